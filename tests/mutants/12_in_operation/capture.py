@@ -219,7 +219,7 @@ def restore(run, state):
 
 # %% wrong: the whole run is copied
 # is: slip
-# says: capture returned Training and no dict
+# says: capture returned Training and not a dict
 import copy
 
 
@@ -312,7 +312,7 @@ def restore(run, state):
 
 # %% wrong: the state is a list
 # is: detail
-# says: capture returned list and no dict
+# says: capture returned list and not a dict
 import copy
 
 

@@ -149,7 +149,7 @@ def little_more(off: Sequence[str], story: Story) -> bool:
 
 def broken(reply: RememberReply) -> kit.Finding | None:
     """The finding about an exception."""
-    if reply.nothing:
+    if reply.is_none:
         return kit.wrong(NO_STATE)
     if reply.error is None:
         return None
@@ -247,7 +247,7 @@ def file_line(stories: Sequence[Story], weight: float) -> kit.Line:
         for story in stories:
             reply = reply_of(observed, story)
             if reply.kind:
-                return kit.wrong(f"capture returned {reply.kind} and no dict.", "The state is a dict.")
+                return kit.wrong(f"capture returned {reply.kind} and not a dict.", "The state is a dict.")
             if reply.file is not None:
                 error, text, _ = reply.file
                 said = f"the state cannot be a file: {error}: {text.partition('. ')[0].rstrip('.')}."

@@ -18,7 +18,7 @@ SHOWN = 6  # calls in all, up to which a message lists them
 
 
 class Calls(list):
-    """[rank][k]: issued, waited, done. by_rank: what `as_seen` gives; nothing is changed after that."""
+    """[rank][k]: issued, waited, done. by_rank: the results of `as_seen`, after which nothing is changed."""
 
     def __init__(self, ranks: Iterable[list] = ()):
         super().__init__(ranks)

@@ -46,12 +46,12 @@ class Look:
 class RememberReply:
     """The reply about a script.
 
-    nothing: whether capture returned None; kind: the type of its result, if that is no dict. error: of
+    is_none: whether capture returned None; kind: the type of a result which is not a dict. error: of
     `raising`, "capture" or "restore"; file: why torch.load could not read the state; restored: the
     run right after it; losses: of the steps after that.
     """
 
-    nothing: bool = False
+    is_none: bool = False
     kind: str = ""
     error: Place | None = None
     raising: str = ""
@@ -187,7 +187,7 @@ def follow(script: RememberScript, capture: Any, restore: Any, reply: RememberRe
     reply.raising = "capture"
     state = capture(run)
     if state is None:
-        reply.nothing = True
+        reply.is_none = True
         return
     reply.kind = "" if isinstance(state, dict) else type(state).__name__
     if not script.late:
