@@ -14,6 +14,7 @@ from pathlib import Path
 from sqlalchemy.exc import DatabaseError
 
 from autograder.book.by_hand import typed
+from autograder.commands.asking import said_no
 from autograder.commands.choice import add_command
 from autograder.commands.folder import add_out, out_of
 from autograder.course.typed import NAME, Written
@@ -47,13 +48,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"{out} holds {contents(out)}")
     for line in irreplaceable(out):
         print(f"  {line}")
-    if not options.yes:
-        if not sys.stdin.isatty():
-            print("Nothing was deleted: without a terminal, say --yes.", file=sys.stderr)
-            return 2
-        if input(f"Type {WORD} to delete all of it: ").strip() != WORD:
-            print("Nothing was deleted.")
-            return 1
+    if not options.yes and (code := said_no(WORD, "delete all of it", "Nothing was deleted")):
+        return code
     try:
         with only_one(out):
             for path in written:

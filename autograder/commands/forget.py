@@ -20,6 +20,7 @@ from autograder.book.leftover import in_words
 from autograder.book.records import forget
 from autograder.book.store import Store
 from autograder.book.table import read_csv, write_csv
+from autograder.commands.asking import said_no
 from autograder.commands.choice import ChoiceError, add_command, chosen, listed
 from autograder.commands.folder import add_out, out_of
 from autograder.course.config import SOLUTIONS
@@ -66,13 +67,8 @@ def run(options: argparse.Namespace) -> int:
     if entered:
         print(f"With them go {entered}. A copy of the gradebook keeps them.")
     print(f"The work stays in your class's folder, and a copy of it in {out / 'forgotten'}.")
-    if not options.yes:
-        if not sys.stdin.isatty():
-            print("Nothing was removed: without a terminal, say --yes.", file=sys.stderr)
-            return 2
-        if input(f"Type {WORD} to remove the grades: ").strip() != WORD:
-            print("Nothing was removed.")
-            return 1
+    if not options.yes and (code := said_no(WORD, "remove the grades", "Nothing was removed")):
+        return code
     try:
         with only_one(out):
             note = _forget(out, student, names, whole=not options.assignment)

@@ -7,9 +7,9 @@
 # unexpectedly, which is once in 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024
 # of them fails once in 2.1 days. So for a long run the question isn't whether something fails, but what it costs.
 #
-# In part A a rank is really killed, and at first nothing is left of its run. You write the missing pieces: the
-# state of a run, a save that may be cut off at any moment, a plan for another number of ranks, and the best time
-# between two saves. The check cuts the power after each operation of your save. In part B nothing dies, but the run
+# In part A a rank is really killed, and at first nothing is left of its run. Then you write the pieces that save it.
+# They are the state of a run, a save that may be cut off at any moment, a plan for another number of ranks, and the
+# best time between two saves. The check cuts the power after each operation of your save. In part B nothing dies, but the run
 # is slow. You find out where the time goes, which rank the others wait for, and what to do about it.
 #
 # | | |
@@ -322,8 +322,8 @@ if ready(capture, restore):
 #
 # A program doesn't write to the disk. It writes to the **page cache**, which is memory of the kernel, and the kernel
 # writes it to the disk later, in an order of its own. `fsync` waits until the bytes of a file are on the disk. The
-# *name* of a file belongs to its folder, so names need an `fsync` of the folder. And `rename` is one step: after it, a
-# name stands for the old file or for the new one, never for half of each (POSIX, `rename`).
+# *name* of a file belongs to its folder, so a new name is safe only after an `fsync` of the folder. A `rename` happens
+# in one step, so a name always stands for the whole old file or the whole new one (POSIX, `rename`).
 #
 # The disk of this section is a model in memory with seven operations:
 #
@@ -457,7 +457,7 @@ if ready(commit, newest):
         )
 
 # %% [markdown]
-# **Break it.** Here is the save that most programs begin with: write a new file, rename it over the old one. It passes
+# **Break it.** Most programs begin with this save, which writes a new file and renames it over the old one. It passes
 # every test that kills only the *program*, because the page cache survives. What is missing for a power failure?
 
 
@@ -841,7 +841,7 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 #
 # **Question.** δ goes to 0. What bounds the goodput then? (R alone: M / (M + R).)
 #
-# *This is a good place for a break: part B needs nothing of this kernel but the first cell.*
+# *Take a break here if you like. Part B needs only the first cell of this notebook.*
 
 # %% [markdown]
 # ## B · It is slow
@@ -974,8 +974,8 @@ report = check("12_in_operation/breakdown", breakdown, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** The cell runs four programs on four ranks: much computing, much to send, one rank that computes three times
-# as long, and a call that runs while the rank computes. It sleeps instead of computing, so it needs no core. A rank
+# **Measure.** The cell runs four programs on four ranks. The first computes a lot, and the second sends a lot. In the
+# third, one rank computes three times as long, and in the fourth, a call runs while the rank computes. The cell sleeps instead of computing, so it needs no core. A rank
 # learns that a call is over only when it waits, so `hidden` of the last program is an upper bound.
 
 
@@ -1186,8 +1186,8 @@ if ready(find_straggler):
     print("always naming one: 1000 of 1000 equal runs; yours:", accused)
 
 # %% [markdown]
-# **In production.** MegaScale (Jiang et al. 2024) reports two findings: about 0.5 % of the machines were slow and set the
-# pace for all (§5.1), and hosts that needed about 10 % more time for the same forward were removed, which gained about
+# **In production.** MegaScale (Jiang et al. 2024) reports two findings. About 0.5 % of the machines were slow and set the
+# pace for all (§5.1). Other hosts needed about 10 % more time for the same forward pass, and removing them gained about
 # 0.7 % of MFU (§6.3).
 #
 # **Question.** Why do you compare ranks only inside a group of dp or tp? (The last stage of a pipeline is always late,
@@ -1256,8 +1256,8 @@ for name, profile in runs.items():
     )
 
 # %% [markdown]
-# **Build.** Write a pair for each run: the kind, and the rank that is the cause, or None if the cause lies on several
-# ranks or on none.
+# **Build.** Write a pair for each run. It holds the kind and the rank that is the cause. Write None for the rank if the
+# cause lies on several ranks or on none.
 
 # %% nbgrader={"grade_id": "symptoms", "solution": true}
 run_a = ...  # (kind, rank)
@@ -1283,8 +1283,8 @@ report = check("12_in_operation/symptoms", run_a, run_b, run_c, run_d, run_e, ru
 report.points(4)
 
 # %% [markdown]
-# **In production.** These rules are tables of thresholds, and every team has its own. The order is what matters: first
-# ask whether ranks wait or move, then who is last, and only then for a lever.
+# **In production.** Every team has thresholds of its own, and the order of the questions matters more than the numbers.
+# First ask whether ranks wait or bytes move, then which rank is last, and only then pick a lever.
 
 # %% [markdown]
 # ## On your GPUs
