@@ -6,7 +6,7 @@ import sys
 
 
 def said_no(word: str, doing: str, nothing: str) -> int:
-    """0 if the person types `word`; else the exit code, 1 for another answer, 2 if nobody can be asked.
+    """0 if the person types `word`; else the exit code, 1 for another answer, 2 without a terminal.
 
     doing: "delete all of it"; nothing: "Nothing was deleted".
     """
