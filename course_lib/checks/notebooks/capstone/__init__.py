@@ -1,0 +1,1 @@
+"""The checks of notebook 13: one model in every layout."""
