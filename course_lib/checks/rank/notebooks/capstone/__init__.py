@@ -1,1 +1,1 @@
-"""The recipes of notebook 12."""
+"""The recipes of notebook 13."""
