@@ -1,25 +1,155 @@
 # %% [markdown]
 # # 13 · Capstone
 #
-# **One model in every layout: the same loss, measured costs. What would you run on the cluster that you are given?**
+# **One model in fifteen layouts: is it the same model, what does each layout cost, and which one would you run?**
+#
+# OpenAI reports 3.14e23 floating-point operations for GPT-3 and never published how it was divided among the GPUs
+# (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become
+# one function: a layout goes in, and a step of training comes out.
+#
+# In the first half you train the same GPT in fifteen layouts on up to eight ranks and watch fifteen curves become one
+# line. In the second half your function runs unchanged as one rank of 1,024, on this machine. Then a run is killed and
+# goes on, the model writes some Python, and everything you measured goes onto a page you can show.
+#
+# | | |
+# |---|---|
+# | you will build | a GPT spread by PyTorch's own classes; one step for every layout; a search for the guilty axis; a run that survives; a page of your own results |
+# | you need | notebook 10: `hybrid_step` and the mesh; notebook 04: ZeRO; notebook 12 for §6 |
+# | time | three hours |
+# | points | 60, and 5 of extra credit |
+# | on a rented machine | nothing to rent: two cores are enough. With GPUs, the section *On your GPUs* runs your own functions over NCCL |
+#
+# | section | minutes | points | builds on |
+# |---|---|---|---|
+# | What you bring | 6 | | 00 to 12 |
+# | 1 One GPU, two GPUs | 16 | 5 | notebooks 03, 05 |
+# | 2 One step for every layout | 50 | 20 | notebooks 04, 10 |
+# | 3 Fifteen layouts, one loss | 25 | 8 | 2 |
+# | 4 1,024 ranks on this laptop | 24 | 9 | 2 |
+# | 5 The map of the field | 14 | 5 | 3 |
+# | 6 The run that survives | 24 | 9 | 2, notebook 12 |
+# | 7 The cluster that you are given | 8 | 2 | notebook 10 |
+# | 8 Questions | 6 | 2 | all |
+# | 9 Your page | 4 | | all |
+# | 10 Optional: published runs, audited | 30 | 5 extra | notebooks 01, 11 |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | pp, dp, cp, tp | the axes of a mesh: ranks hold some layers each (pipeline), other rows (data), other places of the sequence (context), or parts of each matrix (tensor) |
+# | layout | the sizes of the axes, rows of a microbatch, stages per rank, the stage of ZeRO, and whether tp cuts the sequence too |
+# | replicas | the ranks of dp x cp. They hold the same parameters, or shards of them with ZeRO |
+# | m, p, i | microbatches of a step; ranks of pp; the stage of a rank, from 0 |
+# | v | stages per rank in interleaved 1F1B, `chunks` in a layout |
+# | parity | two layouts train the same model: their losses agree to rounding |
 
 # %%
+import tempfile
+import time
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib import check, dry_run, launch
+from course_lib import check, device, dry_run, launch
+from course_lib.data import batch, library_text
+from course_lib.dry import Meter, by_axis, whole_batch
 from course_lib.mesh import Mesh, mesh_stages
 from course_lib.mesh.step import microbatches_of, sum_over_replicas, targets_of_all
-from course_lib.models import GPT, GPTConfig
+from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
+from course_lib.operation import Folder, Journal, run_agents
+from course_lib.pictures import layouts_figure
+from course_lib.pictures.your_page import YourPage
 from course_lib.pipeline import one_f_one_b, run_schedule
 from course_lib.pipeline.generators import interleaved_one_f_one_b
 from course_lib.planning import Layout
-from course_lib.trainer import load_run, save_run
+from course_lib.trainer import FIFTEEN, SGD, generate, held_state, load_model, load_run, save_run
+from course_lib.trainer import make_step as library_make_step
+from course_lib.trainer import train as library_train
+from course_lib.unfinished import ready, try_it
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
+
+MODEL = replace(PRESETS["0.8M"], context=128, tied=False)  # 875,264 parameters
+ROWS, LR = 8, 0.1
+TEXT = library_text()
+
+
+def rows(step: int):
+    """Inputs and targets (8, 128) of a step: 1,024 bytes of Python's own library."""
+    return batch(TEXT, step, batch_size=ROWS, length=MODEL.context)
+
+
+page = YourPage(  # §9 shows it; each section adds what it has measured
+    "Your page",
+    {
+        "tokens/s of this machine": "§1",
+        "fifteen layouts": "§3",
+        "rank 517 of 1,024": "§4",
+        "bytes of fifteen layouts": "§5",
+        "the map of the field": "§5",
+        "a run that was killed": "§6",
+        "what the model writes after 'def '": "§6",
+        "how I would train it": "§7",
+    },
+)
+
+# %% [markdown]
+# ## What you bring
+#
+# Twelve notebooks, and from each the sentence that this one uses.
+#
+# | | |
+# |---|---|
+# | 00 · First ranks | A program on n ranks is one program that runs n times. |
+# | 01 · Why distribute | Training needs about 6 FLOPs and 16 bytes per parameter: FLOPs per token, and bytes per model. |
+# | 02 · Collectives | The sum of M bytes over n ranks costs each rank 2 (n−1)/n M. |
+# | 03 · Data parallelism | Replicas that sum their gradients train one model. |
+# | 04 · ZeRO | The same sum is a reduce-scatter and an all-gather, so the optimizer between them needs a shard only. |
+# | 05 · FSDP | A block's parameters can arrive just before they are used, while the block before it computes. |
+# | 06 · Tensor parallelism | Cut a matrix by columns and the next by rows, and one sum per pair is enough. |
+# | 07 · Pipeline | Stage i of p keeps min(m, p − i) microbatches, and p − 1 of m + p − 1 moments are idle. |
+# | 08 · Context | Softmax over parts can be merged, so keys and values may go around a ring. |
+# | 09 · Precision and memory | What isn't kept is computed again, and what isn't precise is accumulated in float32. |
+# | 10 · Four dimensions | The ranks of dp x cp hold terms of one sum, so divide by the targets of the whole batch. |
+# | 11 · Experts | A token goes to k of E experts, so traffic depends on the data. |
+# | 12 · In operation | A run is its state, and a save is whole or does not exist. |
+#
+# A layout is plain data. Here is the largest one in this notebook, and the number of microbatches that each of its
+# replicas makes of 8 rows.
+
+# %%
+EIGHT = FIFTEEN["pp 2 dp 2 tp 2, zero-1"]
+print(EIGHT)
+print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(ROWS)}")
 
 # %% [markdown]
 # ## 1 · One GPU, two GPUs
+#
+# | | |
+# |---|---|
+# | you will write | `distribute(model, how)` |
+# | builds on | notebooks 03 and 05, whose classes you now replace by PyTorch's |
+# | time | 16 minutes |
+# | points | 5 |
+#
+# Most training runs in the world need two classes. `DistributedDataParallel` (DDP) gives every rank the whole model and
+# sums the gradients while backward runs. `fully_shard` (FSDP) leaves 1/n of the parameters on each rank and gathers a
+# unit when it is needed. You have written both, so PyTorch's versions have few secrets left. But one of them has a trap
+# that costs no error and no wrong number, only the memory it was bought for.
+#
+# `fully_shard(module)` makes one unit of all parameters of the module that don't belong to a unit yet. It changes the
+# module in place.
+#
+# **Predict.** You call `fully_shard(model)` and nothing else. How many bytes does a rank hold in the middle of the
+# forward, as a share of the whole model? And is the loss right?
+#
+# <details><summary>Answer</summary>It holds all of them, because the model is a single unit, and the unit is gathered before
+# the first layer runs. The loss is right.</details>
+#
+# **Build.**
 
 
 # %% nbgrader={"grade_id": "distribute", "solution": true}
@@ -46,6 +176,15 @@ def distribute(model: GPT, how: str) -> nn.Module:
     ### END SOLUTION
 
 
+# %% [markdown]
+# <details><summary>Hint: where the classes are</summary><code>torch.nn.parallel.DistributedDataParallel</code> and
+# <code>torch.distributed.fsdp.fully_shard</code>.</details>
+# <details><summary>Hint: the order</summary>Shard from the inside out: first each block, so that it is a unit of its own, and
+# last the model, for the parameters outside the blocks.</details>
+#
+# **Check.** It trains three steps on one and on two ranks, compares the losses with one process, and counts the bytes
+# sent and held.
+
 # %% nbgrader={"grade_id": "distribute_check", "points": 5}
 report = check("13_capstone/distribute", distribute)
 ### BEGIN HIDDEN TESTS
@@ -54,22 +193,130 @@ report = check("13_capstone/distribute", distribute, cases="hidden")
 report.points(5)
 
 # %% [markdown]
+# **Measure.** The same 8 rows per step three times: on one rank, and split between two ranks by DDP and by FSDP. A second
+# core helps only if the first one doesn't use it already, so each rank has one thread.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def five_steps(how: str):
+    """The last loss, seconds of the fastest step, and parameters held, of this rank."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = distribute(GPT(MODEL).to(device()), how)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    seconds = []
+    for step in range(5):
+        inputs, targets = (part.tensor_split(n)[rank].to(device()) for part in rows(step))
+        began = time.perf_counter()
+        loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - began)
+    held = [getattr(p, "to_local", lambda p=p: p)() for p in model.parameters()]
+    dist.all_reduce(loss.detach())
+    return loss.item() / n, min(seconds[1:]), sum(p.numel() for p in held)
+
+
+speeds = {}
+for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
+    if ready(distribute) and (run := try_it(five_steps, how, world_size=n)):
+        loss, seconds, held = run[0]
+        speeds[how] = ROWS * MODEL.context / seconds
+        print(f"{how:5} {n} ranks: loss {loss:.6f}, {held:7,} parameters, {speeds[how]:6,.0f} tokens/s")
+page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
+
+# %% [markdown]
+# The loss is the same to all digits shown. On two cores, DDP reaches 1.3 to 1.5 times the tokens per second of one
+# rank, and FSDP fewer than DDP, because it sends half as much again.
+#
+# **In production.** These two classes are what `accelerate`, Lightning and torchtitan call for you. A model larger than one
+# GPU is built on the meta device, sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
+# need all of it at once.
+#
+# **Question.** How many units does your `distribute` make, and which one can't be freed between forward and backward? (One per
+# block and the root. The root has the last norm and the head, with which backward begins.)
+#
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004: a GPT of nanoGPT's kind on one device, by
+# DDP and by FSDP. nanoGPT's MLP has an exact GELU, and the course's has the tanh form, so the two differ by up to
+# 1e-4.</details>
+
+# %% [markdown]
 # ## 2 · One step for every layout
+#
+# | | |
+# |---|---|
+# | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
+# | builds on | notebook 10: `hybrid_step`; notebook 04: ZeRO |
+# | time | 20 minutes for pp, dp, cp and tp, and 30 for ZeRO |
+# | points | 8 and 12 |
+#
+# DDP and FSDP know one axis. The function of this section knows all four, and ZeRO besides. It is a page long, because
+# the work is done by what you built before. What is left is the *order*, in which each part needs what the part before
+# it has made:
+#
+# | | part | needs | why here |
+# |---|---|---|---|
+# | 1 | schedule | pp, v, m | it says which stages a rank holds |
+# | 2 | model, from seed 0 | | the same on all ranks |
+# | 3 | stages: `mesh_stages` cuts over tp, cp and pp | schedule | only the rank's part is left |
+# | 4 | ZeRO-3 wraps the *stages* | stages | it shards what is left |
+# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | it must get the parameters that will be trained |
+#
+# Then comes the step itself: the rank's microbatches, forward and backward by the schedule, the sum over replicas, the
+# optimizer, and the batch's loss on all ranks.
+#
+# | given | does |
+# |---|---|
+# | `layout.microbatches(batch_size)` | m |
+# | `one_f_one_b(p, m)`, `interleaved_one_f_one_b(p, m, v)` | the schedule |
+# | `mesh_stages(model, mesh, schedule, sequence=None)` | this rank's stages; `sequence="keep"` if tp cuts the sequence too |
+# | `microbatches_of(batch, m, mesh)` | the rows that this replica reads, in m microbatches |
+# | `targets_of_all(stages[0], microbatches, mesh)` | the targets of the whole batch that are not −100 |
+# | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | forward and backward; the losses, each already divided by `count`, on the last stage |
+# | `sum_over_replicas(params, mesh, ("dp", "cp"))` | one all-reduce of the gradients, in place |
+# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | an optimizer that sums the gradients itself and owns a shard of the state |
+# | `Zero3Module(module, group=replicas)` | goes in the place of `stage.module`; its parameters are shards |
+#
+# ### a · pp, dp, cp and tp
+#
+# A rank divides by the targets of the *whole* batch, so all ranks of dp x cp hold terms of one sum. Write this part
+# first, and run its check before you think about ZeRO.
+#
+# ### b · ZeRO
+#
+# ZeRO's own sum takes the place of yours. But there is a seam. In notebook 04, each rank divided by its own targets, and
+# the ranks' gradients were samples of a *mean*, so ZeRO divides the sum by the n ranks of its group. Here the gradients
+# are terms of a *sum*.
+#
+# **Predict.** You put `Zero1Optimizer` on the replicas, leave out your own sum, and change nothing else. By which
+# factor is the gradient wrong on dp 2 x cp 2? And with which line would you mend it for ZeRO-2, where `.grad` is None
+# as soon as backward is over?
+#
+# <details><summary>Answer</summary>It is 1/4 of the right one. Terms that are n times as large have the right mean, so divide
+# the losses by n times fewer targets. That works for all stages, since the factor is in the loss and thus in every
+# gradient. The loss you return has to be divided by n again.</details>
+#
+# **Build.** The last line of the stub gives the function four attributes, from which §6 saves a run.
 
 
 # %% nbgrader={"grade_id": "make_step", "solution": true}
-def make_step(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float):
+def make_step(
+    config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float, optimizer=SGD
+):
     """A function of (inputs, targets) that makes a step of training on the whole batch.
 
     layout: used are sizes, microbatch, chunks, zero and sequence. mesh: of the layout's sizes.
     batch_size: rows of a batch, of all replicas together; it divides. The model is
     `GPT(config)` after `torch.manual_seed(0)`, on the mesh's device, in the default dtype.
-    The optimizer is SGD with momentum 0.9 and rate `lr`.
+    optimizer: a class and its options but the rate, here (torch.optim.SGD, {"momentum": 0.9}).
 
     The step takes inputs and targets (batch_size, seq) of the whole batch, the same on all
     ranks, and clears the gradients. It returns, on all ranks, the loss before the step: the
     mean over all targets of the batch that are not -100.
     """
+    kind, options = optimizer[0], {"lr": lr, **optimizer[1]}
     ### BEGIN SOLUTION
     m = layout.microbatches(batch_size)
     schedule = one_f_one_b(layout.pp, m)
@@ -84,18 +331,16 @@ def make_step(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr
         for stage in stages:
             stage.module = Zero3Module(stage.module, group=replicas)
     params = list(dict.fromkeys(p for stage in stages for p in stage.module.parameters()))
-    options = {"lr": lr, "momentum": 0.9}
-    if layout.zero == 1:
-        optimizer = Zero1Optimizer(params, torch.optim.SGD, group=replicas, **options)
-    elif layout.zero == 2:
-        optimizer = Zero2Optimizer(params, torch.optim.SGD, group=replicas, **options)
+    if layout.zero in (1, 2):
+        sharded = Zero1Optimizer if layout.zero == 1 else Zero2Optimizer
+        optimizer = sharded(params, kind, group=replicas, **options)
     else:
-        optimizer = torch.optim.SGD(params, **options)
+        optimizer = kind(params, **options)  # of whole parameters, or of ZeRO-3's shards
     n = layout.replicas if layout.zero else 1  # ZeRO takes the mean over so many ranks
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        batch = inputs.to(mesh.device), targets.to(mesh.device)
-        mine = microbatches_of(batch, m, mesh)
+        whole = inputs.to(mesh.device), targets.to(mesh.device)
+        mine = microbatches_of(whole, m, mesh)
         count = targets_of_all(stages[0], mine, mesh) / n
         losses = run_schedule(stages, schedule, mine, mesh.group("pp"), count)
         if layout.zero == 0:
@@ -106,9 +351,33 @@ def make_step(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr
         dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
         return float(total) / n
 
-    return step
     ### END SOLUTION
+    step.layout, step.mesh, step.stages, step.optimizer = layout, mesh, stages, optimizer
+    return step
 
+
+# %% [markdown]
+# <details><summary>Hint: the parameters</summary>Collect <code>stage.module.parameters()</code> of all stages, each
+# parameter once, after ZeRO-3 has replaced the modules.</details>
+# <details><summary>Hint: the loss</summary><code>losses</code> is a dict, and empty on all ranks but those of the last
+# stage. Add its values up in float64, all-reduce them over <code>mesh.group(("pp", "dp", "cp"))</code>, and nothing is
+# left to divide without ZeRO.</details>
+# <details><summary>Hint: ZeRO's factor</summary>With <code>n = layout.replicas</code>, hand
+# <code>count / n</code> to <code>run_schedule</code>, and divide the loss that you return by <code>n</code>.</details>
+# <details><summary>Skeleton</summary><pre>m = ...; schedule = ...
+# torch.manual_seed(0)
+# stages = mesh_stages(...)
+# if layout.zero == 3: wrap each stage's module
+# params = ...; optimizer = ...
+# def step(inputs, targets):
+#     mine = ...; count = ...
+#     losses = run_schedule(...)
+#     sum over the replicas, without ZeRO
+#     optimizer's step, cleared gradients
+#     the loss of all stages and replicas</pre></details>
+#
+# **Check a.** Layouts without ZeRO, in float64, on two to four ranks: losses of several steps, and bytes by axis. Some
+# targets are −100, and the replicas have unequally many of the others.
 
 # %% nbgrader={"grade_id": "make_step_check", "points": 8}
 report = check("13_capstone/make_step", make_step)
@@ -116,6 +385,10 @@ report = check("13_capstone/make_step", make_step)
 report = check("13_capstone/make_step", make_step, cases="hidden")
 ### END HIDDEN TESTS
 report.points(8)
+
+# %% [markdown]
+# **Check b.** Layouts with ZeRO. Plain data parallelism would have the same losses, and with ZeRO-1 the same bytes,
+# so the check also looks at the operations over the replicas.
 
 # %% nbgrader={"grade_id": "make_step_with_zero_check", "points": 12}
 report = check("13_capstone/make_step_with_zero", make_step)
@@ -125,7 +398,115 @@ report = check("13_capstone/make_step_with_zero", make_step, cases="hidden")
 report.points(12)
 
 # %% [markdown]
+# **Break it.** The next cell makes the optimizer *before* the model is cut, on two ranks of tp. Nothing fails. Look at
+# the losses of five steps, and say which parameters the optimizer steps.
+
+
+# %% tags=["skip-in-grading"]
+def too_early(steps=5):
+    mesh = Mesh({"tp": 2})
+    torch.manual_seed(0)
+    model = GPT(MODEL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    stages = mesh_stages(model, mesh, one_f_one_b(1, 1))
+    losses = []
+    for step in range(steps):
+        count = ROWS * MODEL.context
+        parts = run_schedule(stages, one_f_one_b(1, 1), [rows(0)], mesh.group("pp"), count)
+        optimizer.step()
+        for param in stages[0].module.parameters():
+            param.grad = None
+        losses.append(float(sum(parts.values())))
+    return losses
+
+
+print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_size=2)[0]))
+
+# %% [markdown]
+# The loss falls, but only because of what tp doesn't cut: norms, biases of the second matrices, and positions.
+# `mesh_stages` put new tensors in the places of the others, and the optimizer still holds the old ones.
+#
+# **In production.** torchtitan's `parallelize_*` functions have the same order: pipeline stages, then tp, then recomputation
+# and compile, then FSDP around the result, and the optimizer last. Megatron-LM builds a rank's part directly, without ever
+# making the whole model. §4 shows why it has to.
+#
+# **Question.** ZeRO's group is dp x cp. What would go wrong with the group of all ranks? (Ranks of pp and tp hold
+# other parameters, and their gradients would be added up element by element.)
+
+# %% [markdown]
 # ## 3 · Fifteen layouts, one loss
+#
+# | | |
+# |---|---|
+# | you will write | `smallest_failing(sizes, fails)`, and three answers |
+# | builds on | §2 |
+# | time | 25 minutes |
+# | points | 8 |
+#
+# Your step passed its check on twelve small layouts. Now it trains the model of this notebook in fifteen, on one to eight
+# ranks. The arithmetic differs from layout to layout, because sums are made in other orders, so the losses can't agree to
+# the last bit.
+#
+# **Predict.** How far apart are the losses of five steps, in float64 and in float32? And how far apart would you call wrong?
+#
+# <details><summary>Answer</summary>The loss is about 5, and float64 has a relative precision of 2.2e-16, so a difference of
+# 1e-15 is a single rounding. In float32 (1.2e-7) it is 5e-7. A wrong factor of 2 in one gradient is 1e-2 in the second
+# step, so there is room for a bound of 1e-9.</details>
+#
+# **Measure.** The cell runs all fifteen and keeps the losses, the bytes that rank 0 sends in the first step (from the
+# ledger, by axis), and the peak of its memory in the second one, when the optimizer's state is there. It takes about
+# 40 seconds. If your step isn't written, the library's runs.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def five_losses(make, layout: Layout):
+    """On a rank, in float64: losses of five steps, and the peak of the second in bytes."""
+    torch.set_default_dtype(torch.float64)
+    with Meter() as meter:
+        step = make(MODEL, layout, Mesh(layout.sizes), ROWS, LR)
+        dist.barrier()
+        losses = [step(*rows(0))]
+        dist.barrier()
+        meter.begin()
+        losses.append(step(*rows(1)))
+        peak = meter.peak
+    return losses + [step(*rows(number)) for number in range(2, 5)], peak
+
+
+def first_step(ledger, layout: Layout):
+    """{axis: bytes} that rank 0 sent between the two barriers."""
+    operations = ledger.operations(0)
+    first, last = (k for k, operation in enumerate(operations) if operation.op == "barrier")
+    return by_axis(operations[first + 1 : last], layout.sizes)[0]
+
+
+mine = make_step if ready(make_step) else library_make_step
+BY = "your make_step" if mine is make_step else "the library's make_step"
+losses, sent, peaks = {}, {}, {}
+for name, layout in FIFTEEN.items():
+    if run := try_it(five_losses, mine, layout, world_size=layout.gpus):
+        losses[name], peaks[name] = run[0]
+        sent[name] = first_step(run.ledger, layout)
+        apart = max(abs(a - b) for a, b in zip(losses[name], losses["one process"], strict=True))
+        print(f"{name:24} {losses[name][-1]:.15f}  {apart:.1e} apart")
+
+# %% [markdown]
+# **Look.** On the left there are fifteen curves. On the right is the largest difference of each from one process, on a
+# logarithmic scale, beside float64's precision at a loss of 5.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+curves = layouts_figure.parity(losses)
+display(curves)
+page.add("fifteen layouts", curves, by=BY)
+
+# %% [markdown]
+# ### When one of them is wrong
+#
+# A layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could read the program, but it is
+# shorter to ask: set an axis to 1 and run again. If it still fails, the axis isn't needed for the failure. What is left
+# in the end is *1-minimal*: no single axis can be left out (Zeller and Hildebrandt 2002, §3).
+#
+# **Build.**
 
 
 # %% nbgrader={"grade_id": "smallest_failing", "solution": true}
@@ -156,6 +537,13 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
     ### END SOLUTION
 
 
+# %% [markdown]
+# <details><summary>Hint: why once is not enough</summary>Suppose the failure needs pp, or else dp and tp together. An axis
+# that was needed in the first round may not be needed when another one is gone. Repeat until a whole round removes
+# nothing.</details>
+#
+# **Check.** Layouts are made up, and `fails` counts its calls.
+
 # %% nbgrader={"grade_id": "smallest_failing_check", "points": 5}
 report = check("13_capstone/smallest_failing", smallest_failing)
 ### BEGIN HIDDEN TESTS
@@ -164,7 +552,183 @@ report = check("13_capstone/smallest_failing", smallest_failing, cases="hidden")
 report.points(5)
 
 # %% [markdown]
+# **Break it.** Why does this notebook train with SGD? Here your step runs with AdamW on one rank and, with gradients that
+# are four times too large, on one rank again. The losses are those of the right step and of the wrong one.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def four_times(optimizer, factor, steps=20):
+    """Losses on one rank, with every gradient multiplied by `factor`."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model = GPT(MODEL)
+    for param in model.parameters():
+        param.register_hook(lambda gradient: factor * gradient)
+    kind, options = optimizer
+    steps_of = kind(model.parameters(), **options)
+    losses = []
+    for number in range(steps):
+        loss = next_token_loss(model(rows(number)[0]), rows(number)[1])
+        loss.backward()
+        steps_of.step()
+        steps_of.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+for name, optimizer in (
+    ("SGD", (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})),
+    ("AdamW", (torch.optim.AdamW, {"lr": 1e-3})),
+):
+    right, wrong = (launch(four_times, optimizer, factor, world_size=1)[0] for factor in (1, 4))
+    apart = max(abs(a - b) for a, b in zip(right, wrong, strict=True))
+    print(f"{name:6} losses of 20 steps are up to {apart:.1e} apart")
+
+# %% [markdown]
+# AdamW divides the first moment by the root of the second, so a factor cancels, except for ε. A trainer that sums where it
+# should average trains the same model with AdamW, until clipping or weight decay on gradients notices. So test parity
+# with SGD.
+#
+# **In production.** torchtitan compares the losses of a changed layout with those of a run without parallelism before a
+# change is merged, and in 16 bits it allows about 1e-2. Such a bound would let most mistakes of this section through.
+#
+# **Question.** Two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000. Is one of them wrong?
+# (Not necessarily, since training amplifies roundings. Compare few steps, or float64.)
+
+# %% [markdown]
+# ## 4 · 1,024 ranks on this laptop
+#
+# | | |
+# |---|---|
+# | you will write | nothing new for the first check; then three verdicts |
+# | builds on | §2 |
+# | time | 24 minutes |
+# | points | 4 and 5 |
+#
+# Eight ranks hide mistakes that 1,024 don't forgive. With two ranks per axis, an all-gather costs as much as an
+# all-reduce, every rank is the first or the last of its group, and there is no middle stage. But you can't start 1,024
+# processes on two cores, and GPT-3's parameters alone need 701 GB in float32.
+#
+# A **dry run** needs neither. Your function runs unchanged as *one* rank of a large mesh. Its floats have a shape, a
+# dtype and a place in memory, but no values. The other ranks answer immediately. The whole numbers are real, because
+# your program makes decisions with them. So bytes, calls, their order, memory and FLOPs are those of the real rank.
+# It has no clock, and a dry run can't see a wrong value, such as a division you forgot. For that you have §3.
+#
+# **Predict.** GPT-3 has 96 layers of width 12,288. It is cut into pp 8 x dp 16 x tp 8, and each replica has 16 microbatches
+# of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? How many microbatches do you keep at
+# most, and how many bytes does one activation message of the pipeline have?
+#
+# <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. It keeps min(16, 8 − 4) = 4 microbatches. A
+# message has 2,048 · 12,288 · 4 bytes = 100.7 MB, and each of the 16 microbatches needs one forward and one back.</details>
+#
+# **Measure.** About 30 seconds: your `make_step` as rank 517. `setup` builds the step, `step` calls it once.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def setup(config, mesh, m):
+    layout = Layout(mesh.sizes, microbatch=1, recompute="none")
+    return mine(config, layout, mesh, layout.dp * m, LR)
+
+
+def one_step(step, mesh, microbatches):
+    return step(*whole_batch(microbatches, mesh))
+
+
+GPT3 = GPTConfig(vocab_size=51_200, context=2_048, layers=96, heads=96, width=12_288, tied=False)
+rank_517 = dry_run(
+    setup, one_step, sizes={"pp": 8, "dp": 16, "tp": 8}, rank=517, model=GPT3, microbatches=16
+)
+page.add("rank 517 of 1,024", rank_517.table(), by=BY)
+rank_517.table()
+
+# %% [markdown]
+# The middle column is what your program does, and the right one is what the closed forms of notebooks 04, 06, 07 and 10
+# say. Bytes of all three axes, parameters and kept activations agree to the byte.
+#
+# Look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
+# rank would need 701 GB before the first step. This line of your program can never run on a real cluster. It is
+# the reason why Megatron-LM builds parts, and why others build on the meta device.
+#
+# **Check.** Your step as ranks of three stages, on a GPT of 16 layers with 8 microbatches. Bytes, calls and kept activations
+# are compared with the closed forms. A rank takes a few seconds.
+
+# %% nbgrader={"grade_id": "dry_step_check", "points": 4}
+report = check("13_capstone/dry_step", make_step)
+### BEGIN HIDDEN TESTS
+report = check("13_capstone/dry_step", make_step, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 5 · The map of the field
+#
+# | | |
+# |---|---|
+# | you will write | five numbers |
+# | builds on | §3, notebooks 04 to 08 |
+# | time | 14 minutes |
+# | points | 5 |
+#
+# You now have the losses, the bytes and the memory of fifteen layouts. They train the same model, so the choice between them is
+# a question of cost. The bytes can be known before anything runs.
+#
+# FIVE_COSTS
+#
+# **Measure.** The picture shows the bytes that rank 0 sent in the first step of §3, by axis, and a cross where your
+# number says they should be. (§3 ran in float64. The picture halves its bytes, so that it shows float32.)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+bars = layouts_figure.traffic(sent, halve=True)
+display(bars)
+page.add("bytes of fifteen layouts", bars, by="measured in section 3")
+
+# %% [markdown]
+# **Look.** Here is the map: memory at the peak against bytes sent, a point per layout. Follow the arrows from one process.
+# Each adds an axis, and its colour is the axis.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+the_map = layouts_figure.field(sent, peaks, halve=True)
+display(the_map)
+page.add("the map of the field", the_map, by="measured in section 3")
+
+# %% [markdown]
+# Down and to the left is better, and no point is best in both. *pp* buys memory for the fewest bytes here, but the map
+# doesn't show its bubble. *tp* divides activations, and pays for it in every layer. *ZeRO-3* saves more memory than
+# *ZeRO-1* by sending half as much again. With four ranks, the model's states are small beside its activations. For GPT-3
+# it is the other way around, so on another model the points move.
+#
+# **Question.** Which two layouts send the same bytes, though one of them holds less? (ddp and zero-1: a reduce-scatter and
+# an all-gather are an all-reduce in two halves.)
+
+# %% [markdown]
 # ## 6 · The run that survives
+#
+# | | |
+# |---|---|
+# | you will write | `train(make, batches, steps, disk, every)` |
+# | builds on | §2, notebook 12 |
+# | time | 24 minutes |
+# | points | 9 |
+#
+# In notebook 12 you wrote the pieces of a save. Here they are two given functions, and ten lines around them are the
+# program that a cluster runs for months. It will be killed at moments you can't choose, and the only remedy is to call
+# it again with the same arguments.
+#
+# | given | does |
+# |---|---|
+# | `make()` | builds the run from its start. It returns `step`, and `held`, a function without arguments that gives this rank's pieces as they are now |
+# | `save_run(disk, losses, pieces)` | saves the pieces of all ranks and the losses so far, whole or not at all |
+# | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses: `[]` if there is none |
+# | `batches(number)` | inputs and targets of a step, by its number from 0 |
+#
+# The number of finished steps isn't stored anywhere, because it is the number of losses.
+#
+# **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. With which step does the next call
+# begin, and how many losses does it return after 20 steps?
+#
+# <details><summary>Answer</summary>It begins with step 5, does the steps 5, 6 and 7 again or for the first time, and returns all
+# 20 losses, because the first five are part of the checkpoint.</details>
+#
+# **Build.**
 
 
 # %% nbgrader={"grade_id": "train", "solution": true}
@@ -191,9 +755,214 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
     ### END SOLUTION
 
 
+# %% [markdown]
+# <details><summary>Hint: the number of the step</summary><code>len(losses)</code>, also right after the load.</details>
+# <details><summary>Hint: when to save</summary>After a step, if the number of finished steps is a multiple of
+# <code>every</code>, or equal to <code>steps</code>.</details>
+#
+# **Check.** It kills your run in steps and in saves, calls it again, and compares all losses with those of an undisturbed
+# run, to the last bit.
+
 # %% nbgrader={"grade_id": "train_check", "points": 9}
 report = check("13_capstone/train", train)
 ### BEGIN HIDDEN TESTS
 report = check("13_capstone/train", train, cases="hidden")
 ### END HIDDEN TESTS
 report.points(9)
+
+# %% [markdown]
+# **Measure.** Two agents of two ranks each, as `torchrun` starts them on two machines, train on pp 2 x dp 2 with ZeRO-1. In
+# step 7, rank 2 sends SIGKILL to itself. The undisturbed run comes first. It takes about 15 seconds.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+SURVIVOR = Layout({"pp": 2, "dp": 2}, microbatch=2, zero=1)
+ADAMW = (torch.optim.AdamW, {})
+
+
+def on_four(folder, steps, every, dies=None):
+    """On a rank of two agents: train, and note each step in the journal."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    journal = Journal(f"{folder}/journal")
+
+    def make():
+        step = mine(MODEL, SURVIVOR, Mesh(SURVIVOR.sizes, device="cpu"), ROWS, 1e-3, ADAMW)
+        return step, lambda: held_state(step)
+
+    def batches(number):
+        if (dist.get_rank(), number) == dies:
+            journal.die_once(f"rank {dies[0]} dies in step {number}")
+        if dist.get_rank() == 0:
+            journal.note(f"step {number}")
+        return rows(number)
+
+    losses = my_train(make, batches, steps, Folder(f"{folder}/saved"), every)
+    if dist.get_rank() == 0:
+        journal.note("losses " + " ".join(map(repr, losses)))
+    dist.destroy_process_group()
+
+
+def losses_of(run):
+    (line,) = (line.text for line in run.lines if line.text.startswith("losses"))
+    return [float(word) for word in line.split()[1:]]
+
+
+my_train = train if ready(train) else library_train
+with tempfile.TemporaryDirectory() as folder:
+    undisturbed = losses_of(run_agents(on_four, f"{folder}/a", 20, 5))
+    run = run_agents(on_four, f"{folder}/b", 20, 5, (2, 7))
+    survived = losses_of(run)
+done = [line.text.split()[1] for line in run.lines if line.text.startswith("step")]
+print("steps:", " ".join(done))
+print("the same losses, to the last bit:", survived == undisturbed)
+
+# %% [markdown]
+# Now let it run long enough to learn something. 600 steps with AdamW take about two minutes on four ranks. Start the
+# cell and read §7 meanwhile. The kernel is busy, but §7 begins with reading. (You may stop here for a break, too.)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+LONG = 600
+home = tempfile.TemporaryDirectory()
+long_run = losses_of(run_agents(on_four, home.name, LONG, 100, (1, 250), timeout=1800))
+drawn = layouts_figure.long_run(long_run, killed=250, restarted=200)
+display(drawn)
+page.add("a run that was killed", drawn, by="your train" if my_train is train else "the library's train")
+
+# %% [markdown]
+# The cross is the kill, and the curve has no kink there. Now the four ranks are gone. One process reads their files, puts
+# the whole model together, and lets it write. A token is a byte.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+model = GPT(MODEL)
+print("from step", load_model(f"{home.name}/saved", model))
+written = generate(model, b"def ", 300, temperature=0.8).decode(errors="replace")
+print("def " + written)
+page.add("what the model writes after 'def '", written, by="trained by the run above")
+home.cleanup()
+
+# %% [markdown]
+# It has the look of Python and none of its sense: indented lines, `self`, `if`, brackets, and words that are as long
+# as English ones. 600 steps are 600,000 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
+# parameter (Hoffmann et al. 2022), it should have read 17 million.
+#
+# **Question.** The run was killed in step 250 and saved every 100. What did the failure cost, in steps? And which formula
+# of notebook 12 says how often it should have saved? (50 steps; τ = √(2 δ M).)
+
+# %% [markdown]
+# ## 7 · The cluster that you are given
+#
+# CLUSTER
+
+# %% [markdown]
+# **In your own words.** An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page
+# below. No check reads it. It goes onto your page. Then compare it with the list.
+#
+# <details><summary>Six things to compare it with</summary>
+#
+# 1. Does it say that the states and the activations fit, with numbers?
+# 2. Does it say which traffic leaves a node, and that tp doesn't?
+# 3. Does it name the bubble, or say why there is none?
+# 4. Does the batch stay what it was?
+# 5. What fails first, and what does that cost?
+# 6. What would you measure first, before you believe any of it?
+#
+# </details>
+
+# %%
+in_your_words = """
+
+"""
+page.add("how I would train it", in_your_words.strip(), by="you")
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is one.*
+#
+# **Predict.** GPT-2 small has 124M parameters, and needs about 0.86 GFLOP per token. A rank of DDP holds 16 bytes per
+# parameter in weights, gradients and moments, 2.0 GB, and FSDP on two ranks holds half of it. How many tokens per
+# second does your card's data sheet allow, and which share of them will one GPU reach?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.layouts import ON_ALL, ON_ONE
+
+def by_the_data_sheet(of, run):
+    """FLOPs of all cards, divided by those of a token."""
+    return 1e3 if of["kind"] != "tokens" else of["ranks"] * run.card.flops / FLOPS_PER_TOKEN
+
+
+alone = on_your_gpus(ON_ONE, make_step=mine)
+together = on_your_gpus(ON_ALL, make_step=mine)
+
+# %% [markdown]
+# The second table has DDP and FSDP by your `distribute`, and those of the nine layouts of two ranks that fit the machine, by
+# your `make_step` in float32 under autocast. They have the same model and the same batch, so tokens per second can be
+# compared.
+
+# %% [markdown]
+# ## 8 · Questions
+#
+# | | |
+# |---|---|
+# | builds on | all of it |
+# | time | 6 minutes |
+# | points | 2 |
+#
+# A number may be written as arithmetic.
+#
+# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. Which **share** of the
+#    step's time is a stage idle with 1F1B, if forward and backward of all stages take equally long?
+# 2. A replica has m microbatches. Which stages of ZeRO send more bytes with m = 8 than with m = 1, in this course's
+#    implementations? `"a"`: only ZeRO-3. `"b"`: ZeRO-2 and ZeRO-3. `"c"`: all three. `"d"`: none of them.
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # share
+answer_2 = ...  # "a", "b", "c" or "d"
+### BEGIN SOLUTION
+answer_1 = (8 - 1) / (256 / 16 + 8 - 1)
+answer_2 = "b"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 2}
+report = check("13_capstone/questions", answer_1, answer_2)
+### BEGIN HIDDEN TESTS
+report = check("13_capstone/questions", answer_1, answer_2, cases="hidden")
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 9 · Your page
+#
+# The cell writes one HTML file and one PNG from the results above, each with the words *your function* or *the
+# library's*, this machine, its PyTorch and the date. A frame stays empty if you left its section out. There
+# is no grade on it. It is a lab report, and every number on it can be asked about.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+page.show("your_page")
+
+# %% [markdown]
+# ## What you have built
+#
+# You have built one function that trains a GPT in every layout, with one loss, and a search that names the axis of a
+# mistake. Your function ran as one rank of 1,024, and you found two programs that eight ranks call right. A run was killed
+# and went on to the last bit. And you have a page that says what you measured, and where.
+#
+# **Read on.**
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*: §3 on
+#   which axis goes where.
+# - Liang et al. (2024), *TorchTitan*: the same order of cuts in a library, with its tests of parity.
+# - The Ultra-Scale Playbook (Hugging Face, 2025): measured layouts on up to 512 GPUs.
+# - `course_lib/trainer/`: read it after you have written yours; `step.py` first.
+# - `examples/train.py --mesh pp=2,dp=2,tp=2`: the same as a program for several machines, under `torchrun`.
+
+# %% [markdown]
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
+# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them to be handed in.
+
+# %% tags=["skip-in-grading"]
+from course_lib import progress
+
+progress.show("13_capstone")
