@@ -36,9 +36,7 @@ def layouts_of(n: int, rows: int) -> dict[str, Layout]:
     }
 
 
-def layouts(
-    preset: str, rows: int, repeats: int, make_step: Callable | None = None
-) -> list[Row]:
+def layouts(preset: str, rows: int, repeats: int, make_step: Callable | None = None) -> list[Row]:
     """A step with AdamW in each layout that the model allows, products in 16 bits: time and memory.
 
     make_step: yours, else the library's. All layouts have the same batch of `rows` rows.

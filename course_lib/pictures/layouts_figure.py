@@ -1,9 +1,9 @@
 """Figures of several layouts side by side: are they one model, what do they send, what do they hold?
 
-    parity     the losses of each layout, and how far they are from those of the first
-    traffic    bytes that a rank sends in a step, by axis
-    field      memory at the peak against bytes sent: a point for each layout
-    long_run   the losses of a run that was killed and went on
+parity     the losses of each layout, and how far they are from those of the first
+traffic    bytes that a rank sends in a step, by axis
+field      memory at the peak against bytes sent: a point for each layout
+long_run   the losses of a run that was killed and went on
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def parity(losses: Mapping[str, Sequence[float]]) -> Picture:
     apart = figure.add_axes((0.62, 0.14, 0.36, 0.8))
     first = next(iter(losses.values()))
     for place, each in enumerate(losses.values()):
-        curves.plot(
-            range(1, len(each) + 1), each, color=INK, alpha=0.35, marker="o", markersize=3
-        )
+        curves.plot(range(1, len(each) + 1), each, color=INK, alpha=0.35, marker="o", markersize=3)
         distance = max(abs(a - b) for a, b in zip(each, first, strict=True))
         apart.plot(max(distance, FLOAT64 / 4), -place, "o", color=INK, markersize=5)
     one = max(map(abs, first)) * FLOAT64
@@ -137,7 +135,9 @@ def long_run(losses: Sequence[float], killed: int, restarted: int) -> Picture:
     axes = figure.add_axes((0.09, 0.2, 0.89, 0.74))
     axes.axvspan(restarted, killed, color=FAINT, label="done twice")
     axes.plot(range(len(losses)), losses, color=INK, linewidth=0.8)
-    axes.plot(killed, losses[killed], "x", color=ALARM, markersize=11, markeredgewidth=2, label="killed")
+    axes.plot(
+        killed, losses[killed], "x", color=ALARM, markersize=11, markeredgewidth=2, label="killed"
+    )
     axes.legend(fontsize=SMALL, frameon=False)
     axes.set_xlabel("step", size=SMALL), axes.set_ylabel("loss, nats a byte", size=SMALL)
     _plain(axes)

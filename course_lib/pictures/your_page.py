@@ -112,13 +112,13 @@ class Shown:
 
     def __repr__(self) -> str:
         page = self.page
-        return (
-            f"{len(page.frames)} of {len(page.sections)} frames; see {self.name}.html, {self.name}.png"
-        )
+        return f"{len(page.frames)} of {len(page.sections)} frames; see {self.name}.html, {self.name}.png"
 
     def _repr_html_(self) -> str:
         document = html.escape(self.page.html(), quote=True)
-        frame = f'<iframe srcdoc="{document}" style="width:100%;height:40em;border:1px solid #d9d9d9">'
+        frame = (
+            f'<iframe srcdoc="{document}" style="width:100%;height:40em;border:1px solid #d9d9d9">'
+        )
         return f"<p>{html.escape(repr(self))}</p>{frame}</iframe>"
 
 

@@ -13,28 +13,37 @@ unless ZeRO-3 has cut a tensor that tp had cut before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
-from course_lib.mesh import held_boxes, parameters
+from course_lib.mesh import Mesh, held_boxes, parameters
 from course_lib.mesh.boxes import step_that_changes_nothing
 from course_lib.operation import Box, Folder, load_step, read_manifest, steps
+from course_lib.pipeline import Stage
+from course_lib.planning import Layout
 from course_lib.zero import Zero3Module
 from course_lib.zero.bucket import Bucket
 from course_lib.zero.sharded_optimizer import ShardedOptimizer
 from course_lib.zero.shards import Span
 
-if TYPE_CHECKING:  # an exercise hides the module
-    from .step import Step
-
 Pieces = dict[str, tuple[Tensor, Box]]
 
 
-def held_state(step: Step) -> Pieces:
+class Built(Protocol):
+    """A step that knows of what it was built: that of `make_step`, or a function with these attributes."""
+
+    layout: Layout
+    mesh: Mesh
+    stages: Sequence[Stage]
+    optimizer: torch.optim.Optimizer
+
+
+def held_state(step: Built) -> Pieces:
     """This rank's tensors by name, each with its box: to save, or to fill from a checkpoint.
 
     The tensors are those that the step changes. An optimizer that has not stepped yet is given the state of a
@@ -85,7 +94,7 @@ def load_model(folder: str | Path, model: nn.Module) -> int:
     return checkpoints[0]
 
 
-def _shards(step: Step) -> Iterator[tuple[nn.Parameter, Span, nn.Parameter]]:
+def _shards(step: Built) -> Iterator[tuple[nn.Parameter, Span, nn.Parameter]]:
     """Each parameter of the rank's stages, the span of it that this rank owns, and the shard."""
     rows: list[Bucket] = []
     if isinstance(step.optimizer, ShardedOptimizer):
@@ -96,7 +105,7 @@ def _shards(step: Step) -> Iterator[tuple[nn.Parameter, Span, nn.Parameter]]:
         yield from zip(row.params, row.spans, row.shards, strict=True)
 
 
-def _part(step: Step) -> str:
+def _part(step: Built) -> str:
     """Of which part of the tensor a flat shard is: tp's ranks hold different ones."""
     tp = step.layout.tp
     return f" of part {step.mesh.coordinate['tp']} of {tp}" if tp > 1 else ""

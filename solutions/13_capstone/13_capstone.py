@@ -224,7 +224,9 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
     if ready(distribute) and (run := try_it(five_steps, how, world_size=n)):
         loss, seconds, held = run[0]
         speeds[how] = ROWS * MODEL.context / seconds
-        print(f"{how:5} {n} ranks: loss {loss:.6f}, {held:7,} parameters, {speeds[how]:6,.0f} tokens/s")
+        print(
+            f"{how:5} {n} ranks: loss {loss:.6f}, {held:7,} parameters, {speeds[how]:6,.0f} tokens/s"
+        )
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
@@ -406,13 +408,14 @@ report.points(12)
 def too_early(steps=5):
     mesh = Mesh({"tp": 2})
     torch.manual_seed(0)
-    model = GPT(MODEL)
+    model = GPT(MODEL).to(mesh.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     stages = mesh_stages(model, mesh, one_f_one_b(1, 1))
     losses = []
-    for step in range(steps):
+    for number in range(steps):
+        one_microbatch = [tuple(part.to(mesh.device) for part in rows(number))]
         count = ROWS * MODEL.context
-        parts = run_schedule(stages, one_f_one_b(1, 1), [rows(0)], mesh.group("pp"), count)
+        parts = run_schedule(stages, one_f_one_b(1, 1), one_microbatch, mesh.group("pp"), count)
         optimizer.step()
         for param in stages[0].module.parameters():
             param.grad = None
@@ -554,6 +557,7 @@ report.points(5)
 # %% [markdown]
 # **Break it.** Why does this notebook train with SGD? Here your step runs with AdamW on one rank and, with gradients that
 # are four times too large, on one rank again. The losses are those of the right step and of the wrong one.
+
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def four_times(optimizer, factor, steps=20):
@@ -827,7 +831,9 @@ home = tempfile.TemporaryDirectory()
 long_run = losses_of(run_agents(on_four, home.name, LONG, 100, (1, 250), timeout=1800))
 drawn = layouts_figure.long_run(long_run, killed=250, restarted=200)
 display(drawn)
-page.add("a run that was killed", drawn, by="your train" if my_train is train else "the library's train")
+page.add(
+    "a run that was killed", drawn, by="your train" if my_train is train else "the library's train"
+)
 
 # %% [markdown]
 # The cross is the kill, and the curve has no kink there. Now the four ranks are gone. One process reads their files, puts
@@ -880,26 +886,45 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 #
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is one.*
 #
-# **Predict.** GPT-2 small has 124M parameters, and needs about 0.86 GFLOP per token. A rank of DDP holds 16 bytes per
-# parameter in weights, gradients and moments, 2.0 GB, and FSDP on two ranks holds half of it. How many tokens per
+# **Predict.** GPT-2 small has 124M parameters, and needs about 0.86 GFLOP per token. A rank of data parallelism holds
+# 16 bytes per parameter in weights, gradients and moments, 2.0 GB, and a rank of ZeRO-3 on two GPUs holds half of that. How many tokens per
 # second does your card's data sheet allow, and which share of them will one GPU reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.facts import transformer_flops, transformer_parameters
 from course_lib.gpu import on_your_gpus
 from course_lib.gpu.layouts import ON_ALL, ON_ONE
 
-def by_the_data_sheet(of, run):
-    """FLOPs of all cards, divided by those of a token."""
-    return 1e3 if of["kind"] != "tokens" else of["ranks"] * run.card.flops / FLOPS_PER_TOKEN
+MODEL_124M = replace(PRESETS["124M"], tied=False, vocab_size=50_304)
+PARAMETERS = transformer_parameters(MODEL_124M)
+FLOPS = transformer_flops(MODEL_124M, 1, MODEL_124M.context) / MODEL_124M.context  # per token
+STATES = {  # bytes per parameter that a rank of n holds: weights, gradients, moments
+    "one GPU": lambda n: 16,
+    "dp": lambda n: 16,
+    "dp, ZeRO-1": lambda n: 8 + 8 / n,
+    "dp, ZeRO-2": lambda n: 4 + 12 / n,
+    "cp": lambda n: 16,
+}
 
 
-alone = on_your_gpus(ON_ONE, make_step=mine)
-together = on_your_gpus(ON_ALL, make_step=mine)
+def by_hand(of, run):
+    """The data sheet's tokens per second, and the states' bytes."""
+    n = of["ranks"]
+    speed = n * run.card.flops / FLOPS
+    if of["kind"] == "tokens":
+        return speed
+    if of["kind"] == "step":
+        return of["batch"] * of["seq"] / speed
+    return STATES.get(of["layout"], lambda n: 16 / n)(n) * PARAMETERS
+
+
+alone = on_your_gpus(ON_ONE, predicted=by_hand, make_step=mine)
+together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 
 # %% [markdown]
-# The second table has DDP and FSDP by your `distribute`, and those of the nine layouts of two ranks that fit the machine, by
-# your `make_step` in float32 under autocast. They have the same model and the same batch, so tokens per second can be
-# compared.
+# In a row with tokens per second, the last column is the MFU. In a row with the peak, it is larger than 1 because of the
+# activations, which the prediction leaves out. All layouts have the same batch of 8 rows, so the tokens per second can be
+# compared. Which axis pays on your machine, and which one pays only where the links are faster?
 
 # %% [markdown]
 # ## 8 · Questions
