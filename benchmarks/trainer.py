@@ -142,13 +142,13 @@ def seconds_of(how: str, tokens: Tensor) -> float:
 def two_cores() -> Iterator[Row]:
     tokens = torch.randint(MODEL.vocab_size, (ROWS, MODEL.context + 1))
     with without_ledger():
-        one, two = (
+        alone, both = (
             launch(seconds_of, how, tokens, world_size=n, backend="gloo")[0]
             for how, n in (("one", 1), ("ddp", 2))
         )
     yield Row(
-        "a step of the 0.8M GPT, 8 x 128 tokens, by DDP on two ranks", "one rank", two / one, 1 / 1.3,
-        detail=f"{1e3 * two:.0f} ms, {1e3 * one:.0f} ms",
+        "a step of the 0.8M GPT, 8 x 128 tokens, by DDP on two ranks", "one rank", both / alone, 1 / 1.3,
+        detail=f"{1e3 * both:.0f} ms, {1e3 * alone:.0f} ms",
     )  # fmt: skip
 
 

@@ -43,9 +43,9 @@ def parity(losses: Mapping[str, Sequence[float]]) -> Picture:
         curves.plot(range(1, len(each) + 1), each, color=INK, alpha=0.35, marker="o", markersize=3)
         distance = max(abs(a - b) for a, b in zip(each, first, strict=True))
         apart.plot(max(distance, FLOAT64 / 4), -place, "o", color=INK, markersize=5)
-    one = max(map(abs, first)) * FLOAT64
-    apart.axvline(one, color=FAINT, linewidth=1.2)
-    apart.text(one, 0.9, " one rounding", size=SMALL, color=QUIET)
+    rounding = max(map(abs, first)) * FLOAT64
+    apart.axvline(rounding, color=FAINT, linewidth=1.2)
+    apart.text(rounding, 0.9, " one rounding", size=SMALL, color=QUIET)
     apart.set_xscale("log"), apart.set_xlim(FLOAT64 / 8, 1e-1)
     apart.set_yticks([-place for place in range(len(losses))], list(losses), size=SMALL)
     apart.set_ylim(-len(losses), 1.8)

@@ -21,7 +21,7 @@
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | What you bring | 6 | | 00 to 12 |
+# | Your tools | 6 | | 00 to 12 |
 # | 1 One GPU, two GPUs | 16 | 5 | notebooks 03, 05 |
 # | 2 One step for every layout | 50 | 20 | notebooks 04, 10 |
 # | 3 Fifteen layouts, one loss | 25 | 8 | 2 |
@@ -97,7 +97,7 @@ page = YourPage(  # §9 shows it; each section adds what it has measured
 )
 
 # %% [markdown]
-# ## What you bring
+# ## Your tools
 #
 # Twelve notebooks, and from each the sentence that this one uses.
 #
@@ -112,7 +112,7 @@ page = YourPage(  # §9 shows it; each section adds what it has measured
 # | 06 · Tensor parallelism | Cut a matrix by columns and the next by rows, and one sum per pair is enough. |
 # | 07 · Pipeline | Stage i of p keeps min(m, p − i) microbatches, and p − 1 of m + p − 1 moments are idle. |
 # | 08 · Context | Softmax over parts can be merged, so keys and values may go around a ring. |
-# | 09 · Precision and memory | What isn't kept is computed again, and what isn't precise is accumulated in float32. |
+# | 09 · Precision and memory | Activations that aren't kept are computed again, and sums of short numbers are made in long ones. |
 # | 10 · Four dimensions | The ranks of dp x cp hold terms of one sum, so divide by the targets of the whole batch. |
 # | 11 · Experts | A token goes to k of E experts, so traffic depends on the data. |
 # | 12 · In operation | A run is its state, and a save is whole or does not exist. |
@@ -255,8 +255,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | points | 8 and 12 |
 #
 # DDP and FSDP know one axis. The function of this section knows all four, and ZeRO besides. It is a page long, because
-# the work is done by what you built before. What is left is the *order*, in which each part needs what the part before
-# it has made:
+# the parts are those you built before. Only their *order* is new, in which each part needs the result of the part before
+# it:
 #
 # | | part | needs | why here |
 # |---|---|---|---|
@@ -506,8 +506,8 @@ page.add("fifteen layouts", curves, by=BY)
 # ### When one of them is wrong
 #
 # A layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could read the program, but it is
-# shorter to ask: set an axis to 1 and run again. If it still fails, the axis isn't needed for the failure. What is left
-# in the end is *1-minimal*: no single axis can be left out (Zeller and Hildebrandt 2002, §3).
+# shorter to ask: set an axis to 1 and run again. If it still fails, the axis isn't needed for the failure. The
+# axes left in the end are *1-minimal*, so no single one can be taken away (Zeller and Hildebrandt 2002, §3).
 #
 # **Build.**
 
@@ -826,14 +826,14 @@ print("steps:", " ".join(done))
 print("the same losses, to the last bit:", survived == undisturbed)
 
 # %% [markdown]
-# Now let it run long enough to learn something. 600 steps with AdamW take about two minutes on four ranks. Start the
-# cell and read §7 meanwhile. The kernel is busy, but §7 begins with reading. (You may stop here for a break, too.)
+# Now let it run long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start the cell and
+# read §7 meanwhile, which begins with a text. (You may stop here for a break, too.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-LONG = 600
+LONG = 300
 home = tempfile.TemporaryDirectory()
-long_run = losses_of(run_agents(on_four, home.name, LONG, 100, (1, 250), timeout=1800))
-drawn = layouts_figure.long_run(long_run, killed=250, restarted=200)
+long_run = losses_of(run_agents(on_four, home.name, LONG, 50, (1, 130), timeout=1800))
+drawn = layouts_figure.long_run(long_run, killed=130, restarted=100)
 display(drawn)
 page.add(
     "a run that was killed", drawn, by="your train" if my_train is train else "the library's train"
@@ -853,11 +853,11 @@ home.cleanup()
 
 # %% [markdown]
 # It has the look of Python and none of its sense: indented lines, `self`, `if`, brackets, and words that are as long
-# as English ones. 600 steps are 600,000 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
+# as English ones. 300 steps are 307,200 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
 # parameter (Hoffmann et al. 2022), it should have read 17 million.
 #
-# **Question.** The run was killed in step 250 and saved every 100. What did the failure cost, in steps? And which formula
-# of notebook 12 says how often it should have saved? (50 steps; τ = √(2 δ M).)
+# **Question.** The run was killed in step 130 and saved every 50. What did the failure cost, in steps? And which formula
+# of notebook 12 says how often it should have saved? (30 steps; τ = √(2 δ M).)
 
 # %% [markdown]
 # ## 7 · The cluster that you are given
