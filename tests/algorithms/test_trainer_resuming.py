@@ -187,7 +187,7 @@ def maker(layout: Layout) -> Callable[[], Any]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Each layout of four ranks, without `train`, with it, and interrupted twice; one launch.
 
-    The second interruption comes after a save of a run that was loaded itself. Checkpoints stay in the folder.
+    The second interruption comes after a save by a run that was loaded itself. The folder keeps checkpoints.
     """
     folder = tmp_path_factory.mktemp("four")
 
