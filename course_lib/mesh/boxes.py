@@ -34,9 +34,8 @@ def held_boxes(
     dimension.
 
     optimizer: of the parameters; tensors of its state are listed, too. One that has not stepped yet is
-    given the state of a step that changes nothing, so that there is something to load into. Raises
-    ValueError for a state that has neither the parameter's shape nor one element: such an optimizer has to
-    save itself.
+    given the state of its start, so that there is something to load into. Raises ValueError for a state that
+    has neither the parameter's shape nor one element: such an optimizer has to save itself.
     """
     cuts = _cuts(stages)
     held: dict[str, tuple[Tensor, Box]] = {}
@@ -80,13 +79,23 @@ def _state(optimizer: torch.optim.Optimizer | None, param: Tensor) -> dict[str, 
 
 
 def step_that_changes_nothing(optimizer: torch.optim.Optimizer) -> None:
-    """With a learning rate of 0 and gradients of 0. Gradients are cleared: call it before the backward."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
+    """Make the state of an optimizer that has not stepped yet, as it is before the first step.
+
+    It steps with gradients of 0, a learning rate of 0 and no weight decay, and then does not count that step.
+    So a run that asks for its state at the start goes on as if it had not. That holds for Adam, AdamW,
+    RMSprop and SGD without dampening, and not for NAdam, whose state keeps more of a step than its number.
+    Gradients are cleared: call it before the backward.
+    """
+    off = ("lr", "weight_decay")
+    options = [{key: group[key] for key in off if key in group} for group in optimizer.param_groups]
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(dict.fromkeys(own, 0.0))
         for param in group["params"]:
             param.grad = torch.zeros_like(param)
     optimizer.step()
     optimizer.zero_grad()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+    for state in optimizer.state.values():
+        if "step" in state:  # a tensor; older optimizers have a number
+            state["step"] = state["step"] * 0

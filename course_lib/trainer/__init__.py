@@ -4,6 +4,7 @@
     layouts.py      FIFTEEN, NINE: the layouts that are compared, as data
     costs.py        layout_costs: bytes that a rank sends in a step, by axis, and the parameters it holds
     parity.py       smallest_failing: which axes a wrong layout needs, so that it fails
+    checkpoints.py  save_run, load_run: a run's tensors and losses on a disk
     resuming.py     train: killed at any step and called again, it has the losses of an undisturbed run
     state.py        held_state, load_model: a rank's part of a run by name; a whole model made of the parts
     ready_made.py   distribute: the same by PyTorch's own classes, for replicas and for shards
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
+    from .checkpoints import load_run, save_run
     from .costs import layout_costs
     from .layouts import FIFTEEN, NINE, ROWS
     from .parity import smallest_failing

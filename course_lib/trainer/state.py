@@ -46,8 +46,9 @@ class Built(Protocol):
 def held_state(step: Built) -> Pieces:
     """This rank's tensors by name, each with its box: to save, or to fill from a checkpoint.
 
-    The tensors are those that the step changes. An optimizer that has not stepped yet is given the state of a
-    step that changes nothing, so that there is something to load into. Nothing is sent.
+    The tensors are those that the step changes. An optimizer that has not stepped yet is given the state of
+    its start, so that there is something to load into: the next step is the one that it would have made
+    anyway. Nothing is sent.
     """
     inner = [
         replace(stage, module=stage.module.module)
@@ -64,13 +65,15 @@ def held_state(step: Built) -> Pieces:
     names = {id(param): name for name, param in parameters(inner)}
     held: Pieces = {} if step.layout.zero == 3 else held_boxes(inner)
     for param, span, shard in _shards(step):
+        if not shard.numel():  # its state counts no steps, and is not the one that other ranks hold
+            continue
         name, box = f"{names[id(param)]}/flat{_part(step)}", [(span.start, span.stop)]
         if step.layout.zero == 3:
             held[name] = shard.detach(), box
         for kind, value in optimizer.state[shard].items():
             if isinstance(value, Tensor):
                 held[f"{name}/{kind}"] = value, box if value.dim() else []
-    return {name: piece for name, piece in held.items() if piece[0].numel()}
+    return held
 
 
 def load_model(folder: str | Path, model: nn.Module) -> int:

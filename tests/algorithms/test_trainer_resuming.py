@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from course_lib import RankError, launch
 from course_lib.mesh import Mesh
 from course_lib.models import GPT, GPTConfig, next_token_loss
-from course_lib.operation import Folder
+from course_lib.operation import Disk, Folder
 from course_lib.planning import Layout
-from course_lib.trainer import held_state, load_model, make_step, train
+from course_lib.trainer import held_state, load_model, load_run, make_step, save_run, train
 
 
 def test_a_run_that_is_killed_in_any_step_has_the_losses_of_one_that_is_not(tmp_path: Path) -> None:
@@ -129,11 +129,35 @@ def test_a_finished_run_does_nothing_and_a_longer_one_goes_on(tmp_path: Path) ->
         train(a_small_run, no_more, 5, tmp_path / "none", every=0)
 
 
+def test_a_disk_in_memory_a_folder_and_a_path_are_all_taken(tmp_path: Path) -> None:
+    wanted = train(a_small_run, small_batches, 5, Disk(), every=2)
+    assert train(a_small_run, small_batches, 5, str(tmp_path / "path"), every=2) == wanted
+    assert train(a_small_run, small_batches, 5, Folder(tmp_path / "folder"), every=2) == wanted
+    for saved in (tmp_path / "path", Folder(tmp_path / "path")):
+        assert load_run(saved, a_small_run()[1]()) == wanted
+
+
+def test_a_load_fills_the_tensors_that_it_is_given_and_leaves_them_without_a_checkpoint() -> None:
+    disk = Disk()
+    step, held = a_small_run()
+    fresh = {name: value.clone() for name, (value, _) in held().items()}
+    assert load_run(disk, held()) == []
+    assert all(torch.equal(value, fresh[name]) for name, (value, _) in held().items())
+    losses = [step(*small_batches(0)), step(*small_batches(1))]
+    save_run(disk, losses, held())
+    trained = {name: value.clone() for name, (value, _) in held().items()}
+    again = a_small_run()[1]
+    assert load_run(disk, again()) == losses
+    assert all(torch.equal(value, trained[name]) for name, (value, _) in again().items())
+    with pytest.raises(ValueError, match="it has no another"):
+        load_run(disk, {"another": (torch.zeros(1), [(0, 1)])})
+
+
 # ---- on ranks
 
 CONFIG = GPTConfig(vocab_size=64, context=16, layers=2, heads=2, width=16, tied=False)
 ADAMW = torch.optim.AdamW, {"weight_decay": 0.1}
-ROWS, STEPS, EVERY = 8, 4, 2
+ROWS, STEPS, EVERY = 8, 6, 2
 ON_FOUR = {
     "pp 2 tp 2": Layout({"pp": 2, "tp": 2}, 4),
     "dp 2 tp 2, zero-2": Layout({"dp": 2, "tp": 2}, 2, zero=2, sequence=True),
@@ -161,23 +185,30 @@ def maker(layout: Layout) -> Callable[[], Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """Each layout of four ranks, undisturbed and interrupted; one launch. Checkpoints stay in the folder."""
+    """Each layout of four ranks, without `train`, with it, and interrupted twice; one launch.
+
+    The second interruption comes after a save by a run that was loaded itself. The folder keeps checkpoints.
+    """
     folder = tmp_path_factory.mktemp("four")
 
     def job() -> dict[str, Any]:
         losses = {}
         for name, layout in ON_FOUR.items():
-
-            def batches(step: int) -> tuple[Tensor, Tensor]:
-                if step == 3:
-                    raise InterruptedError
-                return tokens_of(step)
-
             make = maker(layout)
-            wanted = train(make, tokens_of, STEPS, folder / name / "undisturbed", EVERY)
-            with pytest.raises(InterruptedError):
-                train(make, batches, STEPS, folder / name / "run", EVERY)
-            losses[name] = wanted, train(make, tokens_of, STEPS, folder / name / "run", EVERY)
+            step, _ = make()
+            wanted = [step(*tokens_of(number)) for number in range(STEPS)]
+            undisturbed = train(make, tokens_of, STEPS, folder / name / "undisturbed", EVERY)
+            for dies in (3, 4):
+
+                def batches(step: int, dies: int = dies) -> tuple[Tensor, Tensor]:
+                    if step == dies:
+                        raise InterruptedError
+                    return tokens_of(step)
+
+                with pytest.raises(InterruptedError):
+                    train(make, batches, STEPS, folder / name / "run", EVERY)
+            resumed = train(make, tokens_of, STEPS, folder / name / "run", EVERY)
+            losses[name] = wanted, undisturbed, resumed
         make = maker(Layout({"dp": 2, "tp": 2}, 4))  # whole tensors, and the checkpoint has shards
         with pytest.raises(ValueError, match="lacks what a rank wants") as error:
             train(make, tokens_of, STEPS, folder / "dp 2 tp 2, zero-3" / "run", EVERY)
@@ -192,8 +223,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_four_ranks_go_on_to_the_last_bit(name: str, trained: Any) -> None:
     for results in trained[1]:
-        wanted, losses = results[name]
-        assert losses == wanted and len(set(losses)) == STEPS
+        wanted, undisturbed, resumed = results[name]
+        assert wanted == undisturbed == resumed and len(set(wanted)) == STEPS
 
 
 def test_the_state_of_another_layout_is_refused(trained: Any) -> None:

@@ -1,0 +1,84 @@
+"""A run on a disk: its tensors and its losses, so that a process that starts again knows all of it.
+
+The losses are part of a checkpoint. Without them a run that goes on would know where it is, and not how it
+got there; their number is the number of the step, too. `train` (resuming.py) is made of these two functions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.operation import (
+    Box,
+    DamagedCheckpoint,
+    Folder,
+    load_step,
+    save_shards,
+    tidy,
+)
+from course_lib.operation import steps as saved_steps
+from course_lib.operation.protocol import Files
+
+Pieces = Mapping[str, tuple[Tensor, Box]]
+Where = Files | str | Path
+LOSSES = "losses"  # in a checkpoint: one number a finished step, float64
+
+
+def save_run(disk: Where, losses: Sequence[float], pieces: Pieces) -> None:
+    """Save `pieces` and `losses` as the checkpoint of step `len(losses)`; return when it is there.
+
+    disk: a `Folder`, another disk with its methods, or a path. All ranks see it, and it is of this run alone.
+    losses: of all steps that are finished, the same on all ranks.
+    pieces: by name in the whole model, this rank's tensor and its box there, such as `held_state(step)`.
+
+    All ranks of the world call it, or one process without ranks. If they are killed meanwhile, the checkpoint
+    before is still whole. The two newest checkpoints are kept. Cost: that of `save_shards`, which writes
+    every element once, and a look at all files of two checkpoints.
+    """
+    files = _files(disk)
+    save_shards(files, len(losses), {**pieces, LOSSES: _whole(losses)})
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        tidy(files)  # the others wait for rank 0 at the beginning of the next save, or of a load
+
+
+def load_run(disk: Where, pieces: Pieces) -> list[float]:
+    """Fill the tensors of `pieces` in place, from the newest checkpoint that is whole; its losses.
+
+    [] if there is no checkpoint; then the tensors stay as they are. All ranks of the world call it, each with
+    the pieces that it holds, before the first step. A damaged checkpoint is passed over, with a warning that
+    names the file. Raises ValueError if the checkpoint lacks what a rank wants, because it is of another run
+    or of another layout.
+    """
+    files = _files(disk)
+    for step in _of_rank_0(saved_steps(files)):
+        number, box = _whole([0.0] * step)
+        try:
+            load_step(files, step, {**pieces, LOSSES: (number, box)})
+            return number.tolist()
+        except DamagedCheckpoint as damage:
+            warnings.warn(f"{damage}. The checkpoint of step {step} is not used", stacklevel=2)
+    return []
+
+
+def _files(disk: Where) -> Files:
+    return Folder(disk) if isinstance(disk, str | Path) else disk
+
+
+def _whole(losses: Sequence[float]) -> tuple[Tensor, Box]:
+    """Losses as a tensor, float64 (finished steps,), that every rank holds whole."""
+    return torch.tensor(losses, dtype=torch.float64), [(0, len(losses))]
+
+
+def _of_rank_0(numbers: list[int]) -> list[int]:
+    """One list on all ranks, in case a folder of the network shows them different ones."""
+    if not dist.is_initialized():
+        return numbers
+    lists = [numbers]
+    dist.broadcast_object_list(lists, src=0)
+    return lists[0]
