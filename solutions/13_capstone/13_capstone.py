@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 · Capstone
 #
-# **One model in fifteen layouts: is it the same model, what does each layout cost, and which one would you run?**
+# **Is it the same model in every layout, what does each cost, and which one would you run?**
 #
 # OpenAI reports 3.14e23 floating-point operations for GPT-3 and never published how it was divided among the GPUs
 # (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become
