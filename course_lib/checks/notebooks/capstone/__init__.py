@@ -1,5 +1,6 @@
 """The checks of notebook 13: one model in every layout."""
 
+from course_lib.checks.notebooks.capstone.broken_steps import broken_steps
 from course_lib.checks.notebooks.capstone.searching import smallest_failing
 
-__all__ = ["smallest_failing"]
+__all__ = ["broken_steps", "smallest_failing"]
