@@ -32,7 +32,9 @@ NEVER = "The run began with step 0 again. Load the newest checkpoint right after
 LATE = "The run was loaded after a step. Load it right after `make`, before the first step."
 ONLY_LAST = "Nothing is saved before the end, so whatever kills the run costs all of its steps."
 NEVER_SAVED = "Nothing is saved. Call save_run after every `every` finished steps, and after the last one."
-NOT_LAST = "The last step is not saved. Save after it, even if no save is due, so that a longer run can go on from it."
+NOT_LAST = (
+    "The last step is not saved. Save after it, even if no save is due, so that a longer run goes on from it."
+)
 AT_START = "Before the first step there is nothing to save."
 TWICE = "Some steps are saved twice. The last step may be one after which a save is due anyway."
 TOO_OFTEN = "A save takes time. Save only if the number of finished steps is a multiple of `every`."
@@ -75,17 +77,30 @@ class Call:
         return len(self.reply.events) >= MOST
 
     @property
-    def looked_late(self) -> bool:
-        """Whether the first look at the disk came after a step."""
+    def looked_first(self) -> bool:
+        """Whether it looked at the disk before the first step. A save looks, too."""
         kinds = [event for event, _ in self.reply.events]
-        return "looked" in kinds and "stepped" in kinds and kinds.index("stepped") < kinds.index("looked")
+        steps = kinds.index("stepped") if "stepped" in kinds else len(kinds)
+        return "looked" in kinds[:steps]
+
+    @property
+    def goes_beyond(self) -> bool:
+        """Whether it did more steps than were left, behind those of the checkpoint."""
+        done, losses = self.count("stepped"), self.reply.losses
+        return self.due > 0 and losses is not None and len(losses) == self.due + done > self.script.steps
 
     @property
     def resumed(self) -> bool:
         """Whether it went on from the checkpoint, be its losses right or wrong."""
-        done, losses = self.count("stepped"), self.reply.losses
-        more = losses is not None and len(losses) == self.due + done
-        return done < self.script.steps or more
+        return self.count("stepped") < self.script.steps or self.goes_beyond
+
+    def begun_anew(self) -> str:
+        """The usual cause of steps that were done again; "" if there is none."""
+        if self.goes_beyond:
+            return MORE
+        if not self.resumed:
+            return IGNORED if self.looked_first else NEVER
+        return "" if self.looked_first else LATE
 
 
 @dataclass(frozen=True)
@@ -183,14 +198,10 @@ def why(call: Call) -> str:
     losses, batches = call.reply.losses or [], call.numbers("batch")
     if call.count("made") > 1:
         return AGAIN
-    if call.looked_late:
-        return LATE
+    if call.goes_beyond or (call.due and not (call.resumed and call.looked_first)):
+        return call.begun_anew()
     if call.due and batches and batches[0] == 0:
-        if call.resumed and len(losses) == call.due + call.script.steps:
-            return MORE
-        return FROM_0 if call.resumed else IGNORED if call.count("looked") else NEVER
-    if len(losses) > len(call.expected):
-        return MORE
+        return FROM_0
     if call.due and len(losses) < len(call.expected):
         return LOST
     if call.count("saved") and call.count("held") < 1 + call.count("saved"):
@@ -209,11 +220,7 @@ def repeated(call: Call) -> kit.Finding:
         f"train did {words.counted(done, 'step')} where {call.due} of {call.script.steps} were to be saved.",
         "train did another number of steps than were left.",
     )
-    if not call.due:
-        return kit.wrong(said, MORE if done > left else "", cause="steps")
-    cause = MORE if done == call.script.steps and call.resumed else LATE if call.looked_late else ""
-    if not cause and not call.resumed:
-        cause = IGNORED if call.count("looked") else NEVER
+    cause = call.begun_anew() if call.due else ""
     return kit.wrong(said, cause, cause=cause or "steps", misses_point=cause in IDEAS)
 
 

@@ -95,8 +95,7 @@ def nothing_left(life: Life) -> kit.Finding:
         return finding
     if second.count("stepped") or second.count("batch"):
         said = "train was called for a finished run, and did steps."
-        cause = lives.IGNORED if second.count("stepped") == second.script.steps else lives.NO_STEP
-        cause = lives.LATE if second.looked_late else cause
+        cause = second.begun_anew() or lives.NO_STEP
         return kit.wrong(said, cause, cause=f"finished {cause}", misses_point=cause in lives.IDEAS)
     if second.reply.losses != second.expected:
         return kit.wrong("train was called for a finished run, and returned other losses.", lives.LOST)
