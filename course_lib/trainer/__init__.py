@@ -5,6 +5,7 @@
     costs.py        layout_costs: bytes that a rank sends in a step, by axis, and the parameters it holds
     parity.py       smallest_failing: which axes a wrong layout needs, so that it fails
     checkpoints.py  save_run, load_run: a run's tensors and losses on a disk
+    broken.py       step_a, step_b, step_c: wrong steps, in which smallest_failing finds the axes to look at
     resuming.py     train: killed at any step and called again, it has the losses of an undisturbed run
     state.py        held_state, load_model: a rank's part of a run by name; a whole model made of the parts
     ready_made.py   distribute: the same by PyTorch's own classes, for replicas and for shards
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 from ..exports import exports
 
 if TYPE_CHECKING:
+    from .broken import step_a, step_b, step_c
     from .checkpoints import load_run, save_run
     from .costs import layout_costs
     from .layouts import FIFTEEN, NINE, ROWS

@@ -1,0 +1,258 @@
+"""A run that was killed and called again: what its calls did, and the cause of wrong losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from course_lib.checks import kit, words
+from course_lib.checks.rank.notebooks.capstone.small_run import undisturbed
+from course_lib.checks.rank.notebooks.capstone.surviving import (
+    DISK,
+    MOST,
+    NOTHING,
+    CallReply,
+    CallScript,
+    LifeReply,
+    SurvivingReply,
+    SurvivingScript,
+)
+
+FROM_0 = (
+    "After a restart the batches were counted from 0 again. A batch has the number of its step, which is the "
+    "number of the losses so far."
+)
+LOST = "The losses of the earlier calls are missing. Go on with the list that load_run returns."
+MORE = "`steps` counts from the start of the run, and not from the restart."
+IGNORED = (
+    "load_run was called, and the run began with step 0 all the same. It returns the losses of the steps "
+    "that are finished already."
+)
+NEVER = "The run began with step 0 again. Load the newest checkpoint right after `make`."
+LATE = "The run was loaded after a step. Load it right after `make`, before the first step."
+ONLY_LAST = "Nothing is saved before the end, so whatever kills the run costs all of its steps."
+NEVER_SAVED = "Nothing is saved. Call save_run after every `every` finished steps, and after the last one."
+NOT_LAST = (
+    "The last step is not saved. Save after it, even if no save is due, so that a longer run goes on from it."
+)
+AT_START = "Before the first step there is nothing to save."
+TWICE = "Some steps are saved twice. The last step may be one after which a save is due anyway."
+TOO_OFTEN = "A save takes time. Save only if the number of finished steps is a multiple of `every`."
+SHIFTED = "`every` counts finished steps, and after the step with number k there are k + 1."
+STALE = (
+    "`held()` gives the pieces as they are now. Call it for each save, because a step may replace its "
+    "tensors."
+)
+AGAIN = "`make` builds the run from its start. Call it once, before the first step."
+WENT_ON = (
+    "A process that is killed runs no `except` and no `finally`, and does not start itself again. Leave that "
+    "to the program that calls train."
+)
+IN_THE_STEP = (
+    "The save came after the kill. A step that was cut off may have changed its tensors, and its loss is not "
+    "there yet."
+)
+CALL_HELD = "`held` is a function. Give load_run and save_run what it returns: held()."
+NO_STEP = "The run is finished, so nothing is left to do: load it, and return its losses."
+IDEAS = (NEVER, IGNORED, ONLY_LAST, NEVER_SAVED)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call: what it was told, how it was killed, what it did, and how many steps were saved before it."""
+
+    script: CallScript
+    reply: CallReply
+    expected: list[float]
+    due: int  # finished steps of the newest checkpoint that there should be
+
+    def numbers(self, what: str) -> list[int]:
+        return [number for event, number in self.reply.events if event == what]
+
+    def count(self, what: str) -> int:
+        return len(self.numbers(what))
+
+    @property
+    def endless(self) -> bool:
+        return len(self.reply.events) >= MOST
+
+    @property
+    def looked_first(self) -> bool:
+        """Whether it looked at the disk before the first step. A save looks, too."""
+        kinds = [event for event, _ in self.reply.events]
+        steps = kinds.index("stepped") if "stepped" in kinds else len(kinds)
+        return "looked" in kinds[:steps]
+
+    @property
+    def goes_beyond(self) -> bool:
+        """Whether it did more steps than were left, behind those of the checkpoint."""
+        done, losses = self.count("stepped"), self.reply.losses
+        return self.due > 0 and losses is not None and len(losses) == self.due + done > self.script.steps
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from the checkpoint, be its losses right or wrong."""
+        return self.count("stepped") < self.script.steps or self.goes_beyond
+
+    def begun_anew(self) -> str:
+        """The usual cause of steps that were done again; "" if there is none."""
+        if self.goes_beyond:
+            return MORE
+        if not self.resumed:
+            return IGNORED if self.looked_first else NEVER
+        return "" if self.looked_first else LATE
+
+
+@dataclass(frozen=True)
+class Life:
+    """The calls on one disk."""
+
+    script: SurvivingScript
+    reply: LifeReply
+    ranks: int = 1
+
+    def calls(self) -> Iterator[Call]:
+        newest = 0
+        for number, one in enumerate(self.script.calls):
+            if number == len(self.reply.calls):
+                raise ValueError("the reply lacks a call")
+            reply = self.reply.calls[number]
+            yield Call(one, reply, undisturbed(self.script.seed, one.steps, self.ranks), newest)
+            newest = self.newest_after(one, reply, newest)
+
+    def newest_after(self, one: CallScript, reply: CallReply, before: int) -> int:
+        """The finished steps of the checkpoint that is due after a call."""
+        what, number = one.dies
+        if self.script.sweep or what == DISK:
+            alive = reply.events[: len(reply.events) - len(reply.after)]
+            return max([before, *(n for event, n in alive if event == "saved")])
+        if what == NOTHING:
+            return one.steps
+        return max(before, number // one.every * one.every)
+
+
+def lives_of(script: SurvivingScript, reply: SurvivingReply, ranks: int = 1) -> list[Life]:
+    return [Life(script, life, ranks) for life in reply.lives]
+
+
+# ---- findings
+
+
+def broken(call: Call) -> kit.Finding | None:
+    """The finding if the call did not return, and was not killed."""
+    reply = call.reply
+    if reply.error is not None:
+        error, text, place = reply.error
+        said = kit.Sentence(
+            f"train raised {error}: {text}".rstrip(": ") + ".", f"train raised {kit.error_kind(error)}."
+        )
+        hint = CALL_HELD if "function" in text else ""
+        return kit.wrong(said, kit.at(place) if place else "", hint, cause=f"raised {error} {hint}")
+    if call.endless:
+        return kit.wrong("train had no end.", WENT_ON if reply.after else "", cause="no end")
+    if reply.returned and reply.losses is None:
+        kind = "None (is there a `return`?)" if reply.kind == "NoneType" else f"a {reply.kind}"
+        said = kit.Sentence(f"train returned {kind}.", "train returned no list of numbers.")
+        return kit.wrong(said, "It returns the losses of all steps, as a list of numbers.", cause="no list")
+    return None
+
+
+def went_on(call: Call) -> kit.Finding:
+    """A kill ends the call."""
+    reply = call.reply
+    if not reply.after and not ("killed" in dict(reply.events) and reply.returned):
+        return kit.RIGHT
+    saved = any(event == "saved" for event, _ in reply.after)
+    stepped = any(event in ("stepped", "batch", "made") for event, _ in reply.after)
+    said = "train was killed, and went on."
+    return kit.wrong(said, IN_THE_STEP if saved and not stepped else WENT_ON, cause="went on")
+
+
+def right_losses(call: Call, when: str) -> kit.Finding:
+    """All losses of a call that was not killed, to the last bit."""
+    if (finding := broken(call)) is not None:
+        return finding
+    losses = call.reply.losses
+    if losses == call.expected:
+        return kit.RIGHT
+    if losses is None:
+        return kit.wrong(f"{when}, train did not return.", WENT_ON, cause="did not return")
+    if len(losses) != len(call.expected):
+        said = kit.Sentence(
+            f"{when}, train returned a list of {len(losses)} for {words.counted(call.script.steps, 'step')}.",
+            f"{when}, train returned another number of losses than of steps.",
+        )
+    else:
+        pairs = enumerate(zip(losses, call.expected, strict=True))
+        first = next(k for k, (one, other) in pairs if one != other)
+        said = kit.Sentence(
+            f"{when}, the loss of step {first} is another one than in an undisturbed run.",
+            f"{when}, losses are other ones than in an undisturbed run.",
+        )
+    cause = why(call)
+    return kit.wrong(said, cause, cause=cause or "losses", misses_point=cause in IDEAS)
+
+
+def why(call: Call) -> str:
+    """The usual cause of wrong losses."""
+    losses, batches = call.reply.losses or [], call.numbers("batch")
+    if call.count("made") > 1:
+        return AGAIN
+    if call.goes_beyond or (call.due and not (call.resumed and call.looked_first)):
+        return call.begun_anew()
+    if call.due and batches and batches[0] == 0:
+        return FROM_0
+    if call.due and len(losses) < len(call.expected):
+        return LOST
+    if call.count("saved") and call.count("held") < 1 + call.count("saved"):
+        return STALE
+    return ""
+
+
+def repeated(call: Call) -> kit.Finding:
+    """A call after a kill does the steps that were not saved, and no other ones."""
+    if (finding := broken(call)) is not None:
+        return finding
+    done, left = call.count("stepped"), call.script.steps - call.due
+    if done == left or (call.reply.losses is None and not call.reply.returned):
+        return kit.RIGHT
+    said = kit.Sentence(
+        f"train did {words.counted(done, 'step')} where {call.due} of {call.script.steps} were to be saved.",
+        "train did another number of steps than were left.",
+    )
+    cause = call.begun_anew() if call.due else ""
+    return kit.wrong(said, cause, cause=cause or "steps", misses_point=cause in IDEAS)
+
+
+def saves(call: Call) -> kit.Finding:
+    """The saves of an undisturbed call from the start."""
+    if (finding := broken(call)) is not None:
+        return finding
+    every, steps, saved = call.script.every, call.script.steps, call.numbers("saved")
+    due = [n for n in range(1, steps + 1) if n % every == 0 or n == steps]
+    if saved == due:
+        return kit.RIGHT
+    shown = f"after {words.listing(saved)} steps" if saved else "never"
+    said = kit.Sentence(
+        f"with every={every}, a run of {steps} steps was saved {shown}.",
+        "an undisturbed run was saved at other steps.",
+    )
+    cause = why_saved(saved, due, every)
+    return kit.wrong(said, cause, cause=cause or "saves", misses_point=cause in IDEAS)
+
+
+def why_saved(saved: list[int], due: list[int], every: int) -> str:
+    once = list(dict.fromkeys(saved))
+    if not once or once == [0]:
+        return NEVER_SAVED
+    if once == due[-1:] and len(due) > 1:
+        return ONLY_LAST
+    if once == due:
+        return TWICE
+    if once[0] == 0 and set(once) - {0} <= set(due):
+        return AT_START
+    if set(once) == set(due[:-1]):
+        return NOT_LAST
+    if set(once) > set(due):
+        return TOO_OFTEN
+    return SHIFTED if every > 1 and once[0] % every else ""
