@@ -22,7 +22,7 @@ class LayoutInstructions(Instructions):
 
 @dataclass
 class LayoutReply:
-    """sizes: [axis, ranks] in the layout's order; options: its other fields; other: what came in its place."""
+    """sizes: [axis, ranks] in the layout's order; options: its other fields; other: another answer."""
 
     sizes: list[tuple[str, int]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
