@@ -2,7 +2,7 @@
 
     suspect_a, suspect_b, suspect_c   make a step as `make_step` does: without ZeRO, with plain 1F1B's parts
 
-They have the losses of one process. What they cost shows only where an axis is longer than two, so look at
+They have the losses of one process. Their costs differ only where an axis is longer than two, so look at
 each as one rank of a large mesh (`course_lib.dry_run`) before you read on: this file says which is which.
 
 Costs on n replicas, with M bytes of gradients on a rank, and m microbatches on stage i of p:

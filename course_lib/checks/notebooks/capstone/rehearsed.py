@@ -24,7 +24,7 @@ CONFIG = GPTConfig(1024, 64, layers=8, heads=16, width=256, tied=False)
 COUNT = 8  # microbatches of a replica, of one row each
 STOPPED = "stopped"
 FEW = 4  # collectives over the replicas: an all-reduce, its halves, or two buckets
-NOISE = 4096  # bytes of losses and counts that are no single numbers
+NOISE = 4096  # bytes of several losses or counts in one tensor
 SECONDS = 90.0  # 3 to 6 on idle cores
 WHOLE_SUM = 'Sum over mesh.group(("dp", "cp")) alone. Ranks of pp and tp hold other parameters.'
 GATHERED = (

@@ -11,25 +11,26 @@ NOTHING = "nothing"
 KINDS = ("bytes over dp", "bytes along tp", "bytes along pp", "parameters", "activations", NOTHING)
 RANK, COUNT = 517, 16  # as in the notebook's dry runs
 STAGES, REPLICAS, STAGE = 8, 16, 4
+# verdict_a is about suspect_a of `course_lib.trainer`, and so on.
 RIGHT: Mapping[str, tuple[str, float]] = {
-    "suspect_a": ("activations", COUNT / min(COUNT, STAGES - STAGE)),
-    "suspect_b": (NOTHING, 1.0),
-    "suspect_c": ("bytes over dp", REPLICAS / 2),
+    "verdict_a": ("activations", COUNT / min(COUNT, STAGES - STAGE)),
+    "verdict_b": (NOTHING, 1.0),
+    "verdict_c": ("bytes over dp", REPLICAS / 2),
 }
 MARKED = (
     "The table has a mark in one of its rows, where the dry run and the closed form differ. Name that row."
 )
 SAYS: Mapping[str, Mapping[str, str]] = {
-    "suspect_a": {
+    "verdict_a": {
         NOTHING: "Its bytes are right on every axis. Look at the rows about memory as well.",
         "parameters": "Weights and gradients are as the closed form has them. Look at what is kept for "
         "backward.",
     },
-    "suspect_b": {
+    "verdict_b": {
         "bytes over dp": "It makes two calls where another makes one. Compare the bytes: a "
         "reduce-scatter and an all-gather are the two halves of an all-reduce."
     },
-    "suspect_c": {
+    "verdict_c": {
         NOTHING: "On two replicas an all-gather costs as much as an all-reduce. Look at 16.",
         "bytes along tp": "Its bytes along tp are as the closed form has them.",
         "activations": "It keeps as many microbatches as 1F1B does. Look at what it sends.",
@@ -37,14 +38,14 @@ SAYS: Mapping[str, Mapping[str, str]] = {
 }
 OF_NONE = "No row of its table has a mark. An unusual program is not a wrong one."
 FACTORS: Mapping[str, Mapping[float, str]] = {
-    "suspect_a": {
+    "verdict_a": {
         2: "That is stage 0, which may keep min(16, 8) = 8 microbatches. Rank 517 is on stage 4.",
         16: "It keeps 16 microbatches, and 1 would not do. Stage i of p needs min(m, p - i) of them.",
         12: "That is a difference. The question is how many times as much.",
         1 / 4: "The factor is upside down. Divide by what is needed.",
         8: "That is the number of stages. Compare two rows of the table.",
     },
-    "suspect_c": {
+    "verdict_c": {
         16: "An all-reduce sends 2 (n - 1) / n M, and not M. Divide the two numbers in the table.",
         15: "It sends 15 M, where an all-reduce sends 2 * 15 / 16 M. Divide the two numbers in the table.",
         1: "That is the factor on two replicas. Here dp has 16 ranks.",

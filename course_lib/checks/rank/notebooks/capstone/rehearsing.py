@@ -39,7 +39,7 @@ class DryInstructions(Instructions):
 
 @dataclass
 class DryReply:
-    """What the rank did. calls, setup_calls: [axes, operation, how many]; bytes: by axes; both without small
+    """A rank's record. calls, setup_calls: [axes, operation, how many]; bytes: by axes; both without small
     tensors. kinds: see `DryRun.by_kind`. stopped: whether the step was ended as it sent too much.
     """
 
