@@ -12,9 +12,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
+
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.capstone.layout_record import OTHERS, ROWS_BY_RANK, Record
-from course_lib.checks.notebooks.capstone.layout_run import CLOSE, STEPS, LayoutRun, Way
+from course_lib.checks.notebooks.capstone.layout_run import CLOSE, FLOAT32, STEPS, LayoutRun, Way
 from course_lib.checks.rank.notebooks.capstone.stepping import BEFORE
 
 ONLY_LAST = "Only the last stage has losses. Sum over pp as well, so that all ranks return the loss."
@@ -46,6 +48,7 @@ CUT_STOOD_STILL = (
     "optimizer after it."
 )
 ADD_UP = "Gradients of the steps before are still there: clear them in each step."
+SEVEN_DIGITS = "Gradients were added or sent in float32. Give the buffer the dtype of the gradients."
 MOMENTUM = "The optimizer is SGD with momentum 0.9."
 TERMS = (
     "Ranks of dp and cp hold terms of one sum. Divide them by the targets of the batch and by nothing else."
@@ -87,6 +90,19 @@ def near(value: float, other: float) -> bool:
 
 def all_near(values: Sequence[float], others: Sequence[float], times: float = 1) -> bool:
     return all(near(value, times * other) for value, other in zip(values, others, strict=True))
+
+
+def right(value: float, other: float) -> bool:
+    """`near`, or to seven digits if the value is a float32, perhaps divided by a number of ranks."""
+    if near(value, other):
+        return True
+    multiples = torch.tensor([value * n for n in range(1, 9)], dtype=torch.float64)
+    of_float32 = (multiples.float().double() - multiples).abs() <= 1e-14 * abs(value)
+    return bool(of_float32.any()) and abs(value - other) <= FLOAT32 * abs(other)
+
+
+def all_right(values: Sequence[float], others: Sequence[float]) -> bool:
+    return all(right(value, other) for value, other in zip(values, others, strict=True))
 
 
 def share(times: float) -> str:
@@ -148,13 +164,12 @@ class Losses:
     @cached_property
     def trained(self) -> bool:
         """Whether the parameters moved as they should."""
+        if all(all_right(losses, self.run.right) for losses in self.returned):
+            return True
         if not self.alike and self.missing:
             each = (self.added(step, self.missing) for step in range(STEPS))
-            return all(
-                near(total, right)
-                for totals, right in zip(each, self.run.right, strict=True)
-                for total in totals
-            )
+            pairs = zip(each, self.run.right, strict=True)
+            return all(near(total, wanted) for totals, wanted in pairs for total in totals)
         return (self.alike or self.after) and all_near(self.healed, self.run.right)
 
     # ---- the loss before the first step
@@ -219,6 +234,8 @@ class Losses:
             return Cause(ADD_UP)
         if went(Way(momentum=0.0)):
             return Cause(MOMENTUM)
+        if all(abs(a - b) <= FLOAT32 * b for a, b in zip(self.healed, run.right, strict=True)):
+            return Cause(SEVEN_DIGITS, "the losses are right to about seven digits.")
         return self.of_record()
 
     def of_factor(self, times: float) -> Cause:
@@ -226,6 +243,8 @@ class Losses:
         sees = f"the gradients were {share(times)}, and {run.named(times)}."
         if not zero:
             return Cause(TERMS if times < 1 else COUNTED_AGAIN, sees)
+        if near(max(times, 1 / times), run.n):
+            sees = f"the gradients were {share(times)}, and dp x cp has {run.n} ranks."
         if near(times * run.n, 1):
             return Cause(GONE if zero == 2 else ZERO_MEAN, sees)
         if times < 1 and any(near(times * size, 1) for size in (run.layout.dp, run.layout.cp)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.capstone.layout_causes import Cause, Losses, near
+from course_lib.checks.notebooks.capstone.layout_causes import Cause, Losses, right
 from course_lib.checks.notebooks.capstone.layout_run import STEPS, LayoutRun
 
 
@@ -25,10 +25,10 @@ def form(observed: kit.Observed) -> kit.Finding | None:
 
 
 def wrong_loss(losses: Losses, step: int, cause: Cause) -> kit.Finding:
-    right = losses.run.right[step]
+    wanted = losses.run.right[step]
     values = losses.of_step(step)
-    rank = next((k for k, value in enumerate(values) if not near(value, right)), 0)
-    got, want = words.apart(values[rank], right)
+    rank = next((k for k, value in enumerate(values) if not right(value, wanted)), 0)
+    got, want = words.apart(values[rank], wanted)
     when = "before the first step" if step == 0 else f"before step {step + 1}"
     fault = f"rank {rank} returned another loss {when} than one process has"
     said = cause.sees or kit.Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
@@ -42,7 +42,7 @@ def loss_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
         if (finding := form(observed)) is not None:
             return finding
         losses = Losses(run, observed)
-        if all(near(value, run.right[0]) for value in losses.of_step(0)):
+        if all(right(value, run.right[0]) for value in losses.of_step(0)):
             return kit.RIGHT
         return wrong_loss(losses, 0, losses.of_the_loss())
 
@@ -59,10 +59,10 @@ def training_line(run: LayoutRun, title: str, weight: float = 2.0) -> kit.Line:
         if losses.trained:
             return kit.RIGHT
         cause = losses.of_training()
-        first_is_right = all(near(value, run.right[0]) for value in losses.of_step(0))
+        first_is_right = all(right(value, run.right[0]) for value in losses.of_step(0))
         if not cause.says and not first_is_right:
             cause = losses.of_the_loss()
-        step = next(k for k in range(STEPS) if any(not near(v, run.right[k]) for v in losses.of_step(k)))
+        step = next(k for k in range(STEPS) if any(not right(v, run.right[k]) for v in losses.of_step(k)))
         return wrong_loss(losses, step, cause)
 
     return kit.Line(f"{STEPS} steps: {title}", judge, weight)

@@ -62,7 +62,8 @@ class Record:
     @cached_property
     def sent(self) -> list[dict[str, float]]:
         """Bytes per step, by axis; "dp" is the sum over the replicas, dp x cp."""
-        amounts = [dict.fromkeys((*AXES, OTHERS), 0.0) for _ in self.operations]
+        names: list[str] = [*AXES, OTHERS]
+        amounts = [dict.fromkeys(names, 0.0) for _ in self.operations]
         for rank, operations in enumerate(self.operations):
             for operation in operations:
                 amounts[rank][self.axis(operation, rank)] += operation.bytes_sent / STEPS

@@ -23,7 +23,7 @@ from course_lib.models import GPTConfig
 from course_lib.planning import Layout
 
 ROWS, SEQ, STEPS, RATE, MOMENTUM = 12, 16, 3, 0.3, 0.9  # 2, 3 and 4 divide the rows
-CLOSE = 5e-7  # of a loss: its sum may be made in float32. The smallest mistake is a thousand times larger
+CLOSE, FLOAT32 = 1e-9, 5e-7  # of a loss; of one that was added up in float32
 Batch = tuple[Tensor, Tensor]
 
 

@@ -79,7 +79,8 @@ class Spread:
                 mean = times * torch.stack([g for g in own if g is not None]).mean(0)
                 for params in named:
                     grad = mean if shared(name) else params[name].grad
-                    params[name].data -= RATE * grad
+                    if grad is not None:
+                        params[name].data -= RATE * grad
         return losses
 
 

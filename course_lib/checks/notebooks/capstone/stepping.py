@@ -54,7 +54,7 @@ def title_of(layout: Layout) -> str:
 
 def case(
     draw: kit.Draw, microbatch: int, zero: int = 0, *, chunks: int = 1, sequence: bool = False,
-    layers: int = 2, tied: bool = False, **sizes: int,
+    layers: int = 1, tied: bool = False, **sizes: int,
 ) -> kit.Case:  # fmt: skip
     layout = Layout(sizes, microbatch, chunks, zero, "none", sequence)
     config = GPTConfig(vocab_size=32, context=16, layers=layers, heads=2, width=16, tied=tied)
@@ -87,14 +87,14 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
 @kit.exercise(points=8, objects=("make_step",), references=REFERENCES, hint=trouble, point=POINT)
 def make_step(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(draw, 2, dp=3)
-    yield case(draw, 4, sequence=True, tp=2)
+    yield case(draw, 12, sequence=True, tp=2)
     yield case(draw, 3, chunks=2, layers=4, tied=True, pp=2)
-    yield case(draw, 2, cp=2, dp=2)
+    yield case(draw, 6, cp=2, dp=2)
     if draw.hidden:
         yield case(draw, 3, layers=3, pp=3)
         yield case(draw, 2, tied=True, tp=2, dp=2)
-        yield case(draw, 2, pp=2, dp=2, tp=2)
-        yield case(draw, 3, sequence=True, cp=2, tp=2, pp=2)
+        yield case(draw, 2, layers=2, pp=2, dp=2, tp=2)
+        yield case(draw, 3, layers=2, sequence=True, cp=2, tp=2, pp=2)
 
 
 @kit.exercise(
@@ -102,12 +102,12 @@ def make_step(draw: kit.Draw) -> Iterator[kit.Case]:
 )  # fmt: skip
 def make_step_with_zero(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(draw, 2, 1, dp=3)
-    yield case(draw, 4, 3, cp=2)
-    yield case(draw, 2, 2, dp=2, tp=2)
-    yield case(draw, 2, 1, pp=2, dp=2)
+    yield case(draw, 12, 3, cp=2)
+    yield case(draw, 3, 2, dp=2, tp=2)
+    yield case(draw, 3, 1, layers=2, pp=2, dp=2)
     if draw.hidden:
         yield case(draw, 3, 3, dp=2, cp=2)
-        yield case(draw, 3, 3, pp=2, dp=2)
+        yield case(draw, 3, 3, layers=2, pp=2, dp=2)
         yield case(draw, 2, 2, dp=3)
         yield case(draw, 3, 1, chunks=2, layers=4, tied=True, pp=2, cp=2)
-        yield case(draw, 3, 1, pp=2, dp=2, tp=2)
+        yield case(draw, 3, 1, layers=2, pp=2, dp=2, tp=2)

@@ -1,4 +1,4 @@
-"""Recipe (see `harness`): a layout goes in, and the step that comes out is called on one batch after another."""
+"""Recipe (see `harness`): a layout goes in, and the step that comes out is called on several batches."""
 
 from __future__ import annotations
 
