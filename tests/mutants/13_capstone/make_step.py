@@ -360,6 +360,25 @@ def make_step(config, layout, mesh, batch_size, lr):
 -        return float(total) / n
 
 
+# %% wrong: a rate of its own
+# is: slip
+# says: rate is the argument `lr`
+# base: a page
+-    options = {"lr": lr, "momentum": 0.9}
++    options = {"lr": 0.1, "momentum": 0.9}
+
+
+# %% wrong: gradients are added in float32
+# is: detail
+# says: right to about seven digits
+# base: a page
+-            sum_over_replicas(params, mesh, ("dp", "cp"))
++            for param in params:
++                total = param.grad.float()
++                dist.all_reduce(total, group=mesh.group(("dp", "cp")))
++                param.grad = total.double()
+
+
 # %% right: hybrid_step of notebook 10
 # base: a page
 -        count = targets_of_all(stages[0], mine, mesh) / n
@@ -383,6 +402,16 @@ def make_step(config, layout, mesh, batch_size, lr):
 +            for param in params:
 +                dist.all_reduce(param.grad, group=mesh.group("dp"))
 +                dist.all_reduce(param.grad, group=mesh.group("cp"))
+
+
+# %% right: the last stage broadcasts the loss
+# base: a page
+-        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
+-        return float(total) / n
++        dist.broadcast(total, mesh.ranks("pp")[-1], group=mesh.group("pp"))
++        for axis in ("cp", "dp"):
++            dist.all_reduce(total, group=mesh.group(axis))
++        return total / n
 
 
 # %% right: rows and targets by hand

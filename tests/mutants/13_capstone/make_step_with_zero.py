@@ -146,8 +146,8 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 
 # %% wrong: gradients are multiplied after backward, whether there are any or not
-# is: slip
-# says: `grad` is None after it
+# is: form
+# says: `grad` can be None after backward
 # base: a page
 -        count = targets_of_all(stages[0], mine, mesh) / n
 +        count = targets_of_all(stages[0], mine, mesh)
@@ -203,30 +203,25 @@ def make_step(config, layout, mesh, batch_size, lr):
 +    replicas = mesh.group("dp")
 
 
-# %% wrong: gradients are summed as well
+# %% wrong: with ZeRO-1 gradients are summed as well, so that the mean is right
 # is: slip
-# says: ZeRO sums the gradients by itself|summed as well|ZeRO.s own sum was added
+# says: ZeRO sums the gradients by itself
 # base: a page
--        count = targets_of_all(stages[0], mine, mesh) / n
-+        count = targets_of_all(stages[0], mine, mesh)
+-    n = layout.replicas if layout.zero else 1
++    n = layout.replicas if layout.zero > 1 else 1
 @@
 -        if layout.zero == 0:
--            sum_over_replicas(params, mesh, ("dp", "cp"))
 +        if layout.zero < 2:
-+            sum_over_replicas(params, mesh, ("dp", "cp"))
-@@
--        return float(total) / n
-+        return float(total)
+             sum_over_replicas(params, mesh, ("dp", "cp"))
 
 
-# %% wrong: gradients and shards of gradients are summed as well
-# is: slip
-# says: ZeRO.s own sum was added up once more|ZeRO sums the gradients by itself
+# %% wrong: gradients, and shards of gradients, are summed as well
+# is: idea
+# says: ZeRO.s own sum was added up once more
 # base: a page
 -        if layout.zero == 0:
--            sum_over_replicas(params, mesh, ("dp", "cp"))
 +        if layout.zero != 2:
-+            sum_over_replicas(params, mesh, ("dp", "cp"))
+             sum_over_replicas(params, mesh, ("dp", "cp"))
 
 
 # %% wrong: stage 1 for all stages
@@ -343,6 +338,25 @@ def make_step(config, layout, mesh, batch_size, lr):
 # base: a page
 -    options = {"lr": lr, "momentum": 0.9}
 +    options = {"lr": lr}
+
+
+# %% wrong: hybrid_step, which sums by itself, for all stages
+# is: idea
+# says: ZeRO sums the gradients by itself|`grad` is None after it|ZeRO.s own sum was added up once more
+# base: a page
+-        count = targets_of_all(stages[0], mine, mesh) / n
+-        losses = run_schedule(stages, schedule, mine, mesh.group("pp"), count)
+-        if layout.zero == 0:
+-            sum_over_replicas(params, mesh, ("dp", "cp"))
++        loss = hybrid_step(stages, schedule, mine, mesh)
+@@
+-        total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
+-        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
+-        return float(total) / n
++        return loss
+@@
+-from course_lib.mesh import mesh_stages
++from course_lib.mesh import hybrid_step, mesh_stages
 
 
 # %% wrong: rows by rank

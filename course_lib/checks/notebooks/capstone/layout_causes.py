@@ -16,7 +16,7 @@ import torch
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.capstone.layout_record import OTHERS, ROWS_BY_RANK, Record
-from course_lib.checks.notebooks.capstone.layout_run import CLOSE, FLOAT32, STEPS, LayoutRun, Way
+from course_lib.checks.notebooks.capstone.layout_run import CLOSE, FLOAT32, RATE, STEPS, LayoutRun, Way
 from course_lib.checks.rank.notebooks.capstone.stepping import BEFORE
 
 ONLY_LAST = "Only the last stage has losses. Sum over pp as well, so that all ranks return the loss."
@@ -48,6 +48,15 @@ CUT_STOOD_STILL = (
     "optimizer after it."
 )
 ADD_UP = "Gradients of the steps before are still there: clear them in each step."
+OTHER_RATE = "The optimizer's rate is the argument `lr`."
+UNKNOWN_FIRST = (
+    "No parameter has moved yet. So look at the model's seed, at the rows that are read, and at the number "
+    "by which losses are divided."
+)
+UNKNOWN = (
+    "The first loss is right, and so is forward. Look at the sum of the gradients over dp x cp, and at the "
+    "optimizer."
+)
 SEVEN_DIGITS = "Gradients were added or sent in float32. Give the buffer the dtype of the gradients."
 MOMENTUM = "The optimizer is SGD with momentum 0.9."
 TERMS = (
@@ -65,8 +74,12 @@ GONE = (
     "before backward: divide by n times fewer targets."
 )
 PART_OF_N = "ZeRO takes the mean over dp x cp together, {} ranks here: divide by as many times fewer targets."
-ZERO_TWICE = "ZeRO's mean divides by n once, so the terms are n times as large once."
+ZERO_TWICE = "ZeRO's mean divides by n = dp x cp once, so the terms are n times as large once."
 UNSYNCED = "Replicas train with the gradients of their own terms. Sum them over dp and cp."
+NO_ZERO = (
+    "Replicas train with the gradients of their own terms. ZeRO sums them over the group that it is given, "
+    'which is mesh.group(("dp", "cp")).'
+)
 OVER_ALL = (
     "Ranks of tp and pp hold other parameters, or sums that are complete. Gradients meet over "
     'mesh.group(("dp", "cp")) alone.'
@@ -77,7 +90,7 @@ TP_TOO = "Gradients were summed over tp as well. The layers have made their sums
 
 
 class Cause(NamedTuple):
-    """says: the usual cause; sees: what was seen, in place of two losses. misses: the exercise's point."""
+    """says: the usual cause. sees: the observation, in place of two losses. misses: the exercise's point."""
 
     says: str = ""
     sees: str = ""
@@ -192,7 +205,7 @@ class Losses:
             return Cause(ROWS_BY_RANK, sees)
         number = run.named(self.times) if self.times > 0 else ""
         if not number:
-            return Cause()
+            return self.over_all()
         sees = f"the loss is {share(self.times)}, on all ranks, and {number}."
         if near(self.times * run.targets, 1):
             return Cause(DIVIDED, sees)
@@ -215,6 +228,15 @@ class Losses:
                     return Cause(says)
         return Cause()
 
+    def over_all(self) -> Cause:
+        for rank, amounts in enumerate(self.record.sent):
+            if amounts[OTHERS]:
+                sees = (
+                    f"rank {rank} sent {words.number(round(amounts[OTHERS]))} bytes per step over ranks that "
+                )
+                return Cause(OVER_ALL, f"{sees}hold other parameters.")
+        return Cause()
+
     # ---- how the parameters moved
 
     def of_training(self) -> Cause:
@@ -234,6 +256,8 @@ class Losses:
             return Cause(ADD_UP)
         if went(Way(momentum=0.0)):
             return Cause(MOMENTUM)
+        if went(*(Way(times=rate / RATE) for rate in (1.0, 0.1, 0.01, 1e-3))):
+            return Cause(OTHER_RATE)
         if all(abs(a - b) <= FLOAT32 * b for a, b in zip(self.healed, run.right, strict=True)):
             return Cause(SEVEN_DIGITS, "the losses are right to about seven digits.")
         return self.of_record()
@@ -254,12 +278,11 @@ class Losses:
     def of_record(self) -> Cause:
         """What the messages tell where no number explains the losses."""
         run, layout, record = self.run, self.run.layout, self.record
+        if (cause := self.over_all()).says:
+            return cause
         for rank in range(self.mesh.n):
             over = record.over_replicas(rank)
             kinds, groups = {o.op for o in over}, {o.group for o in over}
-            if record.sent[rank][OTHERS]:
-                said = f"rank {rank} sent {words.number(round(record.sent[rank][OTHERS]))} bytes per step"
-                return Cause(OVER_ALL, f"{said} over ranks that hold other parameters.")
             if run.n > 1 and not over:
                 return Cause(
                     UNSYNCED, f"rank {rank} sent no gradients to its replicas.", misses=not layout.zero

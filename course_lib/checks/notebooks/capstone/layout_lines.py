@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.capstone.layout_causes import Cause, Losses, right
+from course_lib.checks.notebooks.capstone.layout_causes import UNKNOWN, UNKNOWN_FIRST, Cause, Losses, right
 from course_lib.checks.notebooks.capstone.layout_run import STEPS, LayoutRun
 
 
@@ -44,7 +44,8 @@ def loss_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
         losses = Losses(run, observed)
         if all(right(value, run.right[0]) for value in losses.of_step(0)):
             return kit.RIGHT
-        return wrong_loss(losses, 0, losses.of_the_loss())
+        cause = losses.of_the_loss()
+        return wrong_loss(losses, 0, cause if cause.says else Cause(UNKNOWN_FIRST))
 
     return kit.Line(f"the first loss: {title}", judge, weight)
 
@@ -62,6 +63,8 @@ def training_line(run: LayoutRun, title: str, weight: float = 2.0) -> kit.Line:
         first_is_right = all(right(value, run.right[0]) for value in losses.of_step(0))
         if not cause.says and not first_is_right:
             cause = losses.of_the_loss()
+        if not cause.says:
+            cause = Cause(UNKNOWN if first_is_right else UNKNOWN_FIRST)
         step = next(k for k in range(STEPS) if any(not right(v, run.right[k]) for v in losses.of_step(k)))
         return wrong_loss(losses, step, cause)
 

@@ -22,7 +22,7 @@ from course_lib.checks.rank.notebooks.capstone.stepping import LayoutInstruction
 from course_lib.models import GPTConfig
 from course_lib.planning import Layout
 
-ROWS, SEQ, STEPS, RATE, MOMENTUM = 12, 16, 3, 0.3, 0.9  # 2, 3 and 4 divide the rows
+ROWS, SEQ, STEPS, RATE, MOMENTUM = 12, 16, 3, 0.23, 0.9  # 2, 3 and 4 divide the rows
 CLOSE, FLOAT32 = 1e-9, 5e-7  # of a loss; of one that was added up in float32
 Batch = tuple[Tensor, Tensor]
 
@@ -90,7 +90,7 @@ class LayoutRun:
             name: getattr(self.layout, name)
             for name in ("microbatch", "chunks", "zero", "recompute", "sequence", "gradients")
         }
-        told = LayoutInstructions(
+        instructions = LayoutInstructions(
             **self.mesh.described(rank),
             config=asdict(self.config),
             layout=layout,
@@ -98,7 +98,7 @@ class LayoutRun:
             rate=RATE,
             count=STEPS,
         )
-        return kit.RankSide(tensors, told, {})
+        return kit.RankSide(tensors, instructions, {})
 
     # ---- one process
 

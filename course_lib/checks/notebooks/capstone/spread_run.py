@@ -50,8 +50,8 @@ class Spread:
         for step in range(STEPS):
             inputs, targets = self.part(rank, step)
             tensors |= {f"x.{step}": inputs.clone(), f"t.{step}": targets.clone()}
-        told = SpreadInstructions(asdict(CONFIG), self.seeds[rank], self.how, RATE, STEPS)
-        return kit.RankSide(tensors, told, {})
+        instructions = SpreadInstructions(asdict(CONFIG), self.seeds[rank], self.how, RATE, STEPS)
+        return kit.RankSide(tensors, instructions, {})
 
     @cached_property
     def right(self) -> Losses:

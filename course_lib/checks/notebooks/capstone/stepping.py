@@ -29,8 +29,8 @@ NO_LOSS = (
 )
 PIPE = 'The schedule is for the ranks of pp: give `run_schedule` their group, mesh.group("pp").'
 GONE = (
-    "With ZeRO-2 the gradients leave during backward, and `grad` is None after it. Make the terms larger "
-    "before."
+    "With ZeRO `grad` can be None after backward: the gradients have left for the shards, or the rank owns "
+    "nothing of the parameter. Make the terms larger before backward: divide by n times fewer targets."
 )
 CUT_FIRST = "Cut the model first: `mesh_stages` takes the GPT, and ZeRO-3 takes the module of each stage."
 WITHOUT_ZERO = "ZeRO-3's parameters are shards already, so a plain optimizer of torch.optim steps them."
@@ -75,7 +75,7 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return CUT_FIRST
     if "holds the parameters already" in text:
         return WITHOUT_ZERO
-    if "NoneType" in text and "ZeRO-2" in case.title:
+    if "NoneType" in text and "ZeRO" in case.title:
         return GONE
     if "pp" in case.title and EMPTY.search(text):
         return NO_LOSS

@@ -38,8 +38,8 @@ class SpreadInstructions(Instructions):
 class SpreadReply:
     """begun: operations begun before the first step, and after each. losses: of the rank's own rows.
 
-    held: elements of the parameters that this rank holds. kind: the type of what was returned; misfit:
-    whether it is no module.
+    held: elements of the parameters that this rank holds. kind: the type of the object returned; misfit:
+    whether it is something else than a module.
     """
 
     begun: list[Count] = field(default_factory=list)
