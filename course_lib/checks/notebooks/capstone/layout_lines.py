@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import isfinite
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.capstone.layout_causes import UNKNOWN, UNKNOWN_FIRST, Cause, Losses, right
+from course_lib.checks.notebooks.capstone.layout_causes import UNKNOWN, UNKNOWN_FIRST, Cause, Losses
+from course_lib.checks.notebooks.capstone.layout_numbers import right
 from course_lib.checks.notebooks.capstone.layout_run import STEPS, LayoutRun
 
 

@@ -23,7 +23,6 @@ from course_lib.models import GPTConfig
 from course_lib.planning import Layout
 
 ROWS, SEQ, STEPS, RATE, MOMENTUM = 12, 16, 3, 0.23, 0.9  # 2, 3 and 4 divide the rows
-CLOSE, FLOAT32 = 1e-9, 5e-7  # of a loss; of one that was added up in float32
 Batch = tuple[Tensor, Tensor]
 
 
@@ -33,7 +32,7 @@ class Way:
 
     times: of the gradients. weights: "targets": every token weighs 1 / targets of the batch; "replicas",
     "microbatches": the mean of their means; "all": -100 counts, too. again: how often the gradients of the
-    step before are in those of a step. still: "cut": parameters that tp cuts never move; "all": none does.
+    step before are in those of a step. still: "cut": layers that tp cuts never move; "all": none does.
     """
 
     times: float = 1.0
@@ -145,9 +144,9 @@ class LayoutRun:
         return parts.reshape(mask.shape)
 
     def stands_still(self, name: str, still: str) -> bool:
-        cut = ("token_embedding", "head", "query", "key", "value", "up")
-        here = any(part in cut for part in name.split(".")) or name.endswith(("out.weight", "down.weight"))
-        return still == "all" or (still == "cut" and here)
+        """Layers that tp cuts are made again, and all other parameters are norms and positions."""
+        exchanged = "norm" not in name and "position" not in name
+        return still == "all" or (still == "cut" and exchanged)
 
     # ---- numbers that a factor can be
 

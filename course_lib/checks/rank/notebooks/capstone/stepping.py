@@ -39,7 +39,7 @@ class LayoutInstructions(MeshInstructions):
 
 @dataclass
 class StepsReply:
-    """begun: operations begun before the first step, and after each; returned: the losses that the steps returned.
+    """begun: operations begun before the first step, and after each; returned: the steps' losses.
 
     misfit: the type of the result of `make_step`, if it cannot be called.
     """
