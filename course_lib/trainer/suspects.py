@@ -1,6 +1,6 @@
 """Three programs that train alike on 2 x 2 x 2 ranks. Two of them should not be started on 1,024.
 
-    suspect_a, suspect_b, suspect_c   make a step as `make_step` does: without ZeRO, with plain 1F1B's parts
+    suspect_a, suspect_b, suspect_c   make a step as `make_step` does, without ZeRO
 
 They have the losses of one process. Their costs differ only where an axis is longer than two, so look at
 each as one rank of a large mesh (`course_lib.dry_run`) before you read on: this file says which is which.

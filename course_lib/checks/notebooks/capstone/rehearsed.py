@@ -73,9 +73,9 @@ class Rehearsed:
     def stage(self) -> int:
         return self.plan.coordinate["pp"]
 
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank}, on stage {self.stage}"
+    def says(self, did: str, general: str) -> kit.Sentence:
+        """A sentence about the rank; general: without the amounts, which a student's code could choose."""
+        return kit.Sentence(f"rank {self.rank}, on stage {self.stage}, {did}.", f"the rank {general}.")
 
     @cached_property
     def due(self) -> dict[str, float]:
@@ -121,18 +121,16 @@ def wires_line(rank: Rehearsed) -> kit.Line:
 
     def judge(reply: DryReply) -> kit.Finding:
         if reply.stopped:
-            said = (
-                f"{rank.name}, sent more than {2 * rank.messages} messages along pp, and {rank.messages} are "
-                "due, so the run was ended."
-            )
+            did = f"sent more than {2 * rank.messages} messages along pp, and {rank.messages} are due"
+            said = rank.says(f"{did}, so the run was ended", "sent so many messages that the run was ended")
             return kit.wrong(said, ALL_ROWS, cause=STOPPED, misses_point=True)
         for axis in ("pp", "tp"):
             amount, due = reply.bytes.get(axis, 0.0), rank.due[axis]
             if abs(amount - due) > NOISE:
-                said = (
-                    f"{rank.name}, sent {words.number(round(amount))} bytes along {axis}; one pass of its "
-                    f"{COUNT} microbatches sends {words.number(round(due))}."
-                )
+                did = f"sent {words.number(round(amount))} bytes along {axis}; one pass of its {COUNT} "
+                did += f"microbatches sends {words.number(round(due))}"
+                general = f"sent {'more' if amount > due else 'fewer'} bytes along {axis} than are due"
+                said = rank.says(did, general)
                 return kit.wrong(said, "" if amount else "Nothing was sent there at all.", cause="wires")
         return kit.RIGHT
 
@@ -146,15 +144,17 @@ def replicas_line(rank: Rehearsed) -> kit.Line:
         amount, due = reply.bytes.get("dp", 0.0), rank.due["dp"]
         if abs(amount - due) <= NOISE:
             return kit.RIGHT
-        said = f"{rank.name}, sent {words.number(round(amount))} bytes over dp"
+        did = f"sent {words.number(round(amount))} bytes over dp"
         if amount < due:
             others = [axes for axes, nbytes in reply.bytes.items() if "dp" in axes and nbytes > NOISE]
-            others = [axes for axes in others if axes != "dp"]
-            where = f" They were summed over {others[0]}." if others else ""
-            said += f"; one sum of its gradients sends {words.number(round(due))}.{where}"
-            return kit.wrong(said, WHOLE_SUM if others else "", cause="axes" if others else "replicas")
+            where = next((axes for axes in others if axes != "dp"), "")
+            did += f", and one sum of its gradients sends {words.number(round(due))}"
+            did += f", since they were summed over {where}" if where else ""
+            said = rank.says(did, "sent fewer bytes over dp than one sum of its gradients")
+            return kit.wrong(said, WHOLE_SUM if where else "", cause="axes" if where else "replicas")
         times = words.number(round(amount / due, 2))
-        said += f", {times} times the {words.number(round(due))} that are enough."
+        did += f", {times} times the {words.number(round(due))} that are enough"
+        said = rank.says(did, "sent more bytes over dp than one sum of its gradients")
         gathers = any(axes == "dp" and op == "all_gather" for axes, op, _ in reply.calls)
         says = GATHERED if gathers else EACH_MICROBATCH if abs(amount / due - COUNT) < 0.1 else ""
         return kit.wrong(said, says, cause="replicas", misses_point=True)
@@ -168,20 +168,25 @@ def calls_line(rank: Rehearsed) -> kit.Line:
     def judge(reply: DryReply) -> kit.Finding:
         made = sum(n for _, op, n in (*reply.setup_calls, *reply.calls) if op == "new_group")
         if made:
-            said = f"{rank.name}, made {words.counted(made, 'group')} beside the mesh's."
+            said = rank.says(
+                f"made {words.counted(made, 'group')} beside the mesh's", "made groups of its own"
+            )
             return kit.wrong(said, OWN_GROUPS, cause="groups")
         others = {axes: nbytes for axes, nbytes in reply.bytes.items() if axes not in ("pp", "dp", "tp")}
         axes = max(others, key=lambda each: others[each], default="")
         if axes and others[axes] > NOISE:
-            said = f"{rank.name}, sent {words.number(round(others[axes]))} bytes over {axes}."
+            did = f"sent {words.number(round(others[axes]))} bytes over {axes}"
+            said = rank.says(did, "sent bytes over another group than those of pp, dp and tp")
             return kit.wrong(said, WHOLE_SUM, cause="axes")
         count = sum(n for axes, _, n in reply.calls if axes == "dp")
         if count > FEW:
-            said = f"{rank.name}, called {count} collectives over dp, and one is enough."
+            did = f"called {count} collectives over dp, and one is enough"
+            said = rank.says(did, "called many collectives over dp, and one is enough")
             each = count > 2 * COUNT or count % COUNT
             return kit.wrong(said, EACH_PARAMETER if each else EACH_MICROBATCH, cause="calls")
         if not count:
-            return kit.wrong(f"{rank.name}, called no collective over dp alone.", WHOLE_SUM, cause="axes")
+            did = "called no collective over dp alone"
+            return kit.wrong(rank.says(did, did), WHOLE_SUM, cause="axes")
         return kit.RIGHT
 
     return line(f"stage {rank.stage}: one sum over the replicas, no other axis", judge, 0.5)
@@ -192,9 +197,9 @@ def weights_line(rank: Rehearsed) -> kit.Line:
         amount = reply.kinds.get("weights", 0)
         if amount == rank.weights:
             return kit.RIGHT
-        said = (
-            f"{rank.name}, holds {words.number(amount)} bytes of parameters; its part of the model has "
-            f"{words.number(rank.weights)}."
+        did = f"holds {words.number(amount)} bytes of parameters; its part of the model has "
+        said = rank.says(
+            f"{did}{words.number(rank.weights)}", "holds other parameters than its part of the model"
         )
         return kit.wrong(said, WHOLE_MODEL if amount > rank.weights else "", cause="weights")
 
@@ -206,15 +211,15 @@ def kept_line(rank: Rehearsed) -> kit.Line:
 
     def judge(reply: DryReply) -> kit.Finding:
         each, amount = stage_activations(rank.plan), reply.kinds.get("activations", 0)
-        if each / 2 < amount < (rank.in_flight + 0.5) * each:
+        if each / 20 < amount < (rank.in_flight + 0.5) * each:  # recomputation may keep less
             return kit.RIGHT
-        microbatches = words.number(round(amount / each, 1))
-        said = (
-            f"{rank.name}, keeps the activations of {microbatches} microbatches for backward, and "
-            f"{rank.in_flight} are enough."
-        )
         if amount < each:
-            return kit.wrong(f"{rank.name}, keeps no activations for backward.", cause="kept")
+            did = "keeps no activations for backward"
+            return kit.wrong(rank.says(did, did), cause="kept")
+        did = f"keeps the activations of {words.number(round(amount / each, 1))} microbatches for backward, "
+        said = rank.says(
+            f"{did}and {rank.in_flight} are enough", "keeps more microbatches for backward than it needs"
+        )
         says = ORDER if abs(amount / each - COUNT) < 0.5 else KEPT
         return kit.wrong(said, says, cause="kept", misses_point=True)
 
