@@ -56,7 +56,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the whole batch on every rank
 # is: idea
-# says: Every rank has done the work of all of them
+# says: Every rank has done the work of all. A replica
 # base: a page
 -    stages = mesh_stages(GPT(config).to(mesh.device), mesh, schedule, sequence=sequence)
 +    model = GPT(config).to(mesh.device)

@@ -32,7 +32,7 @@ NOT_CUT = (
 )
 TWICE = "ZeRO sums the gradients by itself, so leave out your own sum where layout.zero > 0."
 MANY_SUMS = "Make one sum, after the last backward."
-WITHOUT_PP = "Its sum over the replicas is made on the ranks of dp x cp alone."
+WITHOUT_PP = "Gradients meet on the ranks of dp x cp alone."
 MESSAGES = "m is layout.microbatches(batch_size), since batch_size counts the rows of all replicas."
 PLAIN = (
     "So it is in plain data parallelism. With ZeRO a rank gets its own shard of the sum alone, by a "
@@ -155,7 +155,7 @@ def bytes_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
             fault = f"rank {rank} sent {words.number(round(amount))} bytes per step {along}; {needed}."
             nothing = not amount and due > 0
             why = record.why(rank, axis, amount)
-            return kit.wrong(fault, why, cause=f"bytes {axis} {why}", misses_point=nothing)
+            return kit.wrong(fault, why, cause=why or f"bytes {axis}", misses_point=nothing)
         return messages(run, record)
 
     def shows(observed: kit.Observed) -> float:
