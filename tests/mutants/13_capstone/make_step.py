@@ -283,8 +283,8 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 
 # %% wrong: microbatches of the whole batch
-# is: slip
-# says: Each term counts once|2 times one process
+# is: idea
+# says: Each replica has read the rows of all
 # base: a page
 -        mine = microbatches_of(batch, m, mesh)
 +        mine = list(zip(*(part.tensor_split(m) for part in batch)))
