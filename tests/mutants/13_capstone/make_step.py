@@ -56,7 +56,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the whole batch on every rank
 # is: idea
-# says: Every rank has done the work of all of them
+# says: Every rank has done the work of all. A replica
 # base: a page
 -    stages = mesh_stages(GPT(config).to(mesh.device), mesh, schedule, sequence=sequence)
 +    model = GPT(config).to(mesh.device)
@@ -283,8 +283,8 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 
 # %% wrong: microbatches of the whole batch
-# is: slip
-# says: Each term counts once|2 times one process
+# is: idea
+# says: Each replica has read the rows of all
 # base: a page
 -        mine = microbatches_of(batch, m, mesh)
 +        mine = list(zip(*(part.tensor_split(m) for part in batch)))

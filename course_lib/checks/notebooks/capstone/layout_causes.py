@@ -37,8 +37,8 @@ DIVIDED = "The losses of `run_schedule` are divided by `count` already: add them
 OVER_TP = "Ranks of tp all have the loss. Sum over pp, dp and cp alone."
 SUM_ALONE = "The loss is a sum over pp, dp and cp of losses that are divided by the targets of the batch."
 STOOD_STILL = (
-    "No parameter has moved: the optimizer steps parameters that are not those of the stages. Cut the model "
-    "first, then shard it, then make the optimizer."
+    "No parameter has moved. The optimizer needs the parameters of the stages, so cut the model first, then "
+    "shard it, then make the optimizer. It steps before the gradients are cleared."
 )
 CUT_STOOD_STILL = (
     "The matrices that tp cuts have not moved, since `mesh_stages` makes new parameters of them. Make the "

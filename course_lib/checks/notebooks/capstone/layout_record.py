@@ -23,6 +23,7 @@ ROWS_BY_RANK = (
     "Only dp cuts the rows of a batch: ranks of pp, cp and tp get the same rows. Take them from "
     "`microbatches_of`."
 )
+ALL_ROWS = "Each replica has read the rows of all. It reads its own, which `microbatches_of` gives."
 NO_CHUNKS = "So it is with one stage per rank. For layout.chunks > 1 make the interleaved schedule."
 NO_SEQUENCE = 'So it is if tp does not cut the sequence: hand `sequence="keep"` to `mesh_stages`.'
 REGATHERED = 'So it is with sequence="regather", which gathers again in backward. Hand over "keep".'
@@ -32,7 +33,7 @@ NOT_CUT = (
 )
 TWICE = "ZeRO sums the gradients by itself, so leave out your own sum where layout.zero > 0."
 MANY_SUMS = "Make one sum, after the last backward."
-WITHOUT_PP = "Its sum over the replicas is made on the ranks of dp x cp alone."
+WITHOUT_PP = "Gradients meet on the ranks of dp x cp alone."
 MESSAGES = "m is layout.microbatches(batch_size), since batch_size counts the rows of all replicas."
 PLAIN = (
     "So it is in plain data parallelism. With ZeRO a rank gets its own shard of the sum alone, by a "
@@ -102,7 +103,7 @@ class Record:
         layout = self.run.layout
 
         def as_in(other: Layout) -> bool:
-            return abs(amount - self.due(rank, other)[axis]) <= SPARE * amount
+            return abs(amount - self.due(rank, other)[axis]) <= (SPARE * amount if axis == "dp" else 1)
 
         if axis == OTHERS:
             return WITHOUT_PP
@@ -112,6 +113,11 @@ class Record:
             return NO_CHUNKS
         if layout.sequence and as_in(replace(layout, sequence=False)):
             return NO_SEQUENCE
+        others = (replace(layout, microbatch=k) for k in range(1, layout.microbatch) if ROWS % k == 0)
+        if axis != "dp" and any(map(as_in, others)):
+            return MESSAGES
+        if self.all_rows(rank, axis, amount):
+            return ALL_ROWS
         if axis == "tp" and layout.sequence and amount > self.due(rank)["tp"]:
             return REGATHERED
         return self.why_replicas(rank, amount, as_in) if axis == "dp" else ""
@@ -129,6 +135,11 @@ class Record:
         if not layout.zero and amount > due:
             return MANY_SUMS
         return ""
+
+    def all_rows(self, rank: int, axis: str, amount: float) -> bool:
+        """Whether a replica has done the work of all, as far as an axis inside it shows that."""
+        dp, due = self.run.layout.dp, self.due(rank).get(axis, 0.0)
+        return axis in ("pp", "cp", "tp") and dp > 1 and due > 0 and abs(amount / due / dp - 1) < 0.1
 
     def rows_by_rank(self) -> str:
         """What was seen, if the ranks of an axis worked on fewer tokens than a replica has; or ""."""
@@ -153,12 +164,15 @@ def bytes_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
             )
             needed = f"{words.number(round(due))} are due" if due else "none are due"
             fault = f"rank {rank} sent {words.number(round(amount))} bytes per step {along}; {needed}."
-            nothing = not amount and due > 0
+            all_rows = record.all_rows(rank, axis, amount) and not run.layout.zero
+            missed = (not amount and due > 0) or all_rows
             why = record.why(rank, axis, amount)
-            return kit.wrong(fault, why, cause=f"bytes {axis} {why}", misses_point=nothing)
+            return kit.wrong(fault, why, cause=why or f"bytes {axis}", misses_point=missed)
         return messages(run, record)
 
     def shows(observed: kit.Observed) -> float:
+        if any(reply.misfit for reply in observed.values):
+            return 0.0
         record = Record(run, observed)
         off = list(record.off())
         if any(amount > due for _, _, amount, due in off):

@@ -146,7 +146,7 @@ def units_line(spread: Spread, title: str, weight: float) -> kit.Line:
 
     def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(spread.n):
-            at_once = largest(observed, rank)
+            at_once = 0 if observed.values[rank].misfit else largest(observed, rank)
             if at_once == 0:
                 return kit.wrong(
                     f"rank {rank} gathered no parameters.", WHOLE, cause="held", misses_point=True

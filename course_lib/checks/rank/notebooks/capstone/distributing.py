@@ -48,6 +48,11 @@ class SpreadReply:
     kind: str = ""
     misfit: bool = False
 
+    def complete(self, instructions: SpreadInstructions) -> bool:
+        """Whether there is a loss of each step, or no module."""
+        lengths = len(self.losses), len(self.begun)
+        return self.misfit or lengths == (instructions.count, instructions.count + 1)
+
 
 def trained(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: SpreadInstructions

@@ -48,6 +48,11 @@ class StepsReply:
     returned: list[Any] = field(default_factory=list)
     misfit: str = ""
 
+    def complete(self, instructions: LayoutInstructions) -> bool:
+        """Whether there is a loss of each step, or no step."""
+        lengths = len(self.returned), len(self.begun)
+        return bool(self.misfit) or lengths == (instructions.count, instructions.count + 1)
+
 
 def steps(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: LayoutInstructions
