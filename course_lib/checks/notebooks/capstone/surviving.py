@@ -143,7 +143,8 @@ def case(
 
 def hint(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause when a run breaks off."""
-    return ALL_RANKS if kind == "deadlock" and case.world_size > 1 else ""
+    apart = kind == "deadlock" or "do not agree on their collective" in text
+    return ALL_RANKS if apart and case.world_size > 1 else ""
 
 
 @kit.exercise(points=9, objects=(NAME,), references=REFERENCES, point=POINT, hint=hint)

@@ -236,9 +236,9 @@ def call(train: Any, making: Making, script: CallScript, disk: Any) -> CallReply
             reply.losses = [float(loss) if abs(loss) < LARGEST else LARGEST for loss in losses[:MOST]]
         else:
             reply.kind = type(losses).__name__
-    except NotImplementedError:
-        raise
     except Exception as error:
+        if making.ranks > 1 or isinstance(error, NotImplementedError):
+            raise  # the other ranks may wait for this one
         reply.error = _describe(error)
     except Killed:
         pass
