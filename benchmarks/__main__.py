@@ -32,6 +32,7 @@ PARTS = (
     "experts",
     "operation",
     "dry_run",
+    "trainer",
     "recording",
     "checks",
 )

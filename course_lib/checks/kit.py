@@ -10,15 +10,15 @@
                volume_line
     answers    Prediction, evaluated, Keywords, Model, published, entry, place, equal, numeric, call, SIZES:
                functions of numbers; Answer, answers: of a quiz
-    frames     functions, layers, training_runs: functions of tensors, layers on several ranks, training runs
-               (modules)
+    frames     functions, layers, meshes, training_runs: functions of tensors, layers on several ranks, the
+               groups of a mesh, training runs (modules)
 
 A recipe of an exercise's own, which runs in the ranks, stands in `checks/rank/notebooks/` and imports none of
 this: graded code can read that folder.
 """
 
 from course_lib.checks import words
-from course_lib.checks.judge import functions, layers, training_runs
+from course_lib.checks.judge import functions, layers, meshes, training_runs
 from course_lib.checks.judge.amount import Beyond, beyond
 from course_lib.checks.judge.answers import UNANSWERED, Answer, answers
 from course_lib.checks.judge.asked import asked_early
@@ -146,6 +146,7 @@ __all__ = [
     "judge_values",
     "layers",
     "left_alone",
+    "meshes",
     "messages_line",
     "near",
     "numeric",

@@ -17,6 +17,8 @@ seen here.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -41,10 +43,9 @@ GATHERING, EXCHANGING = FAMILIES["gathering"].split(), FAMILIES["exchanging"].sp
 
 def become(rank: int, world_size: int) -> Recorder:
     """Make this process rank `rank` of `world_size`, for good. Returns its recorder."""
-    board = rows.Board(
-        rows.anonymous_file("dry-board", rows.Board.size(world_size)), world_size
-    )  # pages that no rank writes to take no memory
-    log = rows.Log(rows.anonymous_file("dry-rows"), rows.anonymous_file("dry-texts"))
+    # Pages of the board that no rank writes to take no memory.
+    board = rows.Board(file_of_one("dry-board", rows.Board.size(world_size)), world_size)
+    log = rows.Log(file_of_one("dry-rows"), file_of_one("dry-texts"))
     for pattern in DEPRECATED:
         warnings.filterwarnings("ignore", pattern, FutureWarning)
     recorder = RecorderOfOne(rank, world_size, board, log)
@@ -52,6 +53,16 @@ def become(rank: int, world_size: int) -> Recorder:
     dist.init_process_group("gloo", store=StoreOfOne(), rank=rank, world_size=world_size)
     recorder.begin_task(1)
     return recorder
+
+
+def file_of_one(name: str, size: int = 0) -> int:
+    """The descriptor of a file for this process alone. A check's rank may make no memory without a name."""
+    try:
+        return rows.anonymous_file(name, size)
+    except PermissionError:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(size)
+            return os.dup(file.fileno())
 
 
 class RecorderOfOne(Recorder):

@@ -51,12 +51,12 @@ def layouts(preset: str, rows: int, repeats: int, make_step: Callable | None = N
         with torch.autocast(device().type, half()):
             step = make(config, layout, Mesh(layout.sizes), rows, 1e-4, ADAMW)
 
-            def one(step: Callable = step) -> None:
+            def step_once(step: Callable = step) -> None:
                 step(tokens[:, :-1], tokens[:, 1:])
 
-            one()  # the moments are there from now on
+            step_once()  # the moments are there from now on
             forget_peak()
-            taken = seconds(one, repeats)
+            taken = seconds(step_once, repeats)
         of = {"layout": name, "preset": preset, "batch": rows, "seq": config.context, "ranks": n}
         speed = rows * config.context / taken
         measured += [

@@ -43,9 +43,9 @@ def parity(losses: Mapping[str, Sequence[float]]) -> Picture:
         curves.plot(range(1, len(each) + 1), each, color=INK, alpha=0.35, marker="o", markersize=3)
         distance = max(abs(a - b) for a, b in zip(each, first, strict=True))
         apart.plot(max(distance, FLOAT64 / 4), -place, "o", color=INK, markersize=5)
-    one = max(map(abs, first)) * FLOAT64
-    apart.axvline(one, color=FAINT, linewidth=1.2)
-    apart.text(one, 0.9, " one rounding", size=SMALL, color=QUIET)
+    rounding = max(map(abs, first)) * FLOAT64
+    apart.axvline(rounding, color=FAINT, linewidth=1.2)
+    apart.text(rounding, 0.9, " one rounding", size=SMALL, color=QUIET)
     apart.set_xscale("log"), apart.set_xlim(FLOAT64 / 8, 1e-1)
     apart.set_yticks([-place for place in range(len(losses))], list(losses), size=SMALL)
     apart.set_ylim(-len(losses), 1.8)
@@ -104,24 +104,42 @@ def traffic(
     return figure
 
 
-def field(sent: Sent, peaks: Mapping[str, float], halve: bool = False) -> Picture:
+def field(
+    sent: Sent,
+    peaks: Mapping[str, float],
+    arrows: Sequence[tuple[str, str]] = (),
+    halve: bool = False,
+) -> Picture:
     """Memory at the peak against bytes sent, a point for each layout, in the colour of its largest axis.
 
-    peaks: {layout: bytes}. halve: as in `traffic`.
+    peaks: {layout: bytes}. arrows: (from, to), drawn if both layouts ran. halve: as in `traffic`.
     """
     figure, unit = picture(8.6, 4.6), 1e6 * (2 if halve else 1)
     if not sent:
         return _nothing(figure)
     axes = figure.add_axes((0.09, 0.12, 0.88, 0.84))
+    places: dict[str, tuple[float, float]] = {}
     for name, by_axis in sent.items():
         bulk = {axis: nbytes for axis, nbytes in by_axis.items() if axis != "numbers"}
         largest = max(bulk, key=lambda axis: bulk[axis], default="")
         total, peak = sum(bulk.values()) / unit, peaks[name] / unit
         colour = axis_colour(largest.split("+")[0]) if bulk else INK
         axes.plot(total, peak, "o", color=colour, markeredgecolor=INK, markersize=8)
+        # Two layouts at nearly the same place: the later name goes below.
+        near = any(abs(total - x) < 0.5 and abs(peak - y) < 1 for x, y in places.values())
         axes.annotate(
-            name, (total, peak), (6, 3), textcoords="offset points", size=SMALL, color=INK
+            name,
+            (total, peak),
+            (6, -9 if near else 3),
+            textcoords="offset points",
+            size=SMALL,
+            color=INK,
         )
+        places[name] = total, peak
+    for start, end in arrows:
+        if start in places and end in places:
+            arrow = {"arrowstyle": "->", "color": QUIET, "shrinkA": 6, "shrinkB": 6, "alpha": 0.6}
+            axes.annotate("", places[end], places[start], arrowprops=arrow)
     axes.set_ylim(bottom=0), axes.margins(x=0.18)
     axes.set_xlabel("MB that rank 0 sends in a step", size=SMALL)
     axes.set_ylabel("MB at the peak of rank 0's memory", size=SMALL)

@@ -9,6 +9,7 @@
     resuming.py     train: killed at any step and called again, it has the losses of an undisturbed run
     state.py        held_state, load_model: a rank's part of a run by name; a whole model made of the parts
     ready_made.py   distribute: the same by PyTorch's own classes, for replicas and for shards
+    suspects.py     suspect_a, suspect_b, suspect_c: alike on eight ranks, and not on 1,024
     writing.py      generate: the bytes that a trained GPT writes
 
     mesh = Mesh({"pp": 2, "dp": 2, "tp": 2})
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .resuming import train
     from .state import held_state, load_model
     from .step import SGD, Step, make_step
+    from .suspects import suspect_a, suspect_b, suspect_c
     from .writing import generate
 
 __getattr__, __dir__, __all__ = exports(__name__)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 · Capstone
 #
-# **One model in fifteen layouts: is it the same model, what does each layout cost, and which one would you run?**
+# **Is it the same model in every layout, what does each cost, and which one would you run?**
 #
 # OpenAI reports 3.14e23 floating-point operations for GPT-3 and never published how it was divided among the GPUs
 # (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become
@@ -21,7 +21,7 @@
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | What you bring | 6 | | 00 to 12 |
+# | Your tools | 6 | | 00 to 12 |
 # | 1 One GPU, two GPUs | 16 | 5 | notebooks 03, 05 |
 # | 2 One step for every layout | 50 | 20 | notebooks 04, 10 |
 # | 3 Fifteen layouts, one loss | 25 | 8 | 2 |
@@ -46,6 +46,8 @@
 # | parity | two layouts train the same model: their losses agree to rounding |
 
 # %%
+import inspect
+import math
 import tempfile
 import time
 from dataclasses import replace
@@ -67,9 +69,11 @@ from course_lib.pipeline import one_f_one_b, run_schedule
 from course_lib.pipeline.generators import interleaved_one_f_one_b
 from course_lib.planning import Layout
 from course_lib.trainer import FIFTEEN, SGD, generate, held_state, load_model, load_run, save_run
+from course_lib.trainer import step_a, step_b, step_c, suspect_a, suspect_b, suspect_c
 from course_lib.trainer import make_step as library_make_step
+from course_lib.trainer import smallest_failing as library_smallest_failing
 from course_lib.trainer import train as library_train
-from course_lib.unfinished import ready, try_it
+from course_lib.unfinished import ready, tried, try_it
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 MODEL = replace(PRESETS["0.8M"], context=128, tied=False)  # 875,264 parameters
@@ -97,7 +101,7 @@ page = YourPage(  # §9 shows it; each section adds what it has measured
 )
 
 # %% [markdown]
-# ## What you bring
+# ## Your tools
 #
 # Twelve notebooks, and from each the sentence that this one uses.
 #
@@ -112,7 +116,7 @@ page = YourPage(  # §9 shows it; each section adds what it has measured
 # | 06 · Tensor parallelism | Cut a matrix by columns and the next by rows, and one sum per pair is enough. |
 # | 07 · Pipeline | Stage i of p keeps min(m, p − i) microbatches, and p − 1 of m + p − 1 moments are idle. |
 # | 08 · Context | Softmax over parts can be merged, so keys and values may go around a ring. |
-# | 09 · Precision and memory | What isn't kept is computed again, and what isn't precise is accumulated in float32. |
+# | 09 · Precision and memory | Activations that aren't kept are computed again, and sums of short numbers are made in long ones. |
 # | 10 · Four dimensions | The ranks of dp x cp hold terms of one sum, so divide by the targets of the whole batch. |
 # | 11 · Experts | A token goes to k of E experts, so traffic depends on the data. |
 # | 12 · In operation | A run is its state, and a save is whole or does not exist. |
@@ -255,8 +259,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | points | 8 and 12 |
 #
 # DDP and FSDP know one axis. The function of this section knows all four, and ZeRO besides. It is a page long, because
-# the work is done by what you built before. What is left is the *order*, in which each part needs what the part before
-# it has made:
+# the parts are those you built before. Only their *order* is new, in which each part needs the result of the part before
+# it:
 #
 # | | part | needs | why here |
 # |---|---|---|---|
@@ -400,6 +404,13 @@ report = check("13_capstone/make_step_with_zero", make_step, cases="hidden")
 report.points(12)
 
 # %% [markdown]
+# From here on, your step runs in all sections. If it isn't written yet, the library's stands in for it.
+
+# %%
+mine = make_step if ready(make_step) else library_make_step
+BY = "your make_step" if mine is make_step else "the library's make_step"
+
+# %% [markdown]
 # **Break it.** The next cell makes the optimizer *before* the model is cut, on two ranks of tp. Nothing fails. Look at
 # the losses of five steps, and say which parameters the optimizer steps.
 
@@ -458,7 +469,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 #
 # **Measure.** The cell runs all fifteen and keeps the losses, the bytes that rank 0 sends in the first step (from the
 # ledger, by axis), and the peak of its memory in the second one, when the optimizer's state is there. It takes about
-# 40 seconds. If your step isn't written, the library's runs.
+# 40 seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -483,8 +494,6 @@ def first_step(ledger, layout: Layout):
     return by_axis(operations[first + 1 : last], layout.sizes)[0]
 
 
-mine = make_step if ready(make_step) else library_make_step
-BY = "your make_step" if mine is make_step else "the library's make_step"
 losses, sent, peaks = {}, {}, {}
 for name, layout in FIFTEEN.items():
     if run := try_it(five_losses, mine, layout, world_size=layout.gpus):
@@ -506,8 +515,8 @@ page.add("fifteen layouts", curves, by=BY)
 # ### When one of them is wrong
 #
 # A layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could read the program, but it is
-# shorter to ask: set an axis to 1 and run again. If it still fails, the axis isn't needed for the failure. What is left
-# in the end is *1-minimal*: no single axis can be left out (Zeller and Hildebrandt 2002, §3).
+# shorter to ask: set an axis to 1 and run again. If it still fails, the axis isn't needed for the failure. The
+# axes left in the end are *1-minimal*, so no single one can be taken away (Zeller and Hildebrandt 2002, §3).
 #
 # **Build.**
 
@@ -555,12 +564,104 @@ report = check("13_capstone/smallest_failing", smallest_failing, cases="hidden")
 report.points(5)
 
 # %% [markdown]
+# ### Three steps that somebody changed
+#
+# `step_a`, `step_b` and `step_c` are called like `make_step`. Each was changed for a good reason, passed a test on one
+# rank, and gives wrong losses on eight. Their layouts are below. First find the axes that each needs to fail, with your
+# `smallest_failing`. Then read its function: it has ten lines, and you know which axes to look for.
+#
+# **Measure.** The cell makes 18 runs of a tiny GPT, and takes about 30 s. A step fails if one of its three losses is more
+# than 1e-9 away from one process. The last lines show the losses' distances on the axes that were found, since a
+# mistake in forward shows in the first loss, and a wrong gradient not before the second.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+TINY = GPTConfig(
+    vocab_size=16, context=16, layers=2, heads=2, width=32, positions="rotary", tied=False
+)
+TOKENS = torch.randint(16, (3, 4, 17), generator=torch.Generator().manual_seed(0))
+REPORTED = {
+    step_a: {"pp": 2, "dp": 2, "cp": 1, "tp": 2},
+    step_b: {"pp": 2, "dp": 1, "cp": 2, "tp": 2},
+    step_c: {"pp": 2, "dp": 2, "cp": 1, "tp": 2},
+}
+
+
+def three_losses(make, sizes):
+    """On a rank, in float64, with ZeRO-1, and with sequence parallelism if tp is larger than 1."""
+    torch.set_default_dtype(torch.float64)
+    layout = Layout(sizes, microbatch=1, zero=1, sequence=sizes["tp"] > 1)
+    step = make(TINY, layout, Mesh(sizes), batch_size=4, lr=1.0)
+    return [step(tokens[:, :-1], tokens[:, 1:]) for tokens in TOKENS]
+
+
+def distances(make, sizes):
+    """How far each of the three losses is from one process."""
+    losses = launch(three_losses, make, sizes, world_size=math.prod(sizes.values()))[0]
+    return [abs(one - other) for one, other in zip(losses, ONE_PROCESS, strict=True)]
+
+
+search = smallest_failing if ready(smallest_failing) else library_smallest_failing
+ONE_PROCESS = launch(three_losses, mine, dict.fromkeys(("pp", "dp", "cp", "tp"), 1), world_size=1)[
+    0
+]
+for make, sizes in REPORTED.items():
+    needed = search(sizes, lambda asked, make=make: max(distances(make, asked)) > 1e-9)
+    apart = distances(make, {axis: needed.get(axis, 1) for axis in sizes})
+    print(make.__name__, "needs", needed, "and is", *(f"{d:.0e}" for d in apart), "apart")
+
+# %% tags=["skip-in-grading"]
+print("\n\n".join(inspect.getsource(make) for make in REPORTED))
+
+# %% [markdown]
+# Which cause does each of them have?
+#
+# | key | cause |
+# |---|---|
+# | `"mean"` | The ranks of cp hold terms of one sum, and their gradients are averaged. |
+# | `"bias"` | Every rank of tp adds the bias of a row-parallel layer, so the sum over tp has it several times. |
+# | `"norms"` | The ranks of tp use a norm's weights on different tokens, and the gradients of these weights aren't summed. |
+# | `"positions"` | A rank of cp has tokens from several places of the sequence, and a later stage counts them from 0. |
+# | `"head"` | The first and the last stage hold one tied table, and each steps with its own term of the gradient. |
+# | `"groups"` | ZeRO shards the states over ranks that hold different parameters. |
+# | `"rows"` | Two ranks that share every layer read different rows of the batch. |
+#
+# Write the axes and the key, such as `broken_a = ({"cp"}, "mean")`. The axes can also be what `smallest_failing` returned.
+# Then say to yourself how you would mend each, in one sentence.
+
+# %% nbgrader={"grade_id": "broken_steps", "solution": true}
+broken_a = ...
+broken_b = ...
+broken_c = ...
+### BEGIN SOLUTION
+broken_a = ({"tp"}, "norms")
+broken_b = ({"pp", "cp"}, "positions")
+broken_c = ({"dp", "tp"}, "groups")
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "broken_steps_check", "points": 3}
+report = check("13_capstone/broken_steps", broken_a, broken_b, broken_c)
+### BEGIN HIDDEN TESTS
+report = check("13_capstone/broken_steps", broken_a, broken_b, broken_c, cases="hidden")
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# <details><summary>How each is mended</summary><code>step_a</code> put PyTorch's norms in the place of
+# <code>SequenceParallelNorm</code>. Forward is the same, but each rank's weights get the gradient of its own tokens, and
+# the copies drift apart. Sum these gradients over tp. <code>step_b</code> left out the positions of later stages. Learned
+# positions are added once, in the embedding, but rotary ones turn the queries and keys of every block. Give all
+# stages the places of their tokens. <code>step_c</code> takes ranks that are next to each other for replicas. With pp,
+# dp and tp in this order, the neighbours of a rank are its tp partners, and they hold other parameters. Take the
+# group from the mesh.</details>
+
+# %% [markdown]
 # **Break it.** Why does this notebook train with SGD? Here your step runs with AdamW on one rank and, with gradients that
 # are four times too large, on one rank again. The losses are those of the right step and of the wrong one.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def four_times(optimizer, factor, steps=20):
+def four_times(optimizer, factor, steps=10):
     """Losses on one rank, with every gradient multiplied by `factor`."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -580,12 +681,12 @@ def four_times(optimizer, factor, steps=20):
 
 
 for name, optimizer in (
-    ("SGD", (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})),
+    ("SGD", (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9})),
     ("AdamW", (torch.optim.AdamW, {"lr": 1e-3})),
 ):
     right, wrong = (launch(four_times, optimizer, factor, world_size=1)[0] for factor in (1, 4))
     apart = max(abs(a - b) for a, b in zip(right, wrong, strict=True))
-    print(f"{name:6} losses of 20 steps are up to {apart:.1e} apart")
+    print(f"{name:6} losses of 10 steps are up to {apart:.1e} apart")
 
 # %% [markdown]
 # AdamW divides the first moment by the root of the second, so a factor cancels, except for ε. A trainer that sums where it
@@ -638,11 +739,16 @@ def one_step(step, mesh, microbatches):
 
 
 GPT3 = GPTConfig(vocab_size=51_200, context=2_048, layers=96, heads=96, width=12_288, tied=False)
-rank_517 = dry_run(
-    setup, one_step, sizes={"pp": 8, "dp": 16, "tp": 8}, rank=517, model=GPT3, microbatches=16
-)
-page.add("rank 517 of 1,024", rank_517.table(), by=BY)
-rank_517.table()
+
+
+def as_rank_517():
+    sizes = {"pp": 8, "dp": 16, "tp": 8}
+    return dry_run(setup, one_step, sizes=sizes, rank=517, model=GPT3, microbatches=16)
+
+
+if rank_517 := tried(as_rank_517, mine):
+    page.add("rank 517 of 1,024", rank_517.table(), by=BY)
+    display(rank_517.table())
 
 # %% [markdown]
 # The middle column is what your program does, and the right one is what the closed forms of notebooks 04, 06, 07 and 10
@@ -652,8 +758,9 @@ rank_517.table()
 # rank would need 701 GB before the first step. This line of your program can never run on a real cluster. It is
 # the reason why Megatron-LM builds parts, and why others build on the meta device.
 #
-# **Check.** Your step as ranks of three stages, on a GPT of 16 layers with 8 microbatches. Bytes, calls and kept activations
-# are compared with the closed forms. A rank takes a few seconds.
+# **Check.** Your step as ranks of three stages of pp 8 x dp 16 x tp 8, on a small GPT of 8 layers with 8 microbatches per
+# replica. Bytes by axis, calls over the replicas, parameters and kept activations are compared with the closed forms. A
+# rank takes a few seconds. Your schedule may be another than 1F1B if it keeps no more.
 
 # %% nbgrader={"grade_id": "dry_step_check", "points": 4}
 report = check("13_capstone/dry_step", make_step)
@@ -661,6 +768,95 @@ report = check("13_capstone/dry_step", make_step)
 report = check("13_capstone/dry_step", make_step, cases="hidden")
 ### END HIDDEN TESTS
 report.points(4)
+
+# %% [markdown]
+# ### Three suspects
+#
+# Three programs want to run on 1,024 GPUs. All of them are given, and each makes a step as your `make_step` does, without
+# ZeRO. On 2 x 2 x 2 ranks they have the same losses, and send the same bytes.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+SUSPECTS = {"suspect_a": suspect_a, "suspect_b": suspect_b, "suspect_c": suspect_c}
+on_eight = replace(FIFTEEN["pp 2 dp 2 tp 2"], microbatch=2)
+for name, program in SUSPECTS.items():
+    run = launch(five_losses, program, on_eight, world_size=8)
+    nbytes = {axis: round(amount) for axis, amount in first_step(run.ledger, on_eight).items()}
+    print(f"{name}: {run[0][0][-1]:.15f}", {axis: nbytes[axis] for axis in ("pp", "dp", "tp")})
+
+# %% [markdown]
+# **Predict.** Which mistakes would cost nothing on two ranks per axis, and much on 8 or 16? Think of one in how gradients
+# are added up, and of one in the order of forwards and backwards.
+#
+# <details><summary>Answer</summary>With n ranks and M bytes, an all-reduce sends 2 (n−1)/n M, and an all-gather of whole
+# gradients (n−1) M. For n = 2 both are M. A schedule may keep m microbatches or min(m, p − i), and with m = p = 2 both are
+# 2 on the first stage.</details>
+#
+# **Look.** Now each program runs as rank 517 of 1,024, with 16 microbatches per replica and a GPT of 16 layers. It takes
+# about 20 seconds. Read every row of the three tables, not only the calls.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+SMALL = GPTConfig(vocab_size=256, context=32, layers=16, heads=8, width=64, tied=False)
+
+
+def as_rank(program, rank=517):
+    """A dry run of the program on pp 8 x dp 16 x tp 8, with 16 microbatches of one row."""
+
+    def built(config, mesh, m):
+        layout = Layout(mesh.sizes, microbatch=1, recompute="none")
+        return program(config, layout, mesh, layout.dp * m, LR)
+
+    sizes = {"pp": 8, "dp": 16, "tp": 8}
+    return dry_run(built, one_step, sizes=sizes, rank=rank, model=SMALL, microbatches=16)
+
+
+for name, program in SUSPECTS.items():
+    print(name)
+    display(as_rank(program).table())
+
+# %% [markdown]
+# **Build.** Two of the three must not be started. Write a pair for each program: the quantity of which rank 517 sends or
+# keeps too much, and the factor, which says how many times as much as it needs.
+#
+# | kind | the row that is too large |
+# |---|---|
+# | `"bytes over dp"`, `"bytes along tp"`, `"bytes along pp"` | bytes sent |
+# | `"parameters"` | weights |
+# | `"activations"` | activations that are kept for backward |
+# | `"nothing"` | none; the factor is then 1 |
+
+# %% nbgrader={"grade_id": "suspects", "solution": true}
+verdict_a = ...  # (kind, factor)
+verdict_b = ...
+verdict_c = ...
+### BEGIN SOLUTION
+verdict_a = "activations", 4
+verdict_b = "nothing", 1
+verdict_c = "bytes over dp", 8
+### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint: where to look</summary>A row with a mark differs from its closed form. The mark says how many times
+# too large it is.</details>
+# <details><summary>Hint: unusual calls</summary>A program may use other calls than yours. Bytes decide, and not the
+# calls.</details>
+
+# %% nbgrader={"grade_id": "suspects_check", "points": 5}
+report = check("13_capstone/suspects", verdict_a, verdict_b, verdict_c)
+### BEGIN HIDDEN TESTS
+report = check("13_capstone/suspects", verdict_a, verdict_b, verdict_c, cases="hidden")
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# For GPT-3 on the same mesh, the first flaw keeps 16 microbatches on the first stage, where 8 are enough: 106 GB in place
+# of 53 (in float32). The other flaw sends 15 times the gradients of a rank: 163 GB per step in place of 20, on rank 517.
+#
+# **In production.** torchtitan estimates the memory of a rank in the same way before a job is queued, with PyTorch's fake
+# process group and tensors without values.
+#
+# **Question.** Which mistake will no dry run ever show? (A wrong value, such as a sum that is divided by the wrong number:
+# there is no arithmetic. The eight real ranks show it.)
 
 # %% [markdown]
 # ## 5 · The map of the field
@@ -675,30 +871,91 @@ report.points(4)
 # You now have the losses, the bytes and the memory of fifteen layouts. They train the same model, so the choice between them is
 # a question of cost. The bytes can be known before anything runs.
 #
-# FIVE_COSTS
+# The model has 875,264 parameters: 4 layers of 198,272, a table of 256 tokens and one of 128 places with 128 numbers each,
+# a last norm of 256, and a head of 32,768. tp cuts all but the norms, the table of places, and the biases that are added
+# after a sum: of a layer it leaves 768 parameters whole. A step reads 8 rows of 128 tokens, and everything is float32.
 #
+# **Build.** Five numbers of **rank 0 and one step**. The first three are of layouts in your picture, and the last two are of
+# layouts that no cell has run. Write them as arithmetic, and leave out the few bytes of losses and counts: 0.4 % are
+# tolerated.
+#
+# | | layout | number |
+# |---|---|---|
+# | `zero_3_bytes` | dp 4, ZeRO-3, microbatches of 1 row | bytes sent over dp |
+# | `tp_bytes` | tp 4, one microbatch of 8 rows | bytes sent along tp |
+# | `pp_bytes` | pp 2, v 2, microbatches of 2 rows | bytes sent along pp |
+# | `dp_bytes` | dp 2 x tp 4, no ZeRO, one microbatch per replica | bytes sent over dp |
+# | `held` | pp 2 x dp 4, ZeRO-3 | parameters that rank 0 keeps between steps |
+
+# %% nbgrader={"grade_id": "five_costs", "solution": true}
+zero_3_bytes = ...
+tp_bytes = ...
+pp_bytes = ...
+dp_bytes = ...
+held = ...
+### BEGIN SOLUTION
+row = 128 * 128 * 4  # bytes of an activation of one row
+zero_3_bytes = 2 * 3 * (3 / 4) * 4 * 875_264  # two microbatches: two gathers and a scatter each
+tp_bytes = (4 * 4 + 2) * (2 * 3 / 4) * 8 * row  # four sums per layer, the embedding's, the head's
+pp_bytes = 4 * 3 * 2 * row  # of each microbatch two activations and a gradient
+of_tp = 4 * (768 + (198_272 - 768) // 4) + (2 * 32_768) // 4 + 128 * 128 + 256
+dp_bytes = (2 * 1 / 2) * 4 * of_tp
+held = (2 * 198_272 + 32_768 + 128 * 128) / 4
+### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint: ZeRO-3</summary>A replica has two microbatches here. In each of them, parameters are gathered in
+# forward and once more in backward, and gradients are scattered.</details>
+# <details><summary>Hint: tp</summary>A layer has two sums in forward and two in backward. The embedding ends with a sum in
+# forward, since each rank has a part of the table, and the head with one in backward.</details>
+# <details><summary>Hint: v = 2</summary>Rank 0 holds the first and the third of four stages. List which activations and which
+# gradients leave it.</details>
+# <details><summary>Hint: replicas</summary>Sum the parameters of <i>one rank</i>, and ask how many ranks hold the
+# same.</details>
+
+# %% nbgrader={"grade_id": "five_costs_check", "points": 5}
+report = check("13_capstone/five_costs", zero_3_bytes, tp_bytes, pp_bytes, dp_bytes, held)
+### BEGIN HIDDEN TESTS
+report = check(
+    "13_capstone/five_costs", zero_3_bytes, tp_bytes, pp_bytes, dp_bytes, held, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
 # **Measure.** The picture shows the bytes that rank 0 sent in the first step of §3, by axis, and a cross where your
 # number says they should be. (§3 ran in float64. The picture halves its bytes, so that it shows float32.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-bars = layouts_figure.traffic(sent, halve=True)
+predicted = {
+    ("zero-3 4", "dp"): zero_3_bytes,
+    ("tp 4", "tp"): tp_bytes,
+    ("pp 2, v 2", "pp"): pp_bytes,
+    ("dp 2 tp 4", "dp"): dp_bytes,  # has a cross and no bar
+}
+predicted = {place: guess for place, guess in predicted.items() if isinstance(guess, int | float)}
+bars = layouts_figure.traffic(sent, predicted, halve=True)
 display(bars)
-page.add("bytes of fifteen layouts", bars, by="measured in section 3")
+page.add("bytes of fifteen layouts", bars, by="measured in section 3, and your predictions")
 
 # %% [markdown]
-# **Look.** Here is the map: memory at the peak against bytes sent, a point per layout. Follow the arrows from one process.
-# Each adds an axis, and its colour is the axis.
+# **Look.** Here is the map: memory at the peak against bytes sent, a point per layout, in the colour of the axis that sends
+# most. Follow the arrows from one process.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-the_map = layouts_figure.field(sent, peaks, halve=True)
+ARROWS = [("one process", name) for name in ("ddp 4", "pp 4", "cp 4", "tp 4")]
+ARROWS += [("ddp 4", "zero-1 4"), ("zero-1 4", "zero-2 4"), ("zero-2 4", "zero-3 4")]
+ARROWS += [("pp 4", "pp 2 dp 2 tp 2")]
+the_map = layouts_figure.field(sent, peaks, ARROWS, halve=True)
 display(the_map)
 page.add("the map of the field", the_map, by="measured in section 3")
 
 # %% [markdown]
-# Down and to the left is better, and no point is best in both. *pp* buys memory for the fewest bytes here, but the map
-# doesn't show its bubble. *tp* divides activations, and pays for it in every layer. *ZeRO-3* saves more memory than
-# *ZeRO-1* by sending half as much again. With four ranks, the model's states are small beside its activations. For GPT-3
-# it is the other way around, so on another model the points move.
+# Down and to the left is better, and no point of four ranks is best in everything. Here *pp 4* sends least and holds
+# little, but the map doesn't show its bubble: with four microbatches, three of seven moments are idle. *tp* divides
+# activations, and pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and this batch has two, so
+# they send more than notebook 04's 2 and 3 units. With this model, states are small beside activations. For GPT-3 on
+# 1,024 GPUs it's the other way around, and so the points of another model lie elsewhere.
 #
 # **Question.** Which two layouts send the same bytes, though one of them holds less? (ddp and zero-1: a reduce-scatter and
 # an all-gather are an all-reduce in two halves.)
@@ -814,22 +1071,22 @@ def losses_of(run):
 
 my_train = train if ready(train) else library_train
 with tempfile.TemporaryDirectory() as folder:
-    undisturbed = losses_of(run_agents(on_four, f"{folder}/a", 20, 5))
-    run = run_agents(on_four, f"{folder}/b", 20, 5, (2, 7))
+    undisturbed = losses_of(run_agents(on_four, f"{folder}/a", 20, 5, timeout=300))
+    run = run_agents(on_four, f"{folder}/b", 20, 5, (2, 7), timeout=300)
     survived = losses_of(run)
 done = [line.text.split()[1] for line in run.lines if line.text.startswith("step")]
 print("steps:", " ".join(done))
 print("the same losses, to the last bit:", survived == undisturbed)
 
 # %% [markdown]
-# Now let it run long enough to learn something. 600 steps with AdamW take about two minutes on four ranks. Start the
-# cell and read §7 meanwhile. The kernel is busy, but §7 begins with reading. (You may stop here for a break, too.)
+# Now let it run long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start the cell and
+# read §7 meanwhile, which begins with a text. (You may stop here for a break, too.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-LONG = 600
+LONG = 300
 home = tempfile.TemporaryDirectory()
-long_run = losses_of(run_agents(on_four, home.name, LONG, 100, (1, 250), timeout=1800))
-drawn = layouts_figure.long_run(long_run, killed=250, restarted=200)
+long_run = losses_of(run_agents(on_four, home.name, LONG, 50, (1, 130), timeout=1800))
+drawn = layouts_figure.long_run(long_run, killed=130, restarted=100)
 display(drawn)
 page.add(
     "a run that was killed", drawn, by="your train" if my_train is train else "the library's train"
@@ -849,16 +1106,65 @@ home.cleanup()
 
 # %% [markdown]
 # It has the look of Python and none of its sense: indented lines, `self`, `if`, brackets, and words that are as long
-# as English ones. 600 steps are 600,000 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
+# as English ones. 300 steps are 307,200 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
 # parameter (Hoffmann et al. 2022), it should have read 17 million.
 #
-# **Question.** The run was killed in step 250 and saved every 100. What did the failure cost, in steps? And which formula
-# of notebook 12 says how often it should have saved? (50 steps; τ = √(2 δ M).)
+# **Question.** The run was killed in step 130 and saved every 50. What did the failure cost, in steps? And which formula
+# of notebook 12 says how often it should have saved? (30 steps; τ = √(2 δ M).)
 
 # %% [markdown]
 # ## 7 · The cluster that you are given
 #
-# CLUSTER
+# | | |
+# |---|---|
+# | you will write | one layout, and half a page in your own words |
+# | builds on | notebook 10, §8 |
+# | time | 8 minutes |
+# | points | 2 |
+#
+# You are given a cluster that isn't built like those in the papers:
+#
+# - four nodes of 8 L40S each (48 GB, 362 TFLOP/s). They have no NVLink. In a node, GPUs talk over PCIe 4.0 x16;
+# - 10 Gb/s of Ethernet between nodes, for each GPU a port of its own;
+# - the model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]`), with 256 sequences of 2,048 tokens per step. The batch may not change;
+# - attention keeps no scores (flash), products reach 63 % of the peak, and 4 GB of each GPU are taken by NCCL and others.
+#
+# **Predict.** The rule of thumb says: tp up to the node, then pp, then dp. How far is that from the best layout here? And which
+# axis should use the slow wire between nodes?
+#
+# <details><summary>Answer</summary>With tp 8 and dp 4 a step takes three and a half times as long as with the best layout, since
+# PCIe has a tenth of NVLink's bandwidth and tp waits in every layer. Between nodes, the axis that sends least is
+# right.</details>
+#
+# **Build.** Write a layout of all 32 GPUs. Its step may be at most 5 % longer than the best one's, by the planner's model of
+# notebook 10. You may use everything of `course_lib.planning`, such as `Cluster`, `Wire` and `advise`, and of
+# `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the outermost axis leaves the node first.
+
+# %% nbgrader={"grade_id": "cluster", "solution": true}
+my_layout = ...  # Layout({...}, microbatch=..., chunks=..., zero=..., recompute=...)
+### BEGIN SOLUTION
+from course_lib.facts import gpu, link
+from course_lib.models import PUBLISHED
+from course_lib.planning import Cluster, best_layout
+from course_lib.planning.roofline import Work
+
+four_nodes = Cluster(32, 8, gpu("L40S"), link("PCIe 4.0 x16"), link("10 Gb Ethernet"))
+my_layout = best_layout(PUBLISHED["LLaMA-7B"], 32, 256, four_nodes, work=Work(0.63, flash=True))
+### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint: the planner</summary><code>advise(shape, gpus, batch, cluster, work=Work(0.63, flash=True))</code> of
+# <code>course_lib.planning</code> and <code>course_lib.planning.roofline</code>. The work is in describing the
+# cluster.</details>
+# <details><summary>Hint: by hand</summary>Per step, count the bytes that each axis sends over each wire: four sums per layer
+# and microbatch for tp, one sum of the gradients for dp, one activation and one gradient per microbatch for pp.</details>
+
+# %% nbgrader={"grade_id": "cluster_check", "points": 2}
+report = check("13_capstone/cluster", my_layout)
+### BEGIN HIDDEN TESTS
+report = check("13_capstone/cluster", my_layout, cases="hidden")
+### END HIDDEN TESTS
+report.points(2)
 
 # %% [markdown]
 # **In your own words.** An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page
@@ -966,6 +1272,104 @@ report.points(2)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 page.show("your_page")
+
+# %% [markdown]
+# ## 10 · Optional: published runs, audited
+#
+# | | |
+# |---|---|
+# | you will write | nine numbers |
+# | builds on | notebooks 01, 07, 11 |
+# | time | 30 minutes |
+# | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
+#
+# Papers print results, and often the inputs from which you can compute them. So you can check them, and you learn which of
+# their numbers you may compare with yours. All inputs are published, and you need nothing but arithmetic.
+#
+# | run | inputs |
+# |---|---|
+# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s: 175 billion parameters, 140 TFLOP/s per GPU with full recomputation, which is counted in the 140 (Narayanan et al. 2021, eq. 4) |
+# | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second and GPU (Touvron et al. 2023, §2.4); the peak is 312 TFLOP/s |
+# | Llama-3-405B | on 16,384 H100s: 400 TFLOP/s per GPU, pp 16, dp 128, and 16 sequences per replica, which are 16 microbatches (Llama Team 2024, table 4); the dense bf16 peak is 989 TFLOP/s |
+# | Mixtral-8x7B | 32 layers of width 4,096; 32 heads of 128 for queries, 8 for keys and values; experts of three matrices with 14,336 hidden numbers, 8 of them, 2 per token; 32,000 tokens in two tables (Jiang et al. 2024, table 1) |
+# | DeepSeek-V3 | 37 of 671 billion parameters per token, 14.8 trillion tokens, 2.664 million H800 hours of pre-training (DeepSeek-AI 2024, table 1 and §2) |
+#
+# | your number | asked for | printed in the paper |
+# |---|---|---|
+# | `gpt3_flops` | FLOPs of the training, 6 per parameter and token | 3.14e23 |
+# | `gpt3_days` | days on the 1,024 A100s | 34 |
+# | `llama_65b_mfu` | MFU, as a share, with 6 N FLOPs per token | not printed |
+# | `llama_65b_days` | days of training | about 21 |
+# | `llama_405b_mfu` | MFU, as a share, from the 400 TFLOP/s | 41 %. Is it? |
+# | `llama_405b_idle` | share of a step in which a stage is idle, with plain 1F1B (v = 1) | not printed: they interleave |
+# | `mixtral_held` | parameters in all | 47 billion |
+# | `mixtral_used` | parameters that a token uses | 13 billion |
+# | `deepseek_tflops` | TFLOP/s that a GPU reached on average, with 6 FLOPs per used parameter | not printed |
+
+# %% nbgrader={"grade_id": "audit", "solution": true}
+gpt3_flops = ...
+gpt3_days = ...
+llama_65b_mfu = ...
+llama_65b_days = ...
+llama_405b_mfu = ...
+llama_405b_idle = ...
+mixtral_held = ...
+mixtral_used = ...
+deepseek_tflops = ...
+### BEGIN SOLUTION
+DAY = 86_400
+gpt3_flops = 6 * 174.6e9 * 300e9
+gpt3_days = 8 * 175e9 * 300e9 / (1024 * 140e12) / DAY  # a second forward: 8 FLOPs, not 6
+llama_65b_mfu = 6 * 65.2e9 * 380 / 312e12
+llama_65b_days = 1.4e12 / (2048 * 380) / DAY
+llama_405b_mfu = 400 / 989
+llama_405b_idle = (16 - 1) / (16 + 16 - 1)
+attention = 2 * 4096 * 32 * 128 + 2 * 4096 * 8 * 128
+expert = 3 * 4096 * 14_336
+besides = (
+    2 * 32_000 * 4096 + 32 * (attention + 8 * 4096 + 2 * 4096) + 4096
+)  # tables, routers, norms
+mixtral_held = besides + 32 * 8 * expert
+mixtral_used = besides + 32 * 2 * expert
+deepseek_tflops = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600) / 1e12
+### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint: GPT-3's days</summary>With full recomputation, a GPU does 8 FLOPs per parameter and token, and all of
+# them are in the 140 TFLOP/s.</details>
+# <details><summary>Hint: Mixtral</summary>Only the experts are there eight times. Attention, router, norms and tables are
+# there once per layer, or once.</details>
+
+# %% nbgrader={"grade_id": "audit_check", "points": 0}
+# Extra credit, 5 points
+report = check(
+    "13_capstone/audit", gpt3_flops, gpt3_days, llama_65b_mfu, llama_65b_days, llama_405b_mfu,
+    llama_405b_idle, mixtral_held, mixtral_used, deepseek_tflops,
+)  # fmt: skip
+### BEGIN HIDDEN TESTS
+report = check(
+    "13_capstone/audit", gpt3_flops, gpt3_days, llama_65b_mfu, llama_65b_days, llama_405b_mfu,
+    llama_405b_idle, mixtral_held, mixtral_used, deepseek_tflops, cases="hidden",
+)  # fmt: skip
+### END HIDDEN TESTS
+
+# %% [markdown]
+# Llama 3's table prints 400 TFLOP/s and 41 %, and 400 of 989 are 40.4 %. Both numbers are rounded, so the run lay a little
+# above 400. A pipeline that is idle for 48 % of each step would have to reach 78 % of the peak in the rest, which no run
+# does, so the table itself shows that the stages were interleaved. DeepSeek's GPUs did 343 TFLOP/s, which is 35 % of the
+# bf16 peak, or 17 % of the fp8 peak, and most of their products run in fp8. Say which peak you mean.
+#
+# <details><summary>In the lectures</summary>
+#
+# | lecture | says | right |
+# |---|---|---|
+# | 000, 001, 002 | GPT-3 was trained as 8 x 12 x 32, as 8 x 8 x 16, or 96-way by 8-way | OpenAI published no layout. The paper names V100s, and model parallelism within the products and across layers (Brown et al., §2.3). Megatron-LM's own 175B benchmarks had tp 8 and pp 12 |
+# | 002 | "optimized for Azure", "dynamic loss scaling" | neither has a source in the paper |
+# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model fewer non-linearities | 32,000 tokens are fewer than GPT-3's 50,257, and SwiGLU multiplies two branches where GPT-3 had one |
+# | 001 | 70 billion parameters on 64 H100s: 2 to 3 tokens per second and GPU | about 940 at 40 % of the peak: 0.4 · 989e12 / (6 · 70e9) |
+# | 002 | Mixtral shares parameters across experts | the eight experts of a layer share nothing. Shared experts are DeepSeek's |
+#
+# </details>
 
 # %% [markdown]
 # ## What you have built

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 import course_lib.mesh.step
 from course_lib import RankError, RankTimeout, dry_run, launch
 from course_lib.dry import DryRun, Meter, by_axis, whole_batch
+from course_lib.dry.absent import file_of_one
 from course_lib.dry.meter import objects_of, storage_bytes
 from course_lib.dry.rehearsal import Gradients
 from course_lib.experts import expert_gpt
 from course_lib.facts import axis_bytes, rank_parameters, saved_layer_bytes
 from course_lib.fsdp import PrefetchedModule
+from course_lib.ledger import rows
 from course_lib.mesh import (
     Mesh,
     axis_ranks,
@@ -327,6 +329,18 @@ def test_all_forwards_first_keep_every_microbatch() -> None:
     assert late.bytes == early.bytes
     assert late.by_kind["activations"] == 4 * early.by_kind["activations"]
     assert early.by_kind["activations"] == early.closed.kinds["activations"]
+
+
+def test_a_process_that_may_make_no_memory_without_a_name_uses_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str, size: int = 0) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(rows, "anonymous_file", refuse)
+    descriptor = file_of_one("board", 4096)
+    assert os.fstat(descriptor).st_size == 4096
+    os.close(descriptor)
 
 
 # ---- values

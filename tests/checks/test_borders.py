@@ -70,6 +70,7 @@ def test_arrows_point_from_the_exercise_to_the_judge_to_the_rank(part: str) -> N
 FRAMES = (
     "judge.functions",
     "judge.layers",
+    "judge.meshes",
     "judge.training_runs",
 )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
+from course_lib.checks.judge.meshes import OnMesh
 from course_lib.checks.notebooks.four_dimensions.norms import FIRST_HAS_IT, OWN, TABLE, Model, explained
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 

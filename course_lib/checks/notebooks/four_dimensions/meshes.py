@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from course_lib.checks import kit
+from course_lib.checks.judge.meshes import Sizes
 
-Sizes = Mapping[str, int]
 Formula = Callable[..., Any]
 AXES = ("pp", "dp", "cp", "tp")
 LACKS_AXES = (

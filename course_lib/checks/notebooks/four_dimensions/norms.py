@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit
-from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
+from course_lib.checks.judge.meshes import OnMesh
 from course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh import NormInstructions
 
 TABLE = "token_embedding.weight"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.four_dimensions.groups import SMALL, OnMesh
+from course_lib.checks.judge.meshes import SMALL, OnMesh
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 from course_lib.checks.notebooks.four_dimensions.step_gradients import Gradients, gradients_line
 from course_lib.checks.notebooks.four_dimensions.step_losses import loss_line

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.four_dimensions.groups import SMALL
+from course_lib.checks.judge.meshes import SMALL
 from course_lib.checks.notebooks.four_dimensions.steps import TIED, Held, Steps, Whole
 
 ROUNDING = 1e-10  # of the model's largest gradient

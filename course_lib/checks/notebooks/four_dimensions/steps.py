@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib.checks import kit
-from course_lib.checks.notebooks.four_dimensions.groups import OnMesh
+from course_lib.checks.judge.meshes import OnMesh
 from course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh import StepInstructions
 from course_lib.context_parallel import positions, zigzag
 from course_lib.models import GPT, GPTConfig

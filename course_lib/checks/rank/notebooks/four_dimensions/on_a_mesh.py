@@ -10,9 +10,9 @@ import torch
 from course_lib.checks.rank import frozen
 from course_lib.checks.rank.agreed import Expects, as_agreed
 from course_lib.checks.rank.harness import plain
+from course_lib.checks.rank.meshes import MeshInstructions, mesh_of
 from course_lib.checks.rank.watching import begun_and_waited
-from course_lib.checks.wire import Count, Instructions
-from course_lib.mesh.mesh import Mesh, Place
+from course_lib.checks.wire import Count
 from course_lib.mesh.stages import mesh_stages, parameters
 from course_lib.models import GPT, GPTConfig
 from course_lib.pipeline.generators import interleaved_one_f_one_b, one_f_one_b
@@ -21,30 +21,24 @@ from course_lib.runtime.backend import device
 _full_like, _plain, _begun = torch.full_like, plain, begun_and_waited
 _mesh_stages, _parameters = mesh_stages, parameters
 _schedule, _interleaved = one_f_one_b, interleaved_one_f_one_b
-_GPT, _GPTConfig, _Mesh, _Place = GPT, GPTConfig, Mesh, Place
+_GPT, _GPTConfig, _mesh_of = GPT, GPTConfig, mesh_of
 WEIGHT = 7.0  # of all parameters in `norms`: it must stay
 
 
 @dataclass(frozen=True)
-class MeshInstructions(Instructions):
-    """A mesh, and what is expected of this rank.
+class AgreedInstructions(MeshInstructions):
+    """Calls on a mesh, and what is expected of this rank.
 
-    sizes         of the mesh, outermost axis first
-    coordinate    this rank's
-    axes          a list of [names, ranks, index of the case's group]: every group of axes
     expects       {name: [dtype, shape]} of the tensors in the reply
     times         how often the function is called
     """
 
-    sizes: dict[str, int]
-    coordinate: dict[str, int]
-    axes: list[Any]
     expects: Expects
     times: int = 1
 
 
 @dataclass(frozen=True)
-class StepInstructions(MeshInstructions):
+class StepInstructions(AgreedInstructions):
     """The tensors of call 0 are "0.x.0", "0.t.0" and so on.
 
     config        sizes of the GPT, and "seed", from which all ranks draw the same one
@@ -60,7 +54,7 @@ class StepInstructions(MeshInstructions):
 
 
 @dataclass(frozen=True)
-class NormInstructions(MeshInstructions):
+class NormInstructions(AgreedInstructions):
     """named: names of the parameters in their order; a gradient is the tensor of that name, if there is one;
     cut, tied: names; max_norm: a number.
     """
@@ -82,23 +76,17 @@ class MeshReply:
     returned: list[Any] = field(default_factory=list)
     misfits: dict[str, str] = field(default_factory=dict)
 
-    def complete(self, instructions: MeshInstructions) -> bool:
+    def complete(self, instructions: AgreedInstructions) -> bool:
         """Whether there is a result of each call."""
         calls = instructions.times
         return (len(self.returned), len(self.begun)) == (calls, calls + 1)
-
-
-def mesh_of(instructions: MeshInstructions, groups: list) -> Mesh:
-    ranks = {tuple(names): ranks for names, ranks, _ in instructions.axes}
-    made = {tuple(names): groups[index] for names, _, index in instructions.axes}
-    return _Mesh(instructions.sizes, device(), _Place(instructions.coordinate, ranks, made))
 
 
 def steps(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: StepInstructions
 ) -> tuple[MeshReply, dict[str, Any]]:
     """`hybrid_step(stages, schedule, microbatches, mesh)`, as often as asked; gradients add up."""
-    mesh, count = mesh_of(instructions, groups), instructions.count
+    mesh, count = _mesh_of(instructions, groups), instructions.count
     pp, chunks = mesh.size("pp"), instructions.chunks
     schedule = _schedule(pp, count) if chunks == 1 else _interleaved(pp, count, chunks)
     stages = _mesh_stages(
@@ -125,7 +113,7 @@ def norms(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: NormInstructions
 ) -> tuple[MeshReply, dict[str, Any]]:
     """`clip_grad_norm(named_parameters, max_norm, mesh, cut, tied)` of gradients that are given."""
-    mesh, named = mesh_of(instructions, groups), []
+    mesh, named = _mesh_of(instructions, groups), []
     for name in instructions.named:
         gradient = tensors.get(name)
         size = gradient if gradient is not None else frozen.zeros(3, dtype=torch.float64, device=device())
@@ -142,7 +130,7 @@ def norms(
 
 
 def agreed(
-    results: dict[str, Any], instructions: MeshInstructions, report: MeshReply
+    results: dict[str, Any], instructions: AgreedInstructions, report: MeshReply
 ) -> dict[str, torch.Tensor]:
     """The tensors of the reply, all of them in the shape that was agreed."""
     return as_agreed(results, instructions.expects, report.misfits, named=kind_of)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations
 from math import prod
 from typing import Any
 
-from course_lib.checks import kit
-from course_lib.checks.notebooks.four_dimensions.meshes import Sizes
+from course_lib.checks.judge.case import Observed
 from course_lib.ledger.operation import Operation
 from course_lib.mesh.coordinates import axis_ranks, coordinates
 
+Sizes = Mapping[str, int]  # ranks along each axis, outermost first
 SMALL = 64  # bytes: an operation of so few is for a loss or a norm
 
 
@@ -57,7 +57,7 @@ class OnMesh:
             ],
         }
 
-    def called(self, observed: kit.Observed, rank: int, call: int = 0) -> list[Operation]:
+    def called(self, observed: Observed, rank: int, call: int = 0) -> list[Operation]:
         """The operations of the student's call number `call`."""
         begun = observed.values[rank].begun
         return observed.operations[rank][begun[call] : begun[call + 1]]

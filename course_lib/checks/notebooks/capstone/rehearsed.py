@@ -1,0 +1,244 @@
+"""dry_step: the student's `make_step` as one rank of 1,024, held against the closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import torch
+
+from course_lib.checks import kit, words
+from course_lib.checks.notebooks.capstone.references import REFERENCES
+from course_lib.checks.rank.notebooks.capstone.rehearsing import DryInstructions, DryReply
+from course_lib.dry.closed import closed_forms, stage_activations
+from course_lib.dry.plan import Plan
+from course_lib.models import GPTConfig
+
+RECIPE = "course_lib.checks.rank.notebooks.capstone.rehearsing:as_one_rank"
+POINT = "a step whose bytes and memory do not grow with the mesh, though eight ranks would not show it"
+# The first fake operation and the first optimizer of a process import these, which takes seconds.
+IMPORTS = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+SIZES = {"pp": 8, "dp": 16, "tp": 8}
+CONFIG = GPTConfig(1024, 64, layers=8, heads=16, width=256, tied=False)
+COUNT = 8  # microbatches of a replica, of one row each
+STOPPED = "stopped"
+FEW = 4  # collectives over the replicas: an all-reduce, its halves, or two buckets
+NOISE = 4096  # bytes of several losses or counts in one tensor
+SECONDS = 90.0  # 3 to 6 on idle cores
+WHOLE_SUM = 'Sum over mesh.group(("dp", "cp")) alone. Ranks of pp and tp hold other parameters.'
+GATHERED = (
+    "With n ranks an all-gather of whole gradients sends n / 2 times as much as an all-reduce, and on two "
+    "ranks as much. Use an all-reduce, or its halves."
+)
+EACH_MICROBATCH = "Gradients add up in `.grad`. Sum them once, after the last backward."
+EACH_PARAMETER = (
+    "The bytes are the same, but each call costs a latency. Put all gradients into one row, as "
+    "`sum_over_replicas` does."
+)
+ALL_ROWS = (
+    "A replica reads its own rows, one of 16 parts of the batch. `microbatches_of` cuts them into "
+    "layout.microbatches(batch_size) microbatches."
+)
+ORDER = (
+    "All forwards ran before the first backward. With 1F1B, stage i of p begins backward after p - i "
+    "forwards at the latest, so it keeps min(m, p - i) microbatches."
+)
+KEPT = "A tensor that keeps its graph, such as a loss in a list, keeps the activations too. Detach it."
+WHOLE_MODEL = (
+    "The step still refers to the model from before it was cut, for example as a variable that the inner "
+    "function uses. Refer to the stages alone."
+)
+OWN_GROUPS = (
+    "`dist.new_group` waits for all 1,024 ranks, each time. The mesh has made the groups that a step needs: "
+    "mesh.group(axes)."
+)
+MIDDLE = (
+    "This stage is neither the first nor the last of the pipeline. With two stages, there is none like it: "
+    "it has no embedding, no head and no loss, and it sends both ways."
+)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A rank of the mesh, and what it should send and hold."""
+
+    rank: int
+
+    @cached_property
+    def plan(self) -> Plan:
+        return Plan(SIZES, self.rank, CONFIG, COUNT, 1, torch.float32)
+
+    @property
+    def stage(self) -> int:
+        return self.plan.coordinate["pp"]
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank}, on stage {self.stage}"
+
+    @cached_property
+    def due(self) -> dict[str, float]:
+        """Bytes by axis."""
+        return closed_forms(self.plan).bytes
+
+    @property
+    def weights(self) -> float:
+        return closed_forms(self.plan).kinds["weights"]
+
+    @property
+    def messages(self) -> int:
+        """Sends of a step: activations forward and gradients back."""
+        return COUNT * ((self.stage > 0) + (self.stage < SIZES["pp"] - 1))
+
+    @property
+    def in_flight(self) -> int:
+        return min(COUNT, SIZES["pp"] - self.stage)
+
+    def side(self) -> kit.RankSide:
+        instructions = DryInstructions(SIZES, self.rank, asdict(CONFIG), COUNT, most=2 * self.messages)
+        return kit.RankSide({}, instructions, {})
+
+
+Judge = Callable[[DryReply], kit.Finding]
+
+
+def line(title: str, judge: Judge, weight: float, first: bool = False) -> kit.Line:
+    """A line about the reply of the one rank that ran. The lines do not wait for each other.
+
+    first: the line also judges a step that was ended.
+    """
+
+    def of_reply(observed: kit.Observed) -> kit.Finding:
+        reply = observed.values[0]
+        return judge(reply) if first or not reply.stopped else kit.wrong(cause=STOPPED)
+
+    return kit.Line(title, of_reply, weight)
+
+
+def wires_line(rank: Rehearsed) -> kit.Line:
+    """One pass of the microbatches: activations along pp, the layers' sums along tp."""
+
+    def judge(reply: DryReply) -> kit.Finding:
+        if reply.stopped:
+            said = (
+                f"{rank.name}, sent more than {2 * rank.messages} messages along pp, and {rank.messages} are "
+                "due, so the run was ended."
+            )
+            return kit.wrong(said, ALL_ROWS, cause=STOPPED, misses_point=True)
+        for axis in ("pp", "tp"):
+            amount, due = reply.bytes.get(axis, 0.0), rank.due[axis]
+            if abs(amount - due) > NOISE:
+                said = (
+                    f"{rank.name}, sent {words.number(round(amount))} bytes along {axis}; one pass of its "
+                    f"{COUNT} microbatches sends {words.number(round(due))}."
+                )
+                return kit.wrong(said, "" if amount else "Nothing was sent there at all.", cause="wires")
+        return kit.RIGHT
+
+    return line(f"stage {rank.stage}: bytes along pp and tp", judge, 1, first=True)
+
+
+def replicas_line(rank: Rehearsed) -> kit.Line:
+    """One sum of the gradients over the replicas, by whatever parts."""
+
+    def judge(reply: DryReply) -> kit.Finding:
+        amount, due = reply.bytes.get("dp", 0.0), rank.due["dp"]
+        if abs(amount - due) <= NOISE:
+            return kit.RIGHT
+        said = f"{rank.name}, sent {words.number(round(amount))} bytes over dp"
+        if amount < due:
+            others = [axes for axes, nbytes in reply.bytes.items() if "dp" in axes and nbytes > NOISE]
+            others = [axes for axes in others if axes != "dp"]
+            where = f" They were summed over {others[0]}." if others else ""
+            said += f"; one sum of its gradients sends {words.number(round(due))}.{where}"
+            return kit.wrong(said, WHOLE_SUM if others else "", cause="axes" if others else "replicas")
+        times = words.number(round(amount / due, 2))
+        said += f", {times} times the {words.number(round(due))} that are enough."
+        gathers = any(axes == "dp" and op == "all_gather" for axes, op, _ in reply.calls)
+        says = GATHERED if gathers else EACH_MICROBATCH if abs(amount / due - COUNT) < 0.1 else ""
+        return kit.wrong(said, says, cause="replicas", misses_point=True)
+
+    return line(f"stage {rank.stage}: bytes over the replicas", judge, 1.5)
+
+
+def calls_line(rank: Rehearsed) -> kit.Line:
+    """Few collectives over the replicas, and no group but the mesh's."""
+
+    def judge(reply: DryReply) -> kit.Finding:
+        made = sum(n for _, op, n in (*reply.setup_calls, *reply.calls) if op == "new_group")
+        if made:
+            said = f"{rank.name}, made {words.counted(made, 'group')} beside the mesh's."
+            return kit.wrong(said, OWN_GROUPS, cause="groups")
+        others = {axes: nbytes for axes, nbytes in reply.bytes.items() if axes not in ("pp", "dp", "tp")}
+        axes = max(others, key=lambda each: others[each], default="")
+        if axes and others[axes] > NOISE:
+            said = f"{rank.name}, sent {words.number(round(others[axes]))} bytes over {axes}."
+            return kit.wrong(said, WHOLE_SUM, cause="axes")
+        count = sum(n for axes, _, n in reply.calls if axes == "dp")
+        if count > FEW:
+            said = f"{rank.name}, called {count} collectives over dp, and one is enough."
+            each = count > 2 * COUNT or count % COUNT
+            return kit.wrong(said, EACH_PARAMETER if each else EACH_MICROBATCH, cause="calls")
+        if not count:
+            return kit.wrong(f"{rank.name}, called no collective over dp alone.", WHOLE_SUM, cause="axes")
+        return kit.RIGHT
+
+    return line(f"stage {rank.stage}: one sum over the replicas, no other axis", judge, 0.5)
+
+
+def weights_line(rank: Rehearsed) -> kit.Line:
+    def judge(reply: DryReply) -> kit.Finding:
+        amount = reply.kinds.get("weights", 0)
+        if amount == rank.weights:
+            return kit.RIGHT
+        said = (
+            f"{rank.name}, holds {words.number(amount)} bytes of parameters; its part of the model has "
+            f"{words.number(rank.weights)}."
+        )
+        return kit.wrong(said, WHOLE_MODEL if amount > rank.weights else "", cause="weights")
+
+    return line(f"stage {rank.stage}: parameters", judge, 0.5)
+
+
+def kept_line(rank: Rehearsed) -> kit.Line:
+    """Activations for backward: no more than 1F1B keeps. The ends keep a little for embedding or head."""
+
+    def judge(reply: DryReply) -> kit.Finding:
+        each, amount = stage_activations(rank.plan), reply.kinds.get("activations", 0)
+        if each / 2 < amount < (rank.in_flight + 0.5) * each:
+            return kit.RIGHT
+        microbatches = words.number(round(amount / each, 1))
+        said = (
+            f"{rank.name}, keeps the activations of {microbatches} microbatches for backward, and "
+            f"{rank.in_flight} are enough."
+        )
+        if amount < each:
+            return kit.wrong(f"{rank.name}, keeps no activations for backward.", cause="kept")
+        says = ORDER if abs(amount / each - COUNT) < 0.5 else KEPT
+        return kit.wrong(said, says, cause="kept", misses_point=True)
+
+    weight = 0.5 if rank.in_flight == COUNT else 1.5  # a stage that may keep all shows nothing of the order
+    return line(f"stage {rank.stage}: activations kept for backward", judge, weight)
+
+
+def case(draw: kit.Draw, stage: int, hidden: bool = False) -> kit.Case:
+    of_a_stage = SIZES["dp"] * SIZES["tp"]
+    rank = Rehearsed(stage * of_a_stage + draw.integer(0, of_a_stage))
+    parts = (wires_line, replicas_line, calls_line, weights_line, kept_line)
+    return kit.Case(
+        f"stage {stage}", [rank.side()], [part(rank) for part in parts], recipe=RECIPE, alone=True,
+        imports=IMPORTS, timeout=SECONDS, hidden=hidden,
+    )  # fmt: skip
+
+
+def trouble(case: kit.Case, kind: str, text: str) -> str:
+    return MIDDLE if kind == "error" and case.title == "stage 3" else ""
+
+
+@kit.exercise(points=4, objects=("make_step",), references=REFERENCES, hint=trouble, point=POINT)
+def dry_step(draw: kit.Draw) -> Iterator[kit.Case]:
+    yield case(draw, 0)
+    yield case(draw, 3)
+    if draw.hidden:
+        yield case(draw, 7)
