@@ -8,7 +8,7 @@ The arguments are those of `make_step`, with `zero` 0 or 1 in the layout.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,14 @@ from course_lib.planning import Layout
 from course_lib.tensor_parallel import SequenceParallelNorm
 from course_lib.zero import Zero1Optimizer
 
-from .step import Step, make_step
+if TYPE_CHECKING:  # an exercise hides the module
+    from .step import Step
 
 
 def step_a(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float) -> Step:
     """`make_step`, with PyTorch's own norms: each is one kernel, forward and backward."""
+    from .step import make_step
+
     step = make_step(config, layout, mesh, batch_size, lr)
     for stage in step.stages:
         for layer in list(stage.module.modules()):
@@ -44,6 +47,8 @@ def fused(norm: SequenceParallelNorm) -> nn.Module:
 
 def step_b(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float) -> Step:
     """`make_step`, whose later stages are told no positions: tokens get theirs in the embedding."""
+    from .step import make_step
+
     step = make_step(config, layout, mesh, batch_size, lr)
     for stage in step.stages:
         module: Any = stage.module
@@ -54,6 +59,8 @@ def step_b(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: f
 
 def step_c(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float) -> Step:
     """`make_step` with ZeRO-1 among ranks that are next to each other, since their links are the fastest."""
+    from .step import make_step
+
     step = make_step(config, replace(layout, zero=0), mesh, batch_size, lr)
     neighbours: Any
     neighbours, _ = dist.new_subgroups(layout.replicas)

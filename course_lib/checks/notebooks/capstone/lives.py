@@ -1,4 +1,4 @@
-"""A run that was killed and called again: what its calls did, and the cause of wrong losses."""
+"""A run that was killed and called again: the deeds of its calls, and the cause of wrong losses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ IDEAS = (NEVER, IGNORED, ONLY_LAST, NEVER_SAVED)
 
 @dataclass(frozen=True)
 class Call:
-    """A call: what it was told, how it was killed, what it did, and how many steps were saved before it."""
+    """A call, with its arguments, its kill and its reply.
+
+    expected: the losses of an undisturbed run."""
 
     script: CallScript
     reply: CallReply
@@ -113,22 +115,22 @@ class Life:
 
     def calls(self) -> Iterator[Call]:
         newest = 0
-        for number, one in enumerate(self.script.calls):
+        for number, script in enumerate(self.script.calls):
             if number == len(self.reply.calls):
                 raise ValueError("the reply lacks a call")
             reply = self.reply.calls[number]
-            yield Call(one, reply, undisturbed(self.script.seed, one.steps, self.ranks), newest)
-            newest = self.newest_after(one, reply, newest)
+            yield Call(script, reply, undisturbed(self.script.seed, script.steps, self.ranks), newest)
+            newest = self.newest_after(script, reply, newest)
 
-    def newest_after(self, one: CallScript, reply: CallReply, before: int) -> int:
+    def newest_after(self, script: CallScript, reply: CallReply, before: int) -> int:
         """The finished steps of the checkpoint that is due after a call."""
-        what, number = one.dies
+        what, number = script.dies
         if self.script.sweep or what == DISK:
             alive = reply.events[: len(reply.events) - len(reply.after)]
             return max([before, *(n for event, n in alive if event == "saved")])
         if what == NOTHING:
-            return one.steps
-        return max(before, number // one.every * one.every)
+            return script.steps
+        return max(before, number // script.every * script.every)
 
 
 def lives_of(script: SurvivingScript, reply: SurvivingReply, ranks: int = 1) -> list[Life]:
@@ -184,7 +186,7 @@ def right_losses(call: Call, when: str) -> kit.Finding:
         )
     else:
         pairs = enumerate(zip(losses, call.expected, strict=True))
-        first = next(k for k, (one, other) in pairs if one != other)
+        first = next(k for k, (loss, other) in pairs if loss != other)
         said = kit.Sentence(
             f"{when}, the loss of step {first} is another one than in an undisturbed run.",
             f"{when}, losses are other ones than in an undisturbed run.",

@@ -1,4 +1,4 @@
-"""A search for the axes that a layout needs to fail: what is right, and the cause of a wrong result."""
+"""A search for the axes that a layout needs to fail: its right results, and the cause of a wrong one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Account:
     def asked(self) -> list[Axes]:
         return [frozenset(axis for axis, size in call if size > 1) for call in self.reply.calls]
 
-    def found(self) -> Axes:
+    def named(self) -> Axes:
         """The axes of the result that are larger than 1 there."""
         return frozenset(axis for axis, size in self.reply.result or [] if size > 1)
 
@@ -147,19 +147,19 @@ class Account:
         """Whether the result is one of the right ones."""
         if (finding := self.broken()) is not None:
             return finding
-        found, search = self.found(), self.search
-        if search.right(found):
+        axes, search = self.named(), self.search
+        if search.right(axes):
             return kit.RIGHT
         gives = f"{NAME}({self.shown()}, fails) gives {self.shown(self.reply.result)}"
         if search.fails(()):
             general = f"{NAME} names axes though even one rank fails."
             return kit.wrong(kit.Sentence(f"{gives}, though even one rank fails.", general), ONE_RANK)
-        if not search.fails(found):
+        if not search.fails(axes):
             said = kit.Sentence(
                 f"{gives}, and these alone do not fail.", f"{NAME} gives axes that do not fail."
             )
         else:
-            spare = words.listing(search.spare(found))
+            spare = words.listing(search.spare(axes))
             said = kit.Sentence(
                 f"{gives}, which still fails without {spare}.", f"{NAME} gives axes that can be left out."
             )
@@ -168,15 +168,15 @@ class Account:
 
     def why(self) -> str:
         """The usual cause of a wrong result."""
-        found, search = self.found(), self.search
+        axes, search = self.named(), self.search
         if only_single_axes(self):
             return ALONE
-        if search.right(search.whole - found):
+        if search.right(search.whole - axes):
             return OTHERS
-        if search.fails(found):
+        if search.fails(axes):
             rounds = [search.one_round(order) for order in (list(search.sizes), [*search.sizes][::-1])]
-            return AGAIN if found in rounds and found != search.whole else STOPPED
-        return TOGETHER if found == search.whole - set(search.spare(search.whole)) else KEEP
+            return AGAIN if axes in rounds and axes != search.whole else STOPPED
+        return TOGETHER if axes == search.whole - set(search.spare(search.whole)) else KEEP
 
 
 def only_single_axes(account: Account) -> bool:

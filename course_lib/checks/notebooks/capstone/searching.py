@@ -73,7 +73,7 @@ def telling(made: kit.Line, searches: Sequence[Search]) -> kit.Line:
 
 
 def both(account: Account) -> tuple[Axes, Axes]:
-    return account.found(), account.search.whole - account.found()
+    return account.named(), account.search.whole - account.named()
 
 
 def nothing(account: Account) -> kit.Finding:
@@ -168,7 +168,7 @@ def case(title: str, searches: Sequence[Search], lines: Sequence[kit.Line]) -> k
 @kit.exercise(points=5, objects=(NAME,), references=REFERENCES, point=POINT)
 def smallest_failing(draw: kit.Draw) -> Iterator[kit.Case]:
     four = ("pp", "dp", "cp", "tp")
-    one = needing("one", drawn(draw, *four, ones="cp"), "dp")
+    single = needing("one", drawn(draw, *four, ones="cp"), "dp")
     pair = needing("pair", drawn(draw, *four), "pp tp")
     three = needing("three", drawn(draw, *four), "pp cp tp")
     either = needing("either", drawn(draw, *four), "pp dp", "cp tp")
@@ -178,9 +178,9 @@ def smallest_failing(draw: kit.Draw) -> Iterator[kit.Case]:
     anyway = exactly("anyway", drawn(draw, *four, ones="pp"), lambda axes: True)
     sound = listed("sound", drawn(draw, *four))
     many = needing("many", drawn(draw, *TORCHTITAN), "ep etp tp")
-    failing = [one, pair, three, either, cancel, mirror, anyway, many]
+    failing = [single, pair, three, either, cancel, mirror, anyway, many]
     lines = [
-        line("one axis is to blame", 1, [one]),
+        line("one axis is to blame", 1, [single]),
         telling(line("two axes that meet", 2, [pair]), [pair]),
         line("three of four axes", 1, [three]),
         line("one pair of axes or another one", 1, [either]),
@@ -194,12 +194,12 @@ def smallest_failing(draw: kit.Draw) -> Iterator[kit.Case]:
     ]
     yield case("searches", [*failing, sound], lines)
     if draw.hidden:
-        single = {axis: 1 for axis in four}
+        alone = {axis: 1 for axis in four}
         more = [
             needing("inner pair", drawn(draw, *four, ones="pp"), "dp cp"),
             needing("five", drawn(draw, "pp", "dp", "ep", "cp", "tp"), "dp tp", "ep cp"),
             needing("reversed", drawn(draw, "tp", "cp", "dp", "pp", ones="dp"), "cp pp"),
-            exactly("one rank", single, lambda axes: True),
+            exactly("one rank", alone, lambda axes: True),
         ]
         yield replace(case("more searches", more, [
             line("other layouts", 1, more), of_results("their form", 0.5, more, form),

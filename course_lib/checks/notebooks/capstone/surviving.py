@@ -53,9 +53,9 @@ def line(
     def judge(observed: kit.Observed) -> kit.Finding:
         return first_wrong(
             look(life)
-            for told in scripts
+            for script in scripts
             for values in observed.values
-            for life in lives_of(told, values[told.name], ranks)
+            for life in lives_of(script, values[script.name], ranks)
         )
 
     return kit.Line(title, judge, weight)
@@ -121,9 +121,9 @@ def shows(scripts: Sequence[SurvivingScript]) -> Callable[[kit.Observed], float]
     def resumed(observed: kit.Observed) -> float:
         calls = [
             last(life)
-            for told in scripts
+            for script in scripts
             for values in observed.values
-            for life in lives_of(told, values[told.name])
+            for life in lives_of(script, values[script.name])
         ]
         ended = [call for call in calls if call.due]
         return float(all(call.reply.losses is not None and call.resumed for call in ended))
@@ -143,7 +143,8 @@ def case(
 
 def hint(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause when a run breaks off."""
-    return ALL_RANKS if kind == "deadlock" and case.world_size > 1 else ""
+    apart = kind == "deadlock" or "do not agree on their collective" in text
+    return ALL_RANKS if apart and case.world_size > 1 else ""
 
 
 @kit.exercise(points=9, objects=(NAME,), references=REFERENCES, point=POINT, hint=hint)

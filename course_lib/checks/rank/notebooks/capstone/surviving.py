@@ -1,7 +1,7 @@
 """Recipe (see `harness`) that kills a small run at given moments, and calls `train` again.
 
-A kill is an exception that is none of Exception, raised once: by the step, by `batches`, or by the disk. What
-the disk holds at that moment is all that the next call finds. Everything that is called afterwards is noted,
+A kill is an exception that is none of Exception, raised once: by the step, by `batches`, or by the disk. The
+next call finds the disk as it is at that moment. Everything that is called afterwards is noted,
 since a process that is killed calls nothing.
 """
 
@@ -27,7 +27,7 @@ _all_reduce, _broadcast, _barrier = dist.all_reduce, dist.broadcast_object_list,
 _make_folder, _remove_folder = tempfile.mkdtemp, shutil.rmtree
 MOST = 600  # events of a call
 LARGEST = 1e300  # sent for a loss that is not a finite number
-NOTHING, BATCH, STEP, DISK = "", "batch", "step", "disk"  # what kills a call
+NOTHING, BATCH, STEP, DISK = "", "batch", "step", "disk"  # the place where a call is killed
 
 Event = tuple[str, int]  # such as ("batch", 3); the number is 0 where there is none
 
@@ -106,7 +106,7 @@ class SurvivingInstructions(Instructions):
 
 
 class Life:
-    """One call: what it does, and the kill."""
+    """One call: its events, and the kill."""
 
     def __init__(self, dies: Event):
         self.dies, self.dead, self.reply = dies, False, CallReply()
@@ -182,8 +182,8 @@ class Watched:
 class Making:
     """`make` and `batches` of a call."""
 
-    def __init__(self, script: SurvivingScript, told: SurvivingInstructions, life: Life):
-        self.script, self.rank, self.ranks, self.life = script, told.rank, told.ranks, life
+    def __init__(self, script: SurvivingScript, instructions: SurvivingInstructions, life: Life):
+        self.script, self.rank, self.ranks, self.life = script, instructions.rank, instructions.ranks, life
         self.last = 0  # number of the batch that was asked for
 
     def batches(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,24 +236,26 @@ def call(train: Any, making: Making, script: CallScript, disk: Any) -> CallReply
             reply.losses = [float(loss) if abs(loss) < LARGEST else LARGEST for loss in losses[:MOST]]
         else:
             reply.kind = type(losses).__name__
-    except NotImplementedError:
-        raise
     except Exception as error:
+        if making.ranks > 1 or isinstance(error, NotImplementedError):
+            raise  # the other ranks may wait for this one
         reply.error = _describe(error)
     except Killed:
         pass
     return reply
 
 
-def in_memory(train: Any, told: SurvivingInstructions, script: SurvivingScript, last: int) -> LifeReply:
+def in_memory(
+    train: Any, instructions: SurvivingInstructions, script: SurvivingScript, last: int
+) -> LifeReply:
     """The calls of a life on a disk in memory. last: the operation that kills the first call, 0 for none."""
     life_reply, files = LifeReply(), {}
-    for number, one in enumerate(script.calls):
+    for number, call_script in enumerate(script.calls):
         disk = _Disk(files)
-        life = Life((DISK, last) if last and number == 0 else one.dies)
+        life = Life((DISK, last) if last and number == 0 else call_script.dies)
         kept: list[dict[str, bytes]] = []
         life.on_death = lambda disk=disk, kept=kept: kept.append(contents(disk))
-        life_reply.calls.append(call(train, Making(script, told, life), one, disk))
+        life_reply.calls.append(call(train, Making(script, instructions, life), call_script, disk))
         files = kept[0] if kept else contents(disk)
     return life_reply
 
@@ -263,28 +265,28 @@ def contents(disk: Disk) -> dict[str, bytes]:
     return {name: disk.read(name) for name in disk.names()}
 
 
-def in_a_folder(train: Any, told: SurvivingInstructions, script: SurvivingScript) -> LifeReply:
+def in_a_folder(train: Any, instructions: SurvivingInstructions, script: SurvivingScript) -> LifeReply:
     """The calls of a life in a folder that all ranks see."""
-    shared = [_make_folder() if told.rank == 0 else ""]
+    shared = [_make_folder() if instructions.rank == 0 else ""]
     _broadcast(shared, src=0)
     reply = LifeReply()
-    for one in script.calls:
-        making = Making(script, told, Life(one.dies))
-        reply.calls.append(call(train, making, one, _Folder(shared[0])))
+    for call_script in script.calls:
+        making = Making(script, instructions, Life(call_script.dies))
+        reply.calls.append(call(train, making, call_script, _Folder(shared[0])))
         _barrier()
-    if told.rank == 0:
+    if instructions.rank == 0:
         _remove_folder(shared[0], ignore_errors=True)
     return reply
 
 
-def lived(train: Any, told: SurvivingInstructions, script: SurvivingScript) -> SurvivingReply:
-    if told.ranks > 1:
-        return SurvivingReply([in_a_folder(train, told, script)])
+def lived(train: Any, instructions: SurvivingInstructions, script: SurvivingScript) -> SurvivingReply:
+    if instructions.ranks > 1:
+        return SurvivingReply([in_a_folder(train, instructions, script)])
     if not script.sweep:
-        return SurvivingReply([in_memory(train, told, script, 0)])
+        return SurvivingReply([in_memory(train, instructions, script, 0)])
     lives: list[LifeReply] = []
     for last in range(1, MOST):
-        life = in_memory(train, told, script, last)
+        life = in_memory(train, instructions, script, last)
         lives.append(life)
         if life.calls[0].returned or life.calls[0].error is not None:
             break
