@@ -1,22 +1,7 @@
-"""What Moodle and Canvas hand out when an instructor downloads a class: as a zip, or unpacked.
+"""The files of a class that an instructor downloaded from Moodle or Canvas, in a zip or unpacked.
 
-Moodle (mod/assign/classes/downloader.php; in folders, or flat if the teacher chose that):
-
-    Anna Ng_1234567_assignsubmission_file_/12_in_operation.ipynb
-    Anna Ng_1234567_assignsubmission_file_12_in_operation.ipynb
-
-Canvas (lib/content_zipper.rb; a class without names has anon_Ab3xY for name and number):
-
-    nganna_12345_678901_12_in_operation-1.ipynb
-    nganna_LATE_12345_678901_12_in_operation.ipynb
-
-Canvas' first number is the student's in all assignments, and the second one counts uploads. Moodle's number
-is the participant's in this assignment alone. So a student is called "nganna_12345" or "Anna Ng", and
-`autograder.report.exports` finds the rows of both again. In place of a notebook there may be a zip, such as
-the one of `python -m course_lib.submit`.
-
-Such a zip, or such files, count straight in the class's folder and nowhere else: in a student's own folder
-or zip they could be that student's invention.
+They have the names of `autograder.submission.site_names`, and count straight in the class's folder and
+nowhere else: in a student's own folder or zip they could be that student's invention.
 """
 
 from __future__ import annotations
@@ -24,44 +9,22 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 import time
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from autograder.outcome.limits import Limits
 from autograder.submission.intake import NAMES_SHOWN, STAMP, Submission, printable
+from autograder.submission.site_names import Owner, assignment_of, owner_of, students_of
 from autograder.submission.zips import BROKEN, Saved, read_file, read_zip
 from course_lib.checks.words import counted, listing
 
-MOODLE = re.compile(
-    r"(?P<name>.+?)(?:_(?P<number>\d+))?_assignsubmission_(?:file|onlinetext)_?(?P<file>.*)"
-)
-CANVAS = re.compile(
-    r"(?:(?P<hidden>LATE_)?(?P<anonymous>anon_[A-Za-z0-9]+)|(?P<name>\w+?)_(?P<late>LATE_)?(?P<number>\d+))"
-    r"_(?P<upload>\d+)_(?P<file>.+)"
-)
 KINDS = (".ipynb", ".zip")
 DEEPEST = 4  # folders below a student's that are searched
 MOST = 4 << 30  # bytes of notebooks that are written for all downloads together
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Who handed a file in, as the site wrote it in the file's or the folder's name.
-
-    file: the file's own name. upload: Canvas' number of it; a later one is larger.
-    """
-
-    site: str
-    name: str
-    number: str
-    file: str
-    late: bool = False
-    upload: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,41 +48,15 @@ class Upload:
 
 @dataclass
 class Downloaded:
-    """Submissions, the newest of each first; `said` on where they are from; `notes` on what is left out.
+    """Submissions, the newest of each first; sentences on their origin, and on files that are left out.
 
-    taken: the paths in the class's folder that are a site's, and no student's folder or zip.
+    taken: the paths in the class's folder that come from a site.
     """
 
     submissions: list[Submission] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     taken: set[Path] = field(default_factory=set)
-
-
-def owner_of(place: PurePosixPath) -> Owner | None:
-    """Whose file this is, by the names of Moodle and Canvas; None if they have not named it."""
-    *folders, last = place.parts
-    for part in folders:
-        if (named := MOODLE.fullmatch(part)) and not named["file"]:
-            return Owner("Moodle", named["name"], named["number"] or "", last)
-    if (named := MOODLE.fullmatch(last)) and named["file"]:
-        return Owner("Moodle", named["name"], named["number"] or "", named["file"])
-    if named := CANVAS.fullmatch(last):
-        late = bool(named["late"] or named["hidden"])
-        name, number = named["name"] or "", named["number"] or named["anonymous"]
-        return Owner("Canvas", name, number, named["file"], late, int(named["upload"]))
-    return None
-
-
-def assignment_of(file: str, known: Iterable[str]) -> str:
-    """The assignment in a file's name, such as "12_in_operation-1.ipynb"; "" if there is none, or two."""
-    stem = PurePosixPath(file).stem.casefold()
-    held = [
-        name
-        for name in known
-        if re.search(rf"(?<![^\W_]){re.escape(name.casefold())}(?![^\W_])", stem)
-    ]
-    return held[0] if len(held) == 1 else ""
 
 
 def find_downloaded(
@@ -129,19 +66,19 @@ def find_downloaded(
 
     OSError if `into` cannot be written. A file that cannot be read costs a note and no other student.
     """
-    found, desk = Downloaded(), _Desk(folder, known, into, largest)
+    taken_in, desk = Downloaded(), _Desk(folder, known, into, largest)
     for path in sorted(folder.iterdir()):
         is_class = path.suffix.lower() == ".zip" and not owner_of(_name(path))
         if _is_hidden(path) or path.is_symlink() or not is_class:
             continue
         if members := _of_zip(path, largest * len(known)):
-            found.taken.add(path)
-            desk.take(path.name, members, found)
-    if loose := _of_folder(folder, found.taken):
-        desk.take(f"{folder.name}/", loose, found)
-    found.notes += _one_folder_down(folder, found.taken)
-    found.submissions = desk.newest_first()
-    return found
+            taken_in.taken.add(path)
+            desk.take(path.name, members, taken_in)
+    if loose := _of_folder(folder, taken_in.taken):
+        desk.take(f"{folder.name}/", loose, taken_in)
+    taken_in.notes += _one_folder_down(folder, taken_in.taken)
+    taken_in.submissions = desk.newest_first()
+    return taken_in
 
 
 def _name(path: Path) -> PurePosixPath:
@@ -235,20 +172,20 @@ class _Desk:
         self.dated: list[tuple[tuple[int, Saved], Submission]] = []
         self.written = 0
 
-    def take(self, place: str, pairs: list[tuple[Owner, Member]], found: Downloaded) -> None:
+    def take(self, place: str, pairs: list[tuple[Owner, Member]], taken_in: Downloaded) -> None:
         """Take a download in. place: its name in sentences."""
         by_owner: dict[tuple[str, str], list[tuple[Owner, Member]]] = defaultdict(list)
         for owner, member in pairs:
             by_owner[owner.name, owner.number].append((owner, member))
-        students = _students(owner for owner, _ in pairs)
-        found.said += _said(place, pairs, students, self.folder.name)
+        students = students_of(owner for owner, _ in pairs)
+        taken_in.said += _said(place, pairs, students, self.folder.name)
         held = {assignment_of(owner.file, self.known) for owner, _ in pairs} - {""}
         for key, files in sorted(by_owner.items()):
             try:
-                found.notes += self._student(students[key], place, files, held)
+                taken_in.notes += self._student(students[key], place, files, held)
             except BROKEN as error:
                 reason = str(error) or type(error).__name__
-                found.notes.append(
+                taken_in.notes.append(
                     f"{place}: the files of {students[key]} cannot be read: {reason}."
                 )
 
@@ -331,31 +268,13 @@ class _Desk:
         return notebook.parent
 
 
-def _students(owners: Iterable[Owner]) -> dict[tuple[str, str], str]:
-    """The name of each (name, number) as a student. In Moodle the number is added if two share a name."""
-    numbers: dict[str, set[str]] = defaultdict(set)
-    canvas: set[tuple[str, str]] = set()
-    for owner in owners:
-        numbers[owner.name].add(owner.number)
-        canvas |= {(owner.name, owner.number)} if owner.site == "Canvas" else set()
-    return {
-        (name, number): printable(
-            "_".join(filter(None, (name, number)))
-            if len(some) > 1 or (name, number) in canvas
-            else name
-        )
-        for name, some in numbers.items()
-        for number in some
-    }
-
-
 def _said(
     place: str,
     pairs: list[tuple[Owner, Member]],
     students: dict[tuple[str, str], str],
     folder: str,
 ) -> list[str]:
-    """Sentences on a download: what it was taken for, namesakes, and late work."""
+    """Sentences on a download: its kind, namesakes, and late work."""
     (owner, member), *_ = pairs
     sites = " and ".join(sorted({each.site for each, _ in pairs}))
     first = students[owner.name, owner.number]

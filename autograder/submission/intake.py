@@ -92,8 +92,8 @@ def find_submissions(
     A notebook straight in the student's folder counts, too, if it has the assignment's name and there is no
     such folder. notes: sentences about folders and notebooks that are not a student's submission of a `known`
     assignment, and about students whose names had to be written in another way. taken: paths in `folder` that
-    are passed over, since they are no student's. OSError if `folder` cannot be listed, SameNameError if two
-    students would be one.
+    are passed over, because no student has made them. OSError if `folder` cannot be listed, SameNameError if
+    two students would be one.
     """
     submissions: list[Submission] = []
     notes: list[str] = [

@@ -43,7 +43,7 @@ def find_zipped(
 ) -> tuple[list[Submission], list[str]]:
     """(submissions, notes) of the zips in a class. Their notebooks are written below `into`.
 
-    taken: paths in the class's folder that are passed over, since they are no student's folder or zip.
+    taken: paths in the class's folder that are passed over, because no student has made them.
     OSError if `into` cannot be written. A zip that cannot be read costs a note and no other student.
     """
     dated: list[tuple[Saved, Submission]] = []

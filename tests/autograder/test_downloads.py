@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import io
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from autograder.commands import grade
 from autograder.submission import downloads
-from autograder.submission.downloads import assignment_of, find_downloaded, owner_of
+from autograder.submission.downloads import find_downloaded
 from autograder.submission.intake import ANOTHER, Submission, UnreadableError, collect
+from autograder.submission.site_names import assignment_of, owner_of
 from course_lib import submit
 from tests.notebooks import made
 
@@ -27,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return made_one
 
 
-def pack(path: Path, members: dict[str, str | bytes], day: int = 1) -> bytes:
+def pack(path: Path, members: Mapping[str, str | bytes], day: int = 1) -> bytes:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, text in members.items():
             info = zipfile.ZipInfo(name, (2026, 11, day, 8, 0, 0))
@@ -147,7 +149,7 @@ def test_moodles_folders_are_students(folder, capsys, unpacked) -> None:
         "for the work of Anna Ng.\n"
     )
     assert all(collect(each).notes == [] for each in submissions), (
-        "a site's own names are no remark"
+        "no remark on names that a site gave"
     )
 
 
