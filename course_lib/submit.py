@@ -27,6 +27,7 @@ from typing import Any
 
 from course_lib.checks.colour import coloured, plain
 from course_lib.checks.words import counted, listing, number
+from course_lib.program import run_program
 from course_lib.progress import add_places, earned
 from course_lib.saved import (
     BROKEN,
@@ -341,4 +342,4 @@ def pack(notebooks: Sequence[Notebook], target: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)
