@@ -15,6 +15,8 @@ from autograder.commands.choice import (
     at_least_one,
     check_writable,
     listed,
+    scheduler_address,
+    server_address,
 )
 from autograder.commands.limits import add_limits, limits_of
 from autograder.outcome import statuses
@@ -65,11 +67,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="submissions side by side (default: as many as fit)",
     )
     parser.add_argument(
-        "--formgrader", metavar="URL",
+        "--formgrader", type=server_address, metavar="URL",
         help="the Jupyter server whose formgrader the class page links to (default: the one that runs now in "
         "this folder, or http://localhost:8888)",
     )  # fmt: skip
-    parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
+    parser.add_argument(
+        "--scheduler",
+        type=scheduler_address,
+        metavar="TCP://HOST:PORT",
+        help="grade on a Dask cluster",
+    )
     parser.add_argument(
         *("--sandbox", "-s"),
         choices=("auto", "require", "off"),
