@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -109,7 +109,9 @@ class Walk:
         # cells that did not come to a good end: why, and the status of a limit that they reached
         self.trouble: list[tuple[Past, str, str]] = []
         self.number = 0
-        self.spent: Counter[str] = Counter()  # seconds, by the cell or the check that took them
+        self.spent: dict[str, float] = defaultdict(
+            float
+        )  # seconds, by the cell or the check that took them
 
     def visit(self, cell: NotebookNode) -> None:
         """Run the cell, or hand in and judge its exercise; outputs come into the cell."""
@@ -273,7 +275,7 @@ class Walk:
     def _over(self) -> str:
         sentence = f"the submission's time limit of {self.limits.submission:g} s was reached"
         if self.spent:
-            slowest, seconds = self.spent.most_common(1)[0]
+            slowest, seconds = max(self.spent.items(), key=lambda pair: pair[1])
             sentence += f", {seconds:.0f} s of them in {slowest}"
         if not any(event.where == "" for event in self.events):
             self.events.append(Event(statuses.TIMED_OUT, "", sentence))
