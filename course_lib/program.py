@@ -2,8 +2,8 @@
 
     python -m course_lib.progress | head -1
 
-`head` closes the pipe after a line. The next print raises BrokenPipeError, and Python complains once more when
-it flushes its streams at the end. A program of the shell ends without a word.
+`head` closes the pipe after a line. The next print raises BrokenPipeError, and Python complains once more
+when it flushes its streams at the end. A program of the shell ends without a word.
 """
 
 from __future__ import annotations
