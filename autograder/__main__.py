@@ -49,4 +49,9 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from course_lib.program import run_program
+    except ModuleNotFoundError as error:
+        print(OTHER_PYTHON.format(sys.executable, error.name), file=sys.stderr)
+        sys.exit(2)
+    run_program(main)

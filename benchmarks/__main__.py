@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.progress import Progress
 from benchmarks.table import Row, cells, markdown, with_rows
+from course_lib.program import run_program
 
 PARTS = (
     "launching",
@@ -82,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -22,6 +22,7 @@ from course_lib import checks
 from course_lib.checks.colour import coloured
 from course_lib.checks.judge.find import of_assignment
 from course_lib.checks.words import number
+from course_lib.program import run_program
 from course_lib.saved import (
     DONE,
     UNCHECKED,
@@ -153,4 +154,4 @@ def earned(exercises: Iterable[Exercise]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

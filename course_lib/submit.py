@@ -27,6 +27,7 @@ from typing import Any
 
 from course_lib.checks.colour import coloured, plain
 from course_lib.checks.words import counted, listing, number
+from course_lib.program import run_program
 from course_lib.progress import add_places, earned
 from course_lib.saved import (
     BROKEN,
@@ -45,6 +46,7 @@ from course_lib.saved import (
 
 ZIP = Path("submission.zip")
 MINUTES = 5.0
+DAY = 24 * 60  # minutes
 NO_NBCLIENT = "it was not run from the top, because nbclient is missing (pip install nbclient)"
 
 
@@ -123,11 +125,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--minutes",
-        type=float,
+        type=_minutes,
         default=MINUTES,
         help="the longest that a cell may run (%(default)g)",
     )
     return parser
+
+
+def _minutes(word: str) -> float:
+    try:
+        minutes = float(word)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes <= DAY:
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not a number of minutes from above 0 to {DAY:,}"
+        )
+    return minutes
 
 
 def _one_each(notebooks: list[Notebook]) -> list[Notebook]:
@@ -341,4 +355,4 @@ def pack(notebooks: Sequence[Notebook], target: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

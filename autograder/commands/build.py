@@ -9,7 +9,7 @@ from autograder.commands.choice import ChoiceError, add_assignments, add_command
 from autograder.course.build import build, follow
 from autograder.course.config import OUT, SOLUTIONS, assignments, log_to_file
 from autograder.course.drift import differences
-from autograder.course.exercises import compare_points, read_graded
+from autograder.course.exercises import compare_objects, compare_points, read_graded
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import BuildError, read_twin
 
@@ -70,7 +70,9 @@ def _build(names: list[str]) -> int:
         try:
             # First of all, since a notebook runs for minutes: could its checks be graded?
             source = read_twin(SOLUTIONS / assignment / f"{assignment}.py")
-            compare_points(assignment, read_graded(assignment, source))
+            graded = read_graded(assignment, source)
+            compare_points(assignment, graded)
+            compare_objects(assignment, graded)
             seconds = build(assignment)
         except BuildError as error:
             print(f"{assignment}: nothing was written: {error}", file=sys.stderr)

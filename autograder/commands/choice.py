@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 SHOWN = 20  # names in a sentence
+LARGEST = 1_000_000
 
 
 def add_command(
@@ -111,14 +113,43 @@ def check_empty(folder: Path) -> None:
 
 
 def above_zero(word: str) -> float:
-    """For argparse: a number above 0."""
+    """For argparse: a number above 0, and not so large that a clock or the system could not count it."""
     try:
         number = float(word)
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{word!r} is not a number above 0")
+    if number > LARGEST:
+        raise argparse.ArgumentTypeError(f"{word!r} is more than {LARGEST:,}")
     return number
+
+
+def server_address(word: str) -> str:
+    """For argparse: the address of a web server."""
+    if not re.fullmatch(r"https?://[^\s/]\S*", word):
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not the address of a server, such as http://localhost:8890"
+        )
+    return word
+
+
+def page_address(word: str) -> str:
+    """For argparse: the address of a web page, or one to which mail is sent."""
+    if not re.fullmatch(r"https?://[^\s/]\S*|mailto:\S+@\S+", word):
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not an address, such as https://forum.example.org or mailto:you@example.org"
+        )
+    return word
+
+
+def scheduler_address(word: str) -> str:
+    """For argparse: the address of a Dask scheduler."""
+    if not re.fullmatch(r"[a-z]+://[^\s/]+:\d+", word):
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not the address of a scheduler, such as tcp://10.0.0.5:8786"
+        )
+    return word
 
 
 def at_least_one(word: str) -> int:

@@ -47,7 +47,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: forgotten; 1: the person said no; 2: it could not be asked or done."""
     out, student = out_of(options).resolve(), options.student
-    graded = sorted(path.parent.name for path in (out / "results").glob(f"*/{student}.json"))
+    graded = sorted(
+        path.parent.name for path in (out / "results").glob("*/*.json") if path.stem == student
+    )
     if not graded:
         there = sorted({path.stem for path in (out / "results").glob("*/*.json")})
         print(

@@ -15,6 +15,8 @@ from autograder.commands.choice import (
     at_least_one,
     check_writable,
     listed,
+    scheduler_address,
+    server_address,
 )
 from autograder.commands.limits import add_limits, limits_of
 from autograder.outcome import statuses
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from autograder.run.session import Course, Summary, Workers
     from autograder.submission.intake import Submission
 
-LAYOUT = "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb, or FOLDER/<student>.zip."
+LAYOUT = (
+    "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb, or FOLDER/<student>.zip, or it "
+    "is the zip of Moodle or Canvas in FOLDER."
+)
 # A worker that is busy for longer than its submission may take, and then some, is ended.
 PATIENCE, SLACK = 2.0, 120.0
 
@@ -62,11 +67,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="submissions side by side (default: as many as fit)",
     )
     parser.add_argument(
-        "--formgrader", metavar="URL",
+        "--formgrader", type=server_address, metavar="URL",
         help="the Jupyter server whose formgrader the class page links to (default: the one that runs now in "
         "this folder, or http://localhost:8888)",
     )  # fmt: skip
-    parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
+    parser.add_argument(
+        "--scheduler",
+        type=scheduler_address,
+        metavar="TCP://HOST:PORT",
+        help="grade on a Dask cluster",
+    )
     parser.add_argument(
         *("--sandbox", "-s"),
         choices=("auto", "require", "off"),
@@ -153,6 +163,7 @@ def of_full_disk(error: BaseException | None) -> bool:
 def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submission]:
     """The submissions to grade; none, and a sentence on stderr, if the folder does not hold a class."""
     from autograder.sample.sample_class import make_sample_class
+    from autograder.submission.downloads import find_downloaded
     from autograder.submission.intake import SameNameError, find_submissions
     from autograder.submission.zips import find_zipped, joined
 
@@ -167,14 +178,17 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
     else:
         folder = options.submissions
     try:
-        in_folders, notes = find_submissions(folder, known)
-        zipped, remarks = find_zipped(folder, known, options.out / "unzipped")
+        unzipped = options.out / "unzipped"
+        downloaded = find_downloaded(folder, known, unzipped)
+        in_folders, notes = find_submissions(folder, known, downloaded.taken)
+        zipped, remarks = find_zipped(folder, known, unzipped, taken=downloaded.taken)
     except SameNameError as error:
         print(f"Nothing was graded: {error}.", file=sys.stderr)
         return []
-    submissions, doubles = joined(in_folders, zipped)
-    options.left_out, options.notes = [*notes, *remarks], [*notes, *remarks, *doubles]
-    for note in options.notes:
+    submissions, doubles = joined(in_folders, [*downloaded.submissions, *zipped])
+    options.left_out = [*notes, *remarks, *downloaded.notes]
+    options.notes = [*options.left_out, *doubles]
+    for note in [*downloaded.said, *options.notes]:
         print(note)
     if not submissions:
         print(f"{folder} holds no submissions. {LAYOUT}", file=sys.stderr)

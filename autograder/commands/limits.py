@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autograder.commands.choice import above_zero
+from autograder.commands.choice import above_zero, at_least_one
 from autograder.outcome.limits import GB, KB, MB, Limits
 
 LIMITS = {
@@ -29,7 +29,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         default = f"{defaults[name] / size:g}"
         group.add_argument(
             option,
-            type=above_zero,
+            type=at_least_one if unit == "N" else above_zero,
             metavar=unit,
             dest=f"limit_{name}",
             help=f"(default: {default})",

@@ -13,6 +13,7 @@ from autograder.commands.choice import (
     add_command,
     check_writable,
     named,
+    page_address,
 )
 from autograder.course.config import OUT, assignments
 from autograder.course.drift import differences
@@ -47,7 +48,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--questions",
-        default="",
+        type=page_address,
         metavar="URL",
         help="where students ask, such as a forum or mailto:you@example.org (default: their instructor)",
     )
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="course-release-") as scratch:
             made = write_release(
                 names, options.into, package=build_wheel(Path(scratch)), place=place,
-                questions=options.questions,
+                questions=options.questions or "",
             )  # fmt: skip
     except (ReleaseError, PackageError) as error:
         print(error, file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 
 from autograder.book.leftover import CURE, of_earlier_runs, said
 from autograder.book.store import Store
-from autograder.commands.choice import add_command
+from autograder.commands.choice import add_command, server_address
 from autograder.commands.folder import add_out, out_of
 from autograder.report.server import formgrader_server
 from autograder.report.write import read_class, renew_table, write_reports
@@ -20,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(commands, "report", does, "report --formgrader http://localhost:8890")
     add_out(parser)
     parser.add_argument(
-        "--formgrader", metavar="URL",
+        "--formgrader", type=server_address, metavar="URL",
         help="the Jupyter server whose formgrader the class page links to (default: the one that runs now in "
         "this folder, or http://localhost:8888)",
     )  # fmt: skip

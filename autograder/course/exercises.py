@@ -122,6 +122,17 @@ def compare_points(name: str, graded: dict[str, Graded]) -> None:
             )
 
 
+def compare_objects(name: str, graded: dict[str, Graded]) -> None:
+    """BuildError if a cell hands in other names than its exercise's `objects`, which students are told."""
+    for cell_name, cell in graded.items():
+        due = find(cell.check).objects if cell.check else cell.expressions
+        if cell.expressions != due:
+            raise BuildError(
+                f"{name}, cell {cell_name!r}: the exercise {cell.check} has objects={due!r}, and the cell "
+                f"hands in {', '.join(cell.expressions)}. Write the same names in both."
+            )
+
+
 def _read_cell(cell: NotebookNode, where: str) -> Graded:
     own = cell.metadata["nbgrader"]
     points = float(own["points"])

@@ -9,7 +9,17 @@ from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 
 LONGEST_QUOTE = 200  # characters
+LONGEST_LINE = 60
 NOTEBOOK, RANKS = ("the notebook", "it"), ("the ranks of its check", "they")
+
+
+def of_cell(name: str | None, number: int, source: str) -> str:
+    """A cell as a student finds it: by its exercise, or by its number and its first line."""
+    if name:
+        return f"cell {name!r}"
+    first = next(line.strip() for line in source.splitlines() if line.strip())
+    shown = first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]} ..."
+    return f"cell In[{number}], which begins with {shown!r}"
 
 
 def of_limit(limit: str, limits: Limits, error: str = "", whose: tuple[str, str] = NOTEBOOK) -> str:

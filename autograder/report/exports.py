@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autograder.outcome.wording import shown
-
-Scores = Mapping[str, float | None]  # by student, as the folders are named; None: no grade yet
+from autograder.report.matching import Scores, by_number, match, numbered
 
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POINTS_POSSIBLE = "    Points Possible"
@@ -91,7 +89,8 @@ def canvas(
     """(the CSV to import, notes) from {assignment: scores} and the text of a gradebook export.
 
     The export identifies students: a student's folder is named after a SIS login, a SIS id or Canvas' own
-    id. ids: the assignments' ids in Canvas; without one it is read from the export's column "<name> (<id>)".
+    id, or is called "nganna_101", as work that was downloaded from Canvas is. ids: the assignments' ids in
+    Canvas; without one it is read from the export's column "<name> (<id>)".
     A column that the export has keeps its name. A student without a grade here keeps what the export has, a
     score or EX, since Canvas takes an empty field for a grade to be removed.
     notes: sentences on students who were not matched. ExportError if the roster or an
@@ -104,8 +103,16 @@ def canvas(
     # rows without an id, such as the points possible, belong to no student
     people = [row for row in table.rows if row[table.column("ID")].strip()]
     called = [_called(row, [places[0], *keys]) for row in people]
+    marks = {name: [numbered(row, scores[name]) for row in people] for name in scores}
     matched = {
-        name: match(scores[name], [[row[key] for key in keys] for row in people], called)
+        name: match(
+            scores[name],
+            [
+                [*(row[key] for key in keys), own]
+                for row, own in zip(people, marks[name], strict=True)
+            ],
+            called,
+        )
         for name in scores
     }
     rows = []
@@ -125,7 +132,10 @@ def canvas(
         if student not in matched[name].fitting
     ]
     doubtful = dict.fromkeys(note for name in scores for note in matched[name].notes)
-    return made.to_text(), [*doubtful, *missing]
+    how = dict.fromkeys(
+        note for name in scores for note in by_number(matched[name], marks[name], called)
+    )
+    return made.to_text(), [*how, *doubtful, *missing]
 
 
 def _called(row: Sequence[str], places: Sequence[int]) -> str:
@@ -147,61 +157,6 @@ def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str
             f"the assignment in Canvas under this name and export again, or give its id."
         )
     return known[0]
-
-
-@dataclass
-class Matches:
-    """Which student each row of a table is: `students`, by the row's number, and `notes` on doubtful rows."""
-
-    students: dict[int, str]
-    notes: list[str]
-    fitting: set[str]  # students whom a row fits, also if none got the grade
-
-
-def match(scores: Scores, rows: Sequence[Sequence[str]], names: Sequence[str]) -> Matches:
-    """Find each row's student, whose folder is named like one of its keys.
-
-    rows: the keys of each row, the better ones first. An address also fits by its part before the @, if no
-    whole key fits: two people at two universities may share that part. A student whom two rows fit equally
-    well belongs to neither. names: of the rows, for the notes.
-    """
-    by_name = {student.strip().lower(): student for student in scores}
-    keys = [[text.strip().lower() for text in row] for row in rows]
-    parts = [[text.partition("@")[0] for text in row] for row in keys]
-    columns = range(max(map(len, keys), default=0))
-    students: dict[int, str] = {}
-    fits: dict[str, list[int]] = {}  # by student, the rows that fit best
-    settled: set[int] = set()  # all these rows
-    late: dict[int, str] = {}  # other rows, by the student whom they fit less well
-    for texts, column in itertools.product((keys, parts), columns):
-        here: dict[str, list[int]] = {}
-        for k, row in enumerate(texts):
-            student = by_name.get(row[column]) if row[column] else None
-            if student is None or k in settled:
-                continue
-            if student in fits:
-                late.setdefault(k, student)
-            else:
-                here.setdefault(student, []).append(k)
-        for student, some in here.items():
-            fits[student] = some
-            settled |= {*some}
-            if len(some) == 1:
-                students[some[0]] = student
-    notes = [
-        f"{len(some)} rows fit the folder {student} equally well and stay as they were: "
-        f"{' and '.join(names[k] for k in some)}. Enter the grade of {student} by hand, or give the folder a "
-        "name that only one of the rows has, such as the whole address, and grade again."
-        for student, some in fits.items()
-        if len(some) > 1
-    ]
-    notes += [
-        f"{names[k]} fits the folder {student}, too, but the grade went to {names[fits[student][0]]}, who "
-        "fits it better. See whose work it is."
-        for k, student in late.items()
-        if k not in settled and len(fits[student]) == 1
-    ]
-    return Matches(students, notes, set(fits))
 
 
 # ---- Moodle
@@ -245,7 +200,9 @@ def moodle(
     may_change = columns.optional(table, columns.may_change, MAY_CHANGE)
     rows, locked, cut = [], [], []
     called = [_called(row, [*range(min(2, len(row))), key]) for row in table.rows]
-    matched = match(scores, [[row[key]] for row in table.rows], called)
+    own = [numbered(row, scores) for row in table.rows]
+    keys = [[row[key], mark] for row, mark in zip(table.rows, own, strict=True)]
+    matched = match(scores, keys, called)
     for k, row in enumerate(table.rows):
         who = matched.students.get(k)
         is_locked = may_change is not None and _is_no(row[may_change], columns.no)
@@ -258,7 +215,18 @@ def moodle(
                 row = [*row[:place], shown(min(score, maximum)), *row[place + 1 :]]
                 cut += [who] if score > maximum else []
         rows.append(row)
-    notes = [*matched.notes, *_left_alone(locked), *_cut(cut, scores, maximum)]
+    by_key = [student for k, student in matched.students.items() if student != own[k]]
+    notes = (
+        [f"The students' folders have the names in the column {table.header[key]!r}."]
+        if by_key and not columns.student
+        else []
+    )
+    notes += [
+        *by_number(matched, own, called),
+        *matched.notes,
+        *_left_alone(locked),
+        *_cut(cut, scores, maximum),
+    ]
     notes += _not_importable(table, columns)
     notes += [
         f"{who} has a grade and is not in the worksheet."
@@ -303,6 +271,8 @@ def _key_column(table: Table, scores: Scores) -> int:
         len(match(scores, [[row[place]] for row in table.rows], [""] * len(table.rows)).fitting)
         for place in range(len(table.header))
     ]
+    if any(numbered(row, scores) for row in table.rows):
+        return counts.index(max(counts))
     if not counts or not max(counts):
         raise ExportError(
             "no column of the worksheet holds the names of the students' folders, such as "

@@ -43,7 +43,7 @@ class ClusterWorkers(Executor):
             ) from None
         try:
             self.client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:  # TypeError: tls:// without certificates
             raise SchedulerError(f"no Dask scheduler answers at {address}: {error}") from None
         threads = cast(dict[str, int], self.client.nthreads())
         self.count = sum(threads.values())

@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,16 @@ class HandedIn:
 # ---- listing the submissions
 
 
-def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], list[str]]:
+def find_submissions(
+    folder: Path, known: list[str], taken: Collection[Path] = ()
+) -> tuple[list[Submission], list[str]]:
     """(submissions, notes) of `folder/<student>/<assignment>/`, ordered by student.
 
     A notebook straight in the student's folder counts, too, if it has the assignment's name and there is no
     such folder. notes: sentences about folders and notebooks that are not a student's submission of a `known`
-    assignment, and about students whose names had to be written in another way. OSError if `folder` cannot be
-    listed, SameNameError if two students would be one.
+    assignment, and about students whose names had to be written in another way. taken: paths in `folder` that
+    are passed over, because no student has made them. OSError if `folder` cannot be listed, SameNameError if
+    two students would be one.
     """
     submissions: list[Submission] = []
     notes: list[str] = [
@@ -101,6 +104,8 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
     students: dict[str, Path] = {}
     for path in _listed(folder):
         name = printable(path.name)
+        if path in taken:
+            continue
         if path.is_symlink():
             notes.append(f"{name} is a link and is left out: links are not followed.")
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -108,6 +109,9 @@ class Walk:
         # cells that did not come to a good end: why, and the status of a limit that they reached
         self.trouble: list[tuple[Past, str, str]] = []
         self.number = 0
+        self.spent: dict[str, float] = defaultdict(
+            float
+        )  # seconds, by the cell or the check that took them
 
     def visit(self, cell: NotebookNode) -> None:
         """Run the cell, or hand in and judge its exercise; outputs come into the cell."""
@@ -123,7 +127,9 @@ class Walk:
                 self.answers[grade_id(cell) or ""] = cell.source
         self.number += 1
         cell["execution_count"] = self.number
-        past = Past(cell.source, self.number, _name(cell, self.number))
+        past = Past(
+            cell.source, self.number, sentences.of_cell(grade_id(cell), self.number, cell.source)
+        )
         if graded is None or graded.by_hand:
             self._run(cell, past)
         else:
@@ -160,7 +166,9 @@ class Walk:
         """Run a cell in the time that is left to it."""
         self._show_source(past)
         seconds = min(self.limits.cell, self._left())
+        began = time.monotonic()
         ran = executor.run(past.source, past.number, seconds)
+        self.spent[past.where] += time.monotonic() - began
         if ran.kind == statuses.TIMED_OUT and seconds < self.limits.cell:
             ran = CellRun(ran.kind, ran.outputs, self._over(), finished=False, alive=ran.alive)
         if ran.kind in RESTART:
@@ -228,6 +236,7 @@ class Walk:
         seed = self.means.seed(graded.check)
         left = max(0.0, seconds - (time.monotonic() - began))
         exercise = verdict.of_report(graded, self.means.judge(graded.check, payload, seed, left))
+        self.spent[f"the check of {graded.name}"] += time.monotonic() - began
         if time.monotonic() - began >= seconds and exercise.points < exercise.maximum:
             exercise.limit = statuses.TIMED_OUT
             sentence = f"its check took longer than its time limit of {self.limits.check:g} s"
@@ -265,6 +274,9 @@ class Walk:
 
     def _over(self) -> str:
         sentence = f"the submission's time limit of {self.limits.submission:g} s was reached"
+        if self.spent:
+            slowest, seconds = max(self.spent.items(), key=lambda pair: pair[1])
+            sentence += f", {seconds:.0f} s of them in {slowest}"
         if not any(event.where == "" for event in self.events):
             self.events.append(Event(statuses.TIMED_OUT, "", sentence))
         return sentence
@@ -282,8 +294,3 @@ class Walk:
 def _skipped(cell: NotebookNode) -> bool:
     """Whether the cell does not matter for grading; the exercises' cells always do."""
     return SKIP_TAG in cell.metadata.get("tags", []) and "nbgrader" not in cell.metadata
-
-
-def _name(cell: NotebookNode, number: int) -> str:
-    name = grade_id(cell)
-    return f"cell {name!r}" if name else f"cell In[{number}]"

@@ -15,7 +15,7 @@ import stat
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -35,18 +35,23 @@ BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplemented
 
 
 def find_zipped(
-    folder: Path, known: Sequence[str], into: Path, largest: int = Limits().notebook
+    folder: Path,
+    known: Sequence[str],
+    into: Path,
+    largest: int = Limits().notebook,
+    taken: Collection[Path] = (),
 ) -> tuple[list[Submission], list[str]]:
     """(submissions, notes) of the zips in a class. Their notebooks are written below `into`.
 
+    taken: paths in the class's folder that are passed over, because no student has made them.
     OSError if `into` cannot be written. A zip that cannot be read costs a note and no other student.
     """
     dated: list[tuple[Saved, Submission]] = []
     notes: list[str] = []
-    for student, path in _zips(folder, known):
+    for student, path in _zips(folder, known, taken):
         place = printable(str(path.relative_to(folder)))
         try:
-            content = _read(path, largest * len(known))
+            content = read_zip(path, largest * len(known))
             unzipped = into / hashlib.sha256(content).hexdigest()[:16]
             members, inner = _unzip(content, known, unzipped, largest)
         except BROKEN as error:
@@ -75,10 +80,12 @@ def find_zipped(
     return [submission for _, submission in dated], notes
 
 
-def _zips(folder: Path, known: Sequence[str]) -> Iterator[tuple[str, Path]]:
+def _zips(
+    folder: Path, known: Sequence[str], taken: Collection[Path]
+) -> Iterator[tuple[str, Path]]:
     """(student, zip), in the order of their names. Links are not followed."""
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.is_symlink():
+        if path.name.startswith(".") or path.is_symlink() or path in taken:
             continue
         if path.name in known:
             continue  # no student's folder, as `find_submissions` says
@@ -96,21 +103,24 @@ def _is_zip(path: Path) -> bool:
     return path.suffix.lower() == ".zip" and not path.name.startswith(".") and not path.is_symlink()
 
 
-def _read(path: Path, largest: int) -> bytes:
-    """The bytes of a regular file. ValueError for a pipe, a folder, or a file that is too much."""
+def read_file(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a regular file. ValueError for a pipe, a link or a folder."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ValueError(f"it cannot be opened ({error.strerror})") from error
     with open(opened, "rb") as file:
-        status = os.fstat(opened)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
             raise ValueError("it is not a regular file")
-        if status.st_size > largest:
-            raise ValueError(
-                f"it has {status.st_size / 1e6:.1f} MB, and {largest / 1e6:.1f} MB are read"
-            )
-        content = file.read(largest)
+        return file.read(most)
+
+
+def read_zip(path: Path, largest: int) -> bytes:
+    """The bytes of a zip. ValueError if it is not a regular file, or is too much."""
+    content = read_file(path, largest + 1)
+    if len(content) > largest:
+        size = path.lstat().st_size
+        raise ValueError(f"it has {size / 1e6:.1f} MB, and {largest / 1e6:.1f} MB are read")
     if content.count(MEMBER) > MEMBERS:
         raise ValueError(f"it lists more than {MEMBERS:,} files")
     return content

@@ -1,5 +1,6 @@
 import sys
 
 from course_lib.doctor import main
+from course_lib.program import run_program
 
-sys.exit(main(sys.argv[1:]))
+run_program(lambda: main(sys.argv[1:]))

@@ -1,7 +1,6 @@
 """python -m course_lib.gpu: see `command.py`."""
 
-import sys
-
 from course_lib.gpu.command import main
+from course_lib.program import run_program
 
-sys.exit(main())
+run_program(main)

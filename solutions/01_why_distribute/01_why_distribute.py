@@ -54,6 +54,8 @@
 # | dense peak | FLOP/s on a data sheet without "sparsity", which doubles the number for matrices half full of zeros |
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import contextlib
 import gc
 import math

@@ -69,6 +69,8 @@
 # `torch.distributed`. All sums are plain sums: an all-reduce adds. For a *mean* you divide by N yourself.
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import math
 import time
 

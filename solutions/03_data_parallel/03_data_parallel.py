@@ -54,6 +54,8 @@
 # That is right without accumulation.</details>
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import contextlib
 import itertools
 import math

@@ -50,6 +50,8 @@
 # all-gather or one reduce-scatter of all P parameters.
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import contextlib
 import gc
 import inspect

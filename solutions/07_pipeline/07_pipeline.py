@@ -55,6 +55,8 @@
 # backward.
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import contextlib
 import itertools
 import math

@@ -45,6 +45,8 @@
 # | master copy | float32 weights that the optimizer changes, beside those in 16 bits that are multiplied |
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import gc
 import math
 import time

@@ -51,6 +51,8 @@
 # missing has one rank.
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import dataclasses
 import itertools
 import math

@@ -169,6 +169,40 @@ def test_a_limit_is_a_number_above_zero(seconds: str, capsys: pytest.CaptureFixt
     assert limits.Limits().cell > 0
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("report --formgrader foo", "'foo' is not the address of a server, such as http://localhost:8890"),
+        ("grade --formgrader http://", "'http://' is not the address of a server"),
+        ("grade --scheduler foo", "'foo' is not the address of a scheduler, such as tcp://"),
+        ("grade --sandbox none", "invalid choice: 'none' (choose from "),
+        ("grade --processes 0.5", "'0.5' is not a whole number from 1 on"),
+        ("grade --memory 1e300", "'1e300' is more than 1,000,000"),
+        ("release --questions foo", "'foo' is not an address, such as https://forum.example.org or mailto:"),
+        ("report --formgrade", "expected one argument"),
+        ("report --formgraders x", "unrecognized arguments: --formgraders"),
+        ("reports", "invalid choice: 'reports' (choose from "),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_of_an_option_is_a_sentence(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["*", "../00_x/ann", "[", "**x", ""])
+def test_a_pattern_is_no_student(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "results" / "00_x" / "ann.json"
+    place.parent.mkdir(parents=True)
+    place.write_text("{}")
+    assert main(["forget", name, "--yes", "--out", str(tmp_path)]) == 2
+    assert place.is_file() and capsys.readouterr().err.strip()
+
+
 def test_a_python_without_the_courses_packages_says_how_to_get_to_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

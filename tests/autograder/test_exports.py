@@ -297,7 +297,7 @@ def test_two_rows_of_a_worksheet_that_fit_one_folder_stay() -> None:
     sheet = WORKSHEET.replace("Ben,ben@uni", "Anna Bo,anna@other")
     text, notes = moodle({"anna": 7.0, "dora": 8.0}, 9.0, sheet)
     assert [row[4] for row in rows_of(text)[1:]] == ["", "5.00", "4.00", "8", "1.00"]
-    assert "Participant 1 (Anna Ng) and Participant 2 (Anna Bo)" in notes[0]
+    assert "Participant 1 (Anna Ng) and Participant 2 (Anna Bo)" in notes[1]
 
 
 def test_an_assignments_id_in_canvas_can_be_given() -> None:
@@ -335,7 +335,8 @@ def test_moodles_worksheet_is_filled_in_and_nothing_else() -> None:
     assert text.startswith("\ufeff") and before[0] == after[0]
     assert [row[4] for row in after[1:]] == ["7.25", "5.00", "4.00", "2.00", "1.00"]
     assert [row[:4] + row[5:] for row in before] == [row[:4] + row[5:] for row in after]
-    locked, absent = notes
+    how, locked, absent = notes
+    assert how == "The students' folders have the names in the column 'Email address'."
     assert locked.startswith("2 rows stay as they were") and "carla, emil@uni.example" in locked
     assert absent == "zoe has a grade and is not in the worksheet."
 
@@ -346,6 +347,41 @@ def test_a_worksheet_that_moodle_would_not_import_is_named() -> None:
     notes = moodle({"anna": 7.25}, 9.0, cut.to_text())[1]
     (note,) = [one for one in notes if "imports no worksheet" in one]
     assert "'Last modified (grade)'" in note and "Identifier" not in note
+
+
+def test_work_that_was_downloaded_from_canvas_finds_its_row() -> None:
+    """Of "nganna_101" both parts must fit: Canvas writes Ng, Anna without signs, and has the 101."""
+    scores = {"nganna_101": 7.0, "carla_102": 1.0, "103_103": 2.0}
+    text, notes = canvas({NAME: scores}, {NAME: 9.0}, ROSTER)
+    assert [row[5] for row in rows_of(text)[2:]] == ["7", "EX", ""]
+    assert notes[0] == (
+        "1 row was found by the number in a student's name: the grade of nganna_101 went to Ng, Anna "
+        "(anna@uni.example)."
+    )
+    assert [note.split()[0] for note in notes[1:]] == ["103_103", "carla_102"]
+    turned = ROSTER.replace('"Ng, Anna"', "Anna Ng")
+    assert canvas({NAME: scores}, {NAME: 9.0}, turned)[0].count(",A,7\r") == 1
+
+
+def test_work_that_was_downloaded_from_moodle_finds_its_row() -> None:
+    sheet = WORKSHEET.replace("3,Carla", "3,Anna Ng").replace("Yes,-,-,", "Yes,-,-,", 1)
+    sheet = sheet.replace("4,Dora", '4,"Dora O\'Brien"').replace("No,", "Yes,")
+    text, notes = moodle({"Anna Ng_3": 7.0, "Ben": 8.0, "Dora OBrien": 6.0}, 9.0, sheet)
+    assert [row[4] for row in rows_of(text)[1:]] == ["", "8", "7", "6", "1.00"]
+    assert notes == [
+        "The students' folders have the names in the column 'Full name'.",
+        "1 row was found by the number in a student's name: the grade of Anna Ng_3 went to Participant 3 "
+        "(Anna Ng).",
+    ]
+    both, _ = moodle({"Ben": 8.0, "B:en": 6.0}, 9.0, WORKSHEET)
+    assert rows_of(both)[2][4] == "8", "the whole name counts before one that is cleaned"
+
+
+def test_a_class_without_names_is_found_by_its_numbers() -> None:
+    sheet = "Identifier,Status,Grade,Last modified (grade)\r\nParticipant 1,,,-\r\nParticipant 2,,,-\r\n"
+    text, notes = moodle({"Participant_2": 4.0, "Participant_1": 3.0}, 9.0, sheet)
+    assert [row[2] for row in rows_of(text)[1:]] == ["3", "4"]
+    assert notes[-1].startswith(("2 rows were found by the number", "The students' folders"))
 
 
 def test_worksheets_in_another_language_are_filled_in() -> None:

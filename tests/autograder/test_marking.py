@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,18 @@ from nbformat import NotebookNode
 from nbgrader.utils import determine_grade
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.course.exercises import Assignment, Graded, make_assignment, read_assignment
+from autograder.course.exercises import (
+    Assignment,
+    Graded,
+    compare_objects,
+    make_assignment,
+    read_assignment,
+)
 from autograder.course.twin import BuildError
 from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import BY_HAND, Exercise, Result
+from autograder.outcome.wording import SAID
 from autograder.sandbox import execution
 from autograder.sandbox.child import spawner
 from autograder.submission.intake import ANOTHER, HandedIn, Submission
@@ -314,13 +322,29 @@ def test_a_cell_without_end_costs_one_exercise(course: Toy, loop: str, monkeypat
     assert result.reason.startswith("cell 'one': the cell ran longer than its time limit of 3 s")
 
 
+def test_a_cell_of_ones_own_that_has_no_end_is_named_by_its_first_line(course: Toy) -> None:
+    """Its number alone is not the one that the student's Jupyter shows."""
+    notebook = answers()
+    notebook.cells.append(nbformat.v4.new_code_cell("\nwhile True:\n    pass", id="own"))
+    result = course.grade(notebook, limits=Limits(cell=3, check=20, submission=60))
+    assert (result.status, points(result)) == (statuses.TIMED_OUT, [4, 6])
+    assert re.fullmatch(
+        r"cell In\[\d+\], which begins with 'while True:': the cell ran longer than its time limit of 3 s",
+        result.reason,
+    )
+    assert "look for a loop that does not end" in SAID[result.status]
+
+
 def test_the_submission_has_an_end(course: Toy) -> None:
     limits = Limits(cell=30, check=30, submission=3)
     began = time.monotonic()
     result = course.grade(answers(two="import time\ntime.sleep(100)"), limits=limits)
     assert time.monotonic() - began < 30
     assert (result.status, points(result)) == (statuses.TIMED_OUT, [4, 0])
-    assert result.reason == "the submission's time limit of 3 s was reached"
+    assert re.fullmatch(
+        r"the submission's time limit of 3 s was reached, [123] s of them in cell 'two'",
+        result.reason,
+    )
     assert result.exercises[1].limit == statuses.TIMED_OUT
     assert "not judged" in result.exercises[1].reason
 
@@ -639,6 +663,21 @@ def test_a_cell_that_cannot_be_judged_outside_is_an_error_for_its_author(
     with pytest.raises(BuildError, match="'one_check'") as raised:
         make_assignment(NAME, notebook, toy(False))
     assert said in str(raised.value)
+
+
+def test_names_that_are_not_those_of_the_exercise_are_an_error_for_its_author() -> None:
+    """A slip in `objects=` would build, and the check would tell students a name that no cell has."""
+    source = toy(True)
+    cell_of(source, "one_check").source = 'check("00_first_ranks/hello", helo)'
+    graded = make_assignment(NAME, source, toy(False)).graded
+    with pytest.raises(BuildError) as raised:
+        compare_objects(NAME, graded)
+    assert "'one_check'" in str(raised.value)
+    assert "00_first_ranks/hello has objects=('hello',), and the cell hands in helo." in str(
+        raised.value
+    )
+    for name in assignments():
+        compare_objects(name, read_assignment(name, SOLUTIONS, NOTEBOOKS).graded)
 
 
 def test_a_student_version_of_another_source_is_an_error() -> None:

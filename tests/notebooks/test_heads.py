@@ -17,6 +17,20 @@ SECTION = re.compile(r"^\| (\d+) [^|]*\|[^|]*\| (\d[\d +]*)(?:extra )?\|", re.MU
 
 
 @pytest.mark.parametrize("assignment", assignments())
+def test_the_first_cell_says_what_to_do_where_the_course_is_not_installed(assignment: str) -> None:
+    """As in Colab, where its import fails: the sentence stands above the error."""
+    cells = read_twin(SOLUTIONS / assignment / f"{assignment}.py").cells
+    first = next(cell.source for cell in cells if cell.cell_type == "code")
+    place = re.match(
+        r'# No module named course_lib, or torch\? .* run the three lines below\n# "([^"]+)" in its README',
+        first,
+    )
+    assert place and "import torch" in first and "from course_lib" in first
+    below = README.partition(f"**{place[1]}")[2].partition("```\n")[2].partition("```")[0]
+    assert len(below.splitlines()) == 3 and "pip install" in below
+
+
+@pytest.mark.parametrize("assignment", assignments())
 def test_the_head_and_the_readme_have_the_points_of_the_exercises(assignment: str) -> None:
     twin = SOLUTIONS / assignment / f"{assignment}.py"
     head = read_twin(twin).cells[0].source

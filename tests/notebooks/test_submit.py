@@ -182,3 +182,10 @@ def test_extra_credit_is_counted_apart():
     notebook = saved.Notebook(Path("x.ipynb"), "04_zero", "04", tuple(exercises))
     ready, said = submit._points(notebook, notebook)
     assert ready and said == "5.0 of 6 points, and 3.0 of extra credit, in this run's visible cases"
+
+
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "soon", "1e300"])
+def test_minutes_are_a_number_above_zero(minutes, capsys):
+    with pytest.raises(SystemExit):
+        submit.main(["x.ipynb", f"--minutes={minutes}"])
+    assert f"'{minutes}' is not a number of minutes" in capsys.readouterr().err
