@@ -138,9 +138,12 @@ def is_sizes(value: Any) -> bool:
 
 
 def as_parts(inputs: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Kind]:
-    """A copy with a part's sizes, such as a mask or a row of ones, is a part whose halves are equal."""
+    """A copy with a part's sizes, such as a mask, is a part whose halves are equal.
+
+    So is a copy of equal numbers along a dimension of a part's size, such as the gradient of a sum.
+    """
     parts = [(x, kind.dim) for x, kind in zip(inputs, kinds, strict=True) if kind.dim is not None]
-    changed = list(kinds)
+    sizes, changed = {part.shape[dim] for part, dim in parts}, list(kinds)
     for place, (x, kind) in enumerate(zip(inputs, kinds, strict=True)):
         for part, dim in parts if kind == R and x.dim() else ():
             behind = dim - part.dim() + x.dim()
@@ -148,7 +151,14 @@ def as_parts(inputs: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Kind]:
                 changed[place] = S(dim)
             elif behind >= 0 and x.shape == part.shape[part.dim() - x.dim() :]:
                 changed[place] = S(behind)
+        if changed[place] == R and parts:
+            equal = (d for d in range(x.dim()) if x.shape[d] in sizes and is_equal_along(x, d))
+            changed[place] = next(map(S, equal), R)
     return changed
+
+
+def is_equal_along(x: Tensor, dim: int) -> bool:
+    return bool((x == x.narrow(dim, 0, 1)).all())
 
 
 def relation(first: Tensor, second: Tensor, whole: Tensor) -> Kind | None:

@@ -23,6 +23,7 @@ meta-pytorch's spmd_types, which has a rule for each operation.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -84,9 +85,11 @@ class AxisTypes(Collectives, TorchDispatchMode):
         self.operations, self.trials, self.hidden = 0, 0, 0
         self.known: dict[tuple, list[Kind] | Mistake | Unclear] = {}
         self.groups: dict[str, dist.ProcessGroup] = {}
-        self.open = contextlib.ExitStack()
+        self.open, self.home = contextlib.ExitStack(), ("", "")
 
     def __enter__(self) -> AxisTypes:
+        asking = sys._getframe(1).f_code
+        self.home = asking.co_filename, asking.co_name
         with contextlib.ExitStack() as stack:
             stack.enter_context(silent_world(self.sizes, self))
             stack.enter_context(warnings.catch_warnings())
@@ -167,7 +170,7 @@ class AxisTypes(Collectives, TorchDispatchMode):
     def report(self, sentence: str, backward: str = "") -> None:
         """Keep the sentence if it is the first. backward: the one for a line in backward, if it differs."""
         if self.finding is None:
-            self.finding = lines.finding(sentence, backward or sentence)
+            self.finding = lines.finding(sentence, backward or sentence, self.home)
 
     def __repr__(self) -> str:
         over = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items())

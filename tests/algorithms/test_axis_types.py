@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import course_lib.tensor_parallel.linear
 from course_lib import launch
 from course_lib.axis_types import AxisTypes, NotTyped, P, R, S, V, axis_types
+from course_lib.checks.notebooks.tensor_parallel.kinds import ASKED
 from course_lib.fsdp import PrefetchedModule
 from course_lib.mesh import Mesh
 from course_lib.models import GPT, GPTConfig
@@ -158,6 +159,31 @@ def followed(block: Block, forgotten: str = "") -> AxisTypes:
         assert x.grad is not None
         types.expect(x.grad, "x.grad", dp=S(0), tp=R)
     return types
+
+
+def gradient(x: Tensor) -> Tensor:
+    assert x.grad is not None
+    return x.grad
+
+
+def test_the_twelve_kinds_of_notebook_06_are_found() -> None:
+    x, w1, w2, b2 = (torch.randn(s, requires_grad=True) for s in ((6, 8), (4, 8), (8, 4), (8,)))
+    with axis_types(dp=2, tp=2) as types:
+        types.set(x, dp=S(0))
+        types.set(w1, tp=S(0))
+        types.set(w2, tp=S(1))
+        u = identity_all_reduce(x * 1, types.group("tp"))
+        h = F.gelu(F.linear(u, w1))
+        z = F.linear(h, w2)
+        s = all_reduce_identity(z, types.group("tp"))
+        for tensor in (u, h, z):
+            tensor.retain_grad()
+        (s + b2).square().sum().backward()
+        forward = [types.of(tensor)["tp"] for tensor in (w1, h, w2, z, s, b2)]
+        backward = [types.of(gradient(tensor))["tp"] for tensor in (z, h, w2, u, b2)]
+        on_dp = types.of(gradient(w1))["dp"]
+    answers = [asked.right for asked in ASKED]
+    assert [str(kind) for kind in (*forward, *backward, on_dp)] == answers
 
 
 def test_the_right_block_is_silent_and_quick() -> None:
@@ -378,6 +404,17 @@ def test_slices_of_three_joined_matrices_are_parts() -> None:
         assert x.grad is not None
         assert types.of(x.grad)["tp"] == S(1)
         assert types.finding is None
+
+
+def test_equal_numbers_are_a_part_where_a_part_is_used() -> None:
+    """The gradient of a sum is an expanded one: a copy in memory, and a part beside other parts."""
+    with axis_types(dp=2) as types:
+        x = types.set(torch.ones(6, 4), dp=S(0))
+        weight = torch.ones(4, 8, requires_grad=True)
+        (x @ weight).sum().backward()
+        assert weight.grad is not None
+        assert types.of(weight.grad)["dp"] == P
+        assert types.finding is None, types
 
 
 def test_a_gather_joins_parts_and_its_backward_keeps_one() -> None:
