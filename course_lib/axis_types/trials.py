@@ -190,23 +190,14 @@ def mistake(
 ) -> Mistake:  # fmt: skip
     """The sentence on an operation whose results fit nothing, and the one that fits in backward."""
     name = plain(call)
-    for first, second, together in zip(*ranks, whole or [], strict=False):
+    for results_of_ranks in zip(*ranks, whole or [], strict=False):
         for (copy, *_), kind in zip(drawn, kinds, strict=True):
-            if (
-                kind == R
-                and copy.dtype.is_floating_point
-                and is_copy(first, second, together, copy)
-            ):
+            if kind == R and is_copy(*results_of_ranks, copy):
                 fault = f"{name} adds a copy, shape {tuple(copy.shape)}, to each term of a sum"
-                return Mistake(
-                    f"{fault}. The sum over {{axis}} will have it once for each rank.",
-                    f"{fault}. {NO_SUM}",
-                )
+                forward = "The sum over {axis} will have it once for each rank."
+                return Mistake(f"{fault}. {forward}", f"{fault}. {NO_SUM}")
     if P in kinds:
-        return Mistake(
-            f"{name} is not linear, and is applied to a term of a sum. Sum over {{axis}} first.",
-            f"{name} needs the whole gradient, and gets a term of it. {NO_SUM}",
-        )
+        return of_terms(name, [kind for kind in kinds if kind != R])
     cut = next((kind.dim for kind in kinds if kind.dim is not None), None)
     if name == "mean":
         return Mistake(
@@ -219,8 +210,22 @@ def mistake(
     )
 
 
+def of_terms(name: str, kinds: Sequence[Kind]) -> Mistake:
+    """Terms where a whole tensor is needed. kinds: P, and those of other tensors that are not copies."""
+    fault = f"{name} is not linear, and is applied to a term of a sum"
+    if len(kinds) > 1:
+        other = next((kind.words for kind in kinds if kind != P), "another one")
+        fault = f"{name} combines a term of a sum with {other}"
+    return Mistake(
+        f"{fault}. Sum over {{axis}} first.",
+        f"{name} needs the whole gradient, and gets a term of it. {NO_SUM}",
+    )
+
+
 def is_copy(first: Tensor, second: Tensor, together: Tensor, copy: Tensor) -> bool:
     """Is the copy, broadcast, what the ranks' sum has too much?"""
+    if not copy.dtype.is_floating_point:
+        return False
     try:
         return close(first + second - together, copy.expand_as(together))
     except RuntimeError:  # the shapes do not fit

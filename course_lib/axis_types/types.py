@@ -45,11 +45,6 @@ from course_lib.axis_types.trusted import Kinds, believed, forward_replaced
 AXES = ("dp", "tp")
 COPIES = ("clone", "_to_copy", "lift_fresh_copy", "contiguous")
 RANDOM = ("native_dropout", "bernoulli", "bernoulli_", "_fused_dropout", "rrelu_with_noise")
-UNREAD = (
-    "_local_scalar_dense",
-    "equal",
-    "is_same_size",
-)  # they give Python a number, and no tensor
 LIKE = ("like", "new_", "zeros", "ones", "empty", "full", "arange", "scalar_tensor")
 
 
@@ -200,17 +195,8 @@ class AxisTypes(Collectives, TorchDispatchMode):
             return func(*args, **kwargs)
         self.operations += 1
         call, inputs = (func, args, kwargs), tensors((args, kwargs))
-        name = func._overloadpacket.__name__
-        if func.namespace in ("_c10d_functional", "c10d_functional", "c10d"):
-            raise NotTyped(
-                f"axis types do not follow functional collectives ({name}): use those of dist"
-            )
+        name = known_name(func)
         kinds = {axis: [self.storages.of(x, axis) for x in inputs] for axis in self.axes}
-        if name in RANDOM:
-            raise NotTyped(
-                f"axis types do not follow {name}: whether two ranks draw the same numbers depends on their "
-                "generators. Set dropout to 0"
-            )
         result = func(*args, **kwargs)
         outputs = tensors(result)
         if name == "copy_":
@@ -219,9 +205,8 @@ class AxisTypes(Collectives, TorchDispatchMode):
             self.storages.copy(inputs[0], outputs[0], self.axes)
         elif not is_view(func, inputs, outputs):
             for axis in self.axes:
-                for x, kind in zip(
-                    outputs, self.inferred(call, kinds[axis], axis, len(outputs)), strict=True
-                ):
+                inferred = self.inferred(call, kinds[axis], axis, len(outputs))
+                for x, kind in zip(outputs, inferred, strict=True):
                     if x.numel():
                         self.storages.set(x, axis, kind)
         return result
@@ -256,6 +241,21 @@ class AxisTypes(Collectives, TorchDispatchMode):
             self.report(known.sentence.format(axis=axis), known.backward.format(axis=axis))
             return [V] * count
         return known
+
+
+def known_name(func: Any) -> str:
+    """The operation's name. NotTyped if two ranks cannot be imagined for it."""
+    name = func._overloadpacket.__name__
+    if func.namespace in ("_c10d_functional", "c10d_functional", "c10d"):
+        raise NotTyped(
+            f"axis types do not follow functional collectives ({name}): use those of torch.distributed"
+        )
+    if name in RANDOM:
+        raise NotTyped(
+            f"axis types do not follow {name}: whether two ranks draw the same numbers depends on their "
+            "generators. Set dropout to 0."
+        )
+    return name
 
 
 def is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:

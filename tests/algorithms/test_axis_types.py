@@ -444,7 +444,8 @@ def test_a_gather_joins_parts_and_its_backward_keeps_one() -> None:
             lambda x: x.mean(),
             "is not a term of a sum. Divide a sum by the count of all ranks",
         ),
-        (P, lambda x: x * x, "mul is not linear"),
+        (P, lambda x: x * x, "mul combines a term of a sum with another one"),
+        (P, lambda x: x.relu(), "relu is not linear, and is applied to a term of a sum"),
     ],
 )
 def test_a_wrong_operation_has_its_sentence(kind: Any, operation: Any, sentence: str) -> None:
