@@ -18,22 +18,24 @@
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
 # | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; the computation of a transformer's block |
-# | time | three hours and a half |
-# | points | 60 |
+# | time | three hours and a quarter |
+# | points | 60, and 7 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
-# | 1 What must be sent | 20 | 6 | notebook 02 |
-# | 2 By columns | 20 | 7 | 1 |
+# | start | 6 | | |
+# | 1 What must be sent | 25 | 6 | notebook 02 |
+# | 2 By columns | 22 | 7 | 1 |
 # | 3 By rows | 15 | 7 | 1 |
-# | 4 Two layers: columns, then rows | 20 | | 2, 3 |
-# | 5 Attention | 35 | 4 + 4 | 4 |
-# | 6 The two ends: embedding and loss | 45 | 14 | 1 |
-# | 7 Sequence parallelism | 30 | 7 | 1, 4 |
-# | 8 What it costs, and when it stops paying | 10 | 5 | your predictions in 4, 6 and 7 |
-# | 9 A GPT with its layers replaced | 10 | 3 | 2, 3 |
+# | 4 Two layers, and which kind is it? | 27 | 3 + 5 | 2, 3 |
+# | 5 Attention | 22 | 6 | 4 |
+# | 6 The two ends: embedding and loss | 40 | 12 | 1 |
+# | 7 Sequence parallelism | 28 | 8 | 1, 4 |
+# | 8 What it costs, and when it stops paying | 6 | 3 | your predictions in 4, 6 and 7 |
 # | 10 Questions | 5 | 3 | all |
+# | Optional: grouped queries and dropout, at the end of 5 | 15 | 4 extra | 5 |
+# | 9 Optional: a GPT with its layers replaced | 10 | 3 extra | 2, 3 |
 
 # %% [markdown]
 # ### Words and letters
@@ -71,6 +73,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib import check, device, launch
+from course_lib.axis_types import R, S, axis_types
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
 from course_lib.pictures.colours import (
@@ -83,7 +86,7 @@ from course_lib.pictures.colours import (
     picture,
 )
 from course_lib.scorecard import Row, Scorecard, costs
-from course_lib.unfinished import try_it
+from course_lib.unfinished import tried, try_it
 
 warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
 Group = dist.ProcessGroup | None  # None is the group of all ranks
@@ -224,7 +227,7 @@ def said(prediction, *args):
 # |---|---|
 # | you will write | `identity_all_reduce`, `all_reduce_identity` |
 # | rests on | notebook 02 |
-# | time | 20 minutes |
+# | time | 25 minutes |
 # | points | 6 |
 #
 # A linear layer is y = x A. There are two ways to cut A over the ranks.
@@ -397,7 +400,7 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # |---|---|
 # | you will write | `ColumnParallelLinear(in_features, out_features, bias=True, gather_output=False, group=None)` |
 # | rests on | §1 |
-# | time | 20 minutes |
+# | time | 22 minutes |
 # | points | 7 |
 #
 # `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a
@@ -695,23 +698,21 @@ if run:
 # Y₂.</details>
 
 # %% [markdown]
-# ## 4 · Two layers: columns, then rows
+# ## 4 · Two layers, and which kind is it?
 #
 # | | |
 # |---|---|
-# | you will write | `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
+# | you will write | `kind_1` to `kind_12`; repairs of `rows_then_columns`, `bias_behind` and `norm_before`; `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
 # | rests on | §2, §3 |
-# | time | 20 minutes |
-# | points | in §8 |
+# | time | 27 minutes |
+# | points | 3 + 5, and the formula in §8 |
 #
 # An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each matrix can be cut in
-# two ways, so there are four combinations. You will see two of them. Each picture is drawn from a run. It
-# shows the tensors that every rank holds at each moment, the places at which the ranks communicate, and the
-# bytes that the ledger counted.
-#
-# First comes the order that costs more: rows, then columns. x A is a sum of terms, and gelu(a + b) is not
-# gelu(a) + gelu(b): the wide hidden features must be added up *before* the activation function. Then B is cut
-# by columns, and its output must be gathered.
+# two ways. If A is cut by rows and B by columns, x A is a sum of terms, and gelu(a + b) is not gelu(a) +
+# gelu(b). So the wide hidden features must be added up *before* the activation function. If A is cut by
+# columns and B by rows, every rank keeps its own hidden features from the first matrix to the second. The
+# activation function works elementwise, on each number by itself, and a rank's rows of B take just the
+# features that its columns of A computed.
 
 
 # %%
@@ -722,18 +723,6 @@ class ParallelMLP(nn.Module):
         super().__init__()
         self.up = ColumnParallelLinear(width, hidden, group=group)
         self.down = RowParallelLinear(hidden, width, group=group)
-
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
-
-
-class RowThenColumn(nn.Module):
-    """The other order: the values are right, but far more bytes are sent."""
-
-    def __init__(self, width, hidden, group: Group = None):
-        super().__init__()
-        self.up = RowParallelLinear(width, hidden, input_is_parallel=False, group=group)
-        self.down = ColumnParallelLinear(hidden, width, gather_output=True, group=group)
 
     def forward(self, x):
         return self.down(F.gelu(self.up(x)))
@@ -828,15 +817,6 @@ def draw(run, title):
     return figure
 
 
-run = try_it(stages, RowThenColumn, world_size=2)
-draw(run, "rows, then columns") if run else None
-
-# %% [markdown]
-# Now comes the other order: columns, then rows. Every rank keeps its own hidden features from the first
-# matrix to the second. The activation function works elementwise, on each number by itself. And a rank's rows
-# of the second matrix take just the features that its columns of the first matrix computed.
-
-# %% tags=["skip-in-grading"]
 run = try_it(stages, ParallelMLP, world_size=2)
 draw(run, "columns, then rows") if run else None
 
@@ -846,6 +826,238 @@ draw(run, "columns, then rows") if run else None
 # after the first layer. No rank concatenates: that would be the all-gather that this order avoids. (It is
 # also said that tensor parallelism takes one all-reduce per transformer layer. Forward, it takes one for the
 # MLP and one for attention. Backward takes two as well, so a transformer layer has four.)
+
+# %% [markdown]
+# ### Which kind is it?
+#
+# A copy and a term of a sum have the same shape. PyTorch computes with either, so a sum that is missing, or
+# that is there twice, raises no error. Therefore, give each tensor its kind:
+#
+# | kind | the rank has | and one process has |
+# |---|---|---|
+# | R, replicated | a copy | the same tensor |
+# | S(d), sharded | a part | the ranks' parts one after the other along dimension d |
+# | P, partial | a term | the sum of the ranks' terms |
+#
+# A tensor has a kind on each axis of the ranks. Take two replicas (dp) of two ranks each (tp). The replicas
+# read different tokens, so x is S(0) on dp. The two ranks of a replica read the same tokens, so x is R on tp.
+# Gradients are tensors too, and have kinds of their own.
+
+
+# %%
+def block(x, w1, w2, b2, group: Group = None):
+    """x: (tokens, width); w1 and w2 are the rank's parts of weights (out, in).
+    Returns what you are asked about."""
+    u = identity_all_reduce(x, group)
+    h = F.gelu(F.linear(u, w1))  # A by columns
+    z = F.linear(h, w2)  # B by rows
+    s = all_reduce_identity(z, group)
+    return u, h, z, s, x + s + b2
+
+
+# %% [markdown]
+# **Fill in** the kinds as texts: `"R"`, `"P"`, `"S(0)"` or `"S(1)"`. The loss is summed over all tokens.
+
+# %% nbgrader={"grade_id": "kinds", "solution": true}
+# on tp, forward
+kind_1 = ...  # w1
+kind_2 = ...  # h
+kind_3 = ...  # w2
+kind_4 = ...  # z
+kind_5 = ...  # s
+kind_6 = ...  # b2
+# on tp, backward
+kind_7 = ...  # the gradient of z
+kind_8 = ...  # the gradient of h
+kind_9 = ...  # the gradient of w2
+kind_10 = ...  # the gradient of u
+kind_11 = ...  # the gradient of b2
+# on dp, before the replicas have sent anything
+kind_12 = ...  # the gradient of w1
+### BEGIN SOLUTION
+kind_1, kind_2, kind_3, kind_4, kind_5, kind_6 = "S(0)", "S(1)", "S(1)", "P", "R", "R"
+kind_7, kind_8, kind_9, kind_10, kind_11 = "R", "S(1)", "S(1)", "P", "R"
+kind_12 = "P"
+### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint: forward</summary>Ask what one process would have in its place. Do the two ranks' tensors
+# have to be added, or laid side by side, or is each of them that tensor already?</details>
+# <details><summary>Hint: backward</summary>Every rank begins with the same gradient of y. Behind which operation
+# does a rank have only the gradient of its own use? The gradient of a part is a part.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "kinds_check", "points": 3}
+report = check(
+    "06_tensor_parallel/kinds",
+    kind_1, kind_2, kind_3, kind_4, kind_5, kind_6,
+    kind_7, kind_8, kind_9, kind_10, kind_11, kind_12,
+)  # fmt: skip
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/kinds",
+    kind_1, kind_2, kind_3, kind_4, kind_5, kind_6,
+    kind_7, kind_8, kind_9, kind_10, kind_11, kind_12,
+    cases="hidden",
+)  # fmt: skip
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# **Look.** A program can find the kinds too. Inside `axis_types`, the cell runs `block` once, in this process
+# and without other ranks. Each operation, forward and backward, is tried on two imaginary ranks with random
+# numbers. If both get the tensor of one process, the result is a copy. If their sum does, it is a term, and if
+# it is their results side by side, a part. No rule of any operation is needed. If nothing fits, the line
+# computes something that one process does not compute, and that is the mistake.
+
+
+# %% tags=["skip-in-grading"]
+def show_kinds(block):
+    """Print the kinds on both axes, forward and backward."""
+    x, w1, w2, b2 = (torch.randn(s, requires_grad=True) for s in ((6, 8), (4, 8), (8, 4), 8))
+    with axis_types(dp=2, tp=2) as types:
+        types.set(x, dp=S(0), tp=R)
+        types.set(w1, tp=S(0))
+        types.set(w2, tp=S(1))
+        *inside, y = block(x, w1, w2, b2, types.group("tp"))
+        named = dict(zip(("u", "h", "z", "s"), inside, strict=True)) | {"y": y}
+        for tensor in named.values():
+            tensor.retain_grad()
+        types.expect(y, dp=S(0), tp=R)
+        y.square().sum().backward()
+        named |= {"x": x, "w1": w1, "w2": w2, "b2": b2}
+        print("        forward        backward\n        dp     tp      dp     tp")
+        for name in ("x", "u", "w1", "h", "w2", "z", "s", "b2", "y"):
+            both = types.of(named[name]), types.of(named[name].grad)
+            columns = [str(kinds[axis]) for kinds in both for axis in ("dp", "tp")]
+            print(f"{name:8}{columns[0]:7}{columns[1]:8}{columns[2]:7}{columns[3]}")
+    print(types)
+
+
+tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
+
+# %% [markdown]
+# u and its gradient show why `identity_all_reduce` is needed: u is a copy, and its gradient is a term. For z it
+# is the other way around. The two functions of §1 make terms into copies, one forward and one backward.
+#
+# **Mend three blocks.** Each of them has one mistake, and one line is enough to mend it. None raises an error,
+# and the last one even has the right output. Read them, and say what is wrong.
+
+
+# %% tags=["skip-in-grading"]
+def rows_then_columns(x, w1, w2, group: Group = None):
+    h = F.gelu(F.linear(x, w1))
+    return F.linear(identity_all_reduce(h, group), w2)
+
+
+def bias_behind(x, w1, w2, b2, group: Group = None):
+    h = F.gelu(F.linear(identity_all_reduce(x, group), w1))
+    return all_reduce_identity(F.linear(h, w2, b2), group)
+
+
+def norm_before(x, scale, w1, w2, group: Group = None):
+    normed = F.layer_norm(x, x.shape[-1:], scale)
+    h = F.gelu(F.linear(normed, w1))
+    return x + all_reduce_identity(F.linear(h, w2), group)
+
+
+# %% [markdown]
+# Now ask the types. They show the first mistake, because behind a mistake everything is wrong.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def first_mistake(block, y=R, **inputs):
+    """inputs: shapes on a rank, and kinds on tp. y: the kind of the output."""
+    with axis_types(tp=2) as types:
+        tensors = [
+            types.set(torch.randn(shape, requires_grad=True), tp=kind)
+            for shape, kind in inputs.values()
+        ]
+        output = block(*tensors)
+        types.expect(output, "the output", tp=y)
+        output.square().sum().backward()
+        for name, tensor in zip(inputs, tensors, strict=True):
+            types.expect(tensor.grad, f"the gradient of {name}", tp=inputs[name][1])
+    return types
+
+
+def ask(rows_then_columns, bias_behind, norm_before):
+    """Print what the types say about each block."""
+    by_rows = {"x": ((6, 4), S(1)), "w1": ((12, 4), S(1)), "w2": ((4, 12), S(0))}
+    whole, ends = {"x": ((6, 8), R)}, {"w1": ((4, 8), S(0)), "w2": ((8, 4), S(1))}
+    for name, types in (
+        ("rows_then_columns", first_mistake(rows_then_columns, S(1), **by_rows)),
+        ("bias_behind", first_mistake(bias_behind, **whole, **ends, b2=((8,), R))),
+        ("norm_before", first_mistake(norm_before, **whole, scale=((8,), R), **ends)),
+    ):
+        print(f"-- {name}\n{types}\n")
+
+
+broken = rows_then_columns, bias_behind, norm_before
+tried(lambda: ask(*broken), identity_all_reduce, all_reduce_identity)
+
+# %% [markdown]
+# **Repair them.** The functions keep their names and arguments.
+#
+# - `rows_then_columns`: x has the rank's features, S(1), and w1 is cut by rows, w2 by columns. The output is
+#   S(1).
+# - `bias_behind` and `norm_before`: x is R, w1 is cut by columns, w2 by rows. The output is R.
+# - `scale` is the norm's weight, R. Its gradient must be R too.
+
+
+# %% nbgrader={"grade_id": "mend", "solution": true}
+def rows_then_columns(x, w1, w2, group: Group = None):
+    """gelu(x A) B, with A cut by rows and B by columns. Sends 2 (N-1)/N of h in each direction."""
+    ### BEGIN SOLUTION
+    h = F.gelu(all_reduce_identity(F.linear(x, w1), group))
+    return F.linear(identity_all_reduce(h, group), w2)
+    ### END SOLUTION
+
+
+def bias_behind(x, w1, w2, b2, group: Group = None):
+    """gelu(x A) B + b2, with A cut by columns and B by rows."""
+    ### BEGIN SOLUTION
+    h = F.gelu(F.linear(identity_all_reduce(x, group), w1))
+    return all_reduce_identity(F.linear(h, w2), group) + b2
+    ### END SOLUTION
+
+
+def norm_before(x, scale, w1, w2, group: Group = None):
+    """x + gelu(norm(x) A) B, with A cut by columns and B by rows."""
+    ### BEGIN SOLUTION
+    normed = identity_all_reduce(F.layer_norm(x, x.shape[-1:], scale), group)
+    h = F.gelu(F.linear(normed, w1))
+    return x + all_reduce_identity(F.linear(h, w2), group)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: rows_then_columns</summary>The product by rows is P. gelu needs R.</details>
+# <details><summary>Hint: bias_behind</summary>b2 is R, and must not be added to a term.</details>
+# <details><summary>Hint: norm_before</summary>Every rank computes the same norm, and uses its output for its own
+# hidden features. Which tensor is used N times?</details>
+#
+# **Check.** The three blocks run on real ranks.
+
+# %% nbgrader={"grade_id": "mend_check", "points": 5}
+report = check("06_tensor_parallel/mend", rows_then_columns, bias_behind, norm_before)
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/mend", rows_then_columns, bias_behind, norm_before, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(5)
+
+# %% tags=["skip-in-grading"]
+mended = rows_then_columns, bias_behind, norm_before
+tried(lambda: ask(*mended), *mended)
+
+# %% [markdown]
+# Use the types for programs of your own, with tiny tensors. They do not see numbers that depend on the rank, so
+# §6's embedding and loss need a signature (`types.trusted`), and if a function takes its own part of a copy,
+# as `own_features` does, tell them with `types.set`. Meta's *spmd_types* checks the same kinds with a rule
+# for each operation.
 #
 # **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
 # layer, in one direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; §7
@@ -973,10 +1185,10 @@ if theirs_run:
 #
 # | | |
 # |---|---|
-# | you will write | `ParallelHeads(width, heads, bias=True, group=None)`; then `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
+# | you will write | `ParallelHeads(width, heads, bias=True, group=None)`; optional: `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
 # | rests on | §4 |
-# | time | 35 minutes: 20 for the heads, 15 for grouped queries and dropout |
-# | points | 4 for the heads, 4 for grouped queries and dropout |
+# | time | 22 minutes, and 15 for grouped queries and dropout |
+# | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
 # You have seen how an MLP is cut. Now find such a cut for attention. Query, key and value are three matrices,
 # from width to heads × head_dim features, with head_dim = width / heads. Then every head computes by itself.
@@ -1051,14 +1263,97 @@ class ParallelHeads(nn.Module):
 #
 # **Check the heads.**
 
-# %% nbgrader={"grade_id": "parallel_heads_check", "points": 4}
+# %% nbgrader={"grade_id": "parallel_heads_check", "points": 6}
 report = check("06_tensor_parallel/parallel_heads", ParallelHeads)
 ### BEGIN HIDDEN TESTS
 report = check("06_tensor_parallel/parallel_heads", ParallelHeads, cases="hidden")
 ### END HIDDEN TESTS
-report.points(4)
+report.points(6)
 
 # %% [markdown]
+# **Measure.** Here is a whole layer from your parts: attention and MLP, each behind a norm and added to the
+# residual stream. It has 8 heads on 4 ranks, and your prediction of §4 stands beside it.
+
+
+# %% tags=["skip-in-grading"]
+class Layer(nn.Module):
+    """A transformer's layer of a given attention and MLP; the norms are on every rank."""
+
+    def __init__(self, attention, mlp, width=64):
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(width), attention(width)
+        self.mlp_norm, self.mlp = nn.LayerNorm(width), mlp(width, 4 * width)
+
+    def forward(self, x):
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def tensor_parallel():
+    return Layer(lambda width: ParallelHeads(width, 8), ParallelMLP)
+
+
+run = try_it(passes, tensor_parallel)
+if run:
+    for direction, number in zip(("forward", "backward"), sent(run), strict=True):
+        print(
+            f"{direction:8} {number:,.0f} bytes; predicted {said(layer_bytes_sent, 4, 16384, direction)}"
+        )
+    print(run.ledger.table(times=False, rank=0))
+
+# %% [markdown]
+# There are four all-reduces: two regions, two directions.
+#
+# **Break it.** Every rank r takes the features r, r + N, r + 2N, ... instead of features that lie side by
+# side. It does so in the matrices that are cut by columns and in the one that is cut by rows, so every shape
+# fits. Is the MLP still right? Is attention?
+
+
+# %% tags=["skip-in-grading"]
+def every_nth(make, inward, outward):
+    """The layer with every N-th feature on a rank."""
+    layer, n, rank = make(), dist.get_world_size(), dist.get_rank()
+    with torch.no_grad():
+        for name in inward:
+            for own in getattr(layer, name).parameters():
+                own.copy_(joined(own, 0)[rank::n])
+        own = getattr(layer, outward).weight
+        own.copy_(joined(own, 1)[:, rank::n])
+    return layer
+
+
+def mlp():
+    return ParallelMLP(64, 256)
+
+
+def attention():
+    return ParallelHeads(64, 8)
+
+
+for make, inward, outward in (
+    (mlp, ("up",), "down"),
+    (attention, ("query", "key", "value"), "out"),
+):
+    right = try_it(passes, make)
+    strided = try_it(passes, partial(every_nth, make, inward, outward)) if right else None
+    if strided:
+        off = furthest(strided[0]["y"], right[0]["y"])
+        print(
+            f"{make.__name__:9}",
+            "the same" if off < 1e-5 else f"off by {off:.0%} of the largest number",
+        )
+
+# %% [markdown]
+# The order of hidden features does not matter, so the MLP is right. A head *is* a run of features side by
+# side. Each "head" of this attention has two features from each of four heads, so its scores are not the
+# model's. For the same reason a fused (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be
+# cut into N equal parts. Each of the three must be cut by itself.
+
+# %% [markdown]
+# ### Optional: grouped queries and dropout
+#
+# *4 points of extra credit, on top of the 60. You lose nothing if you skip it.*
+#
 # **Predict.** 8 heads on 4 ranks: rank 1 has heads 2 and 3. How many ranks can there be at most? And which
 # rank holds what with *grouped queries*: 8 query heads but only 2 heads of keys and values, on 4 ranks?
 #
@@ -1168,92 +1463,14 @@ class ParallelSelfAttention(nn.Module):
 #
 # **Check the whole.**
 
-# %% nbgrader={"grade_id": "parallel_self_attention_check", "points": 4}
+# %% nbgrader={"grade_id": "parallel_self_attention_check", "points": 0}
+# Extra credit, 4 points
 report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttention)
 ### BEGIN HIDDEN TESTS
 report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttention, cases="hidden")
 ### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
-# **Measure.** Here is a whole layer from your parts: attention and MLP, each behind a norm and added to the
-# residual stream. It has 8 heads on 4 ranks, and your prediction of §4 stands beside it.
-
-
-# %% tags=["skip-in-grading"]
-class Layer(nn.Module):
-    """A transformer's layer of a given attention and MLP; the norms are on every rank."""
-
-    def __init__(self, attention, mlp, width=64):
-        super().__init__()
-        self.attention_norm, self.attention = nn.LayerNorm(width), attention(width)
-        self.mlp_norm, self.mlp = nn.LayerNorm(width), mlp(width, 4 * width)
-
-    def forward(self, x):
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-def tensor_parallel():
-    return Layer(lambda width: ParallelSelfAttention(width, 8), ParallelMLP)
-
-
-run = try_it(passes, tensor_parallel)
-if run:
-    for direction, number in zip(("forward", "backward"), sent(run), strict=True):
-        print(
-            f"{direction:8} {number:,.0f} bytes; predicted {said(layer_bytes_sent, 4, 16384, direction)}"
-        )
-    print(run.ledger.table(times=False, rank=0))
-
-# %% [markdown]
-# There are four all-reduces: two regions, two directions.
-#
-# **Break it.** Every rank r takes the features r, r + N, r + 2N, ... instead of features that lie side by
-# side. It does so in the matrices that are cut by columns and in the one that is cut by rows, so every shape
-# fits. Is the MLP still right? Is attention?
-
-
-# %% tags=["skip-in-grading"]
-def every_nth(make, inward, outward):
-    """The layer with every N-th feature on a rank."""
-    layer, n, rank = make(), dist.get_world_size(), dist.get_rank()
-    with torch.no_grad():
-        for name in inward:
-            for own in getattr(layer, name).parameters():
-                own.copy_(joined(own, 0)[rank::n])
-        own = getattr(layer, outward).weight
-        own.copy_(joined(own, 1)[:, rank::n])
-    return layer
-
-
-def mlp():
-    return ParallelMLP(64, 256)
-
-
-def attention():
-    return ParallelSelfAttention(64, 8)
-
-
-for make, inward, outward in (
-    (mlp, ("up",), "down"),
-    (attention, ("query", "key", "value"), "out"),
-):
-    right = try_it(passes, make)
-    strided = try_it(passes, partial(every_nth, make, inward, outward)) if right else None
-    if strided:
-        off = furthest(strided[0]["y"], right[0]["y"])
-        print(
-            f"{make.__name__:9}",
-            "the same" if off < 1e-5 else f"off by {off:.0%} of the largest number",
-        )
-
-# %% [markdown]
-# The order of hidden features does not matter, so the MLP is right. A head *is* a run of features side by
-# side. Each "head" of this attention has two features from each of four heads, so its scores are not the
-# model's. For the same reason a fused (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be
-# cut into N equal parts. Each of the three must be cut by itself.
-#
 # **In production.** LLaMA 3 70B has 64 heads and 8 of keys and values, and runs on eight ranks. With at least
 # as many key-value heads as ranks no head has copies, and attention is simple.
 #
@@ -1267,8 +1484,8 @@ for make, inward, outward in (
 # |---|---|
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
 # | rests on | §1 |
-# | time | 45 minutes |
-# | points | 5 + 9 |
+# | time | 40 minutes |
+# | points | 4 + 8 |
 #
 # The vocabulary is the longest dimension of a language model. (In this section a *token* is an entry of the
 # vocabulary; a place in the text is a *position*.) LLaMA 3's is 128,256: at a width of 8,192 the embedding is
@@ -1322,14 +1539,14 @@ class VocabParallelEmbedding(nn.Module):
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "vocab_parallel_embedding_check", "points": 5}
+# %% nbgrader={"grade_id": "vocab_parallel_embedding_check", "points": 4}
 report = check("06_tensor_parallel/vocab_parallel_embedding", VocabParallelEmbedding)
 ### BEGIN HIDDEN TESTS
 report = check(
     "06_tensor_parallel/vocab_parallel_embedding", VocabParallelEmbedding, cases="hidden"
 )
 ### END HIDDEN TESTS
-report.points(5)
+report.points(4)
 
 # %% [markdown]
 # **The head** is a `ColumnParallelLinear` from the width to the vocabulary: each rank gets the logits of its
@@ -1407,14 +1624,14 @@ def vocab_parallel_cross_entropy(
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "vocab_parallel_cross_entropy_check", "points": 9}
+# %% nbgrader={"grade_id": "vocab_parallel_cross_entropy_check", "points": 8}
 report = check("06_tensor_parallel/vocab_parallel_cross_entropy", vocab_parallel_cross_entropy)
 ### BEGIN HIDDEN TESTS
 report = check(
     "06_tensor_parallel/vocab_parallel_cross_entropy", vocab_parallel_cross_entropy, cases="hidden"
 )
 ### END HIDDEN TESTS
-report.points(9)
+report.points(8)
 
 # %% [markdown]
 # **Measure.** The loss of 512 positions with a vocabulary of 8,192 is computed on 4 ranks: once by gathering
@@ -1515,8 +1732,8 @@ for size in (1, 50):
 # |---|---|
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
 # | rests on | §1, §4 |
-# | time | 30 minutes |
-# | points | 7 |
+# | time | 28 minutes |
+# | points | 8 |
 #
 # What is not divided yet? Between the regions activations are replicated: the residual stream, and the inputs
 # of norms and of regions. And all ranks do the same work there. A norm needs all features of a token, so
@@ -1621,7 +1838,7 @@ class SequenceParallelNorm(nn.Module):
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "sequence_parallel_check", "points": 7}
+# %% nbgrader={"grade_id": "sequence_parallel_check", "points": 8}
 report = check(
     "06_tensor_parallel/sequence_parallel",
     all_gather_reduce_scatter,
@@ -1637,7 +1854,7 @@ report = check(
     cases="hidden",
 )
 ### END HIDDEN TESTS
-report.points(7)
+report.points(8)
 
 # %% [markdown]
 # **Measure.** Here is the picture of §4 once more, with your pair at the two edges. The residual stream is
@@ -1764,7 +1981,7 @@ def left(y, linear):
     return y + identity_all_reduce(linear.bias)
 
 
-class Heads(ParallelSelfAttention):
+class Heads(ParallelHeads):
     sequence = "keep"
 
     def forward(self, x):
@@ -1932,12 +2149,12 @@ for name, norm in (
 # |---|---|
 # | you will write | nothing new |
 # | rests on | your predictions in §4, §6 and §7 |
-# | time | 10 minutes |
-# | points | 5 |
+# | time | 6 minutes |
+# | points | 3 |
 #
 # The check takes your formulas from the sections above.
 
-# %% nbgrader={"grade_id": "predictions_check", "points": 5}
+# %% nbgrader={"grade_id": "predictions_check", "points": 3}
 report = check(
     "06_tensor_parallel/predictions", layer_bytes_sent, layer_saved_bytes, loss_bytes_sent
 )
@@ -1950,7 +2167,7 @@ report = check(
     cases="hidden",
 )
 ### END HIDDEN TESTS
-report.points(5)
+report.points(3)
 
 # %% [markdown]
 # In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the
@@ -2056,14 +2273,14 @@ with contextlib.suppress(NotImplementedError):
 # lecture 001's recipe, and batch × world size in lecture 002.</details>
 
 # %% [markdown]
-# ## 9 · A GPT with its layers replaced
+# ## 9 · Optional: a GPT with its layers replaced
 #
 # | | |
 # |---|---|
 # | you will write | `parallelize_mlps(model, group=None)` |
 # | rests on | §2, §3 |
 # | time | 10 minutes |
-# | points | 3 |
+# | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Take a GPT and replace the layers of its MLPs by yours. Nothing else of the model changes. The GPT is that
 # of `course_lib/models/gpt.py`; you need only what follows here.
@@ -2117,12 +2334,12 @@ def parallelize_mlps(model, group: Group = None):
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "swap_check", "points": 3}
+# %% nbgrader={"grade_id": "swap_check", "points": 0}
+# Extra credit, 3 points
 report = check("06_tensor_parallel/swap", parallelize_mlps)
 ### BEGIN HIDDEN TESTS
 report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 ### END HIDDEN TESTS
-report.points(3)
 
 # %% [markdown]
 # **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources: 50 steps of AdamW,
@@ -2180,7 +2397,7 @@ def all_of_it(model):
     width, heads, tokens = model.config.width, model.config.heads, model.config.vocab_size
     model = parallelize_mlps(model)
     for block in model.blocks:
-        attention = ParallelSelfAttention(width, heads)
+        attention = ParallelHeads(width, heads)
         block.attention = InBlock(with_weights(attention, block.attention))
     embedding = VocabParallelEmbedding(tokens, width)
     model.token_embedding = with_weights(embedding, model.token_embedding)

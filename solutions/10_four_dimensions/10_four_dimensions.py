@@ -445,6 +445,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
 #
 # gradient = the sum, over all ranks of dp and cp, of ∂(sum of the rank's losses / targets of the batch)
 #
+# For dp and tp, `axis_types` of notebook 06 (§4) names a parameter of your block that lacks its sum.
+#
 # By default `run_schedule` divides by the targets of the microbatches it is given, so each replica has the mean over
 # its own targets. That is a sample, and the mean of the samples is another loss as soon as the replicas have
 # unequal numbers of targets (notebook 03, §4): because of padding, a replica with 2 targets would weigh as much as

@@ -64,6 +64,7 @@ UNLIKE = {
     "04_zero/offload": "the library's optimizers take `offload` when they are made",
     "04_zero/zero3_unit": "the library's units are made by Zero3Module, and take other arguments",
     "05_fsdp/predictions": FORMULAS,
+    "06_tensor_parallel/mend": REPAIRED,
     "06_tensor_parallel/parallel_heads": "a step towards ParallelSelfAttention",
     "06_tensor_parallel/predictions": FORMULAS,
     "06_tensor_parallel/swap": "the library's parallelize_gpt exchanges the other layers, too",

@@ -21,10 +21,9 @@ from course_lib.exports import late_names
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = (
-    "collectives", "compression", "context_parallel", "data", "data_parallel", "dry", "experts", "facts",
-    "fsdp", "models", "operation", "pipeline", "planning", "precision", "recompute", "tensor_parallel",
-    "trainer",
-    "zero",
+    "axis_types", "collectives", "compression", "context_parallel", "data", "data_parallel", "dry",
+    "experts", "facts", "fsdp", "models", "operation", "pipeline", "planning", "precision", "recompute",
+    "tensor_parallel", "trainer", "zero",
 )  # fmt: skip
 # They import what exercises of earlier notebooks hide, and none of their own names can be had there.
 COMPOSED = ("trainer",)

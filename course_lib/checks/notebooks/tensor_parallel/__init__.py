@@ -3,7 +3,9 @@
 from course_lib.checks.notebooks.tensor_parallel.attention import parallel_heads, parallel_self_attention
 from course_lib.checks.notebooks.tensor_parallel.conjugate import conjugate_functions
 from course_lib.checks.notebooks.tensor_parallel.embedding import vocab_parallel_embedding
+from course_lib.checks.notebooks.tensor_parallel.kinds import kinds
 from course_lib.checks.notebooks.tensor_parallel.linear import column_parallel_linear, row_parallel_linear
+from course_lib.checks.notebooks.tensor_parallel.mend import mend
 from course_lib.checks.notebooks.tensor_parallel.prediction import predictions
 from course_lib.checks.notebooks.tensor_parallel.quiz import questions
 from course_lib.checks.notebooks.tensor_parallel.sequence import sequence_parallel
@@ -13,6 +15,8 @@ from course_lib.checks.notebooks.tensor_parallel.vocabulary import vocab_paralle
 __all__ = [
     "column_parallel_linear",
     "conjugate_functions",
+    "kinds",
+    "mend",
     "parallel_heads",
     "parallel_self_attention",
     "predictions",

@@ -155,7 +155,7 @@ def memory_lines(run: LayerRun, whole: Heads) -> list[kit.Line]:
     ]  # fmt: skip
 
 
-@kit.exercise(points=4, objects=("ParallelHeads",), references=REFERENCE, hint=trouble, point=POINT)
+@kit.exercise(points=6, objects=("ParallelHeads",), references=REFERENCE, hint=trouble, point=POINT)
 def parallel_heads(draw: kit.Draw) -> Iterator[kit.Case]:
     whole = Heads.draw(draw, 4, 8, 8, 4, (2, 3), True)
     run = attention_run("heads", whole)
@@ -192,7 +192,9 @@ def plain(draw: kit.Draw, n: int, heads: int, title: str, weight: float, **more:
     return layer_case(title, [run], lines_of(run, whole, title, weight, sent=False), **more)
 
 
-@kit.exercise(points=4, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT)
+@kit.exercise(
+    points=4, objects=("ParallelSelfAttention",), references=REFERENCE, extra=True, hint=trouble, point=POINT
+)
 def parallel_self_attention(draw: kit.Draw) -> Iterator[kit.Case]:
     yield grouped(draw, 2, 8, 4, "8 heads, 4 of keys and values, group {1, 2}", 2, SUB_GROUP, 3)
     yield grouped(draw, 4, 4, 2, "4 heads, 2 of keys and values, 4 ranks", 1.5)

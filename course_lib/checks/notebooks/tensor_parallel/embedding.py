@@ -271,7 +271,7 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
 
 
 @kit.exercise(
-    points=5,
+    points=4,
     objects=("VocabParallelEmbedding",),
     references=REFERENCE,
     hint=trouble,

@@ -153,7 +153,7 @@ LOSS: dict[str, kit.Formula] = {
 
 
 @kit.exercise(
-    points=5, objects=("layer_bytes_sent", "layer_saved_bytes", "loss_bytes_sent"), references=FORMULAS
+    points=3, objects=("layer_bytes_sent", "layer_saved_bytes", "loss_bytes_sent"), references=FORMULAS
 )
 def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
     nbytes = 840_000 * draw.integer(10, 100)

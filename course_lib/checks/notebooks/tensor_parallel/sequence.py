@@ -209,7 +209,7 @@ ALL_REDUCE = 1.5  # times the bytes of one of its halves, and more: no half is t
 
 
 @kit.exercise(
-    points=7, objects=NAMES, references=REFERENCE, hint=trouble,
+    points=8, objects=NAMES, references=REFERENCE, hint=trouble,
     point="tokens of which each rank has its part alone, with the halves of an all-reduce at the edges",
 )  # fmt: skip
 def sequence_parallel(draw: kit.Draw) -> Iterator[kit.Case]:

@@ -203,6 +203,7 @@ def if_exchanged(line: kit.Line, run: LayerRun) -> kit.Line:
     points=3,
     objects=("parallelize_mlps",),
     references=REFERENCE,
+    extra=True,
     hint=trouble,
     point="MLPs of which each rank has its part alone, with one sum behind them",
 )

@@ -130,7 +130,7 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
 
 
 @kit.exercise(
-    points=9,
+    points=8,
     objects=("vocab_parallel_cross_entropy",),
     references=REFERENCE,
     hint=trouble,
