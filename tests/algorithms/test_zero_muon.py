@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -62,6 +63,7 @@ def alone(shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
         model(numbers(step, 0, 1)).backward()
         with torch.no_grad():
             for param, momentum in zip(params, momenta, strict=True):
+                assert param.grad is not None
                 momentum.mul_(0.95).add_(param.grad)
                 update = orthogonalize(param.grad + 0.95 * momentum)
                 param -= 0.02 * max(1, param.shape[0] / param.shape[1]) ** 0.5 * update
@@ -93,7 +95,7 @@ def test_a_group_of_some_ranks_trains_by_itself(backend: str, require_ranks: Req
     require_ranks(3)
 
     def job() -> list[Tensor]:
-        group, rank = dist.new_group([0, 2]), dist.get_rank()
+        group, rank = cast(dist.ProcessGroup, dist.new_group([0, 2])), dist.get_rank()
         begin = torch.eye(3) * (1 + rank), torch.ones(2, 4)
         params = [nn.Parameter(matrix.to(device())) for matrix in begin]
         if rank != 1:

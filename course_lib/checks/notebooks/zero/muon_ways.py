@@ -31,7 +31,10 @@ AFTER = (
     "The momentum is made of orthogonalized gradients. It collects gradients, and the orthogonalization "
     "comes last."
 )
-PLAIN = "The update is m alone, without Nesterov's look ahead. The update is g + beta m, with m after it has got g."
+PLAIN = (
+    "The update is m alone, without Nesterov's look ahead. It has to be g + beta m, with m after it has got "
+    "g."
+)
 NO_MOMENTUM = "There is no momentum: each step begins anew. `momenta` keeps m from step to step."
 TURNED = "The scale is turned: sqrt(max(1, rows / columns)) makes the steps of tall matrices longer."
 NO_SCALE = "The scale sqrt(max(1, rows / columns)) is missing, so tall matrices move too little."
