@@ -176,7 +176,7 @@ class MuonRun:
                 ]
 
     def update(self, way: Way, step: int, k: int, states: list[Tensor]) -> Tensor:
-        """What is taken away from matrix k; states[k], its momentum, is replaced."""
+        """The step that matrix k takes, to be subtracted; states[k], its momentum, is replaced."""
         beta = self.beta if way.beta is None else way.beta
         lr = self.lr if way.lr is None else way.lr
         gradients = [own[k].double() for own in self.gradients[step]]
