@@ -1835,8 +1835,8 @@ for name, update in (("the whole", whole), ("the halves", halves)):
     print(f"{name:10}: singular values from {values.min():.2f} to {values.max():.2f}")
 
 # %% [markdown]
-# **Look.** More than a third of the update is wrong, because every element of the orthogonalized matrix depends
-# on every element of the matrix. And no rank raises an error.
+# **Look.** The update is off by a third of its size, because every element of the orthogonalized matrix depends on
+# every element of the matrix. And no rank raises an error.
 #
 # So deal out whole matrices. Each gets one *owner*, which alone holds its momentum and orthogonalizes it:
 #
