@@ -21,6 +21,7 @@ One topic each:
     calculator.py         calculator: a GPU's bill with sliders (01)
     fsdp_chart.py         lanes, draw: a step as two lanes (05); fsdp_explorer.py, with controls
     gantt.py              gantt: a pipeline's schedule (07); schedule_explorer.py, with controls
+    schedule_workbench.py Workbench: a schedule placed by hand (07)
     format_explorer.py    formats, gradients: the bits of a number (09)
     mesh_explorer.py      mesh_explorer: a rank's part, groups and wires (10); mesh_figure.py draws it
     strategy_advisor.py   strategy_advisor: all layouts of a cluster (10)

@@ -23,6 +23,10 @@ Above them, and not needed to understand them:
     arguments.py          checks of a sharded optimizer's arguments
     memory.py             memory_per_rank
 
+Beside them, for an optimizer that is not elementwise:
+
+    muon.py       ShardedMuon: whole matrices on their owners
+
 Scalers, clippers and all that looks at gradients between backward and step: the optimizers' gradients lie in
 `optimizer.shards` after `optimizer.average_gradients()`, those of Zero3Module in its `parameters()`.
 
@@ -31,6 +35,7 @@ reduce-scatter. Each docstring states the cost of its stage; `course_lib.facts` 
 """
 
 from .memory import memory_per_rank
+from .muon import ShardedMuon, deal, muon_step, orthogonalize
 from .offload import MappedFile, keep_state
 from .optimizers import Zero1Optimizer, Zero2Optimizer
 from .saving import merge_state_dicts
@@ -39,11 +44,15 @@ from .shards import flatten_and_shard
 
 __all__ = [
     "MappedFile",
+    "ShardedMuon",
     "Zero1Optimizer",
     "Zero2Optimizer",
     "Zero3Module",
+    "deal",
     "flatten_and_shard",
     "keep_state",
     "memory_per_rank",
     "merge_state_dicts",
+    "muon_step",
+    "orthogonalize",
 ]

@@ -15,8 +15,8 @@
 # |---|---|
 # | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a unit and a module of sharded weights (ZeRO-3) |
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
-# | time | four hours, and 20 minutes for the optional section |
-# | points | 60, and 3 of extra credit |
+# | time | four hours, and 45 minutes for the optional sections |
+# | points | 60, and 8 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
@@ -30,6 +30,7 @@
 # | 7 DeepSpeed's configuration, line by line | 5 | | all |
 # | 8 Questions | 10 | 6 | 1, 3, 4, 5 |
 # | 9 Optional: states in files | 20 | 3 extra | 3, 6 |
+# | 10 Optional: an optimizer that needs whole matrices | 25 | 2 + 3 extra | 4 |
 
 # %% [markdown]
 # ### Words and letters
@@ -1794,6 +1795,240 @@ with tempfile.TemporaryDirectory() as folder:
 # that needs it. A mapping reads a page at a time, on first touch, and would not reach a disk's bandwidth.
 
 # %% [markdown]
+# ## 10 · Optional: an optimizer that needs whole matrices
+#
+# | | |
+# |---|---|
+# | you will write | `deal(shapes, n)`, `muon_step(params, momenta, owned, orthogonalize, lr, beta, group)` |
+# | rests on | §4 |
+# | time | 25 minutes |
+# | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
+#
+# Adam treats each element by itself, so it doesn't notice that your shards cut matrices in the middle. *Muon*
+# (Jordan et al. 2024) notices. It makes its update from the momentum of a whole matrix: it keeps the singular
+# vectors and brings all singular values close to 1, so that a rare direction counts as much as a frequent one.
+# Five *Newton-Schulz* iterations do this, and they consist of matrix products, which are fast on GPUs:
+
+
+# %% tags=["skip-in-grading"]
+def orthogonalize(matrix):
+    """A matrix with the same singular vectors, and with singular values close to 1."""
+    a, b, c = 3.4445, -4.7750, 2.0315  # a singular value s becomes a s + b s^3 + c s^5
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if tall else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if tall else x
+
+
+# %% [markdown]
+# **Break it.** Two ranks hold half of a matrix each, as in ZeRO-2, and each orthogonalizes its half.
+
+# %% tags=["skip-in-grading"]
+generator = torch.Generator().manual_seed(0)
+matrix = torch.randn(24, 96, generator=generator, dtype=torch.float64)
+whole = orthogonalize(matrix)
+halves = torch.cat([orthogonalize(half) for half in matrix.chunk(2)])
+print(f"difference: {(whole - halves).norm() / whole.norm():.1%} of the right update")
+for name, update in (("the whole", whole), ("the halves", halves)):
+    values = torch.linalg.svdvals(update)
+    print(f"{name:10}: singular values from {values.min():.2f} to {values.max():.2f}")
+
+# %% [markdown]
+# **Look.** The update is off by a third of its size, because every element of the orthogonalized matrix depends on
+# every element of the matrix. And no rank raises an error.
+#
+# So deal out whole matrices. Each gets one *owner*, which alone holds its momentum and orthogonalizes it:
+#
+# | | ZeRO-2 with Adam | Muon with owners |
+# |---|---|---|
+# | reduce-scatter | a shard of the gradients | the gradients of the own matrices |
+# | kept on the rank | m and v of the shard, 2 P/N elements | the momentum of the own matrices, P/N elements |
+# | all-gather | the shard's new weights | the new weights of the own matrices |
+#
+# The bytes are those of ZeRO-2, 2 (N−1)/N · P elements, if the dealing comes out even.
+#
+# **Predict.** An orthogonalization of m rows and n ≥ m columns takes 5 (4 m² n + 2 m³) FLOPs. In a block of the
+# 124M model, four matrices have 768 × 768 elements and two have 768 × 3072. Each rank trains on 8,192 tokens per
+# step, 6 FLOPs per parameter and token. By how much would the step grow if every rank orthogonalized every
+# matrix, and by how much with 8 owners?
+#
+# <details><summary>After you have said it</summary>30 · 768 = 23,040 FLOPs per element of a square matrix, and
+# 17,280 of the others: 19,200 on average. Forward and backward take 6 · 8,192 = 49,152, so the step would grow by
+# 39 %. With 8 owners it grows by 5 %.</details>
+#
+# **Build.** First decide which rank owns which matrix. A collective wants rows of one length, and all ranks wait
+# for the slowest. So no rank should hold much more than its share. Take the largest matrix first, and give each
+# matrix to the rank with the fewest elements so far.
+
+
+# %% nbgrader={"grade_id": "deal", "solution": true}
+def deal(shapes: list[tuple[int, int]], n: int) -> list[list[int]]:
+    """For each of n ranks the numbers of the matrices that it owns, their places in `shapes`.
+
+    shapes: (rows, columns) of each matrix. Each number is in one list. A rank without a matrix
+    has an empty list.
+    """
+    ### BEGIN SOLUTION
+    sizes = [rows * columns for rows, columns in shapes]
+    owned, held = [[] for _ in range(n)], [0] * n
+    for number in sorted(range(len(sizes)), key=lambda number: sizes[number], reverse=True):
+        rank = held.index(min(held))
+        owned[rank].append(number)
+        held[rank] += sizes[number]
+    return owned
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "deal_check", "points": 0}
+# Extra credit, 2 points
+report = check("04_zero/deal", deal)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/deal", deal, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **Measure.** The cell deals out the 72 matrices of the 124M model, and prints the elements of the fullest rank
+# divided by the mean.
+
+# %% tags=["skip-in-grading"]
+shapes = 12 * [*4 * [(768, 768)], (3072, 768), (768, 3072)]
+
+
+def fullest(owned):
+    held = [sum(shapes[k][0] * shapes[k][1] for k in own) for own in owned]
+    return max(held) * len(owned) / sum(held)
+
+
+with contextlib.suppress(NotImplementedError):
+    for n in (4, 6, 8, 64):
+        in_turn = [list(range(len(shapes)))[rank::n] for rank in range(n)]
+        print(f"{n:2} ranks: yours {fullest(deal(shapes, n)):.2f}, in turn {fullest(in_turn):.2f}")
+
+# %% [markdown]
+# **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6 the same two ranks get all the large ones.
+# On 64 ranks no dealing is even, because the model has 72 matrices and the largest is 1.8 times the mean. So a
+# large run first divides its layers by other axes, such as the stages of notebook 07.
+#
+# **Build.** Now take a step. Lay the gradients in n rows, the matrices of rank r in row r, and fill the rows
+# with zeros to the length of the longest. One reduce-scatter gives each owner its row of the sum. For each of
+# its matrices W with gradient G, the owner computes
+#
+# M ← β M + G,  W ← W − lr · √max(1, rows / columns) · orthogonalize(G + β M)
+#
+# and an all-gather brings the new rows to all ranks.
+
+
+# %% nbgrader={"grade_id": "muon_step", "solution": true}
+@torch.no_grad()
+def muon_step(
+    params: list[torch.Tensor],
+    momenta: dict[int, torch.Tensor],
+    owned: list[list[int]],
+    orthogonalize,
+    lr: float = 0.02,
+    beta: float = 0.95,
+    group: Group = None,
+) -> None:
+    """Take a step of Muon on the mean of the ranks' gradients. The matrices change in place.
+
+    params: matrices, the same on all ranks; each has this rank's own gradient in .grad.
+    momenta: M of this rank's matrices by their number, empty before the first step; keep M there.
+    owned: owned[r] has the numbers of the matrices of rank r of the group, perhaps none.
+    orthogonalize(matrix): returns a new matrix; call it for this rank's matrices only.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    rows = params[0].new_zeros(n, max(sum(params[k].numel() for k in own) for own in owned))
+
+    def places(row, own):
+        """The number of each matrix in a row, and the view of the row that holds it."""
+        begin = 0
+        for k in own:
+            yield k, row[begin : begin + params[k].numel()].view(params[k].shape)
+            begin += params[k].numel()
+
+    for row, own in zip(rows, owned, strict=True):
+        for k, place in places(row, own):
+            place.copy_(params[k].grad)
+    mine = torch.empty_like(rows[0])
+    dist.reduce_scatter_tensor(mine, rows.view(-1), group=group)
+    mine /= n
+    for k, place in places(mine, owned[rank]):
+        gradient = place.clone()
+        momenta[k] = beta * momenta.get(k, 0) + gradient
+        update = orthogonalize(gradient + beta * momenta[k])
+        height, width = gradient.shape
+        place.copy_(params[k] - lr * max(1, height / width) ** 0.5 * update)
+    dist.all_gather_into_tensor(rows.view(-1), mine, group=group)
+    for row, own in zip(rows, owned, strict=True):
+        for k, place in places(row, own):
+            params[k].copy_(place)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: a rank that owns nothing</summary>It sends its gradients like all others, and its own row
+# is all zeros. <code>new_zeros(n, longest)</code> makes all rows at once, and you copy gradients into views of
+# them.</details>
+# <details><summary>Hint: is the mean needed?</summary>The check accepts the sum as well. Newton-Schulz divides by
+# the norm, so a factor in G and M has no effect.</details>
+
+# %% nbgrader={"grade_id": "muon_step_check", "points": 0}
+# Extra credit, 3 points
+report = check("04_zero/muon_step", muon_step)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/muon_step", muon_step, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **Measure.** The cell trains the eight 128 × 128 matrices of `Network` in float64, on 1, 2, 4 and 8 ranks, and
+# compares the weights with those of one rank.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def muon_on_ranks(steps=3):
+    """The matrices after some steps, and the elements of momentum on this rank."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    network = Network(seed=0).double().to(device())
+    params = [block.linear.weight for block in network.blocks]
+    owned, momenta = deal([param.shape for param in params], n), {}
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x, y = torch.randn(2, 8, WIDTH, generator=generator, dtype=torch.float64).chunk(n, 1)[rank]
+        dist.barrier()  # the last step counts
+        nn.functional.mse_loss(network(x.to(device())), y.to(device())).backward()
+        muon_step(params, momenta, owned, orthogonalize)
+    weights = torch.stack([param.detach().cpu() for param in params])
+    return weights, sum(momentum.numel() for momentum in momenta.values())
+
+
+alone = None
+for n in (1, 2, 4, 8):
+    run = try_it(muon_on_ranks, world_size=n)
+    if run:
+        weights, elements = run[0]
+        alone = weights if alone is None else alone
+        operations = run.ledger.operations(0)
+        last = max(k for k, operation in enumerate(operations) if operation.op == "barrier")
+        bytes_sent = sum(operation.bytes_sent for operation in operations[last:])
+        print(
+            f"{n} ranks: {(weights - alone).abs().max():.0e} from one rank, {bytes_sent:9,.0f} "
+            f"bytes sent in a step, {elements:7,} elements of momentum"
+        )
+
+# %% [markdown]
+# **Look.** The weights agree to the last digits. P is 8 · 128² = 131,072 elements of 8 bytes, so the bytes are
+# exactly 2 (N−1)/N · P, and the momentum is P/N.
+#
+# **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Their ranks gather the momentum of each
+# matrix, orthogonalize the whole matrix wherever a part of it is needed, and keep that part. This costs up to a
+# quarter more bytes than AdamW, and it works with more ranks than matrices. In both publications, embeddings, the
+# head, norms and biases get AdamW. The library's `ShardedMuon` is in `course_lib/zero/muon.py`.
+
+# %% [markdown]
 # ## Scorecard
 #
 # Here are the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four ranks with
@@ -1848,6 +2083,8 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 # - Rajbhandari, Rasley, Ruwase, He (2020), *ZeRO: Memory Optimizations Toward Training Trillion Parameter
 #   Models*: §5 and figure 1 for the memory, §7 for the bytes.
 # - Ren et al. (2021), *ZeRO-Offload*; Rajbhandari et al. (2021), *ZeRO-Infinity*.
+# - Jordan et al. (2024), *Muon: An optimizer for hidden layers in neural networks* (blog post); Liu et al. (2025),
+#   *Muon is Scalable for LLM Training*.
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*.
 # - `course_lib/zero/`: a reference that also saves with N ranks and loads with another number, keeps float32
 #   masters of 16-bit weights, and skips parameters that no rank used. Read it after you have written yours.

@@ -963,6 +963,15 @@ SCHEDULES = [
 explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe": 2})
 
 # %% [markdown]
+# **Try it.** Place a schedule by hand. A button places the next microbatch of its kind on its rank, and if that is
+# not possible, the bench says why. Can you end at 15 or earlier, with no more than three activations on a rank?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.pictures.schedule_workbench import Workbench
+
+Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; undo takes actions back
+
+# %% [markdown]
 # ## 6 · What you predicted
 #
 # | | |

@@ -46,6 +46,10 @@ CELLS = {
         "from course_lib.pictures.fsdp_explorer import fsdp_explorer\nfsdp_explorer()"
     ],
     "pictures/schedule_explorer.py": [SCHEDULES],
+    "pictures/schedule_workbench.py": [
+        "from course_lib.pictures.schedule_workbench import Workbench\n"
+        'Workbench(3, 4).place("0F0 1F0 2F0 2B0")'
+    ],
     "pictures/format_explorer.py": [
         "from course_lib.pictures.format_explorer import formats\nformats(0.1, 'fp16')",
         "import torch\nfrom course_lib.pictures.format_explorer import gradients\n"

@@ -19,6 +19,7 @@ from course_lib.pictures.mesh_explorer import mesh_explorer
 from course_lib.pictures.operations_room import operations_room
 from course_lib.pictures.router_playground import router_playground
 from course_lib.pictures.schedule_explorer import explorer
+from course_lib.pictures.schedule_workbench import Workbench
 from course_lib.pictures.strategy_advisor import strategy_advisor
 
 LIBRARY = Path(__file__).resolve().parents[2] / "course_lib"
@@ -32,6 +33,7 @@ BOXES: dict[str, Callable[[], Any]] = {
     "router": router_playground,
     "pipeline": lambda: explorer({"gpipe": pipeline.gpipe}),
     "strategy": strategy_advisor,
+    "workbench": lambda: Workbench(3, 4),
 }
 
 
