@@ -672,7 +672,7 @@ if ready(SavedBytes):
 # kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its
 # inner features *twice*, before GELU and after it. Together these are 16 rows and a little. Instead of the
 # logarithm, the plain kernel keeps the softmax of the scores, which takes a · s² numbers for each sequence
-# and is 8 rows here. With it, the first module that keeps attention's result is `attention.out`.
+# and is 8 rows here. With this kernel, the first module that keeps attention's result is `attention.out`.
 #
 # **Predict.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
 # key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`, because
@@ -718,7 +718,7 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** The cell compares your meter with your formula, for five shapes. The last column has to be
-# 1.000, because then two instruments you built in different ways agree to the byte.
+# 1.000, which means that two instruments you built in different ways agree to the byte.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FIVE = {
@@ -961,8 +961,8 @@ for dtype in (torch.float32, torch.bfloat16):
 
 # %% [markdown]
 # 8 bytes are left, and autocast doesn't add anything to them. So there is no master copy any more. Near 1,
-# the next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away, each time again.
-# The master copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
+# the next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away every time. The
+# master copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
 #
 # **In production.** Frameworks print the sum in their guides, but they count differently:
 #
@@ -1600,7 +1600,7 @@ for name, run in {"one rank, 4 sequences": alone, "two replicas, 2 sequences eac
 # %% [markdown]
 # Each replica does half of the arithmetic of forward and backward, so it needs half of the time for them. But
 # it holds all of the states again, so two replicas hold twice the states of one. (They would also have to
-# agree on their gradients, but here they do not, see notebook 03.) Activations are halved because each has
+# agree on their gradients, as in notebook 03, but here they do not.) Activations are halved because each has
 # half of the sequences.
 #
 # **Break it.** Plan with all of the 80 GB that the name of the card promises. How many answers of the map

@@ -176,10 +176,10 @@ number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
 
 # %% [markdown]
 # The lower picture has no row for bf16, because its numbers there are too close to be told apart. Up to 2⁻¹³,
-# the numbers of fp16 are 2⁻²⁴ apart and those of e5m2 2⁻¹⁶. Above 2⁻¹³, the gaps are twice as wide. e4m3 has
-# only 0, since its smallest number is 2⁻⁹. Switch the bits of a number on and off. (The table has three more
-# formats. tf32 has 10 bits of a float32's mantissa, e2m1 has 4 bits, and e8m0 is only the exponent, rounded
-# down, as section 4's MX uses it for scales.)
+# the numbers of fp16 are 2⁻²⁴ apart and the numbers of e5m2 2⁻¹⁶. Above 2⁻¹³, the gaps are twice as wide.
+# e4m3 has only 0, since its smallest number is 2⁻⁹. Switch the bits of a number on and off. (The table has
+# three more formats. tf32 has 10 bits of a float32's mantissa, e2m1 has 4 bits, and e8m0 is only the
+# exponent, rounded down, as section 4's MX uses it for scales.)
 
 # %% tags=["skip-in-grading"]
 formats(0.1, "fp16")
@@ -323,8 +323,8 @@ for value, dtype in (
 #
 # The smallest number of fp16 is 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? The gradients of a small GPT
 # with a loss over 1,024 tokens are not, and it trains in fp16 as in float32. But a batch of a real run has 4
-# million tokens. A mean over them divides each microbatch's gradient by 4,096 more. Below is the histogram of
-# |gradient| for such a microbatch. Slide the scale.
+# million tokens. A mean over them divides each microbatch's gradient by 4,096 more. Below is the histogram
+# of |gradient| for such a microbatch. Slide the scale.
 
 # %% tags=["skip-in-grading"]
 PARTS = 4096  # microbatches of 1,024 tokens
@@ -1327,8 +1327,8 @@ figure
 # %% [markdown]
 # **With ranks.** ZeRO shards the states, and blocks start again in each shard, so the beginning of a block
 # decides which elements share a scale. Therefore the trajectory of 8-bit Adam depends on the number of ranks,
-# and a run that resumes on another number doesn't repeat its losses bit by bit. Don't test it bitwise, but
-# test the loss.
+# and a run that resumes on another number doesn't repeat its losses bit by bit. So test the loss instead of
+# the bits.
 #
 # The bytes of one parameter are:
 
@@ -1584,7 +1584,7 @@ report.points(10)
 
 # %% [markdown]
 # **Measure.** The cell takes eight blocks of width 128 and 1,024 tokens. It prints the bytes that are kept
-# after forward, and the peak of forward and backward without the weights.
+# after forward, and the peak of forward and backward, not counting the weights.
 
 
 # %% tags=["skip-in-grading"]
