@@ -8,19 +8,20 @@
 # > Train 70B (GPT-3 scale) on 64 H100s. Batch: 2,048 sequences of 4,096 tokens. 8 replicas, 4 microbatches
 # > each; a checkpoint of the activations every 4 layers. Expected: 2 to 3 tokens a second on each GPU.
 #
-# The rent is due whether the plan works or not. Before you sign, you can say from the configuration alone
-# how many parameters, FLOPs, bytes and days the plan takes. Here you build the instruments, calibrate each of
-# them on a model that runs on this machine, and then turn them on the plan. At the end you know which of its
-# numbers cannot be right, and you have a map of models against GPUs: a colour for each layout that shards or
-# checkpoints (notebooks 04, 05 and 09), and white if another way out is needed (notebooks 06 to 09).
+# The rent is due whether the plan works or not. But before you sign, you can work out from the configuration
+# alone how many parameters, FLOPs, bytes and days the plan takes. In this notebook you build the instruments,
+# calibrate each of them on a model that runs on this machine, and then turn them on the plan. At the end you
+# know which of its numbers can't be right. You also have a map of models against GPUs, with a colour for each
+# layout that shards or checkpoints (notebooks 04, 05 and 09), and white if another way out is needed
+# (notebooks 06 to 09).
 #
 # | | |
 # |---|---|
-# | you will build | exact counts of parameters and FLOPs; a meter of the bytes that autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
-# | you need | PyTorch: modules, backward, an optimizer's step. Notebook 00 is useful, and not needed: here nothing is sent |
+# | you will build | exact counts of parameters and FLOPs; a meter of the bytes autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
+# | you need | PyTorch (modules, backward, an optimizer's step). Notebook 00 is useful but not needed, because nothing is sent here |
 # | time | three hours and 35 minutes, best in two sittings (§§1 to 4: two hours), and 15 minutes for the optional section |
 # | points | 60, and 3 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. The section *On your GPUs* measures one |
+# | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -39,17 +40,17 @@
 #
 # | | |
 # |---|---|
-# | P | parameters of the model |
-# | N, D | in 6ND: the parameters that a token is multiplied by, nearly P; the tokens of a whole training |
+# | P | the number of parameters of the model |
+# | N, D | in 6ND, the number of parameters a token is multiplied by, nearly P, and the number of tokens of a whole training |
 # | b, s, T | sequences in a microbatch; tokens in a sequence; T = b · s tokens. (15T tokens are 15 · 10¹²) |
 # | h, L, a, V | width of the model; layers, each a block of attention and MLP; heads; vocabulary |
-# | microbatch | the sequences of one forward and backward; a step may take several |
+# | microbatch | the sequences of one forward and backward. A step may take several |
 # | replica | a whole copy of the model, on one GPU or divided over several |
 # | rank | one process of a distributed program, usually with one GPU |
 # | FLOP | one multiplication or one addition. FLOP/s is a speed |
-# | model states | weights, gradients, and the optimizer's state: they are there whatever the batch is |
-# | activations | results of forward that autograd keeps for backward: they grow with the batch |
-# | checkpointing | keep only the input of each block, and run its forward again in backward |
+# | model states | weights, gradients, and the optimizer's state. They take the same memory for every batch |
+# | activations | results of forward that autograd keeps for backward. They grow with the batch |
+# | checkpointing | to keep only the input of each block, and run its forward again in backward |
 # | GB | 10⁹ bytes. (GiB is 2³⁰, 7 % more) |
 # | dense peak | FLOP/s on a data sheet without "sparsity", which doubles the number for matrices half full of zeros |
 
@@ -92,18 +93,18 @@ A100, H100 = gpu("A100"), gpu("H100")
 
 # %% [markdown]
 # `GPTConfig` has the sizes of a model: `layers`, `heads`, `width`, `vocab_size`, `context`, and the derived
-# `head_dim`, `key_value_heads` and `mlp_width`. Five switches choose between the parts of GPT-2 and those of
-# LLaMA: `mlp`, `norm`, `positions`, `bias`, `tied`. `PUBLISHED` holds the configurations of ten models. Look
-# at two of them.
+# `head_dim`, `key_value_heads` and `mlp_width`. Five switches, `mlp`, `norm`, `positions`, `bias` and `tied`,
+# choose between the parts of GPT-2 and the parts of LLaMA. `PUBLISHED` holds the configurations of ten
+# models. Look at two of them.
 
 # %%
 for name in ("GPT-2 small", "Llama-3-70B"):
     print(f"{name}: {PUBLISHED[name]}\n")
 
 # %% [markdown]
-# The next cell holds the tools of this notebook; you need not read it now. `bars` draws horizontal bars with
-# several parts. `ready`, `said` and `tried` in later cells ask whether a function of yours is written. Until then
-# its results print as "?".
+# The next cell holds the tools of this notebook, and you don't have to read it now. `bars` draws horizontal
+# bars with several parts. In later cells, `ready`, `said` and `tried` ask whether a function of yours is
+# written. Until then its results print as "?".
 
 
 # %%
@@ -158,13 +159,13 @@ def bars(rows, unit="", line=None):
 # | time | 20 minutes |
 # | points | 6 |
 #
-# Every bill below begins with P. The name of a model rounds it ("70B" is 68,976,648,192 or 70,553,706,496),
-# and the rule of thumb 12 L h² leaves out the embedding and does not know the parts of LLaMA. The exact
-# number costs ten lines.
+# Every bill below begins with P. But the name of a model rounds it ("70B" is 68,976,648,192 or
+# 70,553,706,496), and the rule of thumb 12 L h² leaves out the embedding and does not know the parts of
+# LLaMA. The exact number takes only ten lines.
 #
-# **Predict**, before you run the next cell. Llama-3-8B has a vocabulary of 128,256, a width of 4,096, and its
-# head is not tied to its embedding. How many of its 8 billion parameters are only there to read and write
-# tokens? The picture shows the share of each part in ten models, the smallest at the top.
+# **Predict**, before you run the next cell. Llama-3-8B has a vocabulary of 128,256 and a width of 4,096, and
+# its head is not tied to its embedding. How many of its 8 billion parameters only read and write tokens? The
+# picture shows the share of each part in ten models, the smallest at the top.
 
 # %% tags=["skip-in-grading"]
 from course_lib import facts, planning
@@ -181,18 +182,18 @@ for name, config in sorted(
 bars(shares, "% of all parameters")
 
 # %% [markdown]
-# **Build.** `parameters` gives the number of each part. The keys are those of the picture.
+# **Build.** `parameters` returns the number of each part. Its keys are the names in the picture.
 #
 # | part | made of |
 # |---|---|
 # | embedding | the token table, V rows of h; with `positions="learned"` also a table of `context` rows |
-# | attention | in each layer query, key, value and output. Queries have a · d features (d is `head_dim`), keys and values `key_value_heads` · d each |
-# | mlp | in each layer matrices of h · `mlp_width` numbers: `mlp="gelu"` has two (up, down), `"swiglu"` three (gate, up, down) |
-# | norms | two in each layer and one before the head: with `norm="rms"` each has a weight, with `"layer"` also a bias if `bias=True` |
-# | head | V rows of h, and nothing if `tied`: then the embedding's matrix is used twice |
+# | attention | query, key, value and output in each layer. Queries have a · d features (d is `head_dim`), keys and values have `key_value_heads` · d each |
+# | mlp | matrices of h · `mlp_width` numbers in each layer. `mlp="gelu"` has two (up, down), `"swiglu"` three (gate, up, down) |
+# | norms | two in each layer and one before the head. With `norm="rms"` each has a weight, with `"layer"` also a bias if `bias=True` |
+# | head | V rows of h, but nothing if `tied`, because then the embedding's matrix is used twice |
 #
-# With `bias=True` each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
-# With `bias=False` none of them has one. The head never has a bias.
+# With `bias=True`, each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
+# With `bias=False`, none of them has one. The head never has a bias.
 
 
 # %% nbgrader={"grade_id": "parameters", "solution": true}
@@ -224,7 +225,8 @@ def parameters(config: GPTConfig) -> dict[str, int]:
 # <details><summary>Hint: other switches</summary><code>replace(SMALL, mlp="swiglu", kv_heads=2)</code> is the
 # same model with two things changed. <code>SMALL.modern()</code> has all of LLaMA's parts.</details>
 #
-# **Check.** Published models, and twelve random ones that between them have all values of all switches.
+# **Check.** It takes published models, and also twelve random ones that between them have all values of all
+# switches.
 
 # %% nbgrader={"grade_id": "parameters_check", "points": 6}
 report = check("01_why_distribute/parameters", parameters)
@@ -234,8 +236,9 @@ report = check("01_why_distribute/parameters", parameters, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** PyTorch can build a model without memory: on the device `meta` tensors have shapes and no
-# numbers. Here is Llama-3-8B, which would take 32 GB in float32, beside your count.
+# **Measure.** PyTorch can build a model without memory, because on the device `meta` tensors have shapes but
+# no numbers. The cell builds Llama-3-8B this way, which would take 32 GB in float32, and compares it with
+# your count.
 
 # %% tags=["skip-in-grading"]
 with torch.device("meta"):
@@ -248,8 +251,9 @@ for part, number in (parts or {}).items():
 del model
 
 # %% [markdown]
-# Embedding and head are 1.05 billion, 13 %: the answer to the prediction. In a large model the MLPs have most
-# of the parameters (GPT-3 66 %, Llama-3-70B 80 %); in GPT-2 small less than half.
+# Embedding and head are 1.05 billion parameters, 13 %, which is the answer to the prediction. In a large
+# model the MLPs have most of the parameters (GPT-3 66 %, Llama-3-70B 80 %), but in GPT-2 small they have less
+# than half.
 #
 # **Break it.** Count the head as a matrix of its own, whether it is tied or not:
 
@@ -262,17 +266,17 @@ for name in ("GPT-2 small", "Llama-3-8B"):
         print(f"{name:12} {right:14,}   with a head of its own {wrong:14,}: {wrong / right:.2f}x")
 
 # %% [markdown]
-# Llama's count is right either way, GPT-2's is 31 % too high. A sum over the entries of a `state_dict` gives
-# the same 163M: the shared matrix stands there under both of its names.
+# Llama's count is right either way, but GPT-2's is 31 % too high. A sum over the entries of a `state_dict`
+# gives the same 163M, because it lists the shared matrix under both of its names.
 #
 # **In production.** `model.num_parameters()` (Hugging Face) and `sum(p.numel() for p in model.parameters())`
 # count a shared matrix once. `torch.device("meta")` and `accelerate`'s `init_empty_weights` build a model of
-# any size in no memory: it is how frameworks plan before they load.
+# any size in no memory. This is how frameworks plan before they load.
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that most FLOPs and most parameters are in the
-# MLP. Parameters: yes in large models (66 % and 80 % above), no in GPT-2 small (46 %). FLOPs: with GPT-2's
-# parts the MLP has more than attention as long as the sequence is shorter than 2h. It has 40 % of GPT-2
-# small's forward at 1,024 tokens.</details>
+# MLP. For parameters this is true in large models (66 % and 80 % above), but not in GPT-2 small (46 %). For
+# FLOPs, with GPT-2's parts, the MLP has more than attention as long as the sequence is shorter than 2h. It
+# has 40 % of GPT-2 small's forward at 1,024 tokens.</details>
 
 # %% [markdown]
 # ## 2 · FLOPs, and the share that 6ND leaves out
@@ -284,14 +288,14 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # | time | 25 minutes |
 # | points | 8 |
 #
-# A matrix costs 2 FLOPs for each of its numbers and each token: a multiplication and an addition. If all
-# matrices of a model together have N numbers, a training over D tokens is therefore 2ND forward. Backward
-# computes two products for each of forward's, one for the gradient of the input and one for the gradient of
-# the weight: 4ND. Together **6ND**, the rule by which budgets are made.
+# A matrix costs 2 FLOPs for each of its numbers and each token, a multiplication and an addition. If all
+# matrices of a model together have N numbers, a training over D tokens therefore takes 2ND forward. Backward
+# computes two products for each product of forward, one for the gradient of the input and one for the
+# gradient of the weight, so it takes 4ND. Together they make **6ND**, the rule by which budgets are made.
 #
-# The rule forgets products without weights. In attention queries meet keys, and the resulting scores meet
-# values: both products have two activations as factors. For one sequence and one layer each takes 2 s² h
-# FLOPs. Here is the forward of three models by part, Llama-3-8B's at two lengths.
+# But the rule forgets products without weights. In attention, queries meet keys, and the resulting scores
+# meet values, so both products have two activations as factors. For one sequence and one layer, each takes 2
+# s² h FLOPs. Here is the forward of three models by part, with Llama-3-8B at two lengths.
 
 # %% tags=["skip-in-grading"]
 forward = {}
@@ -301,7 +305,7 @@ for name, seq in (
     config = PUBLISHED[name]
     parts = facts.parameters_by_part(config)
     shown = {
-        # with the biases, 0.1 %: a picture can bear them, the integer of your function cannot
+        # with the biases, 0.1 %. A picture can bear them, but the integer of your function cannot
         "projections": 2 * seq * parts["attention"],
         "scores": 4 * seq**2 * config.width * config.layers,
         "mlp": 2 * seq * parts["mlp"],
@@ -312,18 +316,19 @@ for name, seq in (
 bars(forward, "% of forward's FLOPs")
 
 # %% [markdown]
-# **Predict.** For GPT-3 with its sequences of 2,048 tokens: by how many percent is 6ND too low? And for
+# **Predict.** By how many percent is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
 # Llama-3-8B with 8,192? The bars hold the answer. Which part of them does 6ND leave out?
 #
-# **Build.** Count the products of matrices, and nothing else: no norms, no softmax, no activation functions.
+# **Build.** Count only the products of matrices. Norms, softmax and activation functions do not count.
 #
-# - Every matrix of every block, and the head (tied or not): 2 FLOPs for each of its numbers and each token.
-#   Biases are added and not multiplied. A token is looked up in the embedding, which multiplies nothing.
-# - Attention: 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True` count only
-#   scores that are not masked: a token sees itself and those before it.
+# - Count every matrix of every block, and the head (tied or not), with 2 FLOPs for each of its numbers and
+#   each token. Biases are added, but not multiplied. A token is looked up in the embedding, which multiplies
+#   nothing.
+# - Attention takes 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True`, count only scores
+#   that are not masked, because a token sees only itself and the tokens before it.
 # - `backward=True` adds twice the forward.
-# - `recompute=True` adds one more forward of the blocks: activation checkpointing (notebook 09). A forward
-#   alone recomputes nothing, so with `backward=False` either answer is right.
+# - `recompute=True` adds one more forward of the blocks, for activation checkpointing (notebook 09). A
+#   forward by itself recomputes nothing, so with `backward=False` either answer is right.
 
 
 # %% nbgrader={"grade_id": "step_flops", "solution": true}
@@ -351,9 +356,9 @@ def step_flops(
 
 # %% [markdown]
 # <details><summary>Hint: grouped queries</summary>Keys and values have fewer features, so their matrices are
-# smaller. But every query head has its own scores: there <code>heads</code> counts.</details>
-# <details><summary>Hint: causal</summary>The first token has one score, the second two, the last s: the sum
-# is s (s + 1) / 2. An integer was asked for.</details>
+# smaller. But every query head has its own scores, so <code>heads</code> counts there.</details>
+# <details><summary>Hint: causal</summary>The first token has one score, the second two, and the last s, so
+# the sum is s (s + 1) / 2. Your function has to return an integer.</details>
 #
 # **Check.**
 
@@ -365,9 +370,10 @@ report = check("01_why_distribute/step_flops", step_flops, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** PyTorch counts, too: `FlopCounterMode` sees every operation that runs and adds up those for
-# which it has a formula. A real forward and a real step of the small model, beside your integers. (In the
-# notebook itself `device()` is the CPU on every machine; ranks of `launch` may have GPUs.)
+# **Measure.** PyTorch also counts. `FlopCounterMode` sees every operation that runs, and adds up those for
+# which it has a formula. The cell compares your integers with a real forward and a real step of the small
+# model. (In the notebook itself, `device()` is the CPU on every machine, but ranks of `launch` may have
+# GPUs.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -398,10 +404,10 @@ for name, (config, batch, seq) in flops_of.items():
         print(f"{name:28} {part:11} counted {a:14,}   yours {b:14,}   {verdict}")
 
 # %% [markdown]
-# With the step counted exactly you can say when the rule is good. The picture shows the ratio of 6ND to your
-# count against the length of the sequence; the dot is the model's own context. N is the number of *matrix*
-# elements that a token is multiplied by: the blocks' matrices and the head, without the embedding. Dashed:
-# masked scores left out, as a good kernel leaves them out.
+# Since you now have an exact count of the step, you can say when the rule is good. The picture shows the
+# ratio of 6ND to your count against the length of the sequence, and the dot is the model's own context. N is
+# the number of *matrix* elements a token is multiplied by, which are the blocks' matrices and the head,
+# without the embedding. The dashed lines leave out masked scores, as a good kernel does.
 
 
 # %% tags=["skip-in-grading"]
@@ -438,12 +444,12 @@ def rule_of_thumb():
 tried(rule_of_thumb, step_flops)
 
 # %% [markdown]
-# With GPT-2's parts the missing part is s/(6h) of the blocks' 6ND, so wide models hide it: 3 % of GPT-3's step.
-# But it is most of Llama-3-8B's step at 131,072 tokens: notebook 08 is about such sequences. Note which N a
-# paper means. With *all* parameters instead of the matrices, GPT-2 small's ratio at 1,024 tokens is 0.874 and
-# not 0.867: positions, biases and norms count, and multiply nothing. The two are close only since the head is
-# tied. Llama-3-8B has an embedding beside its head, and its ratio at 8,192 tokens becomes 0.832 instead of
-# 0.778.
+# With GPT-2's parts the missing part is s/(6h) of the blocks' 6ND, so wide models hide it. It is 3 % of
+# GPT-3's step, but most of Llama-3-8B's step at 131,072 tokens. Notebook 08 is about such sequences. Note
+# which N a paper means. With *all* parameters instead of the matrices, GPT-2 small's ratio at 1,024 tokens
+# becomes 0.874 instead of 0.867, because positions, biases and norms count, but multiply nothing. The two are
+# close only because the head is tied. Llama-3-8B has an embedding in addition to its head, so its ratio at
+# 8,192 tokens becomes 0.832 instead of 0.778.
 #
 # **Break it.** Leave PyTorch the choice of the attention kernel, and count again.
 
@@ -456,14 +462,14 @@ fused = counted_flops(
 print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact - 1:+.1%}")
 
 # %% [markdown]
-# On a CPU a quarter of the FLOPs vanishes, without a word: PyTorch's counter has no formula for the fused CPU
-# kernel. On a GPU it finds *more*, since the fused backward computes the scores a second time. A counter
-# counts the operations that it knows, and so a measured number needs a closed form beside it.
+# On a CPU a quarter of the FLOPs vanishes silently, because PyTorch's counter has no formula for the fused
+# CPU kernel. On a GPU it finds *more*, since the fused backward computes the scores a second time. A counter
+# counts only the operations it knows, so a measured number needs a closed form next to it.
 #
 # **In production.** Two numbers are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model by
-# those that the GPUs could have done; recomputation does not count. *HFU*, hardware FLOPs utilization, counts
-# it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4): a factor of 1.251. Your function says how
-# large it can be:
+# the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
+# counts it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4), a factor of 1.251. Your function says
+# how large this factor can be:
 
 # %% tags=["skip-in-grading"]
 for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
@@ -473,11 +479,12 @@ for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
         print(f"{name}: all blocks run again: {again:.3f} times the FLOPs")
 
 # %% [markdown]
-# Nearly 4/3, and not quite, since the head does not run again. PaLM's 1.251 means that about three quarters
-# of a forward were computed twice.
+# It is nearly 4/3, but not quite, because the head does not run again. PaLM's 1.251 means that about three
+# quarters of a forward were computed twice.
 #
-# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". It costs
-# one forward more on a forward and a backward of twice its cost: 4/3 (Korthikanti et al. 2022).</details>
+# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". But it
+# costs one more forward, in addition to a forward and a backward of twice its cost, which makes 4/3
+# (Korthikanti et al. 2022).</details>
 
 # %% [markdown]
 # ## 3 · Memory of a step: build the meter
@@ -489,10 +496,9 @@ for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
 # | time | 55 minutes |
 # | points | 14 |
 #
-# Here is the memory of two training steps of a small GPT, byte by byte, after each operation that PyTorch
-# ran. Colours say which owner holds the bytes. Read it from left to right: forward piles up activations,
-# backward consumes them and leaves gradients, and the first step of Adam creates the state that stays from
-# then on.
+# Here is the memory of two training steps of a small GPT, byte by byte, after each operation PyTorch ran.
+# Colours say which owner holds the bytes. Read it from left to right. Forward piles up activations, backward
+# consumes them and leaves gradients, and the first step of Adam creates the state that stays from then on.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.memory_figures import memory_figure
@@ -529,20 +535,21 @@ shares = ", ".join(f"{kind} {n / peak.total:.0%}" for kind, n in peak.bytes.item
 print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
 
 # %% [markdown]
-# 4 + 4 + 8 = 16 bytes a parameter after a step, until `zero_grad`: you get them from P alone. (The 0.0003 more
-# are Adam's count of steps, one number for each tensor.) The mountains are activations. They are the largest
-# part at the peak, they are not proportional to P, and they grow with the batch. So they need a meter.
+# After a step, until `zero_grad`, there are 4 + 4 + 8 = 16 bytes per parameter, which you get from P alone.
+# (The 0.0003 more are Adam's count of steps, one number for each tensor.) The mountains are activations. They
+# are the largest part at the peak, they are not proportional to P, and they grow with the batch. So they need
+# a meter.
 #
-# **Build.** Autograd tells a pair of functions about each tensor that it keeps: `pack(tensor)` is called in
-# forward, and its result is handed to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
+# **Build.** Autograd tells a pair of functions about each tensor it keeps. It calls `pack(tensor)` in
+# forward, and hands the result to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
 # unpack)` is a context manager. Three things make counting harder than adding up sizes:
 #
-# - **Two operations may keep the same memory**, perhaps as different views. The memory is a *storage*:
-#   `tensor.untyped_storage()`, with `.nbytes()`. Count each storage once, and all of it, even if a slice is
-#   kept.
-# - **Parameters and buffers are kept, too** (often as `weight.t()`, another tensor on the same storage), but
-#   they are there anyway. They do not count.
-# - **Memory is used again.** When a storage is gone, the next one may lie at its address. So an address
+# - **Two operations may keep the same memory**, perhaps as different views. The memory is a *storage*, which
+#   you get as `tensor.untyped_storage()`, with `.nbytes()`. Count each storage once, and all of it, even if
+#   only a slice is kept.
+# - **Parameters and buffers are also kept** (often as `weight.t()`, another tensor on the same storage), but
+#   they are in memory anyway. So they do not count.
+# - **Memory is used again.** When a storage is freed, the next one may get its address. So an address
 #   identifies a storage only as long as something holds that storage.
 #
 # `by_module` says where the bytes come from. A forward pre-hook and a forward hook on every submodule tell
@@ -593,7 +600,7 @@ class SavedBytes:
         self.hooks.__exit__(*error)
         for handle in self.handles:
             handle.remove()
-        self.known.clear()  # lets go of the storages: numbers are enough from here on
+        self.known.clear()  # frees the storages, because numbers are enough from here on
 
     def leave(self, *_):
         self.running.pop()
@@ -611,14 +618,14 @@ class SavedBytes:
 
 # %% [markdown]
 # <details><summary>Hint: begin with the sum</summary>First add up <code>tensor.nbytes</code> in
-# <code>pack</code> and return the tensor. Then a dict of the storages seen so far; then the parameters, put
-# into the dict before anything runs.</details>
-# <details><summary>Hint: the names</summary>A list as a stack: the pre-hook appends the name, the hook pops
-# it. In a loop bind the name as a default argument: <code>lambda *_, name=name: ...</code>. A forward hook
-# that returns something replaces the output: return None.</details>
+# <code>pack</code> and return the tensor. Then add a dict of the storages seen so far. Finally put the
+# parameters into the dict before anything runs.</details>
+# <details><summary>Hint: the names</summary>Use a list as a stack. The pre-hook appends the name, and the
+# hook pops it. In a loop, bind the name as a default argument: <code>lambda *_, name=name: ...</code>. A
+# forward hook that returns something replaces the output, so return None.</details>
 # <details><summary>Hint: addresses</summary>Keep the storage object itself in the dict under its
-# <code>data_ptr()</code>, and empty the dict in <code>__exit__</code>. Nothing can take its address
-# meanwhile.</details>
+# <code>data_ptr()</code>, and empty the dict in <code>__exit__</code>. Until then, nothing else can take its
+# address.</details>
 #
 # **Check.** The modules of the check have sizes by which each mistake gives a number of its own.
 
@@ -631,8 +638,8 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** Turn the meter on one block of the GPT, in float32. The unit is T · h numbers, one row as wide
-# as the model for each token. `plain` computes attention's scores as a matrix; `fused` is the flash kernel,
-# which does not.
+# as the model for each token. `plain` computes attention's scores as a matrix, whereas `fused` is the flash
+# kernel, which does not.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -662,22 +669,22 @@ if ready(SavedBytes):
     print(f"{'together':18}" + "".join(f"{total / unit:9.3f}" for total, _ in meters.values()))
 
 # %% [markdown]
-# Read it as a list. A norm keeps its input (1), and two statistics a token. `attention.query` keeps the
+# Read it as a list. A norm keeps its input (1), and two statistics per token. `attention.query` keeps the
 # norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the fused
-# kernel one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its inner
-# features *twice*, before GELU and after it. Together 16 rows and a little. The plain kernel keeps the
-# softmax of the scores instead of the logarithm: a · s² numbers for each sequence, which are 8 rows here. With
-# it the first module that keeps attention's result is `attention.out`.
+# kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its
+# inner features *twice*, before GELU and after it. Together these are 16 rows and a little. Instead of the
+# logarithm, the plain kernel keeps the softmax of the scores, which takes a · s² numbers for each sequence
+# and is 8 rows here. With this kernel, the first module that keeps attention's result is `attention.out`.
 #
 # **Predict.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
-# key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`: it need
-# not be 4h.
+# key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`, because
+# it doesn't have to be 4h.
 #
-# - `itemsize`: bytes of a number. Count a norm's statistics with it as well, as PyTorch keeps them on the CPU.
-#   (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm is a
-#   float32 in any case.
-# - `flash=False`: the softmax is kept once, b · a · s² numbers for each layer, and no logarithm.
-# - `checkpoint=True`: each block keeps its input alone.
+# - `itemsize` is the bytes of a number. Count a norm's statistics with it as well, as PyTorch keeps them on
+#   the CPU. (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm,
+#   however, is a float32 in any case.
+# - With `flash=False`, the softmax is kept once, b · a · s² numbers for each layer, and no logarithm.
+# - With `checkpoint=True`, each block keeps only its input.
 
 
 # %% nbgrader={"grade_id": "activation_bytes", "solution": true}
@@ -698,9 +705,9 @@ def activation_bytes(
 
 
 # %% [markdown]
-# <details><summary>Hint: from the table</summary>Rows as wide as the model: two inputs of norms, the inputs of
-# attention and of the MLP, q, k, v and attention's output. Two rows are as wide as the MLP. Then the few
-# numbers a token.</details>
+# <details><summary>Hint: from the table</summary>These rows are as wide as the model: two inputs of norms,
+# the inputs of attention and of the MLP, q, k, v and attention's output. Two rows are as wide as the MLP.
+# Then add the few numbers per token.</details>
 #
 # **Check.**
 
@@ -712,8 +719,8 @@ report = check("01_why_distribute/activation_bytes", activation_bytes, cases="hi
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Your meter against your formula, for five shapes. The last column has to be 1.000: two
-# instruments that you built in different ways agree to the byte.
+# **Measure.** The cell compares your meter with your formula, for five shapes. The last column has to be
+# 1.000, which means that two instruments you built in different ways agree to the byte.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FIVE = {
@@ -732,10 +739,10 @@ if ready(SavedBytes, activation_bytes):
         print(f"{name:22} {measured:12,} {predicted:12,.0f}   {measured / predicted:.3f}")
 
 # %% [markdown]
-# Now the formula can go to models that do not fit here. GPT-3 with one sequence of 2,048 tokens, in 16 bits:
-# as PyTorch keeps it, and as Korthikanti et al. (2022, §4) count it. Their first two numbers are larger since
-# their model has dropout, whose masks are kept, and drops weights of attention, too. (Beside `flash` stands
-# their selective recomputation, which keeps no scores either.)
+# Now the formula can go to models that do not fit here. The cell takes GPT-3 with one sequence of 2,048
+# tokens, in 16 bits, as PyTorch keeps it, and as Korthikanti et al. (2022, §4) count it. Their first two
+# numbers are larger because their model has dropout, whose masks are kept, and also drops weights of
+# attention. (In the row `flash` you see their selective recomputation, which keeps no scores either.)
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import korthikanti_activations
@@ -754,11 +761,11 @@ for name, (yours, paper) in options.items():
     print(f"{name:13} yours {predicted / 1e9:6.1f} GB   the paper's {of_paper / 1e9:6.1f} GB")
 
 # %% [markdown]
-# 77 GB for a single sequence: nearly all of an H100, before any weight is there. Checkpointing brings it to
-# 4.8.
+# A single sequence takes 77 GB, which is nearly all of an H100, before any weight is stored. Checkpointing
+# brings it down to 4.8.
 #
-# **Break it.** A classic leak. You evaluate a model on eight batches and collect the losses in a list, to
-# average them afterwards. How large is the peak, compared with a list of numbers?
+# **Break it.** This is a classic leak. You evaluate a model on eight batches and collect the losses in a
+# list, to average them afterwards. How large is the peak, compared with a list of numbers?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -785,27 +792,27 @@ for name, nbytes in peaks.items():
     print(f"{name:32} peak {nbytes / 1e6:6.2f} MB")
 
 # %% [markdown]
-# A loss holds its graph, and the graph holds all activations of its forward. Eight losses hold eight times as
-# many. (The peak is only about six times as high: weights and temporary results are there once.) With
-# `.item()` each graph dies at once, and under `no_grad` there is none.
+# A loss holds its graph, and the graph holds all activations of its forward, so eight losses hold eight times
+# as many. (The peak is only about six times as high, because weights and temporary results are stored only
+# once.) With `.item()` each graph is freed immediately, and under `no_grad` there is none.
 #
-# **In production.** On a GPU PyTorch keeps the same record: `torch.cuda.memory._record_memory_history()`,
-# then `_dump_snapshot("file.pickle")`, which pytorch.org/memory_viz draws like the picture above. The
-# allocator holds more than tensors need: it reserves large pieces and cuts them. The section *On your GPUs*
-# measures the difference.
+# **In production.** On a GPU, PyTorch keeps the same record. Call
+# `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`, which
+# pytorch.org/memory_viz draws like the picture above. The allocator holds more than tensors need, because it
+# reserves large pieces and cuts them. The section *On your GPUs* measures the difference.
 
 # %% [markdown]
-# <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two:
-# the gate before and after SiLU, up, and their product. PyTorch composes RMSNorm from several operations on
-# the CPU, which keep their input and the normalised values: 2h + 1 numbers a token. Grouped keys and values
-# are narrower. And rotary positions keep float32 cosines and sines for q and for k, 2 s d numbers a layer.
-# LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB; a GPT of GPT-2's parts and the same h, L and inner
-# width 58.</details>
-# <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB a sample:
-# see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB": from 89 GB it
-# saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it 1.8x (a softmax of 69
-# GB goes), by the paper's count, with dropout on the weights, 3.4x, and nothing if the blocks are
-# checkpointed anyway.</details>
+# <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
+# namely the gate before and after SiLU, up, and their product. On the CPU, PyTorch composes RMSNorm from
+# several operations, which keep their input and the normalised values, 2h + 1 numbers per token. Grouped keys
+# and values are narrower. But rotary positions keep float32 cosines and sines for q and for k, 2 s d numbers
+# per layer. LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB, whereas a GPT of GPT-2's parts and the
+# same h, L and inner width keeps 58.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB per sample,
+# but see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB", but from
+# 89 GB it saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it, the factor
+# is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on the weights, it is 3.4x, and
+# flash attention saves nothing if the blocks are checkpointed anyway.</details>
 
 # %% [markdown]
 # ## 4 · Bytes a parameter: the recipes
@@ -817,10 +824,10 @@ for name, nbytes in peaks.items():
 # | time | 20 minutes |
 # | points | 6 |
 #
-# The model states were 16 bytes a parameter above, 4 + 4 + 0 + 8: weights, gradients, no copy of the weights,
-# two moments. Papers and frameworks arrive at 8, 10, 12, 13, 16, 18 or 20, because they keep other things in
-# other formats. A recipe is easiest to read as code. Here are nine. fp16 and bf16 have 2 bytes a number,
-# uint8 and fp8 one.
+# The model states were 16 bytes per parameter above, 4 + 4 + 0 + 8 for weights, gradients, no copy of the
+# weights, and two moments. But papers and frameworks arrive at 8, 10, 12, 13, 16, 18 or 20, because they keep
+# other things in other formats. A recipe is easiest to read as code. Here are nine. fp16 and bf16 have 2
+# bytes per number, but uint8 and fp8 only one.
 
 # %% tags=["skip-in-grading"]
 for recipe in RECIPES:
@@ -830,12 +837,13 @@ for recipe in RECIPES:
 # **Predict.** Which of them has the smallest sum? Which of them have a larger sum than plain float32? The
 # chart below the check will tell.
 #
-# **Build.** Count the bytes a parameter after a step, while its gradients are still there: the weights that
-# forward multiplies by, the gradients (all copies of them that exist), the master copy of the weights that the
-# optimizer changes, and the moments. If the optimizer changes the model's own weights, there is no master
-# copy: 0. Count a second copy of the gradients only if it stays beside the first, as in `megatron fp16`, and
-# not one that a step makes and drops, as in `zero`. Scales count: a float32 for each block, so 4/256 bytes a
-# number for blocks of 256. In `deepseek-v3` count the weights of linear layers, whose working copy is fp8.
+# **Build.** Count the bytes per parameter after a step, while its gradients are still in memory. These are
+# the weights that forward multiplies by, the gradients (all copies of them that exist), the master copy of
+# the weights, which the optimizer changes, and the moments. If the optimizer changes the model's own weights,
+# there is no master copy, so write 0. Count a second copy of the gradients only if it stays next to the
+# first, as in `megatron fp16`, but not if a step makes it and drops it, as in `zero`. Scales also count. They
+# are a float32 for each block, so 4/256 bytes per number for blocks of 256. In `deepseek-v3`, count the
+# weights of linear layers, whose working copy is fp8.
 
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
@@ -857,8 +865,8 @@ def recipe_bytes(name: str) -> tuple[float, float, float, float]:
 
 
 # %% [markdown]
-# <details><summary>Hint: dtypes</summary>The moments of an optimizer have the dtype of the parameters that it
-# was given. Print <code>model.head.weight.dtype</code> and <code>model.head.weight.grad.dtype</code> after a
+# <details><summary>Hint: dtypes</summary>The moments of an optimizer have the dtype of the parameters it was
+# given. Print <code>model.head.weight.dtype</code> and <code>model.head.weight.grad.dtype</code> after a
 # backward under <code>autocast</code>.</details>
 #
 # **Check.**
@@ -885,8 +893,8 @@ def states_of_7b():
 tried(states_of_7b, recipe_bytes)
 
 # %% [markdown]
-# **Measure.** Five recipes run for real, one step each, on the small model; then all tensors are counted.
-# (This machine computes in bf16 where `zero` has fp16: the same bytes.)
+# **Measure.** The cell really runs five recipes, one step each, on the small model, and then counts all
+# tensors. (This machine computes in bf16 where `zero` has fp16, but the bytes are the same.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -905,7 +913,7 @@ def one_step(dtype=torch.float32, autocast=False, master=False, optimizer=torch.
         copy.grad = param.grad.float()
     chosen.step()
     for copy in copies:
-        copy.grad = None  # the step is over: the float32 copies of the gradients were for it alone
+        copy.grad = None  # the float32 copies of the gradients were only for the step
     moments = [
         value
         for state in chosen.state.values()
@@ -933,12 +941,12 @@ for name, options in RUN.items():
     )  # fmt: skip
 
 # %% [markdown]
-# Mixed precision does not shrink the model states: 16 bytes before, 16 after. It shrinks activations, and it
-# multiplies faster. Ranks that exchange gradients send half as much with `zero`, but with `autocast` as much as
-# before, because its gradients are float32.
+# Mixed precision does not shrink the model states, which are 16 bytes before and 16 after. But it shrinks
+# activations, and it multiplies faster. Ranks that exchange gradients send half as much with `zero`, but with
+# `autocast` as much as before, because its gradients are float32.
 #
-# **Break it.** "Two savings are better than one": the model in bf16 *and* autocast around it. Which of the 16
-# bytes are left, and what does the step do to a weight near 1?
+# **Break it.** "Two savings are better than one", so put the model into bf16 *and* autocast around it. Which
+# of the 16 bytes are left, and what does the step do to a weight near 1?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 print("bytes a parameter:", sum(one_step(torch.bfloat16, autocast=True)))
@@ -954,13 +962,13 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"    and {(moved == 0).double().mean():.0%} of them did not move at all")
 
 # %% [markdown]
-# 8 bytes are left, and autocast adds nothing to them: there is no master copy any more. Near 1 the next bf16
-# number lies 0.0078 above and 0.0039 below; a step of 0.001 is rounded away, each time anew. The master
-# copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
+# 8 bytes are left, and autocast doesn't add anything to them. So there is no master copy any more. Near 1,
+# the next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away every time. The
+# master copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
 #
-# **In production.** Frameworks print the sum in their guides, and count differently:
+# **In production.** Frameworks print the sum in their guides, but they count differently:
 #
-# | source | bytes a parameter | the optimizer's part divided by d ranks (stage 1, see §7) |
+# | source | bytes per parameter | the optimizer's part divided by d ranks (stage 1, see §7) |
 # |---|---|---|
 # | ZeRO, §3.1 | 2 + 2 + 12 = 16 | 4 + 12/d |
 # | Megatron Core, bf16 with float32 gradients | 18 | 6 + 12/d |
@@ -968,11 +976,12 @@ for dtype in (torch.float32, torch.bfloat16):
 # | Megatron Core, float32 | 16 | 8 + 8/d |
 # | DeepSeek-V3, §3.3 | 13, for linear layers | 5 + 8/d (its §3.2) |
 #
-# <details><summary>In the lectures</summary>Four numbers, and the parts that were counted. Lecture 000: 7B
-# with Adam has optimizer states of ~28 GB; that is m and v in 16 bits without a master copy. Lecture 002:
-# Adam needs 8 bytes, "1B = 10 GB": m, v and 2 bytes of weights, without master copy and gradients. Lecture
-# 003: 28 GB of weights, times 4: right for plain float32. Lecture 001: 12P is "momentum and variance": those
-# are 8P, the master copy is the rest.</details>
+# <details><summary>In the lectures</summary>Here are four numbers, and the parts they count. Lecture 000 says
+# that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
+# Lecture 002 says that Adam needs 8 bytes, "1B = 10 GB". That is m, v and 2 bytes of weights, without master
+# copy and gradients. Lecture 003 takes 28 GB of weights, times 4, which is right for plain float32.
+# Lecture 001 says that 12P is "momentum and variance". But those are only 8P, and the master copy is the
+# rest.</details>
 
 # %% [markdown]
 # ## 5 · How fast: the roofline
@@ -985,8 +994,8 @@ for dtype in (torch.float32, torch.bfloat16):
 # | points | 6 |
 #
 # A product of matrices takes time for its arithmetic, and time to fetch its factors and to write the result.
-# Both go on at once, so the longer one decides (Williams et al. 2009). Each of
-# the two times is the work divided by the speed. For the product (m, k) @ (k, n):
+# Both run at the same time, so the longer one decides (Williams et al. 2009). Each of the two times is the
+# work divided by the speed. For the product (m, k) @ (k, n):
 #
 # | | work | at a speed of |
 # |---|---|---|
@@ -994,8 +1003,8 @@ for dtype in (torch.float32, torch.bfloat16):
 # | memory | (m k + k n + m n) · itemsize bytes, each matrix once | `bandwidth`, bytes/s |
 #
 # In a layer, (k, n) is the shape of the weight and m is the number of tokens. The picture shows the TFLOP/s
-# that a product with a weight of 4,096 × 4,096 can reach at best on an H100 and on an A100, against m; the
-# dotted lines are the peaks. The numbers come from data sheets: nothing is measured here.
+# that a product with a weight of 4,096 × 4,096 can reach at best on an H100 and on an A100, against m. The
+# dotted lines are the peaks. The numbers come from data sheets, so nothing is measured here.
 
 # %% tags=["skip-in-grading"]
 TOKENS = [2**k for k in range(13)]
@@ -1021,10 +1030,10 @@ def reach():
 reach()
 
 # %% [markdown]
-# **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the number of FLOPs for
-# each byte from which on arithmetic is the bound. `least_tokens` is the m from which on a product with a very
-# large weight is bound by arithmetic (k and n to infinity: only k n is fetched). An H100 has 989e12 FLOP/s in
-# bf16 and 3,350e9 bytes/s: before you write, work out its m in your head.
+# **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the number of FLOPs per
+# byte from which on arithmetic is the bound. `least_tokens` is the m from which on a product with a very
+# large weight is bound by arithmetic (if k and n go to infinity, only k n is fetched). An H100 has 989e12
+# FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its m in your head.
 
 
 # %% nbgrader={"grade_id": "roofline", "solution": true}
@@ -1053,8 +1062,8 @@ def least_tokens(flops: float, bandwidth: float, itemsize: float = 2) -> float:
 
 
 # %% [markdown]
-# <details><summary>Hint: least_tokens</summary>Write both times with k n alone as bytes, and set them equal.
-# k n is on both sides.</details>
+# <details><summary>Hint: least_tokens</summary>Write both times with only k n as bytes, and set them equal. k
+# n is on both sides.</details>
 #
 # **Check.**
 
@@ -1074,13 +1083,14 @@ for card in (A100, H100, gpu("B200")):
         )
 
 # %% [markdown]
-# From the A100 to the H100 arithmetic grew faster than memory, and the least m nearly doubled. A rank that
+# From the A100 to the H100, arithmetic grew faster than memory, so the least m nearly doubled. A rank that
 # gets few tokens (notebook 03's strong scaling) uses a few percent of its peak. A rank that writes one token
 # at a time (inference) uses less than one percent.
 #
-# **Measure.** This machine, in float32, one thread: the largest speed of any square product is its peak, the
-# fastest pass that only *reads* a large matrix is its bandwidth. Then products with a weight of 4,096 ×
-# 4,096, under your roof. Everything is measured six times, two at a time in three rounds, and the best counts.
+# **Measure.** The cell measures this machine, in float32, on one thread. The largest speed of any square
+# product is its peak, and the fastest pass that only *reads* a large matrix is its bandwidth. Then it
+# measures products with a weight of 4,096 × 4,096, under your roof. Everything is measured six times, two at
+# a time in three rounds, and the best counts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1143,10 +1153,10 @@ def under_the_roof():
 tried(under_the_roof, matmul_seconds)
 
 # %% [markdown]
-# From a few rows on the points climb with m, and they stay below the roof: a library's kernel does not reach
-# both limits at once. (With one row or two the kernel is another one, and the points may lie level.) A
-# point above the slope would say that the bandwidth was measured badly. (A pass that reads *and* writes
-# measures another speed.)
+# From a few rows on, the points climb with m, but they stay below the roof, because a library's kernel does
+# not reach both limits at the same time. (With one row or two the kernel is another one, so the points may be
+# level.) A point above the slope would mean that the bandwidth was measured badly. (A pass that reads *and*
+# writes measures another speed.)
 #
 # **Break it.** The roof gives a product of two 8 × 8 matrices its time. Measure it:
 
@@ -1156,10 +1166,10 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
     print(f"; the roof promises {2 * 8**3 / promised / 1e9:.0f}")
 
 # %% [markdown]
-# The call takes the time, not the arithmetic: Python, PyTorch's dispatcher, on a GPU the start of a kernel.
-# Calls are a third roof, the lowest one for small products. Between its products a model has norms, GELU and
-# softmax, which move bytes and multiply little. So a forward and backward reach less of the peak than one
-# large product:
+# The call takes the time, rather than the arithmetic. It goes through Python, PyTorch's dispatcher and, on a
+# GPU, the start of a kernel. So calls are a third roof, the lowest one for small products. Between its
+# products a model also has norms, GELU and softmax, which move bytes but multiply little. So a forward and
+# backward reach less of the peak than one large product:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 model = GPT(SMALL)
@@ -1173,8 +1183,8 @@ if flops := said(step_flops, SMALL, 4, 256):
 model.zero_grad(set_to_none=True)
 
 # %% [markdown]
-# Below the GPU's own memory come slower ones. Your ridge tells how much work a byte from there would need to
-# be worth its way. The links' speeds are those of data sheets, and 7 GB/s is a fast NVMe disk.
+# Below the GPU's own memory come slower memories. Your ridge tells how much work a byte from there would need
+# to be worth its way. The speeds of the links come from data sheets, and 7 GB/s is a fast NVMe disk.
 
 # %% tags=["skip-in-grading"]
 for card in (A100, H100):
@@ -1188,7 +1198,7 @@ for card in (A100, H100):
     print(f"; ridges {edges[0]:,.0f} and {edges[1]:,.0f}" if edges[0] else "")
 
 # %% [markdown]
-# **In production.** The published MFU of large runs (PaLM, table 3; Llama 3, table 4):
+# **In production.** The cell lists the published MFU of large runs (PaLM, table 3; Llama 3, table 4):
 
 # %% tags=["skip-in-grading"]
 for name, percent in PUBLISHED_MFU.items():
@@ -1198,9 +1208,9 @@ for name, percent in PUBLISHED_MFU.items():
 # 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which are 43, 41 and
 # 38 % of 989, within a point. The section *On your GPUs* finds your own.
 #
-# <details><summary>In the lectures</summary>Lecture 002: "CPU RAM 10x slower, NVMe 100x". That is the host's
-# memory as the host reaches it. A GPU reaches it over PCIe: 64x (A100) and 52x (H100) slower, see
-# above.</details>
+# <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". That is the
+# host's memory as the host reaches it. But a GPU reaches it over PCIe, which is 64x (A100) and 52x (H100)
+# slower, as you see above.</details>
 
 # %% [markdown]
 # ## 6 · How long, how large
@@ -1212,16 +1222,16 @@ for name, percent in PUBLISHED_MFU.items():
 # | time | 25 minutes |
 # | points | 6 |
 #
-# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them a second. These two give the
-# days, and the tokens that a GPU trains in a second. The other direction comes before any plan. *Given* C,
-# which N is best? A large model sees few tokens, a small one learns little from many. A *scaling law* is a fit
-# of the loss,
+# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. These two give the
+# days, and the tokens a GPU trains in a second. But the other direction comes before any plan. *Given* C,
+# which N is best? A large model sees few tokens, whereas a small one learns little from many. A *scaling law*
+# is a fit of the loss,
 #
 # L(N, D) = E + A / N^α + B / D^β,
 #
 # and on the line 6 N D = C it has a lowest point. Here is the loss along that line for the budget of
-# Chinchilla (Hoffmann et al. 2022), 5.76e23 FLOPs, by two laws: the one that its paper prints, and a second
-# fit of the same data by Besiroglu et al. (2024).
+# Chinchilla (Hoffmann et al. 2022), 5.76e23 FLOPs, by two laws. One is the law its paper prints, and the
+# other is a second fit of the same data by Besiroglu et al. (2024).
 
 
 # %% tags=["skip-in-grading"]
@@ -1251,8 +1261,8 @@ along_the_budget()
 # **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
 # the first one before you compute it.
 #
-# **Build.** `compute_optimal` gives the lowest point: set D = C/(6N), and the derivative by N to zero, or
-# search. `law` is (E, A, B, α, β).
+# **Build.** `compute_optimal` returns the lowest point. Set D = C/(6N), and then set the derivative by N to
+# zero, or search. `law` is (E, A, B, α, β).
 
 
 # %% nbgrader={"grade_id": "budgets", "solution": true}
@@ -1303,12 +1313,12 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
     print(f"and 70B on one H100: {taken / 365.25:.0f} years")
 
 # %% [markdown]
-# Memory is the first reason to distribute. Time is the second: one H100 would take 58 years for Llama-3-8B,
-# even if it had the memory.
+# Memory is the first reason to distribute. Time is the second, because one H100 would take 58 years for
+# Llama-3-8B, even if it had the memory.
 #
 # **Measure: your functions against published runs.** Each line compares a number from a paper with yours. The
-# first two have nothing to adjust. The others need an MFU, which the papers do not state: the one in the last
-# column makes yours equal, so it is the result of these lines, and not their ratio.
+# first two have nothing to adjust. But the others need an MFU, which the papers do not state. The last column
+# gives the MFU that makes yours equal, so it is the result of these lines, whereas their ratio is not.
 
 
 # %% tags=["skip-in-grading"]
@@ -1345,13 +1355,13 @@ def compared_with_papers():
 tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
-# So LLaMA-65B trained at 47.6 % of the peak, by its days as by its speed. DeepSeek-V3 multiplies in fp8. (A
-# token meets 37B of its 671B parameters: these are N.) Divide by the peak of bf16 and it reaches 34.6 %, by
-# that of fp8 17.3 %: an MFU without its denominator says nothing.
+# So LLaMA-65B trained at 47.6 % of the peak, by its days as well as by its speed. DeepSeek-V3 multiplies in
+# fp8. (A token meets 37B of its 671B parameters, and these are N.) If you divide by the peak of bf16, it
+# reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
 #
-# **Now the paper that every plan cites.** Chinchilla has 70B parameters and 1.4T tokens, 20 tokens a
-# parameter, and is said to be compute-optimal for Gopher's budget. Put the law that its paper prints into
-# your function:
+# **Now the paper that every plan cites.** Chinchilla has 70B parameters and 1.4T tokens, 20 tokens per
+# parameter, and is said to be compute-optimal for Gopher's budget. Put the law its paper prints into your
+# function:
 
 # %% tags=["skip-in-grading"]
 for name, law in LAWS.items():
@@ -1363,13 +1373,13 @@ for name, law in LAWS.items():
         )
 
 # %% [markdown]
-# 32B and 93 tokens a parameter: the printed law contradicts the model of its own paper. Your function is
-# right, and there are two causes. `TeX source` has the exponents with four digits, from the source text of the
-# same paper (Besiroglu et al. found them): 40B, and figure 4 of the paper projects 40B, too. So **rounding** to
-# two digits is the step from 40 to 32. `replication` is fitted to the points in the paper's own figures: 72B
-# and 18 tokens a parameter. So **the fit** is the step from 40 to 72. Besiroglu et al. found the cause: the
-# optimizer of the paper's fit stopped early, since the losses were averaged and not summed. Their own constants
-# are uncertain as well: B has a standard error of 1,293.
+# 32B and 93 tokens per parameter mean that the printed law contradicts the model of its own paper. But your
+# function is right, and there are two causes. `TeX source` has the exponents with four digits, from the
+# source text of the same paper (Besiroglu et al. found them). It gives 40B, and figure 4 of the paper also
+# projects 40B. So **rounding** to two digits is the step from 40 to 32. `replication` is fitted to the points
+# in the paper's own figures, and gives 72B and 18 tokens. So **the fit** is the step from 40 to 72. Besiroglu
+# et al. found the cause. The optimizer of the paper's fit stopped early, because the losses were averaged
+# instead of summed. Their own constants are uncertain as well, since B has a standard error of 1,293.
 #
 # What does the difference mean for other budgets? The dots are models with the parameters and tokens that
 # were chosen.
@@ -1401,8 +1411,8 @@ def laws_and_models():
 tried(laws_and_models, compute_optimal)
 
 # %% [markdown]
-# Below a line, a model is smaller than the law says and has seen more tokens. Llama-3-8B lies far below on
-# purpose: a small model costs less each time it is *used*, and the law knows training alone.
+# A model below a line is smaller than the law says and has seen more tokens. Llama-3-8B is far below on
+# purpose, because a small model costs less each time it is *used*, but the law knows only training.
 #
 # **Break it.** A data sheet prints 1,979 TFLOP/s for an H100 in bf16, "with sparsity". Put it into the
 # denominator, and the same 400 TFLOP/s of Llama 3 are:
@@ -1412,12 +1422,12 @@ for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
     print(f"{400e12 / peak_flops:.0%} of the {what} peak")
 
 # %% [markdown]
-# **In production.** Training frameworks print such numbers with their log lines: torchtitan tokens/s/GPU,
-# TFLOP/s and MFU, nanoGPT the MFU, Megatron-LM the TFLOP/s of each GPU. They are your
+# **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
+# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
 # `tokens_per_second_per_gpu`, with a clock. Look up which peak and which N they take.
 #
-# <details><summary>In the lectures</summary>The errors in the plan of §8 are those of recipe 2 in lecture
-# 001.</details>
+# <details><summary>In the lectures</summary>The errors in the plan of §8 come from recipe 2 in
+# lecture 001.</details>
 
 # %% [markdown]
 # ## 7 · When one GPU is not enough
@@ -1430,9 +1440,9 @@ for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
 # | points | 8 |
 #
 # This section uses two ways to cut the bill of a GPU. *Sharding* (notebooks 04 and 05) divides model states
-# over the GPUs, in stages 0 to 3; stage 0 is plain replicas and divides nothing. *Checkpointing* (notebook 09)
-# keeps the blocks' inputs alone. Here are the eight combinations for a GPT of 6.7 billion parameters on 8 GPUs,
-# with 4 sequences of 2,048 tokens on each.
+# over the GPUs, in stages 0 to 3, of which stage 0 is plain replicas and divides nothing. *Checkpointing*
+# (notebook 09) keeps only the blocks' inputs. Here are the eight combinations for a GPT of 6.7 billion
+# parameters on 8 GPUs, with 4 sequences of 2,048 tokens on each.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.memory_figures import bill_axes, strategy_map
@@ -1460,25 +1470,25 @@ layouts(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 
 # %% [markdown]
 # One GPU's bill has six lines. (The gathered block of stage 3 is so small that you can hardly see it in the
-# picture.) Weights and gradients are in 16 bits, and Adam's part is 12 bytes a parameter:
+# picture.) Weights and gradients are in 16 bits, and Adam's part is 12 bytes per parameter:
 #
 # | | bytes on each GPU | divided by the GPUs from this stage on |
 # |---|---|---|
 # | weights | 2 P | 3 |
 # | gradients | 2 P | 2 |
 # | optimizer | 12 P | 1 |
-# | gathered block | stage 3 only: weights and gradients of *one* block, whole: 4 · (parameters of a block) | |
+# | gathered block | only in stage 3, weights and gradients of *one* block, whole, 4 · (parameters of a block) | |
 # | activations | `activation_bytes` of this GPU's batch in 16 bits, checkpointed or not | never |
 # | logits | in float32 and in 16 bits, 6 T V | never |
 #
-# Which layout should you take? The cheapest that fits. With one microbatch a step, stages 1 and 2 send not a
-# byte more than replicas do (notebook 04). Stage 3 sends half as much again, and much of that can be hidden
-# (notebook 05). Checkpointing costs a third more FLOPs, always. So the order of cost is stage 0, 1, 2, 3
-# without checkpointing, then 0, 1, 2, 3 with it.
+# Which layout should you take? Take the cheapest that fits. With one microbatch per step, stages 1 and 2
+# don't send a byte more than replicas do (notebook 04). Stage 3 sends half as much again, but much of that
+# can be hidden (notebook 05). Checkpointing always costs a third more FLOPs. So the order of cost is stage 0,
+# 1, 2, 3 without checkpointing, then 0, 1, 2, 3 with it.
 #
-# **Predict.** 6.7B on 8 GPUs, as in the picture: which layout? And on a single GPU?
+# **Predict.** Take 6.7B on 8 GPUs, as in the picture. Which layout is it? And on a single GPU?
 #
-# **Build.** `room` is the bytes on each GPU that training may use; `batch` and `seq` are those of one GPU. A
+# **Build.** `room` is the bytes that training may use on each GPU, and `batch` and `seq` are for one GPU. A
 # bill that is exactly as large as the room fits. The answer is `(stage, checkpoint)`, such as `(3, False)`,
 # or None if nothing fits. Your earlier functions do most of the work.
 
@@ -1509,12 +1519,12 @@ def first_that_fits(
 
 
 # %% [markdown]
-# <details><summary>Hint: one block</summary><code>parameters(replace(config, layers=1))</code> and
-# <code>layers=2</code>: the difference of the sums is a block.</details>
-# <details><summary>Hint: the order</summary>Two loops: checkpoint outside, stage inside. Return the first
-# that fits.</details>
+# <details><summary>Hint: one block</summary>Take <code>parameters(replace(config, layers=1))</code> and
+# <code>layers=2</code>. The difference of the sums is a block.</details>
+# <details><summary>Hint: the order</summary>Write two loops, with checkpoint outside and stage inside. Return
+# the first that fits.</details>
 #
-# **Check.** Sixty plans lie on the borders, where a layout just fits or just does not. A wrong answer comes
+# **Check.** Sixty plans are on the borders, where a layout just fits or just doesn't. A wrong answer comes
 # with its bill.
 
 # %% nbgrader={"grade_id": "first_that_fits_check", "points": 8}
@@ -1530,28 +1540,28 @@ for gpus in (8, 1):
     print(f"6.7B on {gpus} GPU{'s' if gpus > 1 else ''}, as in the picture: {layout}")
 
 # %% [markdown]
-# **Measure: the map.** Models against GPUs, coloured by your own answers, for 70 GB of room and one sequence
-# of 4,096 tokens on each GPU. Blue is without checkpointing, orange with it, and white is None. In a live
-# notebook sliders change the room and the tokens. (Your formula counts the activations of GPT-2's parts.
-# LLaMA's parts keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B: so the rows of LLaMA models are
-# too friendly.)
+# **Measure: the map.** The cell draws models against GPUs, coloured by your own answers, for 70 GB of room
+# and one sequence of 4,096 tokens on each GPU. Blue is without checkpointing, orange with it, and white is
+# None. In a live notebook, sliders change the room and the tokens. (Your formula counts the activations of
+# GPT-2's parts. But LLaMA's parts keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B, so the
+# rows of LLaMA models are too friendly.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 drawn = tried(lambda: strategy_map(first_that_fits), first_that_fits)
 drawn
 
 # %% [markdown]
-# Read a row from left to right: more GPUs allow a cheaper layout, until the colour no longer changes. From
-# there on more GPUs only save time. Move the tokens to 32,768: white spreads, and for the three largest models
-# no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*.
-# (Llama-2-70B is as wide and as deep as the smallest of the three, and fits: its vocabulary is a quarter of
-# Llama 3's, and so are its logits.) A white field has other ways out, and each is a notebook: split each layer
-# (06), put layers on different GPUs (07), cut the sequence (08), keep less (09).
+# Read a row from left to right. More GPUs allow a cheaper layout, until the colour no longer changes. From
+# there on, more GPUs only save time. Move the tokens to 32,768. Then white spreads, and for the three largest
+# models no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*.
+# (Llama-2-70B is as wide and as deep as the smallest of the three, but it fits, because its vocabulary is a
+# quarter of Llama 3's, and so are its logits.) A white field has other ways out, and each is a notebook. You
+# can split each layer (06), put layers on different GPUs (07), cut the sequence (08), or keep less (09).
 #
-# The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly:
-# choose the model, batch, stage, recipe, GPU. (The controls need a live notebook; a page shows one bar.) Below
-# it stands the real run of §3. Find the largest batch of Llama-3-8B with the recipe `zero`, in sequences of
-# 4,096 tokens on each of 8 H100s, that needs no checkpointing.
+# The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly.
+# Choose the model, batch, stage, recipe and GPU. (The controls need a live notebook, so a page shows only one
+# bar.) Below the bill you see the real run of §3. With the recipe `zero`, find the largest batch of
+# Llama-3-8B that needs no checkpointing, in sequences of 4,096 tokens on each of 8 H100s.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.calculator import calculator
@@ -1559,10 +1569,11 @@ from course_lib.pictures.calculator import calculator
 calculator(measured=timeline)
 
 # %% [markdown]
-# With stage 3 two sequences fit: 71.7 of the 80 GB. Three need 99, and stages 0 to 2 have room for one at most.
+# With stage 3 two sequences fit, in 71.7 of the 80 GB. Three need 99, and stages 0 to 2 have room for one at
+# most.
 #
-# What do replicas save? Train the small model on one rank, and then as two replicas, with half of the batch
-# each:
+# How much do replicas save? Train the small model on one rank, and then as two replicas, with half of the
+# batch each:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1589,10 +1600,10 @@ for name, run in {"one rank, 4 sequences": alone, "two replicas, 2 sequences eac
     print(f"{name}: " + " | ".join(cells))
 
 # %% [markdown]
-# Each replica does half of the arithmetic of forward and backward, and so needs half of the time for them. It
-# holds all of the states again: two replicas hold twice the states of one. (They would also have to agree on
-# their gradients, and here they do not: notebook 03.) Activations are halved since each has half of the
-# sequences.
+# Each replica does half of the arithmetic of forward and backward, so it needs half of the time for them. But
+# it holds all of the states again, so two replicas hold twice the states of one. (They would also have to
+# agree on their gradients, as in notebook 03, but here they do not.) Activations are halved because each has
+# half of the sequences.
 #
 # **Break it.** Plan with all of the 80 GB that the name of the card promises. How many answers of the map
 # would be different with 70?
@@ -1616,15 +1627,15 @@ tried(changed_answers, first_that_fits) if drawn else None
 
 # %% [markdown]
 # If 70 GB are left for training, every plan for 80 GB that the cell has counted stops with "out of memory",
-# perhaps after an hour. Some of a GPU's memory belongs to others: CUDA's context and its kernels take about 0.3
-# GB, before CUDA 11.7 more than 1 GB (PyTorch issue 107667), NCCL 0.5 to 1.6 GB for a first communicator (NCCL
-# issues 864, 964), and the allocator's pieces leave gaps. Only a measurement says how much it is on your
-# cluster. The section *On your GPUs* measures the allocator's share; `torch.cuda.mem_get_info()` gives the free
-# bytes of the whole GPU.
+# perhaps after an hour. Some of a GPU's memory belongs to others. CUDA's context and its kernels take about
+# 0.3 GB, before CUDA 11.7 more than 1 GB (PyTorch issue 107667), NCCL takes 0.5 to 1.6 GB for a first
+# communicator (NCCL issues 864, 964), and the allocator's pieces leave gaps. Only a measurement says how much
+# it is on your cluster. The section *On your GPUs* measures the allocator's share, while
+# `torch.cuda.mem_get_info()` gives the free bytes of the whole GPU.
 #
 # **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
-# 70B with ZeRO-2" (stage 2). Ask your map: the models with an answer for a single GPU, and those for which
-# stage 2 without checkpointing is ever the cheapest.
+# 70B with ZeRO-2" (stage 2). Ask your map instead. The cell lists the models with an answer for a single GPU,
+# and those for which stage 2 without checkpointing is ever the cheapest.
 
 
 # %% tags=["skip-in-grading"]
@@ -1639,8 +1650,8 @@ def advice_of_the_map():
 tried(advice_of_the_map, first_that_fits) if drawn else None
 
 # %% [markdown]
-# At 16 bytes a parameter 80 GB hold 5B at most, with no byte left for activations. And ZeRO-2 keeps 2P on
-# every GPU: 140 GB for 70B. The size of the model alone does not decide.
+# At 16 bytes per parameter, 80 GB hold 5B at most, with no byte left for activations. And ZeRO-2 keeps 2P on
+# every GPU, which is 140 GB for 70B. So the size of the model alone does not decide.
 #
 # <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
 # a 7B model on one GPU needs 112 GB.</details>
@@ -1671,12 +1682,12 @@ on_gpus = on_your_gpus(ROOFLINE, predicted=least_seconds)
 
 # %% [markdown]
 # An 8 x 8 product takes as long as Python and the driver need to start a kernel and to report its end, some
-# tens of microseconds. The roofline knows nothing of that. The copy shows how much of the data sheet's
+# tens of microseconds. The roofline knows nothing about that. The copy shows how much of the data sheet's
 # bandwidth a kernel reaches.
 #
-# **Predict.** Now a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, arithmetic in 16 bits
-# by autocast. Predicted are the time at the card's peak, and the bytes of your §3 and §4: 16 a parameter, and
-# the activations. What MFU do you expect?
+# **Predict.** Now take a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, with arithmetic
+# in 16 bits by autocast. The cell predicts the time at the card's peak, and the bytes of your §3 and §4,
+# which are 16 per parameter and the activations. What MFU do you expect?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1692,11 +1703,11 @@ def at_the_peak(of, run):
 on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 # %% [markdown]
 # In the first row the last column is 1/MFU, and in the second row it is the MFU. The logits are not in your
-# `activation_bytes`: 8 · 1,024 · 50,257 numbers in float32 are 1.6 GB, and the loss needs more than one
-# copy of them. Autocast also keeps the inputs of the norms in float32. On the other hand the peak comes at
-# the beginning of backward, when there are no gradients yet, so that 4 of the 16 bytes a parameter are not
-# in use. And the allocator reserves more than it hands out, because it takes large pieces from the card and
-# cuts them.
+# `activation_bytes`, but 8 · 1,024 · 50,257 numbers in float32 are 1.6 GB, and the loss needs more than one
+# copy of them. Autocast also keeps the inputs of the norms in float32. On the other hand, the peak comes at
+# the beginning of backward, when there are no gradients yet, so 4 of the 16 bytes per parameter are not in
+# use. And the allocator reserves more than it hands out, because it takes large pieces from the card and cuts
+# them.
 
 # %% [markdown]
 # ## 8 · Questions: audit the plan
@@ -1707,9 +1718,9 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 # | time | 20 minutes |
 # | points | 6 |
 #
-# Now the plan of the first page: 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of 4,096 tokens over 8
-# replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be written as arithmetic,
-# such as `7 / 8 * 989e12`; names like `H100` are not there when it is graded.
+# Now back to the plan of the first page, which is 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of
+# 4,096 tokens over 8 replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. You may write a
+# number as arithmetic, such as `7 / 8 * 989e12`, but names like `H100` do not exist when it is graded.
 #
 # 1. A checkpoint is the input of a layer, in 16 bits, and every GPU of a replica keeps it whole. How many
 #    **GB** of checkpoints does each GPU keep for one microbatch?
@@ -1718,12 +1729,12 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 #    tensor of 1,000 × 4,096 × 4,096 numbers in float32, at a batch of 1,000 sequences of 4,096 tokens. Which
 #    tensor is that? `"one activation of the whole batch"`, `"the weights"`, `"one layer's scores"` or `"the
 #    logits"`
-# 4. For the plan's model with an MLP of two matrices and 4h: from how many **tokens** in a sequence on do the
+# 4. The plan's model has an MLP of two matrices and 4h. From how many **tokens** in a sequence on do the
 #    scores (both products, masked scores included) take more FLOPs than the MLP?
-# 5. 8 GPUs instead of one, as replicas, the batch divided among them. The memory of the model states and the
-#    time of a step: which of them becomes less on each GPU? `"memory"`, `"time"` or `"both"`
-# 6. `GPT_13B` of §7, one sequence of 8,192 tokens on each of 8 GPUs, 80 GB. The cheapest layout? `"stage 3"`,
-#    `"stage 1, checkpointed"`, `"stage 2, checkpointed"` or `"stage 3, checkpointed"`
+# 5. You take 8 GPUs instead of one, as replicas, and divide the batch among them. Which becomes less on each
+#    GPU, the memory of the model states or the time of a step? `"memory"`, `"time"` or `"both"`
+# 6. Take `GPT_13B` of §7 with one sequence of 8,192 tokens on each of 8 GPUs, with 80 GB. Which layout is the
+#    cheapest? `"stage 3"`, `"stage 1, checkpointed"`, `"stage 2, checkpointed"` or `"stage 3, checkpointed"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # GB
@@ -1760,7 +1771,7 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **The verdict.** Your functions on the plan, after your answers.
+# **The verdict.** After your answers, the cell runs your functions on the plan.
 
 
 # %% tags=["skip-in-grading"]
@@ -1796,13 +1807,13 @@ if answer_1 is not ...:
 
 # %% [markdown]
 # So do not sign. The throughput is off by a factor of 314 to 471, and so is every date that follows from it.
-# The microbatch needs more for its checkpoints alone than the card has. And the scale is not GPT-3's. The model
-# itself is possible: the last line has a layout that fits 64 GPUs without splitting a layer, and at 40 %
-# Chinchilla's tokens take nearly nine months.
+# The checkpoints of a microbatch alone need more memory than the card has. And the scale is not GPT-3's. But
+# the model itself is possible. The last line has a layout that fits 64 GPUs without splitting a layer, and at
+# 40 % Chinchilla's tokens take nearly nine months.
 #
 # <details><summary>In the lectures</summary>The plan is lecture 001's recipe 2, which also calls it "GPT-3
 # scale" and gives each GPU "32" sequences. With sequence parallelism (notebook 06) the checkpoints would be
-# divided by 8. Question 3 is lecture 003's.</details>
+# divided by 8. Question 3 comes from lecture 003.</details>
 
 # %% [markdown]
 # ## 9 · Optional: two laws that disagree
@@ -1814,14 +1825,14 @@ if answer_1 is not ...:
 # | time | 15 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Two laws can agree about small models and send you to different large ones. In §6 the lines are straight on
-# logarithmic axes: the best N is a power of the budget, with the exponent β/(α + β). So the ratio of two
-# laws' N is a power of the budget as well.
+# Two laws can agree about small models but send you to different large ones. In §6 the lines are straight on
+# logarithmic axes, because the best N is a power of the budget, with the exponent β/(α + β). So the ratio of
+# two laws' N is a power of the budget as well.
 #
 # **Predict.** Which of the three laws lets N grow fastest?
 #
-# **Build.** `crossover` gives the budget in FLOPs *from which on* the N of both laws differ by a factor of 2
-# or more, whichever is larger. The laws may cross before: above the crossover they have to stay apart.
+# **Build.** `crossover` returns the budget in FLOPs *from which on* the N of both laws differ by a factor of
+# 2 or more, whichever is larger. The laws may cross before, but above the crossover they have to stay apart.
 
 
 # %% nbgrader={"grade_id": "crossover", "solution": true}
@@ -1836,8 +1847,8 @@ def crossover(law1: tuple[float, ...], law2: tuple[float, ...]) -> float:
 
 # %% [markdown]
 # <details><summary>Hint: two points make a line</summary>Take the logarithm of the ratio at two budgets. The
-# slope tells in which direction the laws drift apart, and so whether the ratio to look for is 2 or a
-# half.</details>
+# slope tells you in which direction the laws drift apart, and so whether you should look for a ratio of 2 or
+# a half.</details>
 #
 # **Check.**
 
@@ -1862,9 +1873,9 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 # %% [markdown]
 # ## Scorecard
 #
-# Each notebook ends with the same three criteria, measured in the ranks: redundant computation (FLOPs of all
-# ranks over those of one), the peak of memory on a rank, and the bytes that a rank sends. This notebook has the
-# row with which all others are compared. M is the 4P bytes of the parameters.
+# Each notebook ends with the same three criteria, measured in the ranks. They are redundant computation
+# (FLOPs of all ranks over the FLOPs of one), the peak of memory on a rank, and the bytes a rank sends. This
+# notebook has the row with which all others are compared. M is the 4P bytes of the parameters.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1877,8 +1888,8 @@ count = sum(param.numel() for param in GPT(SMALL).parameters())
 scorecard({"one rank": run}, unit=4 * count, flops_alone=run[0].flops)
 
 # %% [markdown]
-# Nothing is computed twice, nothing is sent, and everything lies in one memory: 4 M of states, and the
-# activations. Most strategies of this course make the middle column smaller and pay with another one.
+# Nothing is computed twice, nothing is sent, and everything is in one memory, with 4 M of states and the
+# activations. Most strategies of this course make the middle column smaller but pay with another one.
 #
 # **You have built** the instruments that say, before anything runs, how many parameters, FLOPs, bytes and
 # days a plan needs, and a meter that agrees with your formula of the activations to the byte.
@@ -1889,8 +1900,8 @@ scorecard({"one rank": run}, unit=4 * count, flops_alone=run[0].flops)
 # - Chowdhery et al. (2022), *PaLM*: appendix B for MFU. Williams et al. (2009), *Roofline*.
 # - Hoffmann et al. (2022), *Training Compute-Optimal Large Language Models*, then Besiroglu et al. (2024),
 #   *Chinchilla Scaling: A replication attempt*.
-# - `course_lib/planning/`: `memory_timeline.py` is the picture of §3, and `saved.py` a meter like yours. Read
-#   them after you have written yours.
+# - In `course_lib/planning/`, `memory_timeline.py` is the picture of §3, and `saved.py` a meter like yours.
+#   Read them after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
 

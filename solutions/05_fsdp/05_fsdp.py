@@ -3,22 +3,22 @@
 #
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
-# Notebook 04 ended with 16P/N bytes on each rank, and with a bill: ZeRO-3 sends 3 units of traffic instead
-# of 2, and a rank *waits* for every message. In slow motion, on two ranks, a step with 480 ms of
+# Notebook 04 ended with 16P/N bytes on each rank, but also with a bill. ZeRO-3 sends 3 units of traffic
+# instead of 2, and a rank *waits* for every message. In slow motion, on two ranks, a step with 480 ms of
 # arithmetic takes twice as long. If a rank is to keep no more than 16P/N bytes, nearly all of these messages
 # have to stay. But their *order* can change.
 #
-# So here the order becomes a thing that you can hold: a list of actions. You generate it, validate it,
-# simulate it, draw it, and then run it on real ranks. At the end you read the same list out of PyTorch's
-# `fully_shard`, and find each of its options in yours.
+# So in this notebook you make the order a thing you can hold, namely a list of actions. You generate it,
+# validate it, simulate it, draw it, and then run it on real ranks. At the end you read the same list out of
+# PyTorch's `fully_shard`, and find each of its options in yours.
 #
 # | | |
 # |---|---|
 # | you will build | the schedule of a step, as data; a module that gathers ahead; collectives with two precisions; hybrid sharding; the norm of a gradient that no rank holds |
-# | you need | notebook 02: reduce-scatter, all-gather; notebook 03 §3: hooks, slow motion; notebook 04 §5: units |
+# | you need | reduce-scatter and all-gather (notebook 02); hooks and slow motion (notebook 03 §3); units (notebook 04 §5) |
 # | time | four hours and ten minutes, and 25 minutes for the optional section. Take a break after §2, and after §3 |
 # | points | 60, and 4 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -37,16 +37,16 @@
 #
 # | | |
 # |---|---|
-# | N, P, K | ranks (n in the code); parameters; microbatches whose gradients add up before a step |
-# | unit | parameters that are gathered and freed together, usually a block; the *root* is the unit of all parameters outside the blocks |
-# | whole | a unit is whole on a rank from its gather until it is freed; a number of whole units includes those whose gather is under way |
-# | reshard | free a unit, so that each rank holds only its shard |
-# | wire | the connection between the ranks; it carries one message after the other |
-# | hidden | a message is hidden if the rank computes meanwhile |
-# | exposed | not hidden; exposed time is time in which the rank waits for a message and computes nothing |
+# | N, P, K | the number of ranks (n in the code); of parameters; of microbatches whose gradients add up before a step |
+# | unit | parameters that are gathered and freed together, usually a block. The *root* is the unit of all parameters outside the blocks |
+# | whole | A unit is whole on a rank from its gather until it is freed. If we count whole units, we include those whose gather is still running |
+# | reshard | to free a unit, so that each rank holds only its shard |
+# | wire | the connection between the ranks. It carries one message after the other |
+# | hidden | A message is hidden if the rank computes while it travels |
+# | exposed | not hidden. Exposed time is time in which the rank waits for a message and computes nothing |
 # | prefetch | to gather a unit before it is needed |
 #
-# One *unit of traffic* is, as in notebook 04, (N−1)/N · P elements: as many as each rank sends in one
+# As in notebook 04, one *unit of traffic* is (N−1)/N · P elements. This is as many as each rank sends in one
 # all-gather or one reduce-scatter of all P parameters.
 
 # %%
@@ -88,16 +88,16 @@ warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two colle
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# The next two cells hold the tools of this notebook; you need not read them now. `Network` is a model of
-# eight blocks. Each block is a little wider than the one before, so that a message tells by its size which
-# block it belongs to.
+# The next two cells hold the tools of this notebook, and you don't have to read them now. `Network` is a
+# model of eight blocks. Each block is a little wider than the block before it, so the size of a message tells
+# you which block it belongs to.
 #
-# `slow_motion` runs training steps of several models on two ranks. It imitates a cluster, as notebook 03
-# did: the forward of a block takes 20 ms, its backward 40 ms, and the wire carries 6.6 MB/s, so that a
-# gather or a reduce-scatter of a block takes 21 ms on average. A rank sleeps through these times and needs
-# no core for them, so that they are nearly the same on every machine. Ranks, tensors and the order of
-# events are real. The result is, for each model, its fastest step: the milliseconds, and a list of events.
-# `events_picture` draws the events in two rows, the arithmetic and the wire.
+# `slow_motion` runs training steps of several models on two ranks. It imitates a cluster, as notebook 03 did.
+# The forward of a block takes 20 ms and its backward 40 ms. The wire carries 6.6 MB/s, so a gather or a
+# reduce-scatter of a block takes 21 ms on average. A rank sleeps through these times and needs no core for
+# them, which is why they are nearly the same on every machine. Ranks, tensors and the order of events are
+# real. The function returns the fastest step of each model, with its milliseconds and a list of its events.
+# `events_picture` draws the events in two rows, one for the arithmetic and one for the wire.
 
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
@@ -304,7 +304,7 @@ def slow_motion(makes, pace=PACE, bandwidth=WIRE, steps=4, depth=DEPTH, world_si
     """By name: (milliseconds, events) of the fastest step of the model that each
     of `makes` makes."""
     arguments = makes, pace, bandwidth, steps, depth
-    # on the CPU: the wire is a host that sleeps
+    # on the CPU, because the wire is a host that sleeps
     run = try_it(fastest_steps, *arguments, world_size=world_size, backend="gloo")
     return run[0] if run else {}
 
@@ -356,9 +356,9 @@ def events_picture(steps, title=""):
 # | time | 30 minutes |
 # | points | 8 |
 #
-# Here is notebook 04's ZeRO-3 in slow motion. Blue is a block's forward, orange (hatched) its backward.
-# Below them grey is a gather, and crosshatched a reduce-scatter. The numbers are the blocks'. White is
-# waiting.
+# Here is notebook 04's ZeRO-3 in slow motion. In the upper row, blue is a block's forward, and orange
+# (hatched) is its backward. In the row below, grey is a gather, and crosshatched is a reduce-scatter. Each
+# number is the number of a block. White is waiting.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -377,39 +377,39 @@ for name, (took, events) in run.items():
     )
 
 # %% [markdown]
-# At no moment do both rows work. For each of the eight blocks the rank waits for three messages of 21 ms:
-# 8 · 60 ms of arithmetic and 24 · 21 ms on the wire are 480 + 504 = 984 ms. But a GPU computes with its
-# tensor cores and sends with its network card. Both could work all the time, and then the step would take
-# little more than 504 ms.
+# The two rows never work at the same moment. For each of the eight blocks, the rank waits for three messages
+# of 21 ms. So 8 · 60 ms of arithmetic and 24 · 21 ms on the wire add up to 480 + 504 = 984 ms. But a GPU
+# computes with its tensor cores and sends with its network card. Both could work all the time, and then the
+# step would take little more than 504 ms.
 #
 # When can the arithmetic hide the wire at all? Take one unit of U parameters, n ranks, and T tokens on each
 # of them. While a rank computes a unit's forward, the next unit's weights arrive.
 #
 # | | on the GPU | on the wire, each rank |
 # |---|---|---|
-# | forward of one unit | 2 U T FLOPs | (n−1)/n · U · itemsize bytes: a gather |
+# | forward of one unit | 2 U T FLOPs | (n−1)/n · U · itemsize bytes, for a gather |
 # | backward of one unit | 4 U T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
-# **Predict.** You write three functions. `hides_from` gives the T from which on the forward of a unit
-# takes at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes a
-# second, in one direction. (Data sheets often print two directions added up, or bits: notebook 02.) How
-# does T grow with U?
+# **Predict.** You write three functions. `hides_from` returns the T from which on the forward of a unit takes
+# at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes per second,
+# in one direction. (Data sheets often print bits, or the sum of both directions, as you saw in notebook 02.)
+# How does T grow with U?
 #
-# `fsdp_bytes` counts a whole step with K microbatches. FSDP's default gathers twice and reduces once for
-# every microbatch. Three settings send less and keep more in memory:
+# `fsdp_bytes` counts a whole step with K microbatches. By default, FSDP gathers twice and reduces once for
+# every microbatch. Three settings send less but keep more in memory:
 #
 # | `keep` | in memory between microbatches | each microbatch does |
 # |---|---|---|
 # | `None` | shards | gather, gather, reduce |
-# | `"gradients"` | whole gradients of this rank | gather, gather; only the last one reduces |
-# | `"weights between"` | and whole weights, from a backward to the next forward | gather for backward, since forward has freed the weights. The first one also gathers for forward: K + 1 gathers. The last one reduces |
-# | `"weights"` | and weights are not freed after forward either | nothing; the first one gathers once, the last one reduces |
+# | `"gradients"` | whole gradients of this rank | gather, gather. Only the last one reduces |
+# | `"weights between"` | and whole weights, from a backward to the next forward | gather for backward, since forward has freed the weights. The first one also gathers for forward, so there are K + 1 gathers. The last one reduces |
+# | `"weights"` | and weights are not freed after forward either | nothing, except that the first one gathers once and the last one reduces |
 #
-# With `reshard=False` weights are not freed after forward: in the first two rows a microbatch gathers once
-# and not twice, and the third row becomes the fourth.
+# With `reshard=False`, weights are not freed after forward. In the first two rows, a microbatch then gathers
+# once instead of twice, and the third row becomes the fourth.
 #
-# And `unit_bytes` says how large a unit is: a block, and the root, which holds all the rest. Take the sizes
-# from `GPTConfig`: `layers`, `width`, `vocab_size`, `mlp_width` and so on.
+# Finally, `unit_bytes` returns how large a block is, and how large the root is, which holds all the rest.
+# Take the sizes from `GPTConfig`, which has `layers`, `width`, `vocab_size`, `mlp_width` and so on.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -463,10 +463,10 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 # <details><summary>Hint: T</summary>Write the two times, (n−1)/n · U · itemsize / bandwidth and 2 U T /
 # flops, and set them equal. U is on both sides.</details>
 # <details><summary>Hint: the microbatches</summary>Count gathers and reductions separately, then multiply
-# each with its bytes. With <code>keep="weights between"</code> the first microbatch gathers for forward and
-# for backward, each later one for backward alone: K + 1 gathers.</details>
-# <details><summary>Hint: the sizes</summary>Add up the matrices, biases and norms, or let PyTorch do it:
-# with <code>torch.device("meta")</code> a <code>GPT(config)</code> has shapes and takes no memory, and
+# each count by its bytes. With <code>keep="weights between"</code>, the first microbatch gathers for forward
+# and for backward, but each later one only for backward. That makes K + 1 gathers.</details>
+# <details><summary>Hint: the sizes</summary>Add up the matrices, biases and norms, or let PyTorch do it. With
+# <code>torch.device("meta")</code>, a <code>GPT(config)</code> has shapes but takes no memory, and
 # <code>numel()</code> counts.</details>
 #
 # **Check.**
@@ -479,10 +479,10 @@ report = check("05_fsdp/predictions", fsdp_bytes, hides_from, unit_bytes, cases=
 report.points(8)
 
 # %% [markdown]
-# **Measure.** First your T, for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A GPU
-# has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The
-# slanted line is the time of a block's forward, the flat ones are its gathers, and the dotted lines your
-# `hides_from`.
+# **Measure.** The cell first shows your T, for a block of LLaMA-7B on H100s that reach 40 % of their 989
+# TFLOP/s. A GPU has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other
+# nodes. The slanted line is the time of a block's forward, the flat lines are its gathers, and the dotted
+# lines are your `hides_from`.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts.hardware import gpu, link
@@ -524,15 +524,16 @@ def crossing():
 said(crossing)
 
 # %% [markdown]
-# T does not depend on U: a deeper or a wider model hides its messages neither better nor worse. The number
-# of tokens decides, and the link. For a forward inside a node one sequence of 1,024 tokens is enough.
-# Between nodes a GPU needs two sequences of 4,096, or groups of ranks that shard inside a node: §5. In
-# backward the arithmetic doubles, and so does the traffic, as long as gradients travel in 16 bits: T is the
-# same. With float32 gradients 6 bytes stand against 4 FLOPs, and the T of backward is 1.5 times that of
-# forward.
+# T does not depend on U, so a deeper or a wider model hides its messages neither better nor worse. Only the
+# number of tokens and the link matter. For a forward inside a node, one sequence of 1,024 tokens is enough.
+# Between nodes, a GPU needs two sequences of 4,096, or groups of ranks that shard inside a node (§5). In
+# backward the arithmetic doubles. The traffic also doubles, as long as gradients travel in 16 bits, so T is
+# the same. With float32 gradients, however, 6 bytes must hide behind 4 FLOPs, and the T of backward is 1.5
+# times the T of forward.
 #
-# Then your bytes, beside PyTorch's FSDP. The model is the `Network` above with a small head, in float32 (so
-# `weights=4, gradients=4`), with four microbatches a step on four ranks. The cell takes up to half a minute.
+# Next, the cell compares your bytes with PyTorch's FSDP. The model is the `Network` above with a small head,
+# in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The cell takes up
+# to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -564,13 +565,14 @@ for keep, (_, operations) in four.items():
     print(f"keep={keep!s:25} {bytes_in(operations) / unit_of_traffic:13.2f} {foretold:>7}")
 
 # %% [markdown]
-# The few hundredths that are missing belong to the root. PyTorch keeps it whole between forward and
-# backward, since backward begins with it: it is gathered at most once in a microbatch, and not twice.
+# A few hundredths are missing because of the root. PyTorch keeps it whole between forward and backward, since
+# backward begins with it. Therefore it is gathered at most once per microbatch instead of twice.
 #
-# From 12 units to 2 without a change of the values: 6 times less. The price is memory. `"gradients"` costs
-# the full gradients on each rank, in the dtype of the reduction, and `"weights"` the weights besides.
-# `keep="weights"` is stage 1 of ZeRO: weights and gradients are whole, 2P + 2P or more bytes on each rank.
-# So FSDP is a family of strategies: a tensor that you keep need not be sent again.
+# The traffic falls from 12 units to 2, which is 6 times less, and the values don't change. The price is
+# memory. `"gradients"` costs the full gradients on each rank, in the dtype of the reduction, and `"weights"`
+# costs the weights in addition. `keep="weights"` is stage 1 of ZeRO, because weights and gradients are whole
+# and take 2P + 2P or more bytes on each rank. So FSDP is a family of strategies, in which a tensor you keep
+# doesn't have to be sent again.
 #
 # **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
 
@@ -579,20 +581,20 @@ for each_way in (900e9, 450e9):
     print(f"{each_way / 1e9:.0f} GB/s: {text_of(said(hides_from, 8, SPEED, each_way))} tokens")
 
 # %% [markdown]
-# The 900 count both directions, so that `hides_from` gives half of the tokens that are needed. With so few
-# tokens half of each gather stays exposed.
+# The 900 count both directions, so `hides_from` returns only half of the tokens a GPU needs. With so few
+# tokens, half of each gather stays exposed.
 #
-# **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s: more than 173
-# and 186 TFLOP/s for each GPU with one and two sequences, 55 and 60 % of the peak (§5.4). Llama 3 405B on
-# 16,384 H100s has 16M tokens in a step, and 128 groups of GPUs share them (table 4): 131,072 tokens for
-# each group. That is far more than 7,912, which is your T for a large n on this network. (Inside a group the
-# layers are shared by other means: notebook 10.)
+# **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s. They report more
+# than 173 and 186 TFLOP/s per GPU with one and two sequences, which is 55 and 60 % of the peak (§5.4). Llama
+# 3 405B on 16,384 H100s has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each group has
+# 131,072 tokens. That is far more than 7,912, which is your T for a large n on this network. (Inside a group,
+# the layers are shared by other means, which you meet in notebook 10.)
 #
-# <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, which is
-# the A100's number in both directions. Lecture 002 has 600 GB/s, 32 GB/s and 200 Gb/s in one list: both
-# directions, one direction, and bits. Each way they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP "gather
-# the parameters of one layer only when we need to compute the output of that layer": word for word that is
-# the picture at the top of this section, with nothing hidden.</details>
+# <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
+# the A100's number, in both directions. Lecture 002 mixes both directions, one direction and bits in one
+# list, with 600 GB/s, 32 GB/s and 200 Gb/s. Each way, they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP
+# "gather the parameters of one layer only when we need to compute the output of that layer". Word for word,
+# that is the picture at the top of this section, in which nothing is hidden.</details>
 
 # %% [markdown]
 # ## 2 · The step as data
@@ -605,16 +607,17 @@ for each_way in (900e9, 450e9):
 # | points | 10 |
 #
 # A program that runs forward and backward issues actions, one after the other. There are five kinds:
-# `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes*
-# execute them. The *compute* lane does the forwards and backwards, the *wire* the gathers and reductions,
+# `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes* execute
+# them. The *compute* lane does the forwards and backwards, and the *wire* does the gathers and reductions,
 # each in the order of the list. A free takes no time. A forward or backward waits until its unit has been
-# gathered. On this machine the host computes, and issues nothing meanwhile. So a gather or a reduce begins
-# only after all computations in front of it in the list. (On a GPU the host runs ahead, see §7, but there
-# the memory that a gather needs has to be free first.) A reduce also waits for the reduce before it, since
-# it takes that buffer.
+# gathered. On this machine the host computes, and issues nothing while it does. So a gather or a reduce
+# begins only after all computations listed before it. (On a GPU the host runs ahead, see §7. But there, the
+# memory a gather needs has to be free first.) A reduce also waits for the reduce before it, because it uses
+# the same buffer.
 #
-# So the list does not say at what time an action happens. Two clocks do: `simulate`, if you say how long
-# each action takes, and the real ranks of §3. Here is the step of §1 as a list, and simulated:
+# So the list doesn't say at what time an action happens. For that we have two clocks. One is `simulate`, if
+# you tell it how long each action takes, and the other is the real ranks of §3. Here is the step of §1 as a
+# list, and then simulated:
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -625,19 +628,20 @@ lanes(as_in_04, SLOW, "nothing ahead")
 
 
 # %% [markdown]
-# **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a
-# reduce 20. How long is the step, and how many units are whole at once, at most, (a) if nothing is
-# gathered ahead, (b) if one unit is, (c) two, (d) all of them? In (b), (c) and (d) the last unit also stays
-# whole between forward and backward. Write down four times and four numbers. The cell after the check answers.
+# **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
+# How long is the step, and how many units are whole at the same time, at most, (a) if nothing is gathered
+# ahead, (b) if one unit is, (c) if two are, (d) if all of them are? In (b), (c) and (d), the last unit also
+# stays whole between forward and backward. Write down four times and four numbers. The cell after the check
+# answers.
 #
-# **Build.** Write the generator. The rules:
+# **Build.** Write the generator. It follows these rules:
 #
-# - Forward goes from unit 0 up, backward comes down again. A unit is gathered before it computes.
-# - With prefetch p, the p next units are gathered, too, before a unit computes: those above in forward,
-#   those below in backward. Never gather a unit that is whole already.
-# - After its forward a unit is freed if `reshard`. With `keep_last` the last unit is an exception, since
-#   backward begins with it. After its backward every unit is freed.
-# - After its backward a unit's gradients are reduced. In backward the gather of unit i−1 comes before the
+# - Forward goes from unit 0 up, and backward comes down again. A unit is gathered before it computes.
+# - With prefetch p, the p next units are also gathered before a unit computes. In forward these are the units
+#   above it, and in backward the units below it. Never gather a unit that is whole already.
+# - After its forward, a unit is freed if `reshard`. With `keep_last`, the last unit is an exception, because
+#   backward begins with it. After its backward, every unit is freed.
+# - After its backward, a unit's gradients are reduced. In backward, the gather of unit i−1 comes before the
 #   reduce of unit i, if anything is gathered ahead at all.
 
 
@@ -684,15 +688,15 @@ def fsdp_schedule(
 
 
 # %% [markdown]
-# <details><summary>Hint: the state</summary>Keep the set of units that are whole. One helper, which gathers
-# those of a <code>range</code> that are neither whole nor out of bounds, serves forward and
-# backward.</details>
-# <details><summary>Hint: the order in backward</summary>For each unit, from the last to the first: gather
-# it and those ahead, backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its
-# gather comes before the reduce of i by itself.</details>
+# <details><summary>Hint: the state</summary>Keep the set of units that are whole. Then one helper serves both
+# forward and backward. It gathers the units of a <code>range</code> that are neither whole nor out of
+# bounds.</details>
+# <details><summary>Hint: the order in backward</summary>For each unit, from the last to the first, gather it
+# and the units ahead, then do backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of
+# i, its gather automatically comes before the reduce of i.</details>
 #
-# **Check.** The check reads your list as data, simulates it for several durations, and compares the times
-# and the number of whole units with those of the best list.
+# **Check.** The check reads your list as data and simulates it for several durations. Then it compares the
+# times and the number of whole units with those of the best list.
 
 # %% nbgrader={"grade_id": "fsdp_schedule_check", "points": 10}
 report = check("05_fsdp/fsdp_schedule", fsdp_schedule)
@@ -702,8 +706,8 @@ report = check("05_fsdp/fsdp_schedule", fsdp_schedule, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** Your lists under the clock, with the durations of the prediction, and with those of our slow
-# motion. How good was your prediction?
+# **Measure.** The cell simulates your lists with the durations of the prediction, and with the durations of
+# our slow motion. How good was your prediction?
 
 # %% tags=["skip-in-grading"]
 SETTINGS = {
@@ -727,19 +731,19 @@ one_ahead = made()
 lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 
 # %% [markdown]
-# In slow motion the step without prefetch takes 984 ms and the shortest one 529. Of the difference, 455
-# ms, one unit ahead gains 443 if the last unit is kept, with two units whole at once and not eight. (A
-# model that prefetches everything is a replica.) Two units ahead gain the other 12: with one ahead, a
-# backward of 40 ms does not quite hide a reduce and a gather, 42 ms. The shortest step is still 49 ms
-# longer than its arithmetic, for reasons that a list cannot change. The first gather and the last reduce,
-# 42 ms, have nothing to hide behind. In forward a gather takes longer than a block's computation, 21
-# against 20 ms, so that the arithmetic waits a millisecond for each of seven units. That is the T of §1:
-# more tokens would hide it.
+# In slow motion, the step takes 984 ms without prefetch, and 529 ms at best. The difference is 455 ms. One
+# unit ahead gains 443 of them if the last unit is kept, although only two units are whole at the same time
+# instead of eight. (A model that prefetches everything is a replica.) Two units ahead gain the other 12,
+# because with one ahead, a backward of 40 ms does not quite hide a reduce and a gather, which take 42 ms. The
+# shortest step is still 49 ms longer than its arithmetic, for two reasons that no list can change. The first
+# gather and the last reduce, 42 ms, have nothing to hide behind. And in forward, a gather takes longer than a
+# block's computation, 21 against 20 ms, so the arithmetic waits a millisecond for each of seven units. That
+# is the T of §1, which means that more tokens would hide it.
 #
-# The next cell has sliders. Its durations come from §1, if you choose a model, tokens and a link. Look for
-# the numbers of tokens where the sentence above the picture changes. With the 7B model, 1,024 tokens over
-# NVLink and one unit ahead, both lanes rest at times. Gathers could begin sooner there, with two units ahead:
-# 27.8 ms instead of 29.1.
+# The next cell has sliders. If you choose a model, tokens and a link, it takes its durations from §1. Look
+# for the numbers of tokens at which the sentence above the picture changes. With the 7B model, 1,024 tokens
+# over NVLink and one unit ahead, both lanes rest at times. Gathers could begin sooner there with two units
+# ahead, and then the step would take 27.8 ms instead of 29.1.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.fsdp_explorer import fsdp_explorer
@@ -747,9 +751,10 @@ from course_lib.pictures.fsdp_explorer import fsdp_explorer
 fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 
 # %% [markdown]
-# **Break it.** Here is a lesson that costs real clusters time, and that no value shows. Take the list with
-# one unit ahead and let every gather of backward come *after* the reduce: reduce i, gather i−1. The same
-# actions, the same bytes, the same gradients. What does it cost? Say a number first.
+# **Break it.** Here is a lesson that costs time on real clusters, but shows in no value. Take the list with
+# one unit ahead, and let every gather of backward come *after* the reduce, so that reduce i comes first and
+# then gather i−1. The actions are the same, and so are the bytes and the gradients. What does it cost? Say a
+# number first.
 
 
 # %% tags=["skip-in-grading"]
@@ -770,20 +775,19 @@ if one_ahead:
 lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 
 # %% [markdown]
-# One line in the wrong place, and nearly two thirds of the gain are gone. The wire does one message after
-# the other, and the gather of the next unit queues behind a reduction for which nothing waits. So an
-# asynchronous reduce-scatter by itself is worth nothing, however natural it looks: the time that it saves
-# is lost again to the next gather. The FSDP paper gives the reason: in NCCL's one stream the
+# One line is in the wrong place, and nearly two thirds of the gain are gone. The wire carries one message
+# after the other, so the gather of the next unit queues behind a reduction nothing is waiting for. An
+# asynchronous reduce-scatter by itself is therefore worth nothing, however natural it looks, because the time
+# it saves is lost again to the next gather. The FSDP paper gives the reason. In NCCL's one stream, the
 # reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
-# (figure 6b), by the order of two lines.
+# (figure 6b), just by the order of two lines.
 #
-# **In production.** torchtitan, DeepSpeed and Megatron-LM run this list; each of them has knobs for its
-# arguments. §7 compares those of PyTorch and DeepSpeed. The FSDP paper limits the gathers in flight to
-# two: otherwise units arrive before the allocator can use the memory of freed ones again. The limit made
-# T5-11B up to 5 times as fast, changed nothing on another model, and made a third 5 % slower (§3.4.2,
-# §5.3).
+# **In production.** torchtitan, DeepSpeed and Megatron-LM run this list, and each of them has knobs for its
+# arguments. §7 compares the knobs of PyTorch and DeepSpeed. The FSDP paper limits the gathers in flight to
+# two, because otherwise units arrive before the allocator can reuse the memory of freed ones. The limit made
+# T5-11B up to 5 times as fast, changed nothing on another model, and made a third 5 % slower (§3.4.2, §5.3).
 #
-# <details><summary>In the lectures</summary>Lecture 001: "Pre-fetch parameters for layer i+1 while
+# <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
 # computing layer i". In backward it is layer i − 1.</details>
 
 # %% [markdown]
@@ -796,9 +800,9 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | time | 90 minutes |
 # | points | 16 |
 #
-# Now the list runs on ranks. A program that trains has no list, though: forward calls blocks, autograd
-# computes gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with
-# gathers in flight. Its units are the same:
+# Now the list runs on ranks. But a program that trains has no list. Forward calls blocks, autograd computes
+# gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with gathers in
+# flight. Its units are the same:
 #
 # | a parameter that | is in | which is whole |
 # |---|---|---|
@@ -807,50 +811,50 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 #
 # Frozen parameters have a unit of their own, so a block or a root with both kinds has two units.
 #
-# Storage is not the subject here, so you get a finished unit. Its tricks are those of notebook 04 §5:
+# This section isn't about storage, so you get a finished unit. It uses the tricks of notebook 04 §5:
 #
 # | | |
 # |---|---|
-# | `Unit(params, group)` | `params` are all trained or all frozen. They get the first rank's values; `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
-# | `unit.start()` | gives the parameters their memory and asks for the weights: the gather is in flight afterwards. Nothing happens if the unit is whole or on its way |
-# | `unit.wait()` | the weights are here afterwards. It starts the gather, if nothing did |
-# | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error: wait first |
-# | `unit.drop()` | gives the memory back, too; if the gather is in flight, it waits before |
-# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call that later: it waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
+# | `Unit(params, group)` | `params` are all trained or all frozen. They get the first rank's values. `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
+# | `unit.start()` | gives the parameters their memory and asks for the weights. Afterwards the gather is in flight. Nothing happens if the unit is whole or on its way |
+# | `unit.wait()` | returns when the weights are here. It starts the gather if nothing else did |
+# | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error, so wait first |
+# | `unit.drop()` | also gives the memory back, but waits first if the gather is in flight |
+# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call that later. It waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
 #
-# **Predict.** Eight equal blocks on four ranks, in float32, one block ahead, with the last block kept. How
-# many units of traffic does a step send? How many blocks are whole at once, at most? And how many rows of
-# gradients (all gradients of a block, as one tensor) does a rank hold at once?
+# **Predict.** Take eight equal blocks on four ranks, in float32, one block ahead, with the last block kept.
+# How many units of traffic does a step send? How many blocks are whole at the same time, at most? And how
+# many rows of gradients (all gradients of a block, as one tensor) does a rank hold at the same time?
 #
-# <details><summary>Answer</summary>Two gathers and one reduction for each block, but one gather for the
-# last: 3 − 1/8 = 2.875. Two blocks: the one that computes, and the one ahead. Two rows: the one that
-# travels, and the one that backward is filling.</details>
+# <details><summary>Answer</summary>Each block needs two gathers and one reduction, except that the last one
+# needs only one gather. So a step sends 3 − 1/8 = 2.875 units. Two blocks are whole, the one that computes
+# and the one ahead. A rank holds two rows, the one that travels and the one backward is filling.</details>
 #
 # **Build.** The check asks this of your class:
 #
 # - As in notebook 04, `parameters()` gives the shards of all units, with the mean over the ranks in
 #   `shard.grad`. A gradient that is missing on all ranks counts as zeros, and several backwards add up.
 #   Parameters may be tied or frozen.
-# - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward
-#   those down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before
-#   the gradients of block i leave.
-# - With `reshard_after_forward` a block is freed after its forward. You may keep the last block,
-#   because its backward comes next. At most 1 + `forward_prefetch` blocks are whole when a
-#   block computes in forward, and at most 1 + `backward_prefetch` in backward. After a backward no unit is
-#   whole. Between a forward and its backward the root may be whole, and so may the last block if you keep it.
-# - A reduce-scatter is waited for when the next one is to begin, and the last one at the end of backward.
-#   Every handle is waited for. The root is reduced when all of its gradients are there, and freed when
-#   backward is over.
-# - All ranks gather in the same order. So the order must not depend on the data of a rank. You may assume
+# - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward, units
+#   down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before the
+#   gradients of block i leave.
+# - With `reshard_after_forward`, a block is freed after its forward. You may keep the last block, because its
+#   backward comes next. At most 1 + `forward_prefetch` blocks are whole when a block computes in forward, and
+#   at most 1 + `backward_prefetch` in backward. After a backward no unit is whole. Between a forward and its
+#   backward the root may be whole, and so may the last block if you keep it.
+# - A rank waits for a reduce-scatter when the next one is to begin, and for the last one at the end of
+#   backward. Every handle is waited for. The root is reduced when all of its gradients are ready, and freed
+#   when backward is over.
+# - All ranks gather in the same order, so the order must not depend on the data of a rank. You may assume
 #   that all ranks run all blocks in the order of the list, and that a gradient is missing on all ranks or on
-#   none. A block may stand in the list twice. You may keep it whole between its two uses, and reduce its
-#   gradients after each use or once for both.
-# - Work with hooks, and leave the blocks' `forward` as it is: other hooks of a block would find the weights
-#   freed by a wrapped `forward`.
+#   none. A block may be listed twice. You may keep it whole between its two uses, and reduce its gradients
+#   after each use or once for both.
+# - Work with hooks, and leave the blocks' `forward` as it is, because a wrapped `forward` would free the
+#   weights before other hooks of a block could find them.
 # - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
-#   error: the next step works. Two forwards may come before one backward, whose loss is the sum of theirs:
-#   it passes each block twice. If you keep the last block, it may stay whole
-#   during the second forward.
+#   error. After that the next step works. Two forwards may come before one backward whose loss is the sum of
+#   theirs, so that it passes each block twice. If you keep the last block, it may stay whole during the
+#   second forward.
 
 
 # %%
@@ -990,16 +994,17 @@ class PrefetchedModule(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: begin with notebook 04</summary>Take your <code>Zero3Module</code>, with
 # <code>unit.wait()</code> where it gathered, and <code>unit.reduce()()</code> where it reduced. It works, and
-# passes the lines on values. Then add <code>start()</code> for the units ahead, then the reduction that is
-# still in flight.</details>
-# <details><summary>Hint: ahead</summary>Number the blocks. Before block i computes in forward:
+# passes the lines on values. Then add <code>start()</code> for the units ahead, and finally leave one
+# reduction in flight.</details>
+# <details><summary>Hint: ahead</summary>Number the blocks. Before block i computes in forward, call
 # <code>start()</code> for i to i + forward_prefetch, then <code>wait()</code> for i. The hook on the output
 # of block i does the same downwards before its backward.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
-# returned. Before the next <code>reduce()</code>, and after backward, call it.</details>
+# returned. Call it before the next <code>reduce()</code>, and after backward.</details>
 #
 # **Check.** Values are compared with one process in float64. The order comes from the ledger and from marks
-# that the check's blocks leave when they begin to compute. It takes up to a minute, or longer if ranks hang.
+# the check's blocks leave when they begin to compute. The check takes up to a minute, or longer if ranks
+# hang.
 
 # %% nbgrader={"grade_id": "prefetched_module_check", "points": 16}
 report = check("05_fsdp/prefetched_module", PrefetchedModule)
@@ -1009,8 +1014,8 @@ report = check("05_fsdp/prefetched_module", PrefetchedModule, cases="hidden")
 report.points(16)
 
 # %% [markdown]
-# **Measure.** Your module in slow motion, beside your own schedules under the clock: does the program do
-# what the list says?
+# **Measure.** The cell runs your module in slow motion and compares it with your own schedules under the
+# clock. Does the program do what the list says?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1045,14 +1050,14 @@ events_picture({name: measured[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
-# The picture is made of the program's own events, and it looks like that of the list. The measured times are
-# 5 to 15 % above the simulated ones because of copies, hooks, and a busy machine. With nothing ahead your
-# module is as slow as notebook 04's, so the whole gain is a gain of order. One unit ahead brings the step
-# close to what more prefetch or more memory could buy.
+# The picture is made of the program's own events, and it looks like the picture of the list. The measured
+# times are 5 to 15 % above the simulated ones, because of copies, hooks, and a busy machine. With nothing
+# ahead, your module is as slow as notebook 04's, so the whole gain comes from the order. One unit ahead
+# brings the step close to what more prefetch or more memory could buy.
 #
 # And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
-# that little can overlap. (`fully_shard` even waits for each message on a CPU.) The ratios of the next
-# cell say how much each setting costs in copies and hooks, and they change from run to run:
+# little can overlap. (`fully_shard` even waits for each message on a CPU.) The ratios of the next cell say
+# how much each setting costs in copies and hooks, but they change from run to run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 AS_IT_IS = {
@@ -1067,10 +1072,10 @@ for name, (took, _) in plain.items():
 # %% [markdown]
 # **Break it**, in three ways. What do you expect of each?
 #
-# 1. All units are gathered ahead. How many blocks are whole at once on a rank, at most, compared with one
-#    unit ahead?
+# 1. All units are gathered ahead. How many blocks are whole at the same time on a rank, at most, compared
+#    with one unit ahead?
 # 2. Rank 1 skips block 3, as a model with layer drop or with a mixture of experts might.
-# 3. Rank 1 does not reshard, rank 0 does.
+# 3. Rank 1 does not reshard, but rank 0 does.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1123,23 +1128,23 @@ for body in (skips, disagrees):
     try_it(body, world_size=2, backend="gloo")  # the sentence is the same on GPUs
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica. 2. and 3. The ranks gather in different orders: one asks for
-# a unit while the other asks for the next one, or reduces. The course's ledger compares each collective
-# with those of the other ranks, so that the mistake ends with a sentence. Without a ledger the ranks may
-# hang. Or two gathers of equal size meet: then a rank computes with another block's weights, and nothing
-# says so. A collective has no name: <i>all ranks call the same ones in the same order</i> is the only rule
-# that tells them apart.</details>
+# <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica. 2. and 3.
+# The ranks gather in different orders, so one rank asks for a unit while the other asks for the next one, or
+# reduces. The course's ledger compares each collective with those of the other ranks, and therefore the
+# mistake ends with a sentence. Without a ledger, the ranks may hang. Or two gathers of equal size meet. Then
+# a rank computes with another block's weights, and nothing says so. Since a collective has no name, <i>all
+# ranks call the same ones in the same order</i> is the only rule that tells them apart.</details>
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
-# third, with events between them: `unit.wait()` makes the compute stream wait, and the host goes on. So the
-# host asks for the next block while this one computes, which is prefetch in forward without a call for it. Memory is harder: a tensor that one stream frees may
-# still be read by another. FSDP1 told the allocator (`record_stream`), which then kept memory for an
-# unknown time; FSDP2 keeps the tensors until an event has passed. On this machine there are no streams:
-# gathers run in a thread of gloo.
+# third, with events between them. `unit.wait()` makes the compute stream wait, but the host goes on. So the
+# host asks for the next block while this one computes, which is prefetch in forward without a call for it.
+# Memory is harder, because a tensor that one stream frees may still be read by another. FSDP1 told the
+# allocator (`record_stream`), which then kept memory for an unknown time. FSDP2 instead keeps the tensors
+# until an event has passed. On this machine there are no streams, and gathers run in a thread of gloo.
 #
 # <details><summary>In the lectures</summary>Lecture 001 gives <code>overlap_comm=true</code> for DeepSpeed
-# and <code>forward_prefetch=True</code> for FSDP as the switches that overlap. PyTorch overlaps without a
-# switch: backward prefetch is on, and forward runs ahead by itself on a GPU.</details>
+# and <code>forward_prefetch=True</code> for FSDP as the switches that overlap. But PyTorch overlaps without a
+# switch, because backward prefetch is on, and on a GPU forward runs ahead by itself.</details>
 
 # %% [markdown]
 # ## 4 · Two precisions in one step
@@ -1151,16 +1156,16 @@ for body in (skips, disagrees):
 # | time | 20 minutes |
 # | points | 8 |
 #
-# The optimizer adds small steps to float32 weights, its *master*. Tensor cores multiply in 16 bits. So each
-# step holds both, and two casts belong beside its messages:
+# The optimizer adds small steps to float32 weights, its *master*, but tensor cores multiply in 16 bits. So
+# each step holds both, and has two casts next to its messages:
 #
 # | | cast | on the wire |
 # |---|---|---|
-# | forward, backward | the shard of the master to bfloat16, *then* all-gather | 2 bytes an element |
-# | backward | the row of bfloat16 gradients to float32, *then* reduce-scatter; the mean arrives in float32 | 4 bytes an element |
+# | forward, backward | casts the shard of the master to bfloat16, *then* does the all-gather | 2 bytes per element |
+# | backward | casts the row of bfloat16 gradients to float32, *then* does the reduce-scatter. The mean arrives in float32 | 4 bytes per element |
 #
-# The first cast comes before its message and halves it. The second also comes before its message and
-# doubles it. Is that worth it? A bfloat16 has 8 significant bits. A sum that has grown large loses every
+# The first cast comes before its message and halves it. The second also comes before its message, but doubles
+# it. Is that worth it? A bfloat16 has 8 significant bits. A sum that has grown large therefore loses every
 # term below 1/512 of it, and some terms up to 1/256 of it:
 
 # %% tags=["skip-in-grading"]
@@ -1171,9 +1176,9 @@ for count in range(1, 513):
         print(f"the sum of {count} ones in bfloat16: {total.item():.0f}")
 
 # %% [markdown]
-# A ring adds the gradients of N ranks one after the other, just like this loop. The next picture has
-# gradients that are normally distributed around 1 in place of ones, and three ways to add them. The error
-# is the norm of the sum's error over the norm of the sum.
+# A ring adds the gradients of N ranks one after the other, just like this loop. Instead of ones, the next
+# picture takes gradients that are normally distributed around 1, and adds them in three ways. The error is
+# the norm of the sum's error over the norm of the sum.
 
 
 # %% tags=["skip-in-grading"]
@@ -1216,16 +1221,15 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# In a ring the error grows with the ranks: with 512 ranks the sum is off by 2 %, in every step. In a tree
-# it hardly grows, since a tree adds numbers of like size; but you do not choose the algorithm that the
-# library takes. In float32 nothing is left but the rounding of each single gradient, and that averages
-# out.
+# In a ring the error grows with the ranks, so with 512 ranks the sum is off by 2 %, in every step. In a tree
+# it hardly grows, because a tree adds numbers of like size. But you don't choose the algorithm the library
+# takes. In float32, only the rounding of each single gradient is left, and that averages out.
 #
 # **Predict.** How many bytes does a parameter cost on the wire in a step of one microbatch, in units of
-# (N−1)/N: all in float32; weights in bfloat16 and gradients in float32; all in bfloat16?
+# (N−1)/N, if all is in float32? If weights are in bfloat16 and gradients in float32? If all is in bfloat16?
 #
-# <details><summary>Answer</summary>12, 2 + 2 + 4 = 8, and 6: <code>fsdp_bytes</code> says so,
-# too.</details>
+# <details><summary>Answer</summary>It costs 12 bytes, 2 + 2 + 4 = 8, and 6. <code>fsdp_bytes</code> says so
+# as well.</details>
 #
 # **Build.**
 
@@ -1271,11 +1275,11 @@ def reduce_scatter_mean(
 
 
 # %% [markdown]
-# <details><summary>Hint: one cast each</summary><code>shard.to(output.dtype)</code> makes a new tensor, and
-# the master keeps its low bits. Gradients: cast, reduce-scatter into a tensor of <code>reduce_dtype</code>,
-# copy into <code>output</code>.</details>
-# <details><summary>Hint: when to divide</summary>Last, in the dtype of <code>output</code>. A division of
-# 16-bit numbers before the sum rounds once more, and in float16 it lets small gradients vanish.</details>
+# <details><summary>Hint: one cast each</summary><code>shard.to(output.dtype)</code> makes a new tensor, so
+# the master keeps its low bits. For gradients, cast, reduce-scatter into a tensor of
+# <code>reduce_dtype</code>, and then copy into <code>output</code>.</details>
+# <details><summary>Hint: when to divide</summary>Divide last, in the dtype of <code>output</code>. A division
+# of 16-bit numbers before the sum rounds once more, and in float16 it lets small gradients vanish.</details>
 #
 # **Check.**
 
@@ -1287,8 +1291,8 @@ report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Your two functions on four ranks, as a step would call them, and the error of the mean
-# against float64. The bytes are again in units of (N−1)/N.
+# **Measure.** The cell runs your two functions on four ranks, as a step would call them, and prints the error
+# of the mean against float64. The bytes are again in units of (N−1)/N.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1296,7 +1300,7 @@ def one_exchange(reduce_dtype, size=1000):
     """The relative error of this rank's mean. Bytes and dtypes are in the ledger."""
     n, rank = dist.get_world_size(), dist.get_rank()
     gradients = 1 + torch.randn(n, n * size, generator=torch.Generator().manual_seed(0))
-    gradients = gradients.bfloat16().to(device())  # those of all ranks; each uses its own
+    gradients = gradients.bfloat16().to(device())  # all ranks' gradients
     exact = gradients.double().mean(0)[rank * size :][:size]
     weights = torch.empty(n * size, dtype=torch.bfloat16, device=device())
     master, mean = torch.ones(2, size, device=device())
@@ -1330,12 +1334,12 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: {weight.item():.4f}")
 
 # %% [markdown]
-# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, and each step is rounded back. (Notebook 09 says
+# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, so each step is rounded back. (Notebook 09 says
 # more on such steps.)
 #
 # **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
-# pair of functions. Without `reduce_dtype` the reduction takes place in `param_dtype`. The ledger shows
-# both, and a step without a policy:
+# pair of functions. Without `reduce_dtype`, the reduction takes place in `param_dtype`. The ledger shows
+# both, and also a step without a policy:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1361,10 +1365,10 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
     print(f"{'':20} between steps: shards {ranks[0][0]}, gradients {ranks[0][1]}")
 
 # %% [markdown]
-# <details><summary>In the lectures</summary>Lecture 001 has <code>MixedPrecision(param_dtype=torch.float16,
-# reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> and no loss scaler. With float16 small
-# gradients become zero: use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code> is
-# FSDP1's; FSDP2's <code>MixedPrecisionPolicy</code> has <code>output_dtype</code> and
+# <details><summary>In the lectures</summary>Lecture 001 uses <code>MixedPrecision(param_dtype=torch.float16,
+# reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> without a loss scaler. But with float16,
+# small gradients become zero, so use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code>
+# belongs to FSDP1. FSDP2's <code>MixedPrecisionPolicy</code> takes <code>output_dtype</code> and
 # <code>cast_forward_inputs</code> instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1,
 # which takes a <code>MixedPrecision</code> object there.</details>
 
@@ -1378,9 +1382,9 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | time | 25 minutes |
 # | points | 8 |
 #
-# With N = 512 each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
-# further? *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island
-# holds the model once, and equal places of two islands hold the same shard.
+# With N = 512, each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
+# further? *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island holds
+# the model once, and equal places of two islands hold the same shard.
 #
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
 #                      replica groups   [0 4] [1 5] [2 6] [3 7]         equal places hold the same shard
@@ -1391,17 +1395,18 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | reduce-scatter | the g ranks of an island | (g−1)/g P |
 # | all-reduce of the shard's gradient | the r = N/g replicas of the shard | 2 (r−1)/r · P/g |
 #
-# Only the messages of the last row leave an island, and they are small: they carry a gth of the gradient.
+# Only the messages of the last row leave an island, and they are small, because they carry only a gth of the
+# gradient.
 #
-# **Predict.** Two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8 ranks,
-# in a ring through both nodes, (b) with islands of 4? And how many bytes a parameter does each rank keep,
-# of 16?
+# **Predict.** Take two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8
+# ranks, in a ring through both nodes, (b) with islands of 4? And how many of the 16 bytes per parameter does
+# each rank keep?
 #
 # <details><summary>Answer</summary>(a) One rank of the node sends to the other node. It sends 3 · 7/8 P =
-# 2.625 P. (b) Four ranks send 2 · 1/2 · P/4 each: 1.0 P together. Full sharding keeps 16/8 = 2 bytes,
-# islands 16/4 = 4. With two nodes of 8 the numbers are 2.81 P and still 1.0 P.</details>
+# 2.625 P. (b) Four ranks send 2 · 1/2 · P/4 each, which is 1.0 P together. Full sharding keeps 16/8 = 2
+# bytes, whereas islands keep 16/4 = 4. With two nodes of 8 the numbers are 2.81 P and still 1.0 P.</details>
 #
-# **Build.** The mean is that over all N ranks, and the reduce-scatter comes first.
+# **Build.** The mean is taken over all N ranks, and the reduce-scatter comes first.
 
 
 # %% nbgrader={"grade_id": "hybrid", "solution": true}
@@ -1440,7 +1445,7 @@ def hybrid_reduce(
 
 # %% [markdown]
 # <details><summary>Hint: slices</summary>Cut <code>list(range(world_size))</code> into pieces of
-# <code>shard</code>; with a step, <code>ranks[place::shard]</code>, you get the replicas.</details>
+# <code>shard</code>. With a step, <code>ranks[place::shard]</code>, you get the replicas.</details>
 #
 # **Check.**
 
@@ -1452,9 +1457,9 @@ report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The messages of a step, on eight ranks in two nodes of four. In each picture a row is a
-# sender, a column a receiver, and the number is in P; the frames are the nodes. In a ring a rank sends to
-# its neighbour alone. Compare the numbers outside the frames with your prediction.
+# **Measure.** The cell draws the messages of a step, on eight ranks in two nodes of four. In each picture a
+# row is a sender, a column is a receiver, and the number is in P. The frames are the nodes. In a ring, a rank
+# sends only to its neighbour. Compare the numbers outside the frames with your prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1526,8 +1531,8 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# **Break it.** Let neighbours be replicas: the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
-# another. All values stay right. What leaves node 0 now?
+# **Break it.** Let neighbours be replicas, so that the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
+# another. All values stay right. But how much leaves node 0 now?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 interleaved = ([[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]])
@@ -1536,13 +1541,13 @@ matrices(
 ) if written else None
 
 # %% [markdown]
-# Each of the two rings crosses the border, and carries 3 · 3/4 P over it: 4.5 P instead of 1.0. The
-# replicas, between which little travels, have the fast link now. A grid of ranks is a promise about wires:
-# check it with the matrix once, before you rent a thousand GPUs. (Notebook 10 has grids of four
+# Each of the two rings crosses the border, and carries 3 · 3/4 P over it, which is 4.5 P instead of 1.0. The
+# fast link now connects the replicas, between which little travels. A grid of ranks is a promise about wires,
+# so check it with the matrix once, before you rent a thousand GPUs. (Notebook 10 has grids of four
 # dimensions.)
 #
-# **In production.** `fully_shard` takes a mesh of two dimensions: the first replicates, the second shards.
-# The bytes that a rank keeps are here those of its float32 weights alone.
+# **In production.** `fully_shard` takes a mesh of two dimensions, of which the first replicates and the
+# second shards. Here, the bytes a rank keeps count only its float32 weights.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1577,10 +1582,10 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
     print(f"{name:25} keeps {ranks[0]:.0f} bytes a parameter, sends {total:.2f} P: {kinds}")
 
 # %% [markdown]
-# The last line is another way to use islands: `reshard_after_forward=2` keeps the shards spread over all
-# four ranks, but after forward it frees a unit only down to a half. Backward's gather then runs
-# between two neighbours only. DeepSpeed's ZeRO++ has the same idea under the name hpZ
-# (`zero_hpz_partition_size`), and MiCS has islands (`mics_shard_size`).
+# The last line is another way to use islands. `reshard_after_forward=2` keeps the shards spread over all four
+# ranks, but after forward it frees a unit only down to a half. Backward's gather then runs only between two
+# neighbours. DeepSpeed's ZeRO++ offers the same idea under the name hpZ (`zero_hpz_partition_size`), and MiCS
+# has islands (`mics_shard_size`).
 
 # %% [markdown]
 # ## 6 · One norm from N shards
@@ -1592,16 +1597,16 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | time | 10 minutes |
 # | points | 4 |
 #
-# Large models clip their gradients: if the norm of the whole gradient exceeds `max_norm`, all of it is
-# scaled down to that norm. But no rank holds the whole gradient any more. The square of the norm is a sum
-# over elements, though, and each element lies on exactly one rank.
+# Large models clip their gradients. If the norm of the whole gradient exceeds `max_norm`, all of it is scaled
+# down to that norm. But no rank holds the whole gradient any more. The square of the norm is a sum over
+# elements, though, and each element is on exactly one rank.
 #
-# **Predict.** A model of 70B on 512 ranks. How many bytes must a rank send for the norm? How many if the
-# model is sharded in islands of 8?
+# **Predict.** Take a 70B model on 512 ranks. How many bytes must a rank send for the norm? And how many if
+# the model is sharded in islands of 8?
 #
-# <details><summary>Answer</summary>One number in float32 is all-reduced: 2 · 511/512 · 4 = 8 bytes. In
-# islands the sum goes over the 8 ranks of one island, 7 bytes. The other islands hold the same shards; to
-# add theirs, too, would make the norm √r times too large.</details>
+# <details><summary>Answer</summary>One number in float32 is all-reduced, which takes 2 · 511/512 · 4 = 8
+# bytes. In islands the sum goes over the 8 ranks of one island, so it takes 7 bytes. The other islands hold
+# the same shards. If you also added theirs, the norm would be √r times too large.</details>
 #
 # **Build.**
 
@@ -1635,8 +1640,8 @@ def clip_grad_norm_(
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Add the squares of all elements on the rank, in float32; all-reduce that
-# one number; take the root. A rank without gradients takes part as well. The ranks of
+# <details><summary>Hint</summary>Add the squares of all elements on the rank, in float32, then all-reduce
+# that one number and take the root. A rank without gradients takes part as well. The ranks of
 # <code>replica_group</code> need no message.</details>
 #
 # **Check.**
@@ -1649,9 +1654,9 @@ report = check("05_fsdp/clip_grad_norm", clip_grad_norm_, cases="hidden")
 report.points(4)
 
 # %% [markdown]
-# **Measure, and break it.** Here are gradients of `fully_shard` on four ranks, which are to be clipped to
-# a norm of 0.5. The cell prints the norm of each rank's own shards. If each rank clipped by its own norm,
-# by which factors would the ranks scale?
+# **Measure, and break it.** The cell clips the gradients of `fully_shard` on four ranks to a norm of 0.5, and
+# also prints the norm of each rank's own shards. If each rank clipped by its own norm, by which factors would
+# the ranks scale?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1689,13 +1694,13 @@ if run:
         print(f"{name}: all-reduces of", ", ".join(f"{each.nbytes} bytes" for each in messages))
 
 # %% [markdown]
-# Four factors for four shards of *one* weight, each about twice as large as it should be: the shards would
-# no longer fit together, and the step would point elsewhere. The error is silent, since every rank is
-# content.
+# There would be four factors for four shards of *one* weight, each about twice as large as it should be. So
+# the shards would no longer fit together, and the step would point elsewhere. The error is silent, because
+# every rank is content.
 #
-# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2, as you see: the same
-# number. It sends a norm for each parameter, all in one message. FSDP1 had its own method,
-# `model.clip_grad_norm_`, and DeepSpeed has `"gradient_clipping": 1.0`.
+# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2 and finds the same number,
+# as you see. It sends a norm for each parameter, but all in one message. FSDP1 had its own method,
+# `model.clip_grad_norm_`, and DeepSpeed takes `"gradient_clipping": 1.0`.
 
 # %% [markdown]
 # ## 7 · In production
@@ -1708,9 +1713,9 @@ if run:
 #
 # ### The list inside `fully_shard`
 #
-# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell calls
-# `fully_shard` on each block and then on the model, with several options, and records the order of each
-# step. Then it searches your arguments: for which of them does your `fsdp_schedule` give the same order?
+# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell calls `fully_shard`
+# on each block and then on the model, with several options, and records the order of each step. Then it
+# searches for arguments with which your `fsdp_schedule` gives the same order.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1780,7 +1785,7 @@ def arguments_for(order):
     return "no arguments of yours"
 
 
-# on the CPU: its groups let their methods be replaced
+# on the CPU, because its groups let their methods be replaced
 run = try_it(orders, OPTIONS, world_size=2, backend="gloo")
 for name, order in run[0].items() if run else ():
     if name == "as it comes":
@@ -1793,25 +1798,24 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
-# A right generator has all five orders. Read the first two lines once more: forward gathers nothing ahead,
+# A right generator has all five orders. Read the first two lines once more. Forward gathers nothing ahead,
 # backward one, and unit 7 is gathered *again* right after its forward. Three remarks:
 #
-# - On a GPU forward prefetch is *implicit*. The host issues the next gather on a stream of its own while
-#   the kernels of the block before are still running: `forward_prefetch=1` in effect, as long as the host
-#   is ahead of the GPU. `set_modules_to_forward_prefetch` makes it explicit; that helps if the host is
-#   slow.
+# - On a GPU, forward prefetch is *implicit*. The host issues the next gather on a stream of its own while the
+#   kernels of the block before are still running. In effect this is `forward_prefetch=1`, as long as the host
+#   is ahead of the GPU. `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
 # - torchtitan's default does not reshard the last unit (there the last norm and the head), or, with
 #   pipelining, any unit (its policies are `default`, `always`, `never`). Llama 3 405B did not reshard
 #   after forward at all (§3.3.2).
-# - PyTorch 2.13 has two experimental methods, which relax the two rules of your wire:
+# - PyTorch 2.13 offers two experimental methods, which relax the two rules of your wire.
 #   `set_separate_reduce_scatter_group` gives reductions a second wire, and
 #   `set_reduce_scatter_max_input_buffers` lets more than one reduction be in flight (default 1).
 #
 # ### Each option, and a difference that you can see
 #
-# Next the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units* is the traffic
-# of a step. *Most* is the largest number of bytes that a rank held when forward left a block or backward
-# entered one, divided by the number of parameters. The cell takes up to half a minute.
+# Next, the cell prints the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units*
+# is the traffic of a step. *Most* is the largest number of bytes a rank held when forward left a block or
+# backward entered one, divided by the number of parameters. The cell takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1918,40 +1922,41 @@ for name, (ranks, operations) in visible.items():
     print(f"{name:32} {len(operations):8} {units:6.2f} {ranks[0]['most'] / HEADED:6.2f}")
 
 # %% [markdown]
-# - *Units.* A *wrap policy* decides which modules are units. Smaller ones hold less at once and send more
-#   messages; one unit for the model sends each weight once for both passes, since it is the root, and
-#   holds all weights. A transformer's block is the usual unit: it is used as a whole, and large enough for
-#   the wire. A policy by size cuts where a counter says so, and not where a module is used.
-# - *Resharding.* `reshard_after_forward=False` saves one unit of traffic and holds all weights. Between
-#   steps weights are sharded all the same: that is the difference from ZeRO-2 (notebook 04).
-# - *Precision.* Of 12 bytes a parameter 8 remain (§4), here 1.99 of 2.99 units. Gathered weights take half the
-#   room.
-# - *Islands.* Less traffic in all, shards of twice the size.
-# - *Offload.* Shards, gradients and the optimizer's step lie in the host's memory. On this machine the
-#   host's memory is all that there is, so nothing changes. On a GPU 2 or 4 bytes a parameter go up before
-#   each gather, and the gradient comes down after each reduction.
-# - *Accumulation.* Whole gradients stay on the rank until the last microbatch: less traffic, more memory,
-#   §1.
+# - *Units.* A *wrap policy* decides which modules are units. Smaller units hold less at the same time but
+#   send more messages. If the model is one unit, it sends each weight once for both passes, because it is the
+#   root, but it holds all weights. A transformer's block is the usual unit, since it is used as a whole and
+#   is large enough for the wire. A policy by size instead cuts where a counter says so, without regard to how
+#   modules are used.
+# - *Resharding.* `reshard_after_forward=False` saves one unit of traffic but holds all weights. Between
+#   steps, weights are still sharded, which is the difference from ZeRO-2 (notebook 04).
+# - *Precision.* Of 12 bytes per parameter 8 remain (§4), here 1.99 of 2.99 units. Gathered weights take half
+#   the room.
+# - *Islands.* They send less in all, but their shards are twice as large.
+# - *Offload.* Shards, gradients and the optimizer's step are in the host's memory. This machine has only the
+#   host's memory, so nothing changes. On a GPU, 2 or 4 bytes per parameter go up before each gather, and the
+#   gradient comes down after each reduction.
+# - *Accumulation.* Whole gradients stay on the rank until the last microbatch, so there is less traffic but
+#   more memory, as in §1.
 #
-# The same options under four names:
+# The same options have four names:
 #
 # | yours | FSDP2, `fully_shard` | FSDP1, `FullyShardedDataParallel` | DeepSpeed, stage 3 |
 # |---|---|---|---|
 # | `module.blocks` | the modules on which you call it | `auto_wrap_policy`, such as `ModuleWrapPolicy({Block})` | modules by themselves, in buckets |
 # | `forward_prefetch` | implicit; `set_modules_to_forward_prefetch` | `forward_prefetch=True` | `stage3_prefetch_bucket_size` |
-# | `backward_prefetch` | 1; `set_modules_to_backward_prefetch` | `BackwardPrefetch.BACKWARD_PRE` (1), None (0); `BACKWARD_POST` lies between | `stage3_prefetch_bucket_size` |
+# | `backward_prefetch` | 1; `set_modules_to_backward_prefetch` | `BackwardPrefetch.BACKWARD_PRE` (1), None (0). `BACKWARD_POST` is between the two | `stage3_prefetch_bucket_size` |
 # | `reshard`, `keep_last` | `reshard_after_forward=` True, False, or a number of ranks, for each unit | `ShardingStrategy.FULL_SHARD`, `SHARD_GRAD_OP` | `stage3_max_live_parameters`, `stage3_max_reuse_distance` |
-# | at most 1 + prefetch units whole | by events | `limit_all_gathers=True`: two gathers in flight | `stage3_max_live_parameters` |
+# | at most 1 + prefetch units whole | by events | `limit_all_gathers=True` allows two gathers in flight | `stage3_max_live_parameters` |
 # | `all_gather_cast`, `reduce_scatter_mean` | `MixedPrecisionPolicy` | `MixedPrecision` | `"bf16"`, `"fp16"`; for the gradients `communication_data_type` |
 # | `hybrid_groups` | a mesh of two dimensions | `ShardingStrategy.HYBRID_SHARD` | `mics_shard_size`; `zero_hpz_partition_size` |
 # | `keep="gradients"` | `set_requires_gradient_sync(False)` | `no_sync()` | gradients are always sharded in stages 2 and 3 |
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
 # | | `CPUOffloadPolicy` | `CPUOffload(offload_params=True)` | `offload_param`, `offload_optimizer` |
 #
-# `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one
-# unit less is whole, each gather of backward is exposed, and reductions are hidden. With None the gather
-# comes when it is needed, behind the reduction: §2's *Break it*. PyTorch recommends FSDP2 for new code. The
-# FSDP1 of 2.13 wants a machine with an accelerator; its column is read from its signatures:
+# `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one unit
+# less is whole, but each gather of backward is exposed, while reductions are hidden. With None, the gather
+# comes when it is needed, behind the reduction, as in the *Break it* of §2. PyTorch recommends FSDP2 for new
+# code. The FSDP1 of 2.13 wants a machine with an accelerator, so its column is read from its signatures:
 
 # %% tags=["skip-in-grading"]
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -1972,23 +1977,24 @@ except TypeError as error:
     print(f"TypeError: {error}")
 
 # %% [markdown]
-# <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>:
-# FSDP1 takes the enumeration's member, not a string. Its overlap is <code>forward_prefetch=True</code>;
-# backward prefetch, which saves more, is on without it. Its list of weaknesses, "No CPU Offload" and "No
-# Pipeline Parallelism", contradicts its own code, which imports <code>CPUOffload</code>, and Llama 3, which
-# was trained with FSDP, tensor, context and pipeline parallelism together. Lecture 002's policy,
-# <code>size_based_auto_wrap_policy(min_num_params=..., excluded_wrap_modules=...)</code>, is the cell
-# above: a TypeError for two reasons, of which it shows one, since it is a predicate that needs <code>functools.partial</code>, and since the
+# <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
+# but FSDP1 takes the enumeration's member instead of a string. Its overlap is
+# <code>forward_prefetch=True</code>, although backward prefetch, which saves more, is on without it. Its list
+# of weaknesses, "No CPU Offload" and "No Pipeline Parallelism", contradicts its own code, which imports
+# <code>CPUOffload</code>, and Llama 3, which was trained with FSDP, tensor, context and pipeline parallelism
+# together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
+# excluded_wrap_modules=...)</code>, is called in the cell above. It raises a TypeError for two reasons, of
+# which the message shows one. The policy is a predicate that needs <code>functools.partial</code>, and the
 # keyword is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
-# <code>zero_grad</code>, so that gradients add up over the batches.</details>
+# <code>zero_grad</code>, so gradients add up over the batches.</details>
 #
 # ### Checkpoints
 #
-# There are two kinds of state dicts. A *full* one holds whole tensors: every parameter is gathered, and
+# There are two kinds of state dicts. A *full* one holds whole tensors, so every parameter is gathered, and
 # one rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered.
-# `torch.distributed.checkpoint` (DCP) writes the latter: each rank a file of its pieces, and one file that
-# says which piece lies where. So another number of ranks can read the checkpoint. Here four ranks save,
-# and two load:
+# `torch.distributed.checkpoint` (DCP) writes sharded ones. Each rank writes a file of its pieces, and one
+# more file says which piece is where, so another number of ranks can read the checkpoint. Here four ranks
+# save, and two load:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2041,12 +2047,12 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each file has a quarter of the 12 bytes a parameter, 1.69 MB, and headers. No message is nearly as large
-# as a file: only the plan travels while saving, that is names and offsets. For a full state dict, such as
-# one that you want to publish, take `get_model_state_dict(model,
-# options=StateDictOptions(full_state_dict=True, cpu_offload=True))`: it gathers parameter after parameter.
-# FSDP1 had both as `StateDictType`, DeepSpeed gathers with `"stage3_gather_16bit_weights_on_model_save"`.
-# The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
+# Each file has a quarter of the 12 bytes per parameter, 1.69 MB, and headers. No message is nearly as large
+# as a file, because only the plan (names and offsets) travels while saving. For a full state dict, such as
+# one you want to publish, call `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
+# cpu_offload=True))`, which gathers parameter after parameter. FSDP1 offered both kinds as `StateDictType`,
+# and DeepSpeed gathers with `"stage3_gather_16bit_weights_on_model_save"`. The library's
+# `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
 #
 # ### DeepSpeed's configuration
 #
@@ -2104,42 +2110,42 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # %% [markdown]
 # | line | here |
 # |---|---|
-# | `train_batch_size` | samples of all ranks and microbatches in a step: microbatch · K · N. Change N, and a rank's microbatch changes or an error comes |
-# | `gradient_accumulation_steps` | K. ZeRO-3 reduces after each microbatch: `keep=None`, 3K units |
+# | `train_batch_size` | counts samples of all ranks and microbatches in a step, microbatch · K · N. If you change N, a rank's microbatch changes or you get an error |
+# | `gradient_accumulation_steps` | K. ZeRO-3 reduces after each microbatch, so this is `keep=None`, with 3K units |
 # | `optimizer` | made by DeepSpeed, on shards. With `offload_optimizer` it is a CPU version |
-# | `fp16` | `loss_scale` 0 means dynamic: it starts at 2^`initial_scale_power` = 65,536, halves when a gradient overflows (after `hysteresis` overflows), and doubles after `loss_scale_window` good steps (notebook 09). `"bf16": {"enabled": true}` needs none of it |
-# | `overlap_comm`, `reduce_bucket_size` | reduce-scatter while backward goes on: your asynchronous reduce |
+# | `fp16` | `loss_scale` 0 means dynamic. The scale starts at 2^`initial_scale_power` = 65,536, halves when a gradient overflows (after `hysteresis` overflows), and doubles after `loss_scale_window` good steps (notebook 09). `"bf16": {"enabled": true}` needs none of it |
+# | `overlap_comm`, `reduce_bucket_size` | reduce-scatter while backward goes on, like your asynchronous reduce |
 # | `stage3_prefetch_bucket_size` | your two prefetches, counted in elements instead of units |
-# | `stage3_max_live_parameters` | a unit is kept after forward as long as fewer elements than this are whole: between your `reshard=True` and `False` |
-# | `pin_memory` | pages that the operating system may not move, so that copies to the GPU run beside kernels |
+# | `stage3_max_live_parameters` | A unit is kept after forward as long as fewer elements than this are whole. This is between your `reshard=True` and `False` |
+# | `pin_memory` | pages that the operating system may not move, so copies to the GPU can run next to kernels |
 # | `gradient_clipping` | your `max_norm` |
 #
-# Three scenarios, and the lines that they need: (1) one node of 8 GPUs, and the states fit with ZeRO-3:
-# `"stage": 3`, `"bf16"`, nothing else. (2) Several nodes with a pipeline: stage 1, since a pipeline adds up
-# gradients of many microbatches, and stages 2 and 3 would reduce or gather for each of them. (3) Little
-# memory on the GPU: stage 2 with `offload_optimizer`; stage 3 with `offload_param`, if even 2 bytes a
-# parameter are too many.
+# Here are three scenarios, and the lines they need. (1) If you have one node of 8 GPUs and the states fit
+# with ZeRO-3, take only `"stage": 3` and `"bf16"`. (2) On several nodes with a pipeline, take stage 1,
+# because a pipeline adds up gradients of many microbatches, and stages 2 and 3 would reduce or gather for
+# each of them. (3) With little memory on the GPU, take stage 2 with `offload_optimizer`, or stage 3 with
+# `offload_param` if even 2 bytes per parameter are too many.
 #
 # ### Which framework?
 #
 # | | what it shards, and adds | take it if | source |
 # |---|---|---|---|
-# | DDP | nothing | 16P and the activations fit: least traffic, 2 units | notebook 03 |
-# | FSDP2 (PyTorch) | §1 to §6: parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, in PyTorch alone | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
+# | DDP | shards nothing | 16P and the activations fit. It has the least traffic, 2 units | notebook 03 |
+# | FSDP2 (PyTorch) | shards as in §1 to §6. Parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, only in PyTorch | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
 # | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | one configuration file is to decide, or NVMe has to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
-# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
-# | Accelerate (Hugging Face) | nothing itself: one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
-# | Lightning | nothing itself: `DDPStrategy`, `FSDPStrategy` (FSDP1), `DeepSpeedStrategy`; `ModelParallelStrategy` (experimental) gives you a mesh, on which you call `fully_shard` and tensor parallelism yourself | you want a trainer, too | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
+# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
+# | Accelerate (Hugging Face) | shards nothing itself. It has one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
+# | Lightning | shards nothing itself. It offers `DDPStrategy`, `FSDPStrategy` (FSDP1), `DeepSpeedStrategy`. `ModelParallelStrategy` (experimental) gives you a mesh, on which you call `fully_shard` and tensor parallelism yourself | you also want a trainer | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
 #
-# <details><summary>In the lectures</summary>Lecture 001's table "When to use what", judged again. <i>Single
-# GPU, below 10B: standard training.</i> 80 GB hold less than 5B at 16 bytes a parameter. <i>One node: DDP,
-# or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits beside the rest. <i>10 to 70B: FSDP or ZeRO-2.</i> ZeRO-2
-# keeps 2P on every GPU: 140 GB for 70B. <i>70B and more: FSDP and tensor parallelism, or ZeRO-3.</i> Yes;
-# Llama 3 added pipelines and context parallelism. <i>100B and more: Megatron-LM.</i> Or FSDP2 with the
-# others, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i> Or <code>CPUOffloadPolicy</code>. GPT-3
-# was OpenAI's and not trained with Megatron-LM; NVIDIA's runs of its size were benchmarks. MT-NLG 530B was
-# trained with Megatron-LM and DeepSpeed together. Lecture 002's axes "ease of use" and "feature richness"
-# are opinions; the next picture has measured ones.</details>
+# <details><summary>In the lectures</summary>Here is Lecture 001's table "When to use what", judged again.
+# <i>Single GPU, below 10B: standard training.</i> But 80 GB hold less than 5B at 16 bytes per parameter.
+# <i>One node: DDP, or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits in addition to the rest. <i>10 to 70B:
+# FSDP or ZeRO-2.</i> But ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. <i>70B and more: FSDP and
+# tensor parallelism, or ZeRO-3.</i> Yes, and Llama 3 added pipelines and context parallelism. <i>100B and
+# more: Megatron-LM.</i> Or FSDP2 with the others, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i> Or
+# <code>CPUOffloadPolicy</code>. GPT-3 was OpenAI's and wasn't trained with Megatron-LM. NVIDIA's runs of its
+# size were benchmarks. MT-NLG 530B was trained with Megatron-LM and DeepSpeed together. Lecture 002's axes
+# "ease of use" and "feature richness" are opinions, whereas the next picture has measured axes.</details>
 #
 # ### The trade-off, measured
 #
@@ -2197,10 +2203,11 @@ def trade_off():
 trade_off()
 
 # %% [markdown]
-# Down and left is better, and no strategy is best in both. ZeRO-3 lies a little lower than `FSDP, yours`,
-# which holds the unit that is gathered ahead. Still less memory needs smaller units; less traffic needs
-# whole weights or whole gradients. Time is not in the picture: on this machine gathers run on the cores
-# that compute, in a model so small that function calls take most of a step. The slow motion of §3 has it.
+# Down and left is better, and no strategy is best in both. ZeRO-3 is a little lower than `FSDP, yours`,
+# because yours also holds the unit that is gathered ahead. If you want still less memory, you need smaller
+# units, and if you want less traffic, you need whole weights or whole gradients. The picture doesn't show
+# time, because on this machine gathers run on the cores that compute, in a model so small that function calls
+# take most of a step. The slow motion of §3 shows it.
 
 # %% [markdown]
 # ## On your GPUs
@@ -2208,9 +2215,11 @@ trade_off()
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# Here are the same GPT and the same batch for each GPU three times: on one GPU, by DDP and by FSDP. First on one.
+# Here the same GPT runs three times with the same batch for each GPU, on one GPU, by DDP and by FSDP. It
+# starts on one GPU.
 #
-# <details><summary>In the lectures</summary>This is the exercise of lecture 004, whose model is nanoGPT's.</details>
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004, which takes nanoGPT's
+# model.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -2219,10 +2228,11 @@ from course_lib.gpu.training import ONE_STEP, STEPS
 alone = on_your_gpus(ONE_STEP)
 
 # %% [markdown]
-# **Predict.** Now every GPU takes as many sequences. DDP and FSDP would give N times the tokens a second if
-# all messages hid. DDP keeps its buckets next to the gradients, 4 bytes a parameter more, and FSDP keeps
-# 1/N of weights and moments. (The peak comes at the beginning of backward, so the gradients do not count.)
-# Do the messages of this model hide? Ask your `hides_from`: a rank has 8 · 1,024 = 8,192 tokens.
+# **Predict.** Now every GPU takes as many sequences. DDP and FSDP would give N times the tokens per second if
+# all messages were hidden. DDP keeps its buckets next to the gradients, which takes 4 more bytes per
+# parameter, whereas FSDP keeps only 1/N of weights and moments. (The peak comes at the beginning of backward,
+# so the gradients do not count.) Are the messages of this model hidden? Ask your `hides_from`, with 8 ·
+# 1,024 = 8,192 tokens on a rank.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 PARAMETERS = 124_439_808
@@ -2240,9 +2250,9 @@ def if_all_hides(of, run):
 
 on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 # %% [markdown]
-# The same from a terminal, with the batch of all GPUs: `torchrun --standalone --nproc-per-node 2
+# You can run the same from a terminal, with the batch of all GPUs: `torchrun --standalone --nproc-per-node 2
 # examples/train.py --model 124M --parallel fsdp --batch-size 16 --dtype bf16 --steps 20 --report`. For one
-# GPU write `--nproc-per-node 1`, `--parallel none` and `--batch-size 8`. A T4 needs `--dtype fp16`.
+# GPU, write `--nproc-per-node 1`, `--parallel none` and `--batch-size 8`. A T4 needs `--dtype fp16`.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -2253,18 +2263,18 @@ on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 # | time | 10 minutes |
 # | points | 6 |
 #
-# A number may be written as arithmetic, such as `3 * 2.5e9 / 1e6`.
+# You may write a number as arithmetic, such as `3 * 2.5e9 / 1e6`.
 #
-# 1. H100s at 40 % of 989 TFLOP/s, 16 of them, each with 50 GB/s each way; weights in 16 bits. From how many
-#    **tokens** a GPU on does a forward hide the next gather?
-# 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why does the step not get shorter?
+# 1. Take 16 H100s at 40 % of 989 TFLOP/s, each with 50 GB/s each way, and weights in 16 bits. From how many
+#    **tokens** per GPU on does a forward hide the next gather?
+# 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why doesn't the step get shorter?
 #    `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in backward"`
-# 3. LLaMA-7B: 32 blocks of 202,383,360 parameters, units are blocks, one unit ahead, bfloat16. How many
-#    **MB** of whole blocks are there at most?
-# 4. K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic** does
-#    a step send, if all elements have the same size?
-# 5. 64 GPUs in nodes of 8, 50 GB/s between nodes; 16P/8 bytes fit beside the activations. `"full"` or
-#    `"hybrid"` sharding?
+# 3. LLaMA-7B has 32 blocks of 202,383,360 parameters. Units are blocks, one unit is gathered ahead, in
+#    bfloat16. How many **MB** of whole blocks are there at most?
+# 4. With K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic**
+#    does a step send, if all elements have the same size?
+# 5. You have 64 GPUs in nodes of 8, with 50 GB/s between nodes, and 16P/8 bytes fit next to the activations.
+#    `"full"` or `"hybrid"` sharding?
 # 6. Which of these can deadlock, or mix up blocks? `"rank 0 prefetches two units, rank 1 one"`, `"all ranks
 #    prefetch nothing"` or `"rank 1 has fewer tokens"`
 
@@ -2311,20 +2321,20 @@ report.points(6)
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # Two of FSDP's three messages carry weights. Must they have 16 bits? The masters stay in float32 on their
-# ranks, so that a weight that is rounded for one step is not rounded for ever: the next step rounds the
-# true value anew. ZeRO++ (Wang et al. 2023) sends weights in 8 bits, half of bfloat16 and a quarter of
-# float32.
+# ranks, so a weight that is rounded for one step isn't rounded for ever, because the next step rounds the
+# true value again. ZeRO++ (Wang et al. 2023) therefore sends weights in 8 bits, half of bfloat16 and a
+# quarter of float32.
 #
-# Eight bits count from −127 to 127, and so a number needs a *scale*. One scale for a whole shard would be
-# set by its largest weight, and an outlier would cost all the others their bits. So each *block* of 256
-# weights (not a block of the model) has its own: its largest magnitude / 127. A block costs 4 bytes for
-# the scale.
+# Eight bits count from −127 to 127, so a number needs a *scale*. If a whole shard had one scale, its largest
+# weight would set it, and an outlier would cost all the others their bits. So each *block* of 256 weights
+# (not a block of the model) has its own scale, which is its largest magnitude / 127. The scale costs 4 bytes
+# per block.
 #
 # **Predict.** How many bytes does a weight cost, and what is the largest error of a weight in a block whose
 # largest magnitude is 2?
 #
-# <details><summary>Answer</summary>1 + 4/256 = 1.016 bytes. The error is at most half a scale, 2/127/2 =
-# 0.008.</details>
+# <details><summary>Answer</summary>A weight costs 1 + 4/256 = 1.016 bytes. The error is at most half a scale,
+# 2/127/2 = 0.008.</details>
 #
 # **Build.**
 
@@ -2358,12 +2368,12 @@ def all_gather_int8(
 
 
 # %% [markdown]
-# <details><summary>Hint: one message</summary>Scales and elements as bytes in one row:
-# <code>tensor.view(torch.uint8)</code> reads the same memory as bytes, and
-# <code>.view(torch.float32)</code> turns bytes back. gloo and NCCL send uint8. A part of a row may begin at
-# any byte, a float32 only at every fourth: <code>clone()</code> the part before you view it as float32. Gather
-# into a flat row, and view it as (N, bytes of a rank) afterwards.</details>
-# <details><summary>Hint: a block of zeros</summary>Its scale is 0. Divide by 1 there.</details>
+# <details><summary>Hint: one message</summary>Put scales and elements into one row, as bytes.
+# <code>tensor.view(torch.uint8)</code> reads the same memory as bytes, and <code>.view(torch.float32)</code>
+# turns bytes back. gloo and NCCL send uint8. A part of a row may begin at any byte, but a float32 only at
+# every fourth, so <code>clone()</code> the part before you view it as float32. Gather into a flat row, and
+# view it as (N, bytes of a rank) afterwards.</details>
+# <details><summary>Hint: a block of zeros</summary>Its scale is 0. Divide by 1 instead.</details>
 #
 # **Check.**
 
@@ -2375,8 +2385,8 @@ report = check("05_fsdp/all_gather_int8", all_gather_int8, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell gathers normally distributed weights on four ranks; one weight in a thousand is 30
-# times as large. It prints the bytes of a weight and the error, for blocks of several sizes.
+# **Measure.** The cell gathers normally distributed weights on four ranks, of which one weight in a thousand
+# is 30 times as large. For blocks of several sizes, it prints the bytes per weight and the error.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2400,9 +2410,8 @@ for block, (ranks, operations) in several(
     )
 
 # %% [markdown]
-# **Break it.** Why not gradients as well? An element of the gradient is 0.9 on each of eight ranks. The
-# scale of all is 1/128, so that 0.9 is 115 steps. What is the sum of the eight if it is added up in 8
-# bits?
+# **Break it.** Why not gradients as well? Let an element of the gradient be 0.9 on each of eight ranks. All
+# have the scale 1/128, so 0.9 is 115 steps. What is the sum of the eight if it is added up in 8 bits?
 
 # %% tags=["skip-in-grading"]
 terms = torch.full((8,), 115, dtype=torch.int8)
@@ -2410,19 +2419,18 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 
 # %% [markdown]
 # A sum does not fit into the bits of its terms, and blocks with different scales cannot be added at all.
-# Therefore ZeRO++ reduces gradients in another way: every rank sends its pieces in 4 bits to their owners,
-# by all-to-all, and the owner adds them after decoding.
+# Therefore ZeRO++ reduces gradients in another way. Every rank sends its pieces in 4 bits to their owners, by
+# all-to-all, and the owner adds them after decoding.
 #
-# **In production.** DeepSpeed: `"zero_quantized_weights": true`, `"zero_quantized_gradients": true` and
-# `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang et
-# al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight
-# matrix.
+# **In production.** In DeepSpeed, write `"zero_quantized_weights": true`, `"zero_quantized_gradients": true`
+# and `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang
+# et al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight matrix.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW on four ranks with two samples each: the runs of §7. M
-# is the 4P bytes of the parameters. The computation is compared with that of one process on all eight
+# Here are the three criteria for one step of AdamW on four ranks with two samples each, from the runs of §7.
+# M is the 4P bytes of the parameters. The computation is compared with one process that takes all eight
 # samples.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2440,29 +2448,30 @@ rows = [
 Scorecard(rows, unit=4 * HEADED, flops_alone=alone)
 
 # %% [markdown]
-# And the column that this notebook adds: the share of a step that is exposed, in the slow motion of §3.
+# This notebook adds another column, which is the share of a step that is exposed in the slow motion of §3.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, (took, _) in measured.items():
     print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
 
 # %% [markdown]
-# First the column *computation*. One process takes 54.9 operations a parameter: 46.9 in the layers, 7 in
-# AdamW, and one for the mean. Four replicas make AdamW's step and the mean four times, which is 24 more:
-# 1.44. Two islands make AdamW's step twice. In `fully_shard` the mean is part of the communication and not
-# counted: 53.9 of 54.9 are 0.982, and 60.9 with islands are 1.11. The ZeRO-3 of notebook 04 adds each
-# rank's gradients into a buffer, one operation more on each of the four ranks: 1.07. Yours divides each shard of
-# the mean once, as one process does: 1.
+# Look first at the column *computation*. One process takes 54.9 operations per parameter, of which 46.9 are
+# in the layers, 7 in AdamW, and one for the mean. Four replicas make AdamW's step and the mean four times,
+# which is 24 more, so the ratio is 1.44. Two islands make AdamW's step twice. In `fully_shard` the mean is
+# part of the communication and isn't counted, so 53.9 of 54.9 are 0.982, and 60.9 with islands are 1.11. The
+# ZeRO-3 of notebook 04 adds each rank's gradients into a buffer. That is one more operation on each of the
+# four ranks, and makes 1.07. Yours divides each shard of the mean once, as one process does, and therefore
+# has 1.
 #
-# Now row by row. FSDP sends nearly as many bytes as ZeRO-3. It holds what ZeRO-3 holds, and the unit that is
-# under way besides. The difference is the exposed share: the work is the same, and more of it happens at the
-# same time. Not resharding saves a third of the bytes and costs whole weights; islands have short wires and
-# shards of twice the size. All of them still compute whole layers on every rank. If a
-# single layer, or its activations, is too large, no order of gathers helps: tensor parallelism (notebook
-# 06) and context parallelism (notebook 08) cut those.
+# Now go row by row. FSDP sends nearly as many bytes as ZeRO-3. It holds the same as ZeRO-3, and also the unit
+# that is on its way. They differ in the exposed share, because the work is the same but more of it happens at
+# the same time. Not resharding saves a third of the bytes but costs whole weights. Islands have short wires,
+# but shards of twice the size. All of them still compute whole layers on every rank. So if a single layer is
+# too large, or its activations are, no order of gathers helps. Tensor parallelism (notebook 06) and context
+# parallelism (notebook 08) cut those.
 #
-# **You have built** the step of ZeRO-3 as a list, and a module that runs it; two precisions, islands, and
-# the norm of a gradient in N pieces. `fully_shard` has no secrets left.
+# **You have built** the step of ZeRO-3 as a list, and a module that runs it. You have also built two
+# precisions, islands, and the norm of a gradient in N pieces. So `fully_shard` has no secrets left.
 #
 # **Read on.**
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the
@@ -2471,7 +2480,7 @@ for name, (took, _) in measured.items():
 #   explicit prefetching.
 # - Wang et al. (2023), *ZeRO++*; Zhang et al. (2022), *MiCS*: islands and small messages.
 # - Rajbhandari et al. (2021), *ZeRO-Infinity*: prefetch from disks.
-# - `course_lib/fsdp/`: a reference. Read it after you have written yours; `schedule.py` and `module.py`
+# - `course_lib/fsdp/` is a reference. Read it after you have written yours, `schedule.py` and `module.py`
 #   first.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>

@@ -4,20 +4,20 @@
 # **What can be stored smaller, later, or not at all?**
 #
 # Everything in notebook 01's timeline is a stored number. Three questions empty it, band by band. Could it
-# have fewer bits? Could it be stored elsewhere, or later? Need it be stored at all?
+# have fewer bits? Could it be stored elsewhere, or later? Does it have to be stored at all?
 #
-# Each answer breaks something at first, and you will see it: 95 % of all gradients become zero; weights stop
-# moving; one element takes a step of 10¹⁵ learning rates; dropout draws other masks. And each has a form that
-# only N ranks can break: a rank that skips a step alone, replicas that round apart, a recomputation that
-# sends again.
+# Each answer breaks something at first, and you will see how. For example, 95 % of all gradients become zero,
+# weights stop moving, one element takes a step of 10¹⁵ learning rates, and dropout draws other masks. Each
+# answer also has a form that only N ranks can break, such as a single rank that skips a step, replicas that
+# round differently, or a recomputation that sends its messages again.
 #
 # | | |
 # |---|---|
 # | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; tiles of eight bits with their scales; Adam with two bytes of state; checkpoints, functions that are run again instead of being remembered, and the distance between them; optionally a loss without logits |
-# | you need | notebook 01 §3: the tensors that autograd keeps; notebook 02: `all_reduce`; notebook 06: all-reduces of a block |
+# | you need | the tensors autograd keeps (notebook 01 §3); `all_reduce` (notebook 02); all-reduces of a block (notebook 06) |
 # | time | three hours and 35 minutes, best in two sittings, and 20 minutes for the optional section |
 # | points | 60, and 4 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. The section *On your GPUs* measures one |
+# | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -36,13 +36,13 @@
 #
 # | | |
 # |---|---|
-# | exponent, mantissa | the bits of a float that say how large it is, and those that say where between two powers of two |
-# | binade | the numbers from one power of two to the next; a format's numbers have equal distances there |
-# | subnormal | a number below the smallest power of two that the exponent reaches, with the distances of the first binade |
-# | fp16, bf16 | formats of 16 bits: 5 + 10 and 8 + 7 bits of exponent and mantissa |
+# | exponent, mantissa | the bits of a float that say how large it is, and the bits that say where between two powers of two it is |
+# | binade | the numbers from one power of two to the next. A format's numbers have equal distances there |
+# | subnormal | a number below the smallest power of two the exponent reaches, with the distances of the first binade |
+# | fp16, bf16 | formats of 16 bits, with 5 + 10 and 8 + 7 bits of exponent and mantissa |
 # | e4m3, e5m2 | formats of 8 bits, with 4 or 5 bits of exponent and 3 or 2 of mantissa |
 # | scale | a factor by which numbers are multiplied before they are stored, so that they fit into a format |
-# | master copy | float32 weights that the optimizer changes, beside those in 16 bits that are multiplied |
+# | master copy | float32 weights the optimizer changes, next to the 16-bit weights that are multiplied |
 
 # %%
 # No module named course_lib, or torch? Then the course is not installed here: run the three lines below
@@ -73,10 +73,10 @@ from course_lib.unfinished import ready, said
 torch.set_num_threads(1)  # the last digits of a loss depend on the number of threads
 
 # %% [markdown]
-# The next cell holds the tools of this notebook; you need not read it now. `ready` and `said` in later cells ask whether a
-# function of yours is written; until then its results print as "?". The exercises are yours to write, so the cells that
-# come after them use `precision` and `recompute`, the course's own versions, where they need a function of an earlier
-# section: you can begin with any section.
+# The next cell holds the tools of this notebook, and you don't have to read it now. In later cells, `ready`
+# and `said` ask whether a function of yours is written, and until then its results print as "?". The
+# exercises are yours to write, but if a later cell needs a function of an earlier section, it uses
+# `precision` and `recompute`, the course's own versions. So you can begin with any section.
 
 
 # %%
@@ -140,11 +140,11 @@ class Blocks:
 #
 # (1 + m / 2^(mantissa bits)) · 2^(e − bias), or for e = 0: (m / 2^(mantissa bits)) · 2^(1 − bias).
 #
-# The largest e, all of whose bits are 1, does not stand for a power of two: it marks infinity and NaN. (e4m3 differs,
-# see below.)
+# The largest e, all of whose bits are 1, doesn't stand for a power of two, but marks infinity and NaN. (e4m3
+# differs, see below.)
 #
 # From 2^k to 2^(k+1) the numbers have equal distances, and above 2^(k+1) twice the distance. So the exponent
-# says how far a format reaches, and the mantissa how fine it is. Five formats, side by side:
+# says how far a format reaches, and the mantissa how fine it is. Here are five formats:
 #
 # | | exponent | mantissa | next after 1 | largest | smallest |
 # |---|---|---|---|---|---|
@@ -154,10 +154,10 @@ class Blocks:
 # | e5m2 | 5 | 2 | 1 + 2⁻² | 57,344 | 2⁻¹⁶ |
 # | e4m3 | 4 | 3 | 1 + 2⁻³ | 448 | 2⁻⁹ |
 #
-# bf16 is float32 cut in half. fp16 has three more bits of mantissa, and it pays for them with its range.
+# bf16 is float32 cut in half. fp16 has three more bits of mantissa, but it pays for them with its range.
 #
-# **Predict.** How many numbers has fp16 from 1 up to 2, without 2? And how many from 2⁻²⁴ up to 2⁻¹⁴, where
-# its subnormal numbers are? Say both before you run the next cells.
+# **Predict.** How many numbers does fp16 have from 1 up to 2, not counting 2 itself? And how many from 2⁻²⁴
+# up to 2⁻¹⁴, where its subnormal numbers are? Answer both before you run the next cells.
 
 # %% tags=["skip-in-grading"]
 bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
@@ -165,8 +165,8 @@ print("from 1 to 2:        ", int(((bits >= 1) & (bits < 2)).sum()))
 print("from 2^-24 to 2^-14:", int(((bits >= 2**-24) & (bits < 2**-14)).sum()))
 
 # %% [markdown]
-# 1,024 and 1,023. Ten binades together have about as many numbers as a single binade above them. Now see the numbers of
-# four formats from 1 to 2, then from 0 to 2⁻¹².
+# There are 1,024 and 1,023. So ten binades together have about as many numbers as a single binade above them.
+# Now see the numbers of four formats from 1 to 2, then from 0 to 2⁻¹².
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.format_explorer import formats, number_line
@@ -177,26 +177,28 @@ number_line(("bf16", "fp16", "e5m2", "e4m3"), 1.0, 2.0)
 number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
 
 # %% [markdown]
-# The lower picture has no row for bf16: its numbers there cannot be told apart. Up to 2⁻¹³ fp16's stand 2⁻²⁴
-# apart and e5m2's 2⁻¹⁶, and above 2⁻¹³ twice as far. e4m3 has 0 alone: its smallest number is 2⁻⁹. Switch the
-# bits of a number on and off. (The table has three more formats: tf32 has 10 bits of a float32's mantissa, e2m1
-# has 4 bits, and e8m0 is the exponent alone, rounded down, as section 4's MX uses it for scales.)
+# The lower picture has no row for bf16, because its numbers there are too close to be told apart. Up to 2⁻¹³,
+# the numbers of fp16 are 2⁻²⁴ apart and the numbers of e5m2 2⁻¹⁶. Above 2⁻¹³, the gaps are twice as wide.
+# e4m3 has only 0, since its smallest number is 2⁻⁹. Switch the bits of a number on and off. (The table has
+# three more formats. tf32 has 10 bits of a float32's mantissa, e2m1 has 4 bits, and e8m0 is only the
+# exponent, rounded down, as section 4's MX uses it for scales.)
 
 # %% tags=["skip-in-grading"]
 formats(0.1, "fp16")
 
 # %% [markdown]
-# **Build.** `round_to` gives each number of x the nearest number of a format, in float64. Hardware takes the
-# one whose last bit is 0 if two are as near: *ties to even*. Find the binade, then the distance of the numbers
-# in it, and round to a multiple of that.
+# **Build.** `round_to` gives each number of x the nearest number of a format, in float64. If two numbers are
+# equally near, hardware takes the one whose last bit is 0, which is called *ties to even*. Find the binade,
+# then the distance of the numbers in it, and round to a multiple of that distance.
 #
-# - Below 2^(1 − bias) the distance shrinks no further: those are the subnormal numbers.
+# - Below 2^(1 − bias) the distance shrinks no further, because the subnormal numbers begin there.
 # - Above the largest number there would be a next one. A value below the middle between the two becomes the
-#   largest number, and from the middle on infinity: 65,519 becomes 65,504 in fp16, and 65,520 becomes infinity.
-# - `finite=True` stands for formats such as e4m3, which have no infinities. They have one more binade, and its
-#   last code is NaN: so their largest number is (2 − 2 · 2^(−mantissa bits)) · 2^(bias + 1), 448 for e4m3. Values
-#   beyond it *saturate*: they become ±448, infinity included.
-# - NaN stays NaN. In fp16 −10⁻³⁰ becomes −0.
+#   largest number, and from the middle on it becomes infinity. So in fp16, 65,519 becomes 65,504, but 65,520
+#   becomes infinity.
+# - `finite=True` is for formats such as e4m3, which have no infinities. They have one more binade, and its
+#   last code is NaN, so their largest number is (2 − 2 · 2^(−mantissa bits)) · 2^(bias + 1), 448 for e4m3.
+#   Values beyond it *saturate*, which means that they become ±448, infinity included.
+# - NaN stays NaN. In fp16, −10⁻³⁰ becomes −0.
 
 
 # %% nbgrader={"grade_id": "round_to", "solution": true}
@@ -222,9 +224,9 @@ def round_to(
 
 
 # %% [markdown]
-# <details><summary>Hint: the binade</summary><code>torch.frexp(x)</code> reads the exponent from the bits. Its mantissa
-# lies between ½ and 1: what does that mean for the exponent? (<code>torch.log2</code> works as well, except that the
-# logarithm of 0 is minus infinity.)</details>
+# <details><summary>Hint: the binade</summary><code>torch.frexp(x)</code> reads the exponent from the bits.
+# Its mantissa is between ½ and 1. So how far is its exponent from the one you want? (<code>torch.log2</code>
+# works as well, except that the logarithm of 0 is minus infinity.)</details>
 # <details><summary>Hint: to even</summary><code>torch.round</code> rounds halves to the even integer. A power of two
 # divides without rounding.</details>
 #
@@ -238,8 +240,8 @@ report = check("09_precision_and_memory/round_to", round_to, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Your function beside PyTorch's cast, on 100,000 numbers of all magnitudes; then the relative error
-# against the magnitude.
+# **Measure.** The cell compares your function with PyTorch's cast, on 100,000 numbers of all magnitudes. Then
+# it plots the relative error against the magnitude.
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(0)
@@ -282,10 +284,11 @@ for number in (3e-1, 1e-6, 2e-8):
             print(f"{number:g} in {name}: {near.item():.6g}, off by {abs(near - x) / x:.2%}")
 
 # %% [markdown]
-# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, 0.00006. Below, each binade costs it one bit: at 10⁻⁶ it
-# is off by 1.33 %, more than bf16 with 0.16 %, and 2 · 10⁻⁸ is 0.
+# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, 0.00006. Below that, each binade costs it one
+# bit. So at 10⁻⁶ it is off by 1.33 %, whereas bf16 is off by only 0.16 %, and 2 · 10⁻⁸ becomes 0.
 #
-# **Break it.** What do the edges do: 65,519 and 65,520 in fp16, 449 and 465 in e4m3, 61,440 in e5m2? Predict all five.
+# **Break it.** How do the edges behave, 65,519 and 65,520 in fp16, 449 and 465 in e4m3, and 61,440 in e5m2?
+# Predict all five.
 
 # %% tags=["skip-in-grading"]
 for value, dtype in (
@@ -298,16 +301,17 @@ for value, dtype in (
     print(f"{value:,.0f} in {str(dtype)[6:]}: {torch.tensor(value).to(dtype).item():,.0f}")
 
 # %% [markdown]
-# 449 becomes 448 in every version. But 465 is 448 in PyTorch 2.13, which ran here, and was NaN until
-# [a change of April 2026](https://github.com/pytorch/pytorch/pull/178817): the same line of code, two results. A program
-# that stores fp8 clamps the values itself.
+# 449 becomes 448 in every version. But 465 becomes 448 in PyTorch 2.13, which ran here, whereas it became NaN
+# before [a change of April 2026](https://github.com/pytorch/pytorch/pull/178817), so the same line of code
+# gives two results. A program that stores fp8 should therefore clamp the values itself.
 #
-# **In production.** `torch.finfo(dtype)` has a format's largest number, its `eps` and its smallest normal number. tf32 is
-# not a format to store: tensor cores read 10 bits of a float32's mantissa. bf16 needs an Ampere GPU or a newer one, fp8 Ada or
-# Hopper.
+# **In production.** `torch.finfo(dtype)` gives a format's largest number, its `eps` and its smallest normal
+# number. tf32 isn't a format to store, because it only means that tensor cores read 10 bits of a float32's
+# mantissa. bf16 needs an Ampere GPU or a newer one, and fp8 needs Ada or Hopper.
 #
-# <details><summary>In the lectures</summary>Lecture 002 gives fp16 "more precision near zero". It has three more bits
-# between 2⁻¹⁴ and 65,504, and fewer below 2⁻¹⁷. Lecture 001 gives fp8 to an RTX 3090: that is an Ampere GPU.</details>
+# <details><summary>In the lectures</summary>Lecture 002 gives fp16 "more precision near zero". It has three
+# more bits between 2⁻¹⁴ and 65,504, but fewer below 2⁻¹⁷. Lecture 001 gives fp8 to an RTX 3090, although that
+# is an Ampere GPU.</details>
 
 # %% [markdown]
 # ## 2 · Loss scaling, and the ranks that must agree on it
@@ -319,9 +323,10 @@ for value, dtype in (
 # | time | 35 minutes |
 # | points | 10 |
 #
-# fp16 ends below at 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? Those of a small GPT with a loss over 1,024 tokens are
-# not, and it trains in fp16 as in float32. But a batch of a real run has 4 million tokens. A mean over them divides
-# each microbatch's gradient by 4,096 more. Below is the histogram of |gradient| for such a microbatch. Slide the scale.
+# The smallest number of fp16 is 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? The gradients of a small GPT
+# with a loss over 1,024 tokens are not, and it trains in fp16 as in float32. But a batch of a real run has 4
+# million tokens. A mean over them divides each microbatch's gradient by 4,096 more. Below is the histogram
+# of |gradient| for such a microbatch. Slide the scale.
 
 # %% tags=["skip-in-grading"]
 PARTS = 4096  # microbatches of 1,024 tokens
@@ -348,8 +353,8 @@ from course_lib.pictures.format_explorer import gradients
 gradients(magnitudes)
 
 # %% [markdown]
-# **Predict.** The largest gradient of this histogram is about 1.45 · 10⁻⁴. At which power of two as a scale does it
-# overflow? (§1: the edge is not 65,504.)
+# **Predict.** The largest gradient of this histogram is about 1.45 · 10⁻⁴. At which power of two does the
+# scale make it overflow? (As you saw in §1, the edge is not 65,504.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 largest = magnitudes.abs().max().item()
@@ -358,20 +363,21 @@ print(
 )
 
 # %% [markdown]
-# The loss is multiplied by the scale, and by the chain rule so is every gradient. Between a scale at which the small
-# ones survive and that number there is room. Where it lies depends on the model, the step and the batch. So the scale is
-# *searched while training runs* (Micikevicius et al. 2018 choose it by hand, §3.2, and propose the search, §5):
+# The loss is multiplied by the scale, and so is every gradient, by the chain rule. Between a scale at which
+# the small gradients survive and the scale at which the largest overflows, there is room. Where it is depends
+# on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius et al.
+# 2018 choose it by hand, §3.2, and propose the search, §5):
 #
-# - A gradient is infinite or NaN: the step is **skipped**, and the scale is multiplied by `backoff`.
-# - `interval` steps in a row were good: the scale is multiplied by `growth`.
+# - If a gradient is infinite or NaN, the step is **skipped**, and the scale is multiplied by `backoff`.
+# - If `interval` steps in a row were good, the scale is multiplied by `growth`.
 #
-# Before the step, in float32, the gradients are divided by the scale again.
+# Before the step, the gradients are divided by the scale again, in float32.
 #
 # ### N ranks
 #
-# With ZeRO or FSDP each rank has a shard of the gradients. An infinity lies in one rank's shard. If that rank skips the
-# step and the others take it, their shards belong to two models, and no message says so. **All ranks skip together, or
-# none does.** What is the least that has to be sent for it?
+# With ZeRO or FSDP, each rank has a shard of the gradients, so an infinity is in only one rank's shard. If
+# that rank skips the step but the others take it, their shards belong to two models, and no message says so.
+# **All ranks skip together, or none does.** What is the least they have to send for that?
 #
 # **Build.** The class has the form of `torch.amp.GradScaler`. The training loop is
 #
@@ -447,8 +453,8 @@ class LossScaler:
 
 
 # %% [markdown]
-# <details><summary>Hint: one number</summary>Each rank finds out whether <i>any</i> of its gradients is bad. 1 if so, else
-# 0; the maximum over the ranks says whether any rank has found one.</details>
+# <details><summary>Hint: one number</summary>Each rank finds out whether <i>any</i> of its gradients is bad,
+# and takes 1 if so, otherwise 0. The maximum over the ranks says whether any rank has found one.</details>
 # <details><summary>Hint: a rank without gradients</summary>It waits in the all-reduce as all others do.</details>
 # <details><summary>Hint: NaN</summary><code>NaN > x</code> is False for every x. <code>isfinite</code> is False for NaN
 # and both infinities.</details>
@@ -463,9 +469,9 @@ report = check("09_precision_and_memory/loss_scaler", LossScaler, cases="hidden"
 report.points(10)
 
 # %% [markdown]
-# **Measure.** Thirty steps under autocast, with gradients over 4 million tokens: float32, fp16, fp16 with your scaler,
-# and bf16. (4,096 microbatches are added up; here all of them are the same one, so that the gradient is multiplied by
-# 4,096 after backward. A CPU is slow in fp16.)
+# **Measure.** The cell trains thirty steps under autocast, with gradients over 4 million tokens, in float32,
+# fp16, fp16 with your scaler, and bf16. (4,096 microbatches are added up. But here all of them are the same
+# one, so the gradient is multiplied by 4,096 after backward. A CPU is slow in fp16.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -498,18 +504,19 @@ scaler = LossScaler() if ready(LossScaler) else None
 if scaler:
     RUNS["fp16, scale 2^16"] = (torch.float16, scaler)
 for name, options in RUNS.items():
-    # on the CPU: its autocast, whose losses the text quotes
+    # on the CPU, because the text quotes the losses of its autocast
     (loss, zeros), *_ = launch(trained, *options, world_size=1, backend="gloo")
     print(f"{name:17} loss {loss:.3f}, {zeros:6.1%} of the first gradients are 0")
 
 # %% [markdown]
-# In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14. With a
-# scale of 2¹⁶ it is float32's to three digits. The histogram said 17 %: it shows the gradients of the *weights*. Those
-# of the activations are smaller (a logit's is its probability over 4 million, 10⁻⁹ for most), and a zero there is a
-# zero for everything behind it. bf16 needs no scaler: its exponent is float32's.
+# In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14.
+# With a scale of 2¹⁶ it agrees with float32 to three digits. The histogram said 17 %, because it shows only
+# the gradients of the *weights*. The gradients of the activations are smaller (the gradient of a logit is its
+# probability over 4 million, 10⁻⁹ for most), and each zero among them makes zeros of all gradients behind it.
+# bf16 needs no scaler, because its exponent is float32's.
 #
-# Now the ranks. Two of them have a weight of 8 and a gradient of 1, scaled by 8; on rank 1 it is infinite. PyTorch has two
-# scalers, and `ShardedGradScaler` is the one for sharded gradients.
+# Now let's look at the ranks. Two of them have a weight of 8 and a gradient of 1, scaled by 8, but on rank 1
+# it is infinite. PyTorch provides two scalers, and `ShardedGradScaler` is the one for sharded gradients.
 
 
 # %% tags=["skip-in-grading"]
@@ -544,12 +551,12 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
     print(f"{kind:18} {ranks}; rank 0 sent {len(sent)} messages, {sum(sent)} bytes")
 
 # %% [markdown]
-# With the plain scaler rank 0 stepped and kept its scale, and rank 1 did neither. In the next step their
-# gradients have two scales. (In data parallelism without shards the plain scaler is right: gradients are summed
-# *before* the scaler looks at them, and an infinity has reached all ranks.)
+# With the plain scaler, rank 0 stepped and kept its scale, but rank 1 did neither. So in the next step their
+# gradients have two scales. (In data parallelism without shards the plain scaler is right, because gradients
+# are summed *before* the scaler looks at them, and an infinity has reached all ranks.)
 #
-# **Break it.** Clip the gradient to a norm of 1 *before* it is unscaled. Its norm is 65,536 times too large then. What
-# becomes of the step, with SGD?
+# **Break it.** Clip the gradient to a norm of 1 *before* it is unscaled, while its norm is 65,536 times too
+# large. What becomes of the step, with SGD?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -587,14 +594,14 @@ def losses_picture():
 losses_picture()
 
 # %% [markdown]
-# Every gradient had a norm of 1, and then 1/65,536: the model stands still. Nothing is infinite, no step is skipped, no
-# warning is printed.
+# Every gradient had a norm of 1, and then 1/65,536, so the model stands still. But nothing is infinite, no
+# step is skipped, and no warning is printed.
 #
-# **In production.** `torch.amp.autocast("cuda", dtype=torch.float16)` with `torch.amp.GradScaler("cuda")`;
-# `torch.cuda.amp.autocast` and its scaler are the deprecated names. FSDP with fp16 needs `ShardedGradScaler`. In
-# DeepSpeed's configuration `"loss_scale": 0` stands for a scale that is searched, `initial_scale_power: 16` for 2¹⁶,
-# and `hysteresis` for the number of overflows that it tolerates before the scale falls. With bf16, which is what most
-# runs use now, none of this is needed.
+# **In production.** Write `torch.amp.autocast("cuda", dtype=torch.float16)` with
+# `torch.amp.GradScaler("cuda")`, since `torch.cuda.amp.autocast` and its scaler are the deprecated names.
+# FSDP with fp16 needs `ShardedGradScaler`. In DeepSpeed's configuration, `"loss_scale": 0` stands for a scale
+# that is searched, `initial_scale_power: 16` for 2¹⁶, and `hysteresis` for the number of overflows it
+# tolerates before the scale falls. With bf16, which most runs use now, none of this is needed.
 #
 # <details><summary>In the lectures</summary>Lecture 001 imports <code>torch.cuda.amp</code>, and its FSDP example runs in
 # fp16 without a scaler.</details>
@@ -609,8 +616,8 @@ losses_picture()
 # | time | 20 minutes |
 # | points | 6 |
 #
-# bf16 has range enough, and few numbers: 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004, and an update of 0.001
-# is less than half of it. So 1 − 0.001 is 1.
+# bf16 has range enough but few numbers, only 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004, and an
+# update of 0.001 is less than half of it. So 1 − 0.001 is 1.
 #
 # **Predict.** A weight starts at 1 and loses 0.001 in each of 1,000 steps. In float32 it ends at 0. Where does it
 # end in bf16?
@@ -622,12 +629,13 @@ for _ in range(1000):
 print("after 1,000 steps of 0.001 down from 1:", weight.item())
 
 # %% [markdown]
-# It did not move once. The usual remedy is a **master copy** in float32, which the optimizer changes: 4 more bytes a
-# parameter (notebook 01 §4). The other remedy is chance. A number between two neighbours becomes
+# It did not move once. The usual remedy is a **master copy** in float32 for the optimizer to change, which
+# costs 4 more bytes per parameter (notebook 01 §4). The other remedy is chance. A number between two
+# neighbours becomes
 #
 # the upper one with probability (x − lower) / (upper − lower), else the lower one.
 #
-# Then the *expected* value is x, and of a thousand small updates some arrive as a whole step.
+# Then the *expected* value is x, and of a thousand small updates, some arrive as a full step.
 #
 # **Build.** A bf16 number is the upper half of a float32 number's bits. So the lower half, an integer from 0 to 65,535, *is* the
 # fraction, in 65,536 parts. Which integer do you have to add at random so that the upper half goes up with
@@ -652,8 +660,8 @@ def stochastic_round(x: torch.Tensor, generator: torch.Generator | None = None) 
 # %% [markdown]
 # <details><summary>Hint: bits as integers</summary><code>x.view(torch.int32)</code> has the same bits. Shifting right and left
 # by 16 clears the lower half.</details>
-# <details><summary>Hint: negative numbers</summary>Floats are sign and magnitude: adding to the bits leads away from zero
-# for both signs. So there is nothing to do.</details>
+# <details><summary>Hint: negative numbers</summary>Floats are sign and magnitude, so adding to the bits leads
+# away from zero for both signs. You don't have to do anything about the sign.</details>
 #
 # **Check.**
 
@@ -665,7 +673,7 @@ report = check("09_precision_and_memory/stochastic_round", stochastic_round, cas
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The thousand steps again, for 400 weights, in three ways.
+# **Measure.** The cell takes the thousand steps again, for 400 weights, in three ways.
 
 
 # %% tags=["skip-in-grading"]
@@ -700,8 +708,9 @@ def curves_picture():
 curves_picture()
 
 # %% [markdown]
-# A single weight wanders, and all of them together arrive. Near 0 the steps of bf16 are fine enough for every update.
-# Now a GPT at a learning rate of 10⁻⁴, whose weights are rounded after every step; the moments stay in float32.
+# A single weight wanders, but all of them together arrive. Near 0, the steps of bf16 are fine enough for
+# every update. Next, the cell trains a GPT at a learning rate of 10⁻⁴ and rounds its weights after every
+# step, while the moments stay in float32.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -726,12 +735,12 @@ for name, rounding in ROUNDINGS.items():
     print(f"{name:11} loss {rounded_weights(rounding):.3f}")
 
 # %% [markdown]
-# To nearest, the loss is 0.08 behind float32's after 120 steps, and with stochastic rounding it is equal to 0.001: two
-# bytes a weight, without a master copy. That is one small model: the noise of the rounding stays in the weights, and a
-# large model may need its master copy.
+# If weights are rounded to nearest, the loss is 0.08 behind float32's after 120 steps. With stochastic
+# rounding the two agree to 0.001, although a weight takes only two bytes and has no master copy. But that is
+# one small model. The noise of the rounding stays in the weights, so a large model may need its master copy.
 #
-# **With ranks, break it.** Two replicas take the same five updates, each with a generator of its own; then with generators
-# that start from one seed. How many of 1,000 weights are equal afterwards?
+# **With ranks, break it.** Two replicas take the same five updates, first each with a generator of its own,
+# and then with generators that start from one seed. How many of 1,000 weights are equal afterwards?
 
 
 # %% tags=["skip-in-grading"]
@@ -747,19 +756,20 @@ def replica(shared):
 
 if "stochastic" in ROUNDINGS:
     for shared in (False, True):
-        # a thousand numbers: on the CPU
+        # on the CPU, because a thousand numbers are few
         first, second = launch(replica, shared, world_size=2, backend="gloo")
         equal = sum(a == b for a, b in zip(first, second, strict=True))
         print(f"{'one seed' if shared else 'own seeds'}: {equal} of 1,000 weights are equal")
 
 # %% [markdown]
-# Replicas that round apart train two models. A seed for all of them repairs it. Under ZeRO and FSDP nothing has to be
-# repaired: each weight has one owner that rounds it, and the others receive the result. There the shards *should* differ,
-# and a generator that starts from one seed on all ranks rounds them with the same noise.
+# Replicas that round differently train two models. One seed for all of them repairs it. Under ZeRO and FSDP,
+# nothing has to be repaired, because each weight has one owner that rounds it, and the others receive the
+# result. There the shards *should* differ, but if all ranks start their generators from one seed, they round
+# their shards with the same noise.
 #
-# **In production.** `torchao.optim`'s AdamW takes `bf16_stochastic_round=True`, and Trainium rounds so in hardware
-# (`NEURON_RT_STOCHASTIC_ROUNDING_EN`). Most runs still pay for a master copy: autocast's weights are float32, and
-# ZeRO's 16 bytes a parameter have 4 for it.
+# **In production.** `torchao.optim`'s AdamW takes `bf16_stochastic_round=True`, and Trainium rounds this way
+# in hardware (`NEURON_RT_STOCHASTIC_ROUNDING_EN`). Most runs still pay for a master copy. Autocast's weights
+# are float32, and 4 of ZeRO's 16 bytes per parameter are for the master copy.
 
 # %% [markdown]
 # ## 4 · Eight bits and their scales
@@ -771,17 +781,17 @@ if "stochastic" in ROUNDINGS:
 # | time | 35 minutes |
 # | points | 8 |
 #
-# e4m3 has 254 codes for numbers from −448 to 448 (two are 0 and −0). A gradient of 1e-5 lies below its smallest
-# one, an outlier of 1,000 above its largest. So a block of a tensor is divided by a *scale* that puts its
-# largest magnitude at 448, and the scale travels beside the values:
+# e4m3 has 254 codes for numbers from −448 to 448 (two are 0 and −0). A gradient of 1e-5 is below its smallest
+# number, and an outlier of 1,000 is above its largest. So a block of a tensor is divided by a *scale* that
+# puts its largest magnitude at 448, and the scale travels with the values:
 #
 # scale = amax / 448,  values = x / scale in e4m3,  x ≈ values · scale
 #
 # The recipes differ in how many elements share a scale, and in how the scale is stored.
 #
-# **Predict.** How many bytes does a value cost, its share of a float32 scale included: in tiles of 1 × 128, in MX's
-# blocks of 32 (whose scale is *one* byte, a power of two), and in blocks of 128 × 128? The next cell has the answers;
-# write yours down first.
+# **Predict.** How many bytes does a value cost, its share of a float32 scale included, in tiles of 1 × 128,
+# in MX's blocks of 32 (whose scale is *one* byte, a power of two), and in blocks of 128 × 128? The next cell
+# has the answers, so write yours down first.
 
 # %%
 for name, nbytes in {
@@ -790,11 +800,13 @@ for name, nbytes in {
     print(f"{name:10} {nbytes:.4f} bytes a value")
 
 # %% [markdown]
-# Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte: 3 % more than the values.
+# Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte, which is 3 % more than the
+# values.
 #
-# **Build.** `block` is a pair: so many rows and columns share a scale, and −1 stands for all of them: (−1, −1) is a
-# scale for the tensor, (1, −1) one for each row, (1, 128) DeepSeek-V3's tile of an activation, (128, 128) its block of
-# weights. `group` is for a weight that is sharded and has one scale: its ranks hold parts of the same block.
+# **Build.** `block` is a pair, the numbers of rows and columns that share a scale. −1 stands for all of them,
+# so (−1, −1) is a scale for the tensor, (1, −1) is one for each row, (1, 128) is DeepSeek-V3's tile of an
+# activation, and (128, 128) its block of weights. `group` is for a weight that is sharded but has one scale,
+# because its ranks hold parts of the same block.
 
 
 # %% nbgrader={"grade_id": "quantize", "solution": true}
@@ -850,11 +862,12 @@ def dequantize(values, scales, block):
 
 
 # %% [markdown]
-# <details><summary>Hint: blocks</summary>A view as (blocks down, rows, blocks across, columns) makes <code>amax((1, 3))</code> a
-# number for each block. <code>F.pad</code> first: zeros change no largest magnitude.</details>
-# <details><summary>Hint: the end</summary>A scale is rounded, too. For a block of very small numbers it may be
-# rounded down by so much that x / scale lies beyond the largest number: <code>clamp</code> before the cast, on
-# every version of PyTorch.</details>
+# <details><summary>Hint: blocks</summary>With a view as (blocks down, rows, blocks across, columns),
+# <code>amax((1, 3))</code> gives a number for each block. Call <code>F.pad</code> first, since zeros change
+# no largest magnitude.</details>
+# <details><summary>Hint: the end</summary>A scale is also rounded. For a block of very small numbers it may
+# be rounded down by so much that x / scale is beyond the largest number. So <code>clamp</code> before the
+# cast, on every version of PyTorch.</details>
 #
 # **Check.**
 
@@ -898,11 +911,11 @@ figure.colorbar(shown, ax=figure.axes, label="log10 of the relative error")
 figure
 
 # %% [markdown]
-# With one scale, *every* row suffers: 448 stands for 100,000, and an element of 1 becomes 0.0045, a subnormal number with
-# a bit or two. With tiles it is the tile of the outlier alone, 128 elements.
+# With one scale, *every* row suffers, because 448 stands for 100,000, and an element of 1 becomes 0.0045, a
+# subnormal number with a bit or two. With tiles, only the tile of the outlier suffers, 128 elements.
 #
-# **Measure.** A product of 256 × 1,024 × 256, in which both sides are rounded, and the relative error of its rows
-# *without* the outlier.
+# **Measure.** The cell computes a product of 256 × 1,024 × 256 with both sides rounded, and prints the
+# relative error of its rows *without* the outlier.
 
 
 # %% tags=["skip-in-grading"]
@@ -942,9 +955,10 @@ for outlier in (1, 100, 1_000, 3_000, 100_000):
     print(f"{outlier:9,}" + "".join(f"{error:16.4f}" for error in errors(float(outlier))))
 
 # %% [markdown]
-# Read it by columns. A float has a scale in each element, the exponent, so that fp8 with *one* scale bears an outlier
-# that ruins int8. Finer blocks matter for outliers that are larger still: at 100,000 the error of the single scale is
-# three times as large, and theirs has not moved. Gradients of 1e-5, without any scale:
+# Read the table by columns. A float has a scale in each element, its exponent, so fp8 with *one* scale bears
+# an outlier that ruins int8. Finer blocks matter for outliers that are larger still. At 100,000, the error of
+# the single scale is three times as large, but the error of the finer blocks hasn't moved. The next cell
+# takes gradients of 1e-5, without any scale:
 
 # %% tags=["skip-in-grading"]
 small = 1e-5 * torch.randn(100_000)
@@ -953,15 +967,15 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     print(f"{str(dtype)[6:]:15} {zeros:.1%} of the gradients are 0")
 
 # %% [markdown]
-# In the table above, MX has a slightly larger error than the tiles, in spite of its small blocks. Its scale
-# is 2^(floor(log2 amax) − 8), a power of two, so that the largest scaled value lies between 256 and 512, and
-# those above 448 are clipped. (torch's cast to `float8_e8m0fnu` *rounds*: 1.5 becomes 2, and MX wants 1. Take
+# In the table above, MX has a slightly larger error than the tiles, although its blocks are small. Its scale
+# is 2^(floor(log2 amax) − 8), a power of two, so the largest scaled value is between 256 and 512, and values
+# above 448 are clipped. (torch's cast to `float8_e8m0fnu` *rounds*, so 1.5 becomes 2, but MX wants 1. Take
 # the exponent yourself.)
 #
-# **Break it.** A right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from the step
-# before, because then the tensor is read once; a gradient that becomes 50 times larger lies beyond it. And the
-# *accumulator*: 4,096 products are added with 13 bits behind the point, as a model of a tensor core that keeps
-# about 14 bits.
+# **Break it.** Even a right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from
+# the step before, because then the tensor is read only once. But a gradient that becomes 50 times larger is
+# then beyond it. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits behind the
+# point, as a model of a tensor core that keeps about 14 bits.
 
 # %% tags=["skip-in-grading"]
 before, now = torch.randn(100_000), 50 * torch.randn(100_000)
@@ -996,12 +1010,14 @@ for cut in (False, True):
         print(f"{'cut' if cut else 'rounded':8} exact sum after {every:5,}: {off:.3%} off")
 
 # %% [markdown]
-# DeepSeek's test with K = 4,096 was off by nearly 2 % on an H800; they move the sum to float32 registers after every 128
-# products (DeepSeek-V3, §3.3.2). The real accumulator is not public, and this one is only a model. It is off by less than
-# 0.1 % if it rounds and by 8 % if it cuts, so what happens to the last bit decides.
+# DeepSeek's test with K = 4,096 was off by nearly 2 % on an H800, so DeepSeek moves the sum to float32
+# registers after every 128 products (DeepSeek-V3, §3.3.2). The real accumulator isn't public, and this one is
+# only a model. It is off by less than 0.1 % if it rounds and by 8 % if it cuts, so everything depends on how
+# it treats the last bit.
 #
-# **With ranks.** A weight that is sharded and gathered in fp8 has one scale, or several that do not fit together: each
-# rank must know the largest magnitude of *all* shards. That is the all-reduce of 4 bytes in your function. Without it:
+# **With ranks.** If a weight is sharded and gathered in fp8, it must have one scale, because several would
+# not fit together. So each rank must know the largest magnitude of *all* shards. That is the all-reduce of 4
+# bytes in your function. Here it is missing in the second run:
 
 
 # %% tags=["skip-in-grading"]
@@ -1012,7 +1028,7 @@ def gathered(agree):
     shard = whole.chunk(2)[dist.get_rank()]
     values, scales = precision.quantize(shard, (-1, -1), group=dist.group.WORLD if agree else None)
     parts = [torch.empty_like(values).view(torch.uint8) for _ in range(2)]
-    dist.all_gather(parts, values.view(torch.uint8))  # gloo sends no fp8: the same memory as bytes
+    dist.all_gather(parts, values.view(torch.uint8))  # gloo sends no fp8, so send bytes
     back = torch.cat(parts).view(torch.float8_e4m3fn).float() * scales
     return float((back - whole).abs().max() / whole.abs().max()), float(scales)
 
@@ -1025,11 +1041,11 @@ for agree in (True, False):
     )
 
 # %% [markdown]
-# **In production.** torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one all-reduce
-# (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8 matrices with their
-# scales, after PyTorch 2.6 on the CPU as well. Which format? Micikevicius et al. (2022) take e4m3 forward and e5m2 for
-# gradients, whose range is larger. DeepSeek-V3 takes e4m3 everywhere: with a scale for each tile the range comes from
-# the scale, and the third bit of mantissa is free.
+# **In production.** torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one
+# all-reduce (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8
+# matrices with their scales, after PyTorch 2.6 also on the CPU. Which format? Micikevicius et al. (2022) take
+# e4m3 forward and e5m2 for gradients, because its range is larger. DeepSeek-V3 instead takes e4m3 everywhere,
+# since with a scale for each tile the range comes from the scale, and the third bit of mantissa is free.
 
 # %% tags=["skip-in-grading"]
 (left, left_scale), (right, right_scale) = (
@@ -1055,12 +1071,13 @@ except NotImplementedError:
 # | time | 40 minutes |
 # | points | 8 |
 #
-# Adam keeps two moments of each parameter: 8 bytes in float32, half of ZeRO's 16. A byte for each would be 2, and the
-# scales of blocks of 256 are 8/256 more. But m and v are not used up like an activation: they are remembered from step to
-# step, and v holds *squares*. A gradient a thousand times smaller than another has a v a million times smaller.
+# Adam keeps two moments of each parameter. In float32 they take 8 bytes, half of ZeRO's 16. With a byte for
+# each they would take 2, and the scales of blocks of 256 add 8/256. But m and v are not used up like an
+# activation, since they are remembered from step to step, and v holds *squares*. If a gradient is a thousand
+# times smaller than another, its v is a million times smaller.
 #
-# So the 256 codes are not spread evenly. Dettmers' *dynamic map* has numbers in each of seven decades, twice as many in
-# a decade as in the one below. Both maps are given, one with a sign for m, one without for v.
+# So the 256 codes are not spread evenly. Dettmers' *dynamic map* has numbers in each of seven decades, twice
+# as many in a decade as in the one below. You get both maps, one with a sign for m, and one without for v.
 
 # %%
 from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates
@@ -1072,8 +1089,8 @@ for name, numbers in (("signed", DYNAMIC_SIGNED), ("unsigned", DYNAMIC_UNSIGNED)
     )
 
 # %% [markdown]
-# **Predict.** How many bytes a parameter do both moments take with blocks of 64, 256 and 2,048? And the signed map has
-# 1 and no −1: by how much does a block's largest magnitude shrink if it is negative?
+# **Predict.** How many bytes per parameter do both moments take with blocks of 64, 256 and 2,048? And the
+# signed map has 1 but no −1. By how much does a block's largest magnitude shrink if it is negative?
 
 # %%
 for block in (64, 256, 2048):
@@ -1081,12 +1098,13 @@ for block in (64, 256, 2048):
 print(f"-1 comes back as {float(DYNAMIC_SIGNED[0]):.4f}")
 
 # %% [markdown]
-# **Build.** A step widens a tensor's moments to float32, updates them, takes the parameter's step *from the float32
-# ones*, and rounds them again. In `self.state[param]` stay codes in uint8, scales in float32 and the count of steps.
-# Parameters of fewer than 4,096 elements (norms, biases) keep float32, as in bitsandbytes. Weight decay is decoupled.
+# **Build.** A step widens a tensor's moments to float32, updates them, takes the parameter's step *from the
+# float32 ones*, and rounds them again. Only codes in uint8, scales in float32 and the count of steps stay in
+# `self.state[param]`. Parameters of fewer than 4,096 elements (norms, biases) keep float32, as in
+# bitsandbytes. Weight decay is decoupled.
 #
-# `ByteStates` is PyTorch's `Optimizer` with one repair: the plain `load_state_dict` casts every state to its parameter's
-# dtype, and makes float32 of your codes.
+# `ByteStates` is PyTorch's `Optimizer` with one repair. The plain `load_state_dict` casts every state to its
+# parameter's dtype, so it would make float32 of your codes.
 
 
 # %% nbgrader={"grade_id": "adam8bit", "solution": true}
@@ -1162,8 +1180,9 @@ report = check("09_precision_and_memory/adam8bit", Adam8bit, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** A small GPT that reads Python, 150 steps each: the loss at the end, and the largest step that any weight
-# took, in learning rates. AdamW's own largest is about 2. The cell takes up to half a minute.
+# **Measure.** The cell trains a small GPT on Python for 150 steps each time. It prints the loss at the end
+# and, in learning rates, the largest step any weight took. AdamW's own largest is about 2. The cell takes up
+# to half a minute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.precision import codes as maps
@@ -1225,11 +1244,11 @@ for name, make in MADE.items():
 
 # %% [markdown]
 # The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for
-# m. The bytes are more than 2.03, because small parameters keep float32 and are a larger share here than in a
-# model of 7B. One line is this section's **break it**: linear codes for v. All elements of v below 1/510 of
-# their block's largest become 0, their m does not, and m / (√0 + ε) is a step of many learning rates. (With
-# linear codes for √v the largest step is about a hundred.) The next cell looks at the first two steps alone:
-# they are enough for a step of some hundred learning rates. Which element did it?
+# m. The bytes are more than 2.03, because small parameters keep float32, and they are a larger share here
+# than in a 7B model. One line is this section's **break it**, linear codes for v. All elements of v below
+# 1/510 of their block's largest become 0, but their m doesn't, and m / (√0 + ε) is a step of many learning
+# rates. (With linear codes for √v the largest step is about a hundred.) The next cell looks only at the first
+# two steps, because they are enough for a step of some hundred learning rates. Which element did it?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 torch.manual_seed(0)
@@ -1250,8 +1269,8 @@ print(
 )
 
 # %% [markdown]
-# **Look.** The distribution of v in all large matrices, each element as a share of its block's largest, over both maps'
-# numbers as ticks: after the first step, and after 50.
+# **Look.** The picture shows the distribution of v in all large matrices, after the first step and after 50.
+# Each element is a share of its block's largest, and the ticks above are the numbers of both maps.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1299,19 +1318,21 @@ axes.set_xlabel("log10 of v's share in its block's largest", fontsize=8)
 figure
 
 # %% [markdown]
-# After the first step v is one square, and reaches over many decades. After 50 it is a mean of squares, and three decades
-# are enough. So the linear codes lose in the beginning, and a run that broke there does not come back.
+# After the first step v is one square, and reaches over many decades. After 50 it is a mean of squares, so
+# three decades are enough. Therefore the linear codes lose in the beginning, but a run that broke there
+# doesn't come back.
 #
-# The dynamic codes end, too: below 1.6e-7 of the block's largest, half of their smallest number, v becomes 0. An
-# embedding comes closest to that end, because its rows belong to frequent and to rare tokens, and a block of 2,048
-# holds 32 rows of this GPT. bitsandbytes has a layer for it, `StableEmbedding`.
+# The dynamic codes also end. Below 1.6e-7 of the block's largest, half of their smallest number, v becomes 0.
+# An embedding comes closest to that end, because its rows belong to frequent and to rare tokens, and a block
+# of 2,048 holds 32 rows of this GPT. bitsandbytes therefore offers a layer for it, `StableEmbedding`.
 
 # %% [markdown]
-# **With ranks.** ZeRO shards the states, and blocks begin anew in each shard: where a block begins decides which elements
-# share a scale. So the trajectory of 8-bit Adam depends on the number of ranks, and a run that resumes on another number
-# does not repeat its losses bit by bit. Do not test it bitwise; test the loss.
+# **With ranks.** ZeRO shards the states, and blocks start again in each shard, so the beginning of a block
+# decides which elements share a scale. Therefore the trajectory of 8-bit Adam depends on the number of ranks,
+# and a run that resumes on another number doesn't repeat its losses bit by bit. So test the loss instead of
+# the bits.
 #
-# The bytes of one parameter:
+# The bytes of one parameter are:
 
 # %% tags=["skip-in-grading"]
 bars = {
@@ -1340,10 +1361,10 @@ figure
 # %% [markdown]
 # Without the master copy, section 3's stochastic rounding has to do its work.
 #
-# **In production.** `bitsandbytes.optim.AdamW8bit` is this algorithm in CUDA kernels, with blocks of 256 (2,048 in the
-# paper and in its earlier releases); its *paged* optimizers move states to the host when the GPU is full.
-# `torchao.optim.AdamW8bit` does the same in compiled PyTorch. DeepSeek-V3 keeps both moments in bf16 and a float32 master
-# copy (§3.3): 4 bytes for the moments instead of 2, and no scales.
+# **In production.** `bitsandbytes.optim.AdamW8bit` is this algorithm in CUDA kernels, with blocks of 256
+# (2,048 in the paper and in its earlier releases). Its *paged* optimizers move states to the host when the
+# GPU is full. `torchao.optim.AdamW8bit` does the same in compiled PyTorch. DeepSeek-V3 instead keeps both
+# moments in bf16 and a float32 master copy (§3.3), with 4 bytes for the moments instead of 2, and no scales.
 
 # %% [markdown]
 # ## 6 · Not stored: checkpointing
@@ -1355,13 +1376,14 @@ figure
 # | time | 50 minutes |
 # | points | 14 |
 #
-# The largest band in notebook 01's timeline was purple: activations, which forward keeps for backward. Fewer
-# bits make it thinner. But each of its numbers was *computed*, from the batch and the weights, and both are
-# still there. So a block can keep its input alone. When backward arrives at the block, its forward runs once
-# more, and its inside exists just long enough.
+# The largest band in notebook 01's timeline was purple. It showed the activations, which forward keeps for
+# backward. Fewer bits make it thinner. But each of its numbers was *computed* from the batch and the weights,
+# and both are still in memory. So a block can keep only its input. When backward arrives at the block, its
+# forward runs once more, and its inside exists just long enough.
 #
-# Here is a step of a small GPT of six blocks, three times: without checkpoints, with one for each block, and
-# with one for every third. The saw-tooth of backward is the inside of one segment, made and given back.
+# Here is a step of a small GPT of six blocks, three times. The first has no checkpoints, the second has one
+# for each block, and the third has one for every third. The saw-tooth of backward is the inside of one
+# segment, made and given back.
 
 # %% tags=["skip-in-grading"]
 PICTURED = GPTConfig(layers=6, heads=4, width=64, context=256)
@@ -1402,18 +1424,18 @@ for name, timeline in timelines.items():
 # %% [markdown]
 # ### How far apart?
 #
-# With a checkpoint every k of L layers, ⌈L/k⌉ inputs wait until backward has used them. The inside of *one*
-# segment exists beside them, while it is recomputed: k layers. At the worst moment there are
+# With a checkpoint every k of L layers, ⌈L/k⌉ inputs wait until backward has used them. In addition, the
+# inside of *one* segment, which is k layers, exists while it is recomputed. At the worst moment there are
 #
 # ⌈L/k⌉ · kept + k · inside
 #
 # numbers, where `kept` counts a layer's input and `inside` all that a layer keeps for its backward. A small k
-# keeps many inputs, a large k one large inside.
+# keeps many inputs, whereas a large k keeps one large inside.
 #
-# **Predict.** Chen et al. (2016) count layers that keep no more than their input, `kept = inside`. Then k = √L
-# is best, and it is the rule in most tables: 9 of 80 layers. But a block of a transformer keeps 34 bytes for
-# each 2 bytes of its input (Korthikanti et al. 2022, table 2, without the scores), 17 times as much. Before
-# you write the function: is the best k for 80 blocks larger or smaller than 9?
+# **Predict.** Chen et al. (2016) count layers that keep no more than their input, `kept = inside`. Then k =
+# √L is best, and this is the rule in most tables, for example 9 of 80 layers. But a block of a transformer
+# keeps 34 bytes for each 2 bytes of its input (Korthikanti et al. 2022, table 2, without the scores), 17
+# times as much. Before you write the function, is the best k for 80 blocks larger or smaller than 9?
 
 
 # %% nbgrader={"grade_id": "best_segment", "solution": true}
@@ -1435,8 +1457,8 @@ def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
 
 
 # %% [markdown]
-# <details><summary>Hint: no formula</summary>√(L · kept / inside) is the minimum of a smooth curve, but pieces are
-# whole. Try every k.</details>
+# <details><summary>Hint: no formula</summary>√(L · kept / inside) is the minimum of a smooth curve, but k is
+# an integer. Try every k.</details>
 #
 # **Check.**
 
@@ -1448,7 +1470,7 @@ report = check("09_precision_and_memory/best_segment", best_segment, cases="hidd
 report.points(4)
 
 # %% [markdown]
-# The cell prints the memory at the worst moment for five distances in 80 layers, in bytes for each of s · b · h.
+# The cell prints the memory at the worst moment for five distances in 80 layers, in bytes per s · b · h.
 
 # %% tags=["skip-in-grading"]
 for k in (1, 2, 3, 4, 9):
@@ -1463,33 +1485,33 @@ print(
 )
 
 # %% [markdown]
-# A checkpoint every second layer: 148. One for each layer costs 194, every fourth layer (notebook 01's plan)
-# 176, and the square root, 9, costs 324: more than twice the best. (For layers that keep their input alone,
-# 8, 9 and 10 all cost 18: your function takes the largest.)
+# A checkpoint every second layer costs 148. One for each layer costs 194, and every fourth layer
+# (notebook 01's plan) costs 176. The square root, 9, costs 324, which is more than twice the best. (If layers
+# keep only their input, 8, 9 and 10 all cost 18, so your function takes the largest.)
 
 # %% [markdown]
 # ### Build it
 #
-# **Build.** `checkpoint` returns what `function(*args)` returns, and keeps the arguments instead of the inside.
-# An `autograd.Function` has the two places that you need: its `forward` runs without a graph, so nothing inside
-# is kept, and its `backward` may run anything, also another forward and another backward.
+# **Build.** `checkpoint` returns what `function(*args)` returns, but keeps the arguments instead of the
+# inside. An `autograd.Function` has the two places you need. Its `forward` runs without a graph, so nothing
+# inside is kept, and its `backward` may run anything, also another forward and another backward.
 #
 # | in forward | in backward |
 # |---|---|
-# | keep the tensors among the arguments (`ctx.save_for_backward`), and everything else on `ctx` | detach the tensors, so that the second run's graph ends there; each needs a gradient if it did before |
-# | keep the state of the random generator: `torch.get_rng_state()` | set it, run the function *with* a graph, and set the caller's state back |
+# | keep the tensors among the arguments (`ctx.save_for_backward`), and everything else on `ctx` | detach the tensors, so that the second run's graph ends there. Each needs a gradient if it did before |
+# | keep the state of the random generator, `torch.get_rng_state()` | set it, run the function *with* a graph, and set the caller's state back |
 # | keep whether autocast is on, and its dtype: `torch.is_autocast_enabled("cpu")`, `torch.get_autocast_dtype("cpu")` | open the same autocast |
 # | run the function | call `torch.autograd.backward` on the new outputs with the gradients that arrived, and return the arguments' gradients |
 #
-# The generator and the autocast of this table are the CPU's. On a GPU there are the device's own besides, and PyTorch's
-# checkpoint keeps both.
+# The generator and the autocast of this table are the CPU's. A GPU has a generator and an autocast of its own
+# in addition, and PyTorch's checkpoint keeps both.
 #
-# The weights are not arguments: `function` reaches them by itself, and `torch.autograd.backward` adds their
-# gradients to `.grad`, as ever.
+# The weights are not arguments, because `function` reaches them by itself. As ever, `torch.autograd.backward`
+# adds their gradients to `.grad`.
 #
-# One trap is hidden in `forward`. A Function records itself only if one of its tensor inputs needs a gradient.
-# The first block of a model has tokens behind it, or an embedding that is frozen. How can you give it an input
-# that needs a gradient?
+# One trap is hidden in `forward`. A Function records itself only if one of its tensor inputs needs a
+# gradient. But the input of a model's first block comes from tokens, or from an embedding that is frozen. How
+# can you give the Function an input that needs a gradient?
 
 
 # %% nbgrader={"grade_id": "checkpoint", "solution": true}
@@ -1543,15 +1565,15 @@ class Recompute(torch.autograd.Function):
 
 
 # %% [markdown]
-# <details><summary>Hint: nothing has a gradient</summary><code>backward</code> runs without a graph, too. Open one
-# with <code>torch.enable_grad()</code> around the second run.</details>
-# <details><summary>Hint: a first block</summary><code>torch.empty(0, requires_grad=True)</code> as one more argument
-# of <code>apply</code>. Its gradient is None.</details>
-# <details><summary>Hint: the generator</summary><code>with torch.random.fork_rng(devices=[]):</code> gives the
-# caller's state back at its end. Inside call <code>torch.set_rng_state</code>.</details>
-# <details><summary>Another way</summary><code>torch.autograd.graph.saved_tensors_hooks</code>: keep a number in the
-# place of each tensor, and run the function again when the first tensor is asked for. The same function keeps
-# the same tensors in the same order.</details>
+# <details><summary>Hint: nothing has a gradient</summary><code>backward</code> also runs without a graph.
+# Open one with <code>torch.enable_grad()</code> around the second run.</details>
+# <details><summary>Hint: a first block</summary>Pass <code>torch.empty(0, requires_grad=True)</code> as one
+# more argument of <code>apply</code>. Its gradient is None.</details>
+# <details><summary>Hint: the generator</summary><code>with torch.random.fork_rng(devices=[]):</code> gives
+# the caller's state back at its end. Inside, call <code>torch.set_rng_state</code>.</details>
+# <details><summary>Another way</summary>With <code>torch.autograd.graph.saved_tensors_hooks</code>, keep a
+# number instead of each tensor, and run the function again when the first tensor is asked for. The same
+# function keeps the same tensors in the same order.</details>
 #
 # **Check.**
 
@@ -1563,8 +1585,8 @@ report = check("09_precision_and_memory/checkpoint", checkpoint, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** Eight blocks of width 128 and 1,024 tokens: the bytes that are kept after forward, and the peak of
-# forward and backward beside the weights.
+# **Measure.** The cell takes eight blocks of width 128 and 1,024 tokens. It prints the bytes that are kept
+# after forward, and the peak of forward and backward, not counting the weights.
 
 
 # %% tags=["skip-in-grading"]
@@ -1576,13 +1598,13 @@ if ready(checkpoint):
         print(f"every {every} {kept / 1e6:8.1f} MB{peak / 1e6:7.1f} MB")
 
 # %% [markdown]
-# After forward 67.4 MB become 4.2, sixteen times less, and for k = 8 nearly nothing is kept. But the peak is
-# the number that has to fit. It falls from 70 MB to 18 MB with k = 1, and every larger k is worse: with
-# k = 3, about the square root of 8, it is 33 MB, and one segment of all eight gains nothing. (6 MB of each peak
+# After forward, 67.4 MB become 4.2, sixteen times less, and for k = 8 nearly nothing is kept. But the peak is
+# the number that has to fit. It falls from 70 MB to 18 MB with k = 1, but every larger k is worse. With k =
+# 3, about the square root of 8, it is 33 MB, and one segment of all eight gains nothing. (6 MB of each peak
 # are gradients of the weights.)
 #
-# And the price? PyTorch's own checkpoint is measured beside yours, in both of its kinds. Attention is computed by
-# two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
+# And the price? The cell measures yours and also PyTorch's own checkpoint, in both of its kinds. Attention is
+# computed by two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
 
 
 # %% tags=["skip-in-grading"]
@@ -1607,16 +1629,17 @@ for name, kind in KINDS.items():
     )
 
 # %% [markdown]
-# One forward more on top of a forward and a backward of twice its cost: 4/3. The head of a whole model is not
-# checkpointed, so that its ratio is a little less. Why does `use_reentrant=False` need only 5/4? It works with
-# hooks, and stops *early*: when the last tensor that backward needs is there, the rest of the second run is
-# left out. In a block the last product of the MLP is left out, 8 h² FLOPs for each token. A forward takes 24 h²
-# and attention's 4 s h, which are 8 h² here (s = 2h). So 24/32 of a forward runs again, and a forward is a
-# third of forward and backward: 1/4 more. (Yours cannot stop: its backward needs the output of the second run.)
+# One more forward, in addition to a forward and a backward of twice its cost, makes 4/3. The head of a whole
+# model isn't checkpointed, so its ratio is a little less. Why does `use_reentrant=False` need only 5/4? It
+# works with hooks, and stops *early*. As soon as the last tensor that backward needs is ready, it leaves out
+# the rest of the second run. In a block this is the last product of the MLP, 8 h² FLOPs for each token. A
+# forward takes 24 h², and attention's 4 s h, which are 8 h² here (s = 2h). So 24/32 of a forward runs again,
+# and a forward is a third of forward and backward, which makes 1/4 more. (Yours can't stop, because its
+# backward needs the output of the second run.)
 #
-# **Measure, with ranks.** Recomputation repeats *all* of forward, and what forward sends, too. A tensor-parallel
-# block all-reduces twice in forward and twice in backward. Predict the number with checkpoints, for each of the two
-# kinds, before you run the cell.
+# **Measure, with ranks.** Recomputation repeats *all* of forward, so it also repeats the messages. A
+# tensor-parallel block all-reduces twice in forward and twice in backward. Predict the number with
+# checkpoints, for each of the two kinds, before you run the cell.
 
 
 # %% tags=["skip-in-grading"]
@@ -1633,23 +1656,24 @@ def all_reduces(kind):
 
 
 for name, kind in {"no checkpoint": None, **KINDS}.items():
-    run = launch(all_reduces, kind, world_size=2, backend="gloo")  # for its operations alone
+    run = launch(all_reduces, kind, world_size=2, backend="gloo")  # only for its operations
     names = [operation.op for operation in run.ledger.operations(0)]
     after = names[len(names) - names[::-1].index("barrier") :]
     print(f"{name:30} {after.count('all_reduce') // 2} all-reduces a block")
 
 # %% [markdown]
-# There are six all-reduces instead of four, so the checkpoint costs half as many messages again, and these cannot hide.
-# With an early stop there are five, since no operation keeps the result of the block's last all-reduce.
+# There are six all-reduces instead of four, so the checkpoint costs half as many messages again, and these
+# can't be hidden. With an early stop there are only five, because no operation keeps the result of the
+# block's last all-reduce.
 #
-# Is it the same for FSDP? There a unit's weights are gathered for backward anyway, *before* the block runs again. The
-# second forward finds them whole. `fully_shard` sends three units of traffic with checkpoints and without. (No cell
-# shows it here.)
+# Is it the same for FSDP? There a unit's weights are gathered for backward anyway, *before* the block runs
+# again, so the second forward finds them whole. Therefore `fully_shard` sends three units of traffic with
+# checkpoints and without. (No cell shows it here.)
 #
 # ### Selective recomputation
 #
-# A checkpoint may keep the expensive results and recompute the cheap ones. PyTorch asks a policy for each operation:
-# here every product of matrices is kept.
+# A checkpoint may also keep the expensive results and recompute only the cheap ones. PyTorch asks a policy
+# for each operation, and here the policy keeps every product of matrices.
 
 # %% tags=["skip-in-grading"]
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -1669,11 +1693,11 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
     print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times")
 
 # %% [markdown]
-# No product is computed twice, and a third of the peak is gone. Korthikanti et al. (2022) chose the opposite
-# end: they recompute attention alone, whose scores, before flash attention, took 5as/h bytes beside the 34 (a
-# heads, b sequences of s tokens, width h): 80 for GPT-3. Forward's two products of attention take 4 b s² h
-# FLOPs a layer, a step has 72 b s h² in all other products: the share is **s/18h**. With PyTorch's early stop
-# only the first of the two runs again: s/36h.
+# No product is computed twice, but still a third of the peak is gone. Korthikanti et al. (2022) chose the
+# opposite end and recompute only attention. Before flash attention, its scores took 5as/h bytes in addition
+# to the 34 (a heads, b sequences of s tokens, width h), which is 80 for GPT-3. Forward's two products of
+# attention take 4 b s² h FLOPs per layer, and a step has 72 b s h² in all other products, so the share is
+# **s/18h**. With PyTorch's early stop, only the first of the two runs again, which makes s/36h.
 
 # %% tags=["skip-in-grading"]
 small = Blocks(layers=4, width=64, batch=2, seq=64)
@@ -1693,12 +1717,13 @@ for claim in facts.KORTHIKANTI_SELECTIVE:
     print(f"{claim.model}: s/18h = {claim.right:.2%}; the paper prints {claim.printed:.1%}")
 
 # %% [markdown]
-# <details><summary>An erratum, with its derivation</summary>The paper's appendix A counts a model's FLOPs as 72 B L s h²
-# (1 + s/6h + V/12Lh): attention's products are s/6h, which is 12 B s² h a layer, forward and backward. It says in words
-# that selective recomputation adds 4 B s² h a layer, the forward of these products. 4/72 is 1/18: the sum is 1 + 2s/9h.
-# Equation 8 prints 1 + s/3h, which adds 12 B s² h, all three passes. Section 5's 2.7 % for GPT-3 and 1.6 % for MT-NLG are
-# s/6h; the words give 0.9 and 0.6 %. Time says more than FLOPs: the paper measured 7 % of a layer's time at 22B, and 2 % at
-# 530B (table 4, figure 8).</details>
+# <details><summary>An erratum, with its derivation</summary>The paper's appendix A counts a model's FLOPs as
+# 72 B L s h² (1 + s/6h + V/12Lh). Attention's products are s/6h, which is 12 B s² h per layer, forward and
+# backward. It says in words that selective recomputation adds 4 B s² h per layer, the forward of these
+# products. 4/72 is 1/18, so the sum is 1 + 2s/9h. But equation 8 prints 1 + s/3h, which adds 12 B s² h, all
+# three passes. Section 5's 2.7 % for GPT-3 and 1.6 % for MT-NLG are s/6h, whereas the words give 0.9 and 0.6
+# %. Time says more than FLOPs, however. The paper measured 7 % of a layer's time at 22B, and 2 % at 530B
+# (table 4, figure 8).</details>
 #
 # **Break it.** Take the generator's state away from PyTorch's checkpoint (it has a switch for it), and train with
 # dropout. Which gradients will be wrong?
@@ -1719,8 +1744,8 @@ for name, state in (("with the state", True), ("without it", False)):
     print(f"{name}: gradients differ by up to {off:.3g}, the largest is {wanted.abs().max():.3g}")
 
 # %% [markdown]
-# Nothing warns: the loss is right, and its gradient belongs to another network. And the other trap, a first block
-# behind an input that needs no gradient, with PyTorch's older kind:
+# Nothing warns you, because the loss is right. But its gradient belongs to another network. The next cell
+# shows the other trap, a first block behind an input that needs no gradient, with PyTorch's older kind:
 
 # %% tags=["skip-in-grading"]
 layer, inputs = nn.Linear(8, 8), torch.randn(4, 8)
@@ -1740,7 +1765,7 @@ with warnings.catch_warnings(record=True) as caught:
 print("without the keyword:", str(caught[0].message).partition(": ")[2].partition(". use")[0])
 
 # %% [markdown]
-# If everything behind such a block has a gradient of its own, training goes on, and this block never moves.
+# If everything behind such a block has a gradient of its own, training goes on, but this block never moves.
 #
 # **In production.**
 #
@@ -1748,35 +1773,37 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # |---|---|---|
 # | PyTorch | `torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)` | a function; `context_fn` makes it selective |
 # | FSDP | `checkpoint_wrapper` around each block, inside of `fully_shard` | the same unit as a gather |
-# | Megatron-LM | `--recompute-granularity full` or `selective` | whole layers, or attention alone |
+# | Megatron-LM | `--recompute-granularity full` or `selective` | whole layers, or only attention |
 # | DeepSpeed | `activation_checkpointing` | layers, also cut over tensor-parallel ranks, or in the host's memory |
 # | Hugging Face | `model.gradient_checkpointing_enable()` | each block |
 #
-# Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06): its state has to be
-# kept as well. The course's layers start it from the common generator, so that one state is enough.
+# Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06), so a
+# checkpoint also has to keep its state. The course's layers start it from the common generator, so one state
+# is enough.
 #
-# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute": 4/3, or
-# less with an early stop (5/4 above). It says "√N memory, 10x typical": above 16 times fewer bytes are kept,
-# and the peak is a quarter. It checkpoints every fourth layer: 176 bytes where 148 are possible. It calls
-# <code>checkpoint</code> without <code>use_reentrant</code>: the warning above says that PyTorch raises since
-# 2.9, and 2.13 still takes the older kind. And it calls <code>use_cache=False</code> required: that is Hugging
-# Face's cache for generation, which has nothing to do with backward.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute", but it
+# costs 4/3, or less with an early stop (5/4 above). It says "√N memory, 10x typical". Above, 16 times fewer
+# bytes are kept, but the peak is a quarter. It checkpoints every fourth layer, which takes 176 bytes although
+# 148 are possible. It calls <code>checkpoint</code> without <code>use_reentrant</code>. The warning above
+# says that PyTorch raises since 2.9, but 2.13 still takes the older kind. And it calls
+# <code>use_cache=False</code> required, although that is Hugging Face's cache for generation, which has
+# nothing to do with backward.</details>
 
 # %% [markdown]
 # ## 7 · Later, and not at all
 #
 # | | |
 # |---|---|
-# | you will write | nothing: two tools are given |
+# | you will write | nothing, because two tools are given |
 # | rests on | §6 |
 # | time | 5 minutes |
 #
 # ### Elsewhere: offload
 #
-# A kept tensor can wait in the host's memory. `offload_saved` uses the hooks that your meter of notebook 01 used: one
-# moves each tensor away when autograd keeps it, the other brings it back. PyTorch's own is
-# `torch.autograd.graph.save_on_cpu`. Without a GPU a mapped file takes the host's place; it shows what moves, and a time
-# measured here would mean nothing.
+# A kept tensor can wait in the host's memory. `offload_saved` uses the same hooks as your meter of
+# notebook 01. One moves each tensor away when autograd keeps it, and the other brings it back. PyTorch's own
+# is `torch.autograd.graph.save_on_cpu`. Without a GPU, a mapped file stands in for the host. It shows which
+# tensors move, but a time measured here would mean nothing.
 
 # %% tags=["skip-in-grading"]
 offloaded = Blocks(layers=4)
@@ -1789,17 +1816,18 @@ y.sum().backward()
 print(f"after backward {moved.returned} came back")
 
 # %% [markdown]
-# A tensor that two operations keep moves twice, so more bytes move than are kept. Does the copy hide? For each token a
-# block keeps 34 h bytes and computes 24 h² FLOPs. At h = 12,288 and 40 % of an A100's 312 TFLOP/s the forward takes 29 µs
-# a token, and PCIe 4.0 (32 GB/s each way) needs 13 µs for the bytes: yes, on a stream of its own. At h = 4,096 the
-# forward takes 3.2 µs and the copy 4.4 µs: no. The section *On your GPUs* measures PyTorch's own.
+# If two operations keep a tensor, it moves twice, so more bytes move than are kept. Is the copy hidden? For
+# each token a block keeps 34 h bytes and computes 24 h² FLOPs. At h = 12,288 and 40 % of an A100's 312
+# TFLOP/s, the forward takes 29 µs per token, and PCIe 4.0 (32 GB/s each way) needs 13 µs for the bytes. So
+# the copy is hidden, if it has a stream of its own. At h = 4,096, however, the forward takes 3.2 µs and the
+# copy 4.4 µs, so it isn't. The section *On your GPUs* measures PyTorch's own.
 
 # %% [markdown]
 # ### Never all at once: the optimizer in backward
 #
-# After backward the gradients of all parameters are there, and a parameter's step needs its own alone.
+# After backward the gradients of all parameters are in memory, but a parameter's step needs only its own.
 # `step_in_backward` makes a parameter's step in a hook that runs when its gradient is complete
-# (`register_post_accumulate_grad_hook`, notebook 03), and frees the gradient.
+# (`register_post_accumulate_grad_hook`, notebook 03), and then frees the gradient.
 
 # %% tags=["skip-in-grading"]
 sgd = partial(torch.optim.SGD, lr=0.1, foreach=False)
@@ -1820,11 +1848,11 @@ for name in ("after backward", "in backward"):
 print("the same weights:", torch.equal(*weights.values()))
 
 # %% [markdown]
-# P is the bytes of the weights here. With the weights themselves the peak falls from 2 P to a little over
-# 1 P, and the bits are the same. Two things are lost: why can it not clip by a global norm, and why can it not
-# accumulate over microbatches? (The norm needs all gradients before the first step. The first microbatch's
-# gradient is gone before the second one comes.) Under FSDP the hook sees the shard after its reduce-scatter,
-# one unit at a time.
+# P is the bytes of the weights here. The peak, which includes the weights, falls from 2 P to a little over 1
+# P, and the bits are the same. Two things are lost. Why can't it clip by a global norm, and why can't it
+# accumulate over microbatches? (The norm needs all gradients before the first step. And the first
+# microbatch's gradient is freed before the second one arrives.) Under FSDP, the hook sees the shard after its
+# reduce-scatter, one unit at a time.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1832,9 +1860,9 @@ print("the same weights:", torch.equal(*weights.values()))
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** The same product in five formats. The data sheet gives tensor cores twice as many FLOP/s for
-# half of the bits. float32 does not use them, so it has no prediction. A dash means that the card does not
-# have the format.
+# **Predict.** The cell computes the same product in five formats. The data sheet gives tensor cores twice as
+# many FLOP/s for half of the bits. But float32 doesn't use them, so it has no prediction. A dash means that
+# the card doesn't have the format.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1850,9 +1878,9 @@ def data_sheet(of, run):
 on_gpus = on_your_gpus(FORMATS, predicted=data_sheet)
 
 # %% [markdown]
-# **Predict.** Eight blocks in 16 bits, whose insides are kept, computed again, or moved to pinned memory of
-# the host and back (§7). Computing again costs one forward more, 4/3 of the FLOPs. Is it 4/3 of the time?
-# And does the copy to the host hide?
+# **Predict.** The next cell runs eight blocks in 16 bits. Their insides are kept, computed again, or moved to
+# pinned memory of the host and back (§7). Computing again costs one more forward, 4/3 of the FLOPs. Is it
+# also 4/3 of the time? And is the copy to the host hidden?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1868,17 +1896,17 @@ def of_kept(of, run):
 mine = checkpoint if ready(checkpoint) else None
 on_gpus = on_your_gpus(KEPT_OR_NOT, predicted=of_kept, yours=mine)
 # %% [markdown]
-# The hooks copy on the stream that computes, as `save_on_cpu` does. So the copies cannot hide. Each waits for
-# the operation before it, and the next operation waits for the copy.
+# The hooks copy on the stream that computes, as `save_on_cpu` does. So the copies can't be hidden. Each waits
+# for the operation before it, and the next operation waits for the copy.
 #
-# **Break it.** Your `checkpoint` keeps the state of the *CPU's* generator. On a GPU dropout draws from the
-# GPU's. Which masks does the second run draw there?
+# **Break it.** Your `checkpoint` keeps the state of the *CPU's* generator. But on a GPU, dropout draws from
+# the GPU's generator. Which masks does the second run draw there?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(MASKS, yours=mine)
 # %% [markdown]
-# If gradients are off by more than rounding, the two runs drew different masks, and no error tells you.
-# Keep `torch.cuda.get_rng_state()` as well, and set it back in backward; the same holds for
+# If gradients are off by more than rounding, the two runs drew different masks, although no error tells you.
+# Keep `torch.cuda.get_rng_state()` as well, set it back in backward, and do the same for
 # `torch.is_autocast_enabled("cuda")`. Then the last row is 0.
 
 # %% [markdown]
@@ -1890,19 +1918,21 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 # | time | 5 minutes |
 # | points | 6 |
 #
-# A number may be written as arithmetic.
+# You may write a number as arithmetic.
 #
 # 1. What is the distance from 1 to the next larger number in fp16?
 # 2. Training in fp16 meets three things. Which of them does a loss scaler *not* repair? `"an inf on one rank"`,
 #    `"gradients that are 0"` or `"a loss that is not a number"`
-# 3. bfloat16 weights with stochastic rounding and no master copy, bfloat16 gradients, Adam's m and v in 8 bits with a
-#    float32 scale for each block of 256. How many **bytes** a parameter?
-# 4. Llama-3-405B has 126 layers. With 34 bytes inside a layer for the 2 of its input, and one sequence on the GPU: every
-#    how many **layers** lies a checkpoint so that the worst moment has least memory?
-# 5. Replicas round their weights stochastically, and drift apart. What has to be the same on all of them, and is not?
-#    `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
-# 6. Gradients usually have the format e5m2, for its range. DeepSeek-V3 gives them e4m3, as it does for everything else. What
-#    replaces the range? `"a scale for each tile"`, `"a float32 accumulator"` or `"stochastic rounding"`
+# 3. A run has bfloat16 weights with stochastic rounding and no master copy, bfloat16 gradients, and Adam's m
+#    and v in 8 bits with a float32 scale for each block of 256. How many **bytes** does it take per
+#    parameter?
+# 4. Llama-3-405B has 126 layers. Take 34 bytes inside a layer for the 2 of its input, and one sequence on the
+#    GPU. Every how many **layers** should you set a checkpoint, so that the worst moment has least memory?
+# 5. Replicas round their weights stochastically, and drift apart. Which of these has to be the same on all of
+#    them, but isn't? `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
+# 6. Gradients usually have the format e5m2, because of its range. But DeepSeek-V3 gives them e4m3, as it does
+#    for everything else. What replaces the range? `"a scale for each tile"`, `"a float32 accumulator"` or
+#    `"stochastic rounding"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # a number
@@ -1948,16 +1978,17 @@ report.points(6)
 # | time | 20 minutes |
 # | extra credit | 4 points, on top of the others. You lose nothing if you skip it |
 #
-# After all blocks are checkpointed, one tensor is left that is larger than all others: the logits, T · V numbers. For
-# Llama 3 with 8,192 tokens and a vocabulary of 128,256 they are 4.2 GB in float32, the softmax and the gradient have as
-# many each. Yet a token's loss needs its own row alone. Cut the tokens into chunks; each makes its logits, its share of
-# the loss and its share of both gradients, and lets the logits go.
+# After all blocks are checkpointed, one tensor is left that is larger than all others, the logits, with T · V
+# numbers. For Llama 3 with 8,192 tokens and a vocabulary of 128,256 they take 4.2 GB in float32, and the
+# softmax and the gradient each take as much. Yet a token's loss needs only its own row. So cut the tokens
+# into chunks. Each chunk computes its logits, its share of the loss and its share of both gradients, and then
+# frees the logits.
 #
-# **Predict.** Three tensors of (1,024, 16,384) in float32 take 201 MB. With 8 chunks: how much of it is left, and what
-# else is there? (25 MB; both gradients are, T h and V h numbers.)
+# **Predict.** Three tensors of (1,024, 16,384) in float32 take 201 MB. How much of it is left with 8 chunks,
+# and which other tensors are in memory? (25 MB. Both gradients are also in memory, T h and V h numbers.)
 #
-# **Build.** The gradient of the mean of n losses with respect to the logits is (softmax − one-hot) / n. It is known in
-# forward but for one factor, the upstream gradient, which backward multiplies in.
+# **Build.** The gradient of the mean of n losses with respect to the logits is (softmax − one-hot) / n. In
+# forward you know all of it except one factor, the upstream gradient, which backward multiplies in.
 
 
 # %% nbgrader={"grade_id": "chunked_loss", "solution": true}
@@ -2005,11 +2036,11 @@ class InPieces(torch.autograd.Function):
 
 
 # %% [markdown]
-# <details><summary>Hint: unequal chunks</summary>Add up sums and divide by the number of all targets that count, not by
-# a chunk's.</details>
-# <details><summary>Hint: another way</summary>Your checkpoint around each chunk's loss: the logits are computed twice,
-# and nothing has to be derived by hand. Give every chunk one float32 copy of the weight and cast it inside: then the
-# chunks' gradients meet in float32.</details>
+# <details><summary>Hint: unequal chunks</summary>Add up sums, and divide by the number of all targets that
+# count instead of the number in a chunk.</details>
+# <details><summary>Hint: another way</summary>Put your checkpoint around each chunk's loss. Then the logits
+# are computed twice, but you don't have to derive anything by hand. Give every chunk one float32 copy of the
+# weight and cast it inside, so that the chunks' gradients meet in float32.</details>
 #
 # **Check.**
 
@@ -2022,7 +2053,7 @@ report = check("09_precision_and_memory/chunked_loss", chunked_loss, cases="hidd
 
 
 # %% [markdown]
-# **Measure.** 1,024 tokens, a vocabulary of 16,384, width 128, forward and backward.
+# **Measure.** The cell runs forward and backward for 1,024 tokens, a vocabulary of 16,384 and width 128.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2058,9 +2089,10 @@ if ready(chunked_loss):
         )
 
 # %% [markdown]
-# A fifth of the memory with 8 chunks, at no more time. (A version that computes the gradient in the logits' own memory,
-# as `course_lib.recompute` does, takes 34.6 MB, a sixth.) Sixty-four chunks save little more, since both gradients have to
-# be there. The products of a smaller chunk are narrower, and all of them together take longer.
+# With 8 chunks you need a fifth of the memory, and no more time. (A version that computes the gradient in the
+# logits' own memory, as `course_lib.recompute` does, takes 34.6 MB, a sixth.) Sixty-four chunks save little
+# more, because both gradients have to be in memory anyway. The products of a smaller chunk are also narrower,
+# so all of them together take longer.
 #
 # **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a sum of equal
 # terms stop growing?
@@ -2072,15 +2104,16 @@ for _ in range(1024):
 print("1,024 times 1 in bfloat16:", total.item())
 
 # %% [markdown]
-# At 256: the next number is 258, and half of a step rounds to even. **In production** it is one kernel: Liger Kernel's
-# `FusedLinearCrossEntropy` (Hsu et al. 2024, §3.2) is this algorithm on a GPU. With tensor parallelism the vocabulary is cut
-# instead of the tokens (notebook 06).
+# It stops at 256, because the next number is 258, and half of a step rounds to even. **In production** this
+# is one kernel. Liger Kernel's `FusedLinearCrossEntropy` (Hsu et al. 2024, §3.2) is this algorithm on a GPU.
+# With tensor parallelism, the vocabulary is cut instead of the tokens (notebook 06).
 
 # %% [markdown]
 # ## Scorecard
 #
-# One step of AdamW of a GPT with eight blocks, on one rank, 1,024 tokens: every answer of this notebook, and all
-# together. M is the 4P bytes of the parameters. The cell takes up to a minute; a dot stands for each row that is measured.
+# The cell takes one step of AdamW of a GPT with eight blocks, on one rank, with 1,024 tokens. It measures
+# every answer of this notebook, and then all together. M is the 4P bytes of the parameters. The cell takes up
+# to a minute, and prints a dot for each row it has measured.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2146,19 +2179,20 @@ rows = [
 Scorecard(rows, unit=M, flops_alone=spent["float32"].flops)
 
 # %% [markdown]
-# Read the column of the peak. Without checkpoints it lies in the activations. With one for each block it has moved to the
-# logits, and there the square root looks a little better, since fewer inputs wait. When the loss is cut into chunks as
-# well, backward's segments are the peak again, and one block at a time is best. Checkpoints pay with a quarter to a third of
-# the arithmetic; the loss in chunks and smaller states pay nothing that this counter sees. No row sends a byte on one rank. On
-# tensor-parallel ranks the checkpoints' rows would send half as much again (§6).
+# Read the column of the peak. Without checkpoints, the peak is in the activations. With one for each block it
+# has moved to the logits, and there the square root looks a little better, because fewer inputs wait. When
+# the loss is cut into chunks as well, backward's segments are the peak again, and one block at a time is
+# best. Checkpoints cost a quarter to a third of the arithmetic, but the loss in chunks and smaller states
+# cost nothing this counter sees. On one rank, no row sends a byte. On tensor-parallel ranks, the checkpoints'
+# rows would send half as much again (§6).
 #
-# **You have built** the rounding that a cast does, a scaler that keeps N ranks together, weights of 16 bits that small steps
-# move, tiles of eight bits with their scales, Adam with two bytes of state, a checkpoint that agrees with PyTorch's to the bit, the distance at which to set it, and
-# perhaps a loss without logits.
+# **You have built** the rounding that a cast does, a scaler that keeps N ranks together, 16-bit weights that
+# small steps move, tiles of eight bits with their scales, Adam with two bytes of state, a checkpoint that
+# agrees with PyTorch's to the bit, the distance at which to set it, and perhaps a loss without logits.
 #
 # **Read on.**
 # - Micikevicius et al. (2018), *Mixed Precision Training*: §3, and figure 3 with the gradients that fp16 loses.
-# - Zamirai et al. (2020), *Revisiting BFloat16 Training*: stochastic rounding in place of a master copy.
+# - Zamirai et al. (2020), *Revisiting BFloat16 Training*: stochastic rounding instead of a master copy.
 # - Micikevicius et al. (2022), *FP8 Formats for Deep Learning*; DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.3.
 # - Dettmers et al. (2022), *8-bit Optimizers via Block-wise Quantization*: §2.
 # - Chen et al. (2016), *Training Deep Nets with Sublinear Memory Cost*: §3 and §4.
@@ -2166,8 +2200,8 @@ Scorecard(rows, unit=M, flops_alone=spent["float32"].flops)
 # - PyTorch's documentation of `torch.utils.checkpoint`, and its source: `use_reentrant=False` is your other way.
 # - Lv et al. (2023), *Full Parameter Fine-tuning for Large Language Models with Limited Resources*: the optimizer in
 #   backward. Hsu et al. (2024), *Liger Kernel*: the loss in chunks.
-# - `course_lib/precision/` and `course_lib/recompute/`: the references; `lazy.py` is the version with hooks. Read them after
-#   you have written yours.
+# - `course_lib/precision/` and `course_lib/recompute/` are the references, and `lazy.py` is the version with
+#   hooks. Read them after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
 
