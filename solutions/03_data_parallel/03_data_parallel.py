@@ -200,7 +200,7 @@ for step in (master_step, replica_step):
 #   for one GPU and 80 ms for eight.
 # - **GPU 0 does more.** It holds the optimizer state (8 bytes per parameter in plain fp32 Adam, which is 56
 #   GB for 7B) and all outputs. It also makes the step while the other GPUs wait.
-# - **It needs one machine.** Threads do not reach the next node.
+# - **It is limited to one machine.** Threads do not reach the next node.
 #
 # PyTorch's own documentation recommends DDP even on one machine.
 #
@@ -469,10 +469,10 @@ def gradient_bytes_sent(
 #
 # Real models have four things you must handle:
 #
-# - *frozen* parameters have `requires_grad=False`. Broadcast them, but they have no gradient;
-# - *tied* parameters are one tensor under two names. `parameters()` gives it once;
-# - *buffers* are part of the model, but have no gradients;
-# - some parameters got *no gradient on this rank* (`.grad` is `None`), because the rank's samples took
+# - *Frozen* parameters have `requires_grad=False`. Broadcast them, but they have no gradient.
+# - *Tied* parameters are one tensor under two names. `parameters()` gives it once.
+# - *Buffers* are part of the model, but have no gradients.
+# - Some parameters got *no gradient on this rank* (`.grad` is `None`), because the rank's samples took
 #   another branch. The other ranks still wait for this rank in the all-reduce of that gradient.
 
 
@@ -1628,9 +1628,9 @@ curves(
 )
 
 # %% [markdown]
-# The curve of int8 coincides with float32, at a quarter of the bytes. Top-k sends less here, but its loss
-# falls later. Set your two formulas equal, and you find that from 26 ranks on top-k would send more than
-# int8.
+# The curve of int8 coincides with the curve of float32, at a quarter of the bytes. Top-k sends less here, but
+# its loss falls later. Set your two formulas equal, and you find that from 26 ranks on top-k would send more
+# than int8.
 #
 # **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
 
@@ -1651,7 +1651,7 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 # the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
 # gathers everything and so sends (N−1) · M/4. It also has `powerSGD_hook`, in which two thin matrices travel
 # instead of a layer's gradient, each in one all-reduce. A rank then sends less than twice the bytes of the
-# two, for any N. The cell compares the reference's PowerSGD with two columns with your two compressors:
+# two, for any N. The cell shows the reference's PowerSGD with two columns next to your two compressors:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1957,9 +1957,9 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell shows your loss and bytes next to those of the others. The last curve is the reference
-# without error feedback, which forgets the part of G that P Qᵀ missed. Before you run it: does it cost more
-# to forget the rest here than with top-k, or less?
+# **Measure.** The cell shows your loss and bytes next to those of the other methods. The last curve is the
+# reference without error feedback, which forgets the part of G that P Qᵀ missed. Before you run it: does it
+# cost more to forget the rest here than with top-k, or less?
 #
 # <details><summary>Answer</summary>About as much. In our run it raises the last loss from 0.26 to 0.51, about
 # 2 times. With top-k (§5) it raised the loss from 0.31 to 0.58, about 1.9 times.</details>
