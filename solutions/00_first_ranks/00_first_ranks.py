@@ -4,21 +4,21 @@
 # **What is a rank, what is a message, and why does my program hang?**
 #
 # A model of 7 billion parameters, trained with Adam in fp32, needs 4 bytes for each parameter's weight, 4 for
-# its gradient and 4 for each of Adam's two moments: 16 bytes × 7 billion = 112 GB, activations not counted.
-# An A100 has 80 GB at most. So on A100s the training needs more than one GPU. That means more than one
-# process, and messages between the processes. Most of this course is about sending fewer of them, or sending
-# them while something else is computed. This notebook is about the messages themselves.
+# its gradient and 4 for each of Adam's two moments. That makes 16 bytes × 7 billion = 112 GB, without
+# activations. But an A100 has 80 GB at most, so on A100s the training needs more than one GPU. That means
+# more than one process, and messages between the processes. Most of this course is about sending fewer of
+# them, or sending them while something else is computed. This notebook is about the messages themselves.
 #
 # | | |
 # |---|---|
 # | you will build | `hello`, `exchange`, `ring_shift`; three repairs of programs that hang |
 # | you will be able to | read from a diagnosis which rank waits for which, and why; say what a message costs |
-# | you need to know | Python and PyTorch tensors. No networks, no `torch.distributed` |
+# | you need to know | Python and PyTorch tensors, but nothing about networks or `torch.distributed` |
 # | time | two hours |
 # | points | 10 |
-# | on a rented machine | nothing to rent: the CPU of a laptop is enough. With four GPUs or more, some cells run over NCCL; the section *On your GPUs* uses one or two |
+# | on a rented machine | nothing to rent, because the CPU of a laptop is enough. With four GPUs or more, some cells run over NCCL; the section *On your GPUs* uses one or two |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 Ranks | 10 | 1 | |
 # | 2 Messages | 15 | | 1 |
@@ -28,7 +28,7 @@
 # | 6 In production | 10 | | 3, 5 |
 # | 7 Questions | 5 | 1 | 4, 5 |
 #
-# Work from top to bottom: cells below an exercise use what you wrote in it.
+# Work from top to bottom, because cells below an exercise use what you wrote in it.
 #
 # <details><summary>In the lectures</summary>This course is built on five texts, the lectures 000 to 004. You
 # do not need them. Folded notes like this one cite them, and correct them if they err. The 112 GB are from
@@ -47,9 +47,10 @@ from course_lib import RankError, check, device, doctor, launch
 from course_lib.unfinished import ready
 
 # %% [markdown]
-# Before anything else: what can this machine do? The doctor starts two ranks, lets them play ping-pong, and
-# reports what it finds. (In a terminal: `python -m course_lib.doctor`.) You need not know the words yet; α
-# and β come in §4. A line marked `ok` or `note` asks nothing of you; a `problem` comes with its cure.
+# Before anything else, what can this machine do? The doctor starts two ranks, lets them play ping-pong, and
+# reports what it finds. (In a terminal: `python -m course_lib.doctor`.) You don't have to know the words yet,
+# since §4 explains α and β. A line marked `ok` or `note` asks nothing of you, and a `problem` comes with its
+# cure.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 doctor.report()
@@ -60,16 +61,16 @@ doctor.report()
 # | | |
 # |---|---|
 # | you will write | `hello()` |
-# | rests on | nothing |
+# | builds on | nothing |
 # | time | 10 minutes |
 # | points | 1 |
 #
 # A distributed program is one function that several processes run at the same time. Each process is a
-# **rank** and has a number, from 0 to N - 1; N is the **world size**. They all run the same code, and the
+# **rank** and has a number, from 0 to N - 1, and N is the **world size**. They all run the same code, so the
 # number is the only thing that tells them apart.
 #
-# `launch(f, world_size=4)` starts four processes on this machine, calls `f()` in each of them, and gives
-# back a list of the four results, in order of rank.
+# `launch(f, world_size=4)` starts four processes on this machine, calls `f()` in each of them, and returns a
+# list of the four results, in order of rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -80,8 +81,8 @@ def who_am_i():
 launch(who_am_i, world_size=4)
 
 # %% [markdown]
-# The second number of each pair is a process id. Run the cell again and you get four others: every `launch`
-# starts fresh ranks, so nothing that a cell does to its ranks can spoil the next cell.
+# The second number of each pair is a process id. If you run the cell again, you get four others, because
+# every `launch` starts fresh ranks. So nothing that a cell does to its ranks can spoil the next cell.
 #
 # Processes share no memory. Before you run this cell: which five numbers will it print?
 
@@ -99,19 +100,19 @@ print("in the ranks:", list(launch(count, world_size=4)))
 print("in the notebook:", counter)
 
 # %% [markdown]
-# `launch` packs the function and the globals that it uses and sends a copy to each rank. Each rank changed
-# its copy and ended; the notebook's own counter stayed 10. This is why there are messages at all: *the only
-# thing that one rank can do to another is to send it bytes.*
+# `launch` packs the function and the globals it uses, and sends a copy to each rank. Each rank changed its
+# copy and ended, but the notebook's own counter stayed 10. This is why there are messages at all: *the only
+# thing one rank can do to another is to send it bytes.*
 #
 # Why processes, then, and not threads, which share everything? Because Python's global lock lets only one
-# thread at a time run Python code. PyTorch's older `DataParallel` has one process with a thread per GPU;
-# `DistributedDataParallel` has one rank per GPU.
+# thread at a time run Python code. PyTorch's older `DataParallel` has one process with a thread per GPU,
+# whereas `DistributedDataParallel` has one rank per GPU.
 #
 # **Build.** Who am I, how many are we, and where do my tensors live? `launch` has already made the group of
-# all ranks, as `dist.init_process_group` does in a script, so `torch.distributed` answers at once. A
+# all ranks, as `dist.init_process_group` does in a script, so `torch.distributed` answers immediately. A
 # **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between GPUs. By
-# default the device is the rank's own GPU if the machine has at least four GPUs, and one for each rank. Else
-# the device is the CPU, and so it always is in the notebook itself, outside of the ranks.
+# default, the device is the rank's own GPU if the machine has at least four GPUs, and one for each rank.
+# Otherwise the device is the CPU, as it always is in the notebook itself, outside the ranks.
 
 
 # %% nbgrader={"grade_id": "hello", "solution": true}
@@ -123,7 +124,7 @@ def hello() -> tuple[int, int, str]:
 
 
 # %% [markdown]
-# <details><summary>Hint: where to ask</summary><code>dist.get_rank()</code>,
+# <details><summary>Hint: where to ask</summary>Ask <code>dist.get_rank()</code>,
 # <code>dist.get_world_size()</code>, and <code>device()</code>, which was imported above and gives a
 # <code>torch.device</code>.</details>
 
@@ -135,8 +136,9 @@ report = check("00_first_ranks/hello", hello, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# **Look.** The lines that a rank prints arrive in the cell with its number in front. Ranks run at the same
-# time: run the cell a few times and watch the order. If a result matters, return it and do not print it.
+# **Look.** If a rank prints a line, it arrives in the cell with the rank's number in front. Ranks run at the
+# same time, so run the cell a few times and watch the order. If a result matters, return it instead of
+# printing it.
 #
 # <details><summary>In the lectures</summary>Lecture 001 compares <code>DataParallel</code> and
 # <code>DistributedDataParallel</code> in §19.2. Its code calls
@@ -153,12 +155,12 @@ if ready(hello):  # a cell that needs your function waits until you have written
 # | | |
 # |---|---|
 # | you will write | nothing yet: run, predict, look |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 15 minutes |
 #
 # `dist.send(tensor, dst)` sends the tensor's bytes to rank `dst`. `dist.recv(tensor, src)` waits for bytes
-# from rank `src` and writes them *into* the tensor that it is given. A message carries no shape and no
-# dtype: the receiver must know both beforehand and bring a buffer that fits.
+# from rank `src` and writes them *into* the tensor it is given. A message carries no shape and no dtype, so
+# the receiver must already know both and bring a buffer that fits.
 #
 # Before you run the cell: how many bytes are six float32 numbers?
 
@@ -178,23 +180,24 @@ run = launch(first_message, world_size=2)
 run[1]
 
 # %% [markdown]
-# The list that `launch` returns also has a **ledger**, `run.ledger`: each operation of each rank, with its
-# bytes and the line of code that called it. A send and its receive are two operations and one message.
+# The list returned by `launch` also has a **ledger**, `run.ledger`. It lists each operation of each rank,
+# with its bytes and the line of code that called it. A send and its receive are two operations, but one
+# message.
 
 # %% tags=["skip-in-grading"]
 run.ledger.table(times=False)
 
 # %% [markdown]
-# The next cell shows the same as a matrix, with senders in rows and receivers in columns: the entry in row 0
-# and column 1 is the number of bytes from rank 0 to rank 1.
+# The next cell shows the same as a matrix, with senders in rows and receivers in columns. For example, the
+# entry in row 0 and column 1 is the number of bytes from rank 0 to rank 1.
 
 # %% tags=["skip-in-grading"]
 run.ledger.matrix()
 
 # %% [markdown]
 # The cell below shows a second run as a timeline. Ranks are rows, time runs right, and grey means *blocked in
-# communication*. An arrow is a message. The arrow runs from the call of the send to the end of the receive:
-# most of that time is waiting, not travelling. Here rank 1 has something else to do for 50 milliseconds
+# communication*. An arrow is a message. It runs from the call of the send to the end of the receive, and most
+# of that time is waiting instead of travelling. Here rank 1 has something else to do for 50 milliseconds
 # before it receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on the CPU, so
 # that the picture is the same on every machine.)
 
@@ -213,13 +216,13 @@ run = launch(late_receiver, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# Rank 0 waits. `send` is not a letter dropped into a box: the call returns when the other side has taken the
-# bytes, even if there are only 24 of them. (`gloo` works like this. On some systems the send of a small
-# message returns at once, and only that of a large message waits. A program that relies on the early return
-# works until its tensors grow.)
+# Rank 0 waits. `send` is not like dropping a letter into a box, because the call returns only when the other
+# side has taken the bytes, even if there are only 24 of them. (`gloo` works like this. On some systems the
+# send of a small message returns immediately, and only the send of a large message waits. A program that
+# relies on the early return works until its tensors grow.)
 #
-# `dist.isend` only *begins* a message and returns a handle; `handle.wait()` waits for the message's end.
-# Between the two calls the rank can work: 30 milliseconds here.
+# `dist.isend` only *begins* a message and returns a handle. Later, `handle.wait()` waits for the message's
+# end. Between the two calls the rank can work, here for 30 milliseconds.
 
 
 # %% tags=["skip-in-grading"]
@@ -238,16 +241,17 @@ run = launch(early_start, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# The white part, until 30 milliseconds, is work; with `send` the rank would have waited instead. The grey
+# The white part, until 30 milliseconds, is work. With `send` the rank would have waited instead. The grey
 # part after it is `handle.wait()`. To make training fast is largely to make the grey shorter (notebook 03).
 #
 # There are six rules. The lab in §5 breaks each of them:
 #
 # 1. Every send needs its receive, and every receive its send.
 # 2. Both ends agree on the number of elements and on the dtype.
-# 3. From `isend` or `irecv` until `wait()` your code does not touch the buffer.
-# 4. Every handle is waited for.
-# 5. Ranks must not wait in a circle. If two partners both send first, neither of them gets to its receive.
+# 3. From `isend` or `irecv` until `wait()`, your code does not touch the buffer.
+# 4. Your code waits for every handle.
+# 5. Ranks must not wait in a circle. For example, if two partners both send first, neither of them gets to
+#    its receive.
 # 6. If all ranks do something together (§5.3), every rank takes part, and all in the same order.
 
 # %% [markdown]
@@ -256,13 +260,14 @@ run.ledger.timeline()
 # | | |
 # |---|---|
 # | you will write | `exchange(tensor, group=None)`, `ring_shift(tensor, group=None)` |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 35 minutes |
 # | points | 1 (prediction) + 1 + 2 |
 #
-# Two patterns are behind nearly everything that follows. In an **exchange** the ranks pair up, 0 with 1 and 2
-# with 3, and swap what they hold: the partner of rank r is `r ^ 1`, its number with the lowest bit flipped.
-# In a **ring shift** every rank passes its tensor to the right, and the last rank passes its own to rank 0.
+# Two patterns are behind nearly everything that follows. In an **exchange**, the ranks pair up, 0 with 1 and
+# 2 with 3, and swap what they hold. The partner of rank r is `r ^ 1`, which is its number with the lowest bit
+# flipped. In a **ring shift**, every rank passes its tensor to the right, and the last rank passes its own to
+# rank 0.
 #
 # ```
 # exchange, 5 ranks      0 <-> 1     2 <-> 3     4
@@ -270,9 +275,8 @@ run.ledger.timeline()
 # ```
 #
 # With exchanges between partners at distance 1, 2, 4, ... the ranks sum a vector in log2 N rounds, if N is a
-# power of two. With shifts they sum it with the fewest bytes. (A **round** is a set of messages that can be
-# under way at the same time, because none of them waits for another.) You will build both sums
-# in notebook 02.
+# power of two. With shifts they sum it with the fewest bytes. (A **round** is a set of messages that can
+# travel at the same time, because none of them waits for another.) You will build both sums in notebook 02.
 #
 # **Predict.** How many messages do all N ranks send together, in one exchange and in one ring shift? Write
 # two functions of n, for any n from 1 on.
@@ -303,14 +307,14 @@ report = check(
 report.points(1)
 
 # %% [markdown]
-# **Build: exchange.** If both partners first send and then receive, both wait for ever in their sends. There
-# are two ways out. The even rank sends first, and the odd one receives first. Or both ranks *begin* both
-# messages and then wait for both. The second way is better: its code is the same for even and odd ranks, and
-# it takes one round instead of two.
+# **Build: exchange.** If both partners first send and then receive, both wait forever in their sends. There
+# are two ways out. Either the even rank sends first and the odd one receives first, or both ranks *begin*
+# both messages and then wait for both. The second way is better, because its code is the same for even and
+# odd ranks, and it takes one round instead of two.
 #
 # `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* a send or a receive
-# (hence `dist.isend` without parentheses). `batch_isend_irecv` takes a list of them, begins all of them and
-# returns handles.
+# (which is why `dist.isend` has no parentheses). `batch_isend_irecv` takes a list of them, begins all of them
+# and returns handles.
 #
 # ```python
 # handles = dist.batch_isend_irecv([
@@ -321,9 +325,10 @@ report.points(1)
 #     handle.wait()
 # ```
 #
-# A **group** is a set of ranks (`dist.new_group([1, 3])` makes one); `group=None` is all of them.
-# `dist.get_rank(group)`, `dist.get_world_size(group)` and `group_peer=` count within the group: in {1, 3},
-# rank 3 is number 1. The plain `dst` and `src` of `dist.send` and `dist.recv` are numbers in the whole world.
+# A **group** is a set of ranks (`dist.new_group([1, 3])` makes one), and `group=None` is all of them.
+# `dist.get_rank(group)`, `dist.get_world_size(group)` and `group_peer=` count within the group, so in {1, 3},
+# rank 3 is number 1. The plain `dst` and `src` of `dist.send` and `dist.recv`, however, are numbers in the
+# whole world.
 
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}
@@ -355,13 +360,13 @@ def exchange(tensor: torch.Tensor, group=None) -> None:
 
 
 # %% [markdown]
-# <details><summary>Hint: in place</summary>Receiving straight into <code>tensor</code> would overwrite what
-# you are still sending. Receive into a second tensor and, after <code>wait()</code>,
+# <details><summary>Hint: in place</summary>If you received straight into <code>tensor</code>, you would
+# overwrite what you are still sending. So receive into a second tensor and, after <code>wait()</code>, use
 # <code>tensor.copy_(...)</code>.</details>
 # <details><summary>Hint: not contiguous</summary>A backend reads and writes one unbroken piece of memory and
 # knows nothing of strides, so <em>both</em> tensors must be contiguous. <code>tensor.contiguous()</code>
 # copies only if it must. <code>torch.empty_like(x)</code> takes over the strides of a transposed
-# <code>x</code>, so make the second tensor like the contiguous one. <code>copy_</code> knows about
+# <code>x</code>, so make the second tensor like the contiguous one. <code>copy_</code>, however, knows about
 # strides.</details>
 
 # %% nbgrader={"grade_id": "exchange_check", "points": 1}
@@ -372,7 +377,8 @@ report = check("00_first_ranks/exchange", exchange, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# **Measure.** Your exchange on five ranks, 1,000 float32 each, beside your prediction.
+# **Measure.** The cell runs your exchange on five ranks, with 1,000 float32 each, and prints your prediction
+# next to it.
 
 
 # %% tags=["skip-in-grading"]
@@ -393,8 +399,8 @@ if ready(exchange, exchange_messages):
 run.ledger.table(times=False) if ready(exchange, exchange_messages) else None
 
 # %% [markdown]
-# **Build: ring shift.** Send to the right, `(r + 1) % N`; receive from the left, `(r - 1) % N`; return the
-# tensor that arrived. The caller's tensor stays as it is.
+# **Build: ring shift.** Send to the right, `(r + 1) % N`, receive from the left, `(r - 1) % N`, and return
+# the tensor that arrived. The caller's tensor stays as it is.
 
 
 # %% nbgrader={"grade_id": "ring_shift", "solution": true}
@@ -425,10 +431,10 @@ def ring_shift(tensor: torch.Tensor, group=None) -> torch.Tensor:
 
 
 # %% [markdown]
-# <details><summary>Hint: the difference from exchange</summary>Two neighbours instead of one partner, and the
-# result is returned instead of copied back.</details>
-# <details><summary>Hint: two ranks</summary>The left and the right neighbour are the same rank. Nothing special
-# is needed, as long as send and receive are begun together.</details>
+# <details><summary>Hint: the difference from exchange</summary>There are two neighbours instead of one
+# partner, and the result is returned instead of copied back.</details>
+# <details><summary>Hint: two ranks</summary>The left and the right neighbour are the same rank. But nothing
+# special is needed, as long as send and receive are begun together.</details>
 
 # %% nbgrader={"grade_id": "ring_shift_check", "points": 2}
 report = check("00_first_ranks/ring_shift", ring_shift)
@@ -438,11 +444,11 @@ report = check("00_first_ranks/ring_shift", ring_shift, cases="hidden")
 report.points(2)
 
 # %% [markdown]
-# **Look.** Four ranks, four elements each. Your function is called three times, so that every rank has seen
-# the data of every other rank once. Move the slider. Each box is an element with a stripe. The stripe's colour
-# *and place* say from which rank the element came (so that you can read the picture in grey too). Between the
-# columns are the messages of a round, with the elements that they carry (0-3 is all four). The elements are
-# int64, so four of them are 32 bytes. A dark frame marks an element that changed in this round.
+# **Look.** There are four ranks with four elements each. Your function is called three times, so that every
+# rank has seen the data of every other rank once. Move the slider. Each box is an element with a stripe. The
+# stripe's colour *and place* say from which rank the element came (so that you can also read the picture in
+# grey). Between the columns are the messages of a round, with the elements they carry (0-3 is all four). The
+# elements are int64, so four of them are 32 bytes. A dark frame marks an element that changed in this round.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.ledger.watch import contribution, watch
@@ -462,8 +468,8 @@ run = launch(three_shifts, world_size=4, backend="gloo") if ready(ring_shift) el
 stepper(run.ledger, run) if run else None
 
 # %% [markdown]
-# **Measure.** One shift on five ranks. In the timeline every row has one arrow out and one in. The ranks do
-# not begin at the same moment, and an early rank waits: real runs look like this.
+# **Measure.** The cell draws one shift on five ranks. In the timeline, every row has one arrow out and one
+# in. The ranks don't begin at the same moment, so an early rank waits. Real runs look like this.
 
 # %% tags=["skip-in-grading"]
 if ready(ring_shift, ring_shift_messages):
@@ -476,15 +482,16 @@ if ready(ring_shift, ring_shift_messages):
 run.ledger.timeline() if ready(ring_shift, ring_shift_messages) else None
 
 # %% [markdown]
-# The same run as a matrix: the bytes of ranks 0 to 3 are one place right of the diagonal, and rank 4's wrap
-# to column 0. You see the ring at a glance.
+# The next cell shows the same run as a matrix. The bytes of ranks 0 to 3 are one place right of the diagonal,
+# and the bytes of rank 4 wrap to column 0, so you see the ring at a glance.
 
 # %% tags=["skip-in-grading"]
 run.ledger.matrix_figure() if ready(ring_shift, ring_shift_messages) else None
 
 # %% [markdown]
-# **Break it.** Here is the obvious ring on three ranks: send to the right and then receive from the left.
-# Before you run it: where does each rank stand when nothing moves any more? (This cell is meant to fail.)
+# **Break it.** Here is the obvious ring on three ranks, in which each rank sends to the right and then
+# receives from the left. Before you run it: at which call is each rank when nothing moves any more? (This
+# cell is meant to fail.)
 
 
 # %% tags=["raises-exception", "nbval-ignore-output", "skip-in-grading"]
@@ -499,12 +506,12 @@ def naive_shift():
 launch(naive_shift, world_size=3, backend="gloo")  # whose sends wait for the receiver
 
 # %% [markdown]
-# No rank has reached the receive. The diagnosis came after about a second. Without the course's runtime the
-# three would stand there for 30 minutes, PyTorch's default limit for gloo (10 minutes for NCCL; see
+# No rank has reached the receive. The diagnosis came after about a second. Without the course's runtime, the
+# three ranks would wait there for 30 minutes, PyTorch's default limit for gloo (10 minutes for NCCL; see
 # `init_process_group`), and then say only "timed out".
 
 # %% [markdown]
-# **Begun one by one.** Two ranks swap tensors and *begin* their messages one by one: first the send, then the
+# **Begun one by one.** Two ranks swap tensors and *begin* their messages one by one, first the send, then the
 # receive. Neither rank waits before it has begun both. Before you run the program over gloo: does it go
 # through?
 
@@ -523,25 +530,26 @@ def swap_one_by_one():
 launch(swap_one_by_one, world_size=2, backend="gloo")  # the note is on gloo
 
 # %% [markdown]
-# It goes through: gloo works at the same time on all messages that have been begun. The note printed above is
-# about GPUs: over NCCL the same program can hang. There each rank has one queue, a CUDA stream, for each
-# process group. (`launch` sets its groups up so, as `init_process_group(device_id=...)` does. Without a
-# `device_id`, single messages have a queue for each pair of ranks, and this swap can hang there, too.) The
-# operations stand in the queue in the order of the calls, and each starts when the one before it is done:
+# It goes through, because gloo works at the same time on all messages that have been begun. The note printed
+# above is about GPUs, since over NCCL the same program can hang. There, each rank has one queue, a CUDA
+# stream, for each process group. (`launch` sets its groups up so, as `init_process_group(device_id=...)`
+# does. Without a `device_id`, single messages have a queue for each pair of ranks, and this swap can also
+# hang there.) The queue holds the operations in the order of the calls, and each starts when the one before
+# it is done:
 #
 # | | queue of rank 0 | queue of rank 1 |
 # |---|---|---|
 # | first | send to 1, done when rank 1 receives | send to 0, done when rank 0 receives |
 # | second | receive from 1 | receive from 0 |
 #
-# Each receive stands behind a send that waits for the other receive. That is the circle again, this time in
-# the queues. Another order of the two `wait()` calls does not help. (NCCL has buffers, so a small message may
-# get through. NCCL does not promise that, and the tensors of a real model are not small.)
+# Each receive is queued behind a send that waits for the other receive. That is the circle again, but this
+# time in the queues. Another order of the two `wait()` calls does not help. (NCCL has buffers, so a small
+# message may get through. But NCCL does not promise that, and the tensors of a real model are not small.)
 #
-# There are two ways out. One of the ranks begins the other way round: rank 0 sends first and rank 1 receives
-# first. Or each rank begins its messages as a batch. A batch is *one* entry of the queue, and its messages
-# are done side by side (NCCL user guide, "Point-to-point communication"). Use a batch on both ranks. Your
-# `exchange` does so if it calls `batch_isend_irecv`:
+# There are two ways out. One of the ranks can begin the other way around, so that rank 0 sends first and rank
+# 1 receives first. Or each rank can begin its messages as a batch. A batch is *one* entry of the queue, and
+# its messages are processed side by side (NCCL user guide, "Point-to-point communication"). Use a batch on
+# both ranks. Your `exchange` does so if it calls `batch_isend_irecv`:
 
 
 # %% tags=["skip-in-grading"]
@@ -555,18 +563,18 @@ def swap_together():
 launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 
 # %% [markdown]
-# With a batch, `launch` prints no note. After a run over gloo that ended well, `launch` replays the operations
-# that were begun (the first 10,000), collectives too, through such queues. It prints a note if ranks would
-# wait in a circle. A check makes the same remark, but takes no points off for it. (Too many notes? Set the
-# environment variable `COURSE_NCCL_NOTES` to `off`: then `launch` prints none.)
+# With a batch, `launch` prints no note. After a run over gloo that ended well, `launch` replays the
+# operations that were begun (the first 10,000), also collectives, through such queues. It prints a note if
+# ranks would wait in a circle. A check makes the same remark, but takes no points off for it. (Too many
+# notes? Set the environment variable `COURSE_NCCL_NOTES` to `off`, and then `launch` prints none.)
 #
-# **On GPUs** one more thing differs. `wait()` makes the GPU's queue of *computations* wait for the message,
-# and Python goes on. So a hang shows later, when Python needs a number: in `.item()` or `.tolist()`. `launch`
-# then raises a `Deadlock` that names the operations in the queues.
+# **On GPUs** one more thing is different. `wait()` makes the GPU's queue of *computations* wait for the
+# message, but Python continues. So a hang shows later, when Python needs a number, in `.item()` or
+# `.tolist()`. `launch` then raises a `Deadlock` that names the operations in the queues.
 #
-# **In production.** PyTorch's own pipelining calls `batch_isend_irecv` if a rank sends and receives at once.
-# Megatron-LM uses both ways out of the circle: batches, and single messages, where even ranks begin the send
-# first and odd ranks the receive (`p2p_communication.py`).
+# **In production.** PyTorch's own pipelining calls `batch_isend_irecv` if a rank sends and receives at the
+# same time. Megatron-LM uses both ways out of the circle. It has batches, but also single messages, where
+# even ranks begin the send first and odd ranks the receive (`p2p_communication.py`).
 
 # %% [markdown]
 # ## 4 · What a message costs
@@ -574,21 +582,21 @@ launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 # | | |
 # |---|---|
 # | you will write | two numbers, in §7 |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 10 minutes |
 #
 # A message of n bytes takes about
 #
 # $$t(n) = \alpha + \beta\, n$$
 #
-# α is the **latency**: the time before the first byte arrives. β is the time of one byte, so 1/β is the
-# **bandwidth**. (Hockney 1994; it is the cost model of Thakur, Rabenseifner and Gropp 2005, and of every
-# formula in this course.)
+# α is the **latency**, which is the time before the first byte arrives. β is the time per byte, so 1/β is the
+# **bandwidth**. (This is from Hockney 1994. It is the cost model of Thakur, Rabenseifner and Gropp 2005, and
+# of every formula in this course.)
 #
 # **Predict.** From 4 bytes to 16,384 bytes the size grows 4,096 times. How much longer will the message take?
 #
-# **Measure.** Two ranks play ping-pong: for each size 8 round trips to warm up, then 24 that are timed. The
-# time of a message is half of the median round trip.
+# **Measure.** Two ranks play ping-pong. For each size, they make 8 round trips to warm up, and then 24 that
+# are timed. The time of a message is half of the median round trip.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 link = doctor.measure_link(sizes=[4**k for k in range(1, 13)])
@@ -597,8 +605,8 @@ for nbytes, seconds in link.table:
 
 # %% [markdown]
 # The picture shows the line α + βn through the measurements, on logarithmic axes. The **knee**, the grey
-# vertical line, is where α = βn. Left of it you pay for the *number* of messages, right of it for their
-# *bytes*. (If the points scatter or you see no knee, something else is running. Measure again.)
+# vertical line, is where α = βn. Left of it you pay for the *number* of messages, but right of it for their
+# *bytes*. (If the points scatter or you see no knee, something else is running, so measure again.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 import matplotlib.pyplot as plt
@@ -627,8 +635,8 @@ else:
     print("Close what else is running and measure again.")
 
 # %% [markdown]
-# These are the figures of two ranks on this machine. Here are the wires of training clusters, from the data
-# sheets:
+# These are the figures of two ranks on this machine. The next cell lists the wires of training clusters, from
+# the data sheets:
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import LINKS
@@ -640,14 +648,14 @@ for wire in LINKS:
     )
 
 # %% [markdown]
-# Mind unit and direction. It is often said that an H100's NVLink carries 600 GB/s. The A100 has 600, with
-# both directions added, and so has the bridge of the H100 NVL; the H100 SXM has 900, or 450 each way. And
-# NVLink with 600 GB/s, PCIe 4.0 with 32 GB/s and InfiniBand with 200 Gb/s are often listed together. The
-# first counts both directions, the second one direction, and the third bits. Each way they carry 300, 32 and
-# 25 GB/s.
+# Pay attention to unit and direction. It is often said that an H100's NVLink carries 600 GB/s. The A100 has
+# 600, with both directions added, and so has the bridge of the H100 NVL. But the H100 SXM has 900, or 450
+# each way. NVLink with 600 GB/s, PCIe 4.0 with 32 GB/s and InfiniBand with 200 Gb/s are also often listed
+# together, although the first counts both directions, the second one direction, and the third bits. Each way
+# they carry 300, 32 and 25 GB/s.
 #
-# <details><summary>In the lectures</summary>Lecture 001 (§25.3) gives an H100's NVLink 600 GB/s. The list of
-# the three wires is lecture 002's.</details>
+# <details><summary>In the lectures</summary>Lecture 001 (§25.3) states 600 GB/s for an H100's NVLink. The
+# list of the three wires is from lecture 002.</details>
 
 # %% [markdown]
 # ## 5 · The lab: programs that hang
@@ -655,18 +663,18 @@ for wire in LINKS:
 # | | |
 # |---|---|
 # | you will write | repairs of `neighbour_sum`, `collect`, `global_mean`; eight diagnoses |
-# | rests on | §3 |
+# | builds on | §3 |
 # | time | 35 minutes |
 # | points | 1 + 1 + 1 + 1 |
 #
-# These programs are broken the way real ones are, and small enough to see through. Read each one, say what
-# will happen, run it, and read the diagnosis. You will repair three of them, and answer questions about all
-# of them at the end.
+# These programs are broken in the way real ones are, but small enough to see through. Read each one, say what
+# will happen, run it, and read the diagnosis. You will repair three of them, and finally answer questions
+# about all of them.
 #
-# Read a diagnosis like this: the first line says what is certain. Then comes one entry for each rank. It says
-# what the rank does, in which operation, at which line, since when, and **for which rank it waits**. A
-# blocked rank can go on only when its partner calls the other half of the message. If the ranks wait in a
-# circle, or for a rank that has returned, the partner never calls it: that is a **deadlock**, and you need no
+# Here is how to read a diagnosis. The first line says what is certain. Then one entry follows for each rank.
+# It says what the rank does, in which operation, at which line, since when, and **for which rank it waits**.
+# A blocked rank can go on only when its partner calls the other half of the message. If the ranks wait in a
+# circle, or for a rank that has returned, the partner never calls it. That is a **deadlock**, and you need no
 # time limit to know it.
 
 # %% tags=["skip-in-grading"]
@@ -691,8 +699,8 @@ def run_and_read(program, **options):
 # %% [markdown]
 # ### 5.1 Everybody receives first
 #
-# The ranks stand in a circle. Each wants the sum of its left neighbour's values, its own and its right
-# neighbour's.
+# The ranks form a circle. Each of them wants the sum of its left neighbour's values, its own values and its
+# right neighbour's values.
 
 
 # %% tags=["skip-in-grading"]
@@ -715,16 +723,16 @@ def neighbours():
 ledger = run_and_read(neighbours)
 
 # %% [markdown]
-# The timeline shows the same from outside: three receives (circles) for which no rank ever sent anything. The
+# The timeline shows the same from outside, three receives (circles) for which no rank ever sent anything. The
 # picture ends soon after the last event.
 
 # %% tags=["skip-in-grading"]
 ledger.timeline()
 
 # %% [markdown]
-# **Repair it.** Your function has the same name, and the result that the broken one should have had: a new
-# tensor, with the given one unchanged. With two ranks the left and the right neighbour are the same rank, and
-# its values count twice.
+# **Repair it.** Your function has the same name, and returns the result that the broken one should have had.
+# This is a new tensor, because the given one stays unchanged. With two ranks, the left and the right
+# neighbour are the same rank, so its values count twice.
 
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
@@ -756,8 +764,8 @@ def neighbour_sum(tensor: torch.Tensor) -> torch.Tensor:
 # %% [markdown]
 # <details><summary>Hint: four at once</summary>You can give <code>batch_isend_irecv</code> more than two
 # messages. In which four messages does one rank take part?</details>
-# <details><summary>Hint: two ranks</summary>Two messages then go to the same partner. They arrive in the order
-# in which they were sent, and need two buffers.</details>
+# <details><summary>Hint: two ranks</summary>Two messages then go to the same partner. They arrive in the
+# order in which they were sent, but need two buffers.</details>
 
 # %% nbgrader={"grade_id": "neighbour_sum_check", "points": 1}
 report = check("00_first_ranks/neighbour_sum", neighbour_sum)
@@ -767,8 +775,8 @@ report = check("00_first_ranks/neighbour_sum", neighbour_sum, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# After the repair each rank sends two messages and gets two. The rows of blocked ranks were hatched; now no
-# row is. The ranks held 1, 10 and 100.
+# After the repair, each rank sends two messages and gets two. The rows of blocked ranks were hatched, but now
+# no row is. The ranks held 1, 10 and 100.
 
 # %% tags=["skip-in-grading"]
 # on the CPU, as the run that hung
@@ -779,8 +787,8 @@ run.ledger.timeline() if run else None
 # %% [markdown]
 # ### 5.2 Waiting for somebody who has left
 #
-# Every rank has computed some results, and rank 0 wants them all. Ranks 0 and 1 have three, rank 2 has
-# two: the last batch was smaller, as last batches are.
+# Every rank has computed some results, and rank 0 wants them all. Ranks 0 and 1 have three, but rank 2 has
+# only two, because the last batch was smaller, as last batches are.
 
 
 # %% tags=["skip-in-grading"]
@@ -808,10 +816,10 @@ def results_of_each():
 ledger = run_and_read(results_of_each)
 
 # %% [markdown]
-# Rank 0 assumed that the others have as many results as itself. A message does not say how many messages
-# follow it. The sender must say that number.
+# Rank 0 assumed that the others have as many results as itself. But a message does not say how many messages
+# follow it, so the sender must say that number.
 #
-# **Repair it.** `len(results)` may be different on every rank, and it may be 0.
+# **Repair it.** `len(results)` can be different on every rank, and it can be 0.
 
 
 # %% nbgrader={"grade_id": "collect", "solution": true}
@@ -840,10 +848,11 @@ def collect(results: torch.Tensor) -> torch.Tensor | None:
 
 
 # %% [markdown]
-# <details><summary>Hint: a number that rank 0 cannot know</summary>How many results are coming? Which
-# ranks know, and by what means can one rank tell another?</details>
+# <details><summary>Hint: a number that rank 0 cannot know</summary>How many results will arrive? Which ranks
+# know, and by what means can one rank tell another?</details>
 # <details><summary>Hint: two messages</summary>Send a tensor with the count, then the results in one message.
-# The count is an int64 (<code>torch.tensor(3)</code>): receive it into one of the same dtype.</details>
+# The count is an int64 (<code>torch.tensor(3)</code>), so receive it into a tensor of the same
+# dtype.</details>
 
 # %% nbgrader={"grade_id": "collect_check", "points": 1}
 report = check("00_first_ranks/collect", collect)
@@ -855,8 +864,9 @@ report.points(1)
 # %% [markdown]
 # ### 5.3 A collective that one rank skips
 #
-# `dist.all_reduce(tensor)` is a **collective**: *all* ranks of the group call it, and each ends up with the
-# sum. (Notebook 02 shows how.) The program below computes the mean of all ranks' values. Rank 1 has none.
+# `dist.all_reduce(tensor)` is a **collective**, which means that *all* ranks of the group call it, and each
+# ends up with the sum. (Notebook 02 shows how.) The program below computes the mean of all ranks' values, but
+# rank 1 has none.
 
 
 # %% tags=["skip-in-grading"]
@@ -878,11 +888,11 @@ def losses_of_each():
 ledger = run_and_read(losses_of_each)
 
 # %% [markdown]
-# In training, the rank that skips is one whose batch was empty, or whose loss was `nan`, or that does the
+# In training, the rank that skips is a rank whose batch was empty, or whose loss was `nan`, or that does the
 # logging. Its code has an `if` around a collective, or a `return` before it.
 #
-# **Repair it.** Every rank returns the mean of all values, even the rank that has none. (Not the mean of the
-# ranks' means: with different counts that is another number.)
+# **Repair it.** Every rank returns the mean of all values, even the rank that has none. (Don't return the
+# mean of the ranks' means, because with different counts that is another number.)
 
 
 # %% nbgrader={"grade_id": "global_mean", "solution": true}
@@ -902,8 +912,8 @@ def global_mean(values: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown]
-# <details><summary>Hint: a rank without values</summary>Can it give something to the sum and to the count that
-# changes neither?</details>
+# <details><summary>Hint: a rank without values</summary>Can it give something to the sum and to the count
+# that changes neither?</details>
 
 # %% nbgrader={"grade_id": "global_mean_check", "points": 1}
 report = check("00_first_ranks/global_mean", global_mean)
@@ -916,7 +926,7 @@ report.points(1)
 # ### 5.4 Two ranks in different collectives
 #
 # `dist.broadcast(tensor, src)` gives every rank a copy of rank `src`'s tensor. "Rank 1 only needs a copy",
-# thought the author, and called `broadcast` there. But `broadcast` gives a copy of rank 0's values, not of
+# thought the author, and called `broadcast` there. But `broadcast` gives a copy of rank 0's values instead of
 # the sum.
 
 
@@ -933,14 +943,14 @@ def average():
 ledger = run_and_read(average)
 
 # %% [markdown]
-# No deadlock this time: the ledger compares each rank's k-th collective with the others' and stops the run
-# before the backend gets two collectives that do not match. Collectives have no names and no addresses. They
-# are matched by *order* alone.
+# There is no deadlock this time, because the ledger compares each rank's k-th collective with the collectives
+# of the others. It stops the run before the backend gets two that do not match. Collectives have no names and
+# no addresses, so they are matched only by their *order*.
 
 # %% [markdown]
 # ### 5.5 The two ends do not fit
 #
-# Rank 0 sends four numbers, rank 1 expects five.
+# Rank 0 sends four numbers, but rank 1 expects five.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -956,16 +966,16 @@ def hand_over():
 ledger = run_and_read(hand_over)
 
 # %% [markdown]
-# What would gloo alone have done? It would have written the 16 bytes into the buffer of 20 without a word,
-# and the fifth number would have stayed what it was. Four float64 sent into eight float32 pass as well: the 8
-# bytes of the float64 1.0 arrive as the two float32 0.0 and 1.875. A buffer that is too *small* ends the
-# whole process.
+# What would gloo have done without the ledger? It would have written the 16 bytes into the buffer of 20
+# without a word, and the fifth number would have kept its old value. Four float64 sent into eight float32
+# also pass, and then the 8 bytes of the float64 1.0 arrive as the two float32 0.0 and 1.875. A buffer that is
+# too *small*, however, ends the whole process.
 
 # %% [markdown]
 # ### 5.6 Every other column
 #
-# A view with gaps: `x[:, ::2]` owns no memory. It reads every other number in the memory of `x`, by its
-# strides.
+# `x[:, ::2]` is a view with gaps, which owns no memory. It reads every other number in the memory of `x`, by
+# its strides.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -978,18 +988,19 @@ def columns():
 ledger = run_and_read(columns)
 
 # %% [markdown]
-# gloo alone sums the first twelve numbers in memory instead of the twelve that the view shows, and reports
-# success. Contiguity matters most in communication. (It is often said that `view` works only on contiguous
-# tensors. `view` works whenever strides can express the new shape; `reshape` copies when they cannot.)
+# Without the ledger, gloo sums the first twelve numbers in memory instead of the twelve that the view shows,
+# and reports success. So contiguity matters most in communication. (It is often said that `view` works only
+# on contiguous tensors. In fact `view` works whenever strides can express the new shape, whereas `reshape`
+# copies when they can't.)
 #
-# <details><summary>In the lectures</summary>Contiguity is one of lecture 001's interview questions (§28),
-# whose answer has <code>view</code> work only on contiguous tensors.</details>
+# <details><summary>In the lectures</summary>Contiguity is one of lecture 001's interview questions (§28). Its
+# answer says that <code>view</code> works only on contiguous tensors.</details>
 
 # %% [markdown]
 # ### 5.7 Writing too early
 #
-# Each rank but the last passes its tensor on, and then adds 1 to its own copy. Both receivers, ranks 1 and 2,
-# should get 0. To save time the author adds before the wait.
+# Each rank except the last passes its tensor on, and then adds 1 to its own copy. Both receivers, ranks 1 and
+# 2, should get 0. But to save time, the author adds before the wait.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1031,12 +1042,12 @@ def farewell():
 ledger = run_and_read(farewell)
 
 # %% [markdown]
-# With gloo alone the handle is all that keeps such a message alive. We tried it on PyTorch 2.13. If the
-# receiver is there already, the message arrives. If the receiver comes 50 milliseconds later, the message is
-# gone, and the receiver waits for ever.
+# With gloo and no ledger, only the handle keeps such a message alive. We tried it on PyTorch 2.13. If the
+# receiver is already waiting, the message arrives. But if the receiver comes 50 milliseconds later, the
+# message is lost, and the receiver waits forever.
 #
-# **Your diagnoses.** For the three deadlocks: which rank does each blocked rank wait for? Only the blocked
-# ranks are listed. For the other five programs: what repairs each of them? Each remedy is one of
+# **Your diagnoses.** In the three deadlocks, which rank does each blocked rank wait for? (Only the blocked
+# ranks are listed.) And what repairs each of the other five programs? Each remedy is one of
 #
 # - `"wait for the handle"`
 # - `"a longer time limit"`
@@ -1086,7 +1097,7 @@ report.points(1)
 #
 # **One rank raises.** The others wait in a collective for it. Which rank is to blame, and which ones only
 # wait? A plain launcher prints the output of every rank, and the error that matters is somewhere in it. (This
-# also happens when a rank's GPU or CPU runs out of memory: that rank raises, and the others wait.)
+# also happens when a rank's GPU or CPU runs out of memory, because that rank raises and the others wait.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1100,9 +1111,9 @@ def one_raises():
 ledger = run_and_read(one_raises)
 
 # %% [markdown]
-# **One rank never comes back.** It computes, and `launch` cannot know whether it will finish. This is not a
-# deadlock, and only a time limit helps. `launch` allows 60 seconds; here the limit is two. (`dist.barrier()`
-# waits until all ranks have called it.)
+# **One rank never comes back.** It computes, and `launch` can't know whether it will finish. This is not a
+# deadlock, so only a time limit helps. `launch` allows 60 seconds, but here the limit is two.
+# (`dist.barrier()` waits until all ranks have called it.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1132,25 +1143,25 @@ for how in ("killed", "exits"):
     ledger = run_and_read(lambda how=how: dies(how))
 
 # %% [markdown]
-# **A print in the inner loop.** A rank that prints 100,000 lines does not kill the browser: after its first
-# 500 only the last five are shown.
+# **A print in the inner loop.** A rank that prints 100,000 lines does not kill the browser, because after its
+# first 500 only the last five are shown.
 #
-# **You lose patience.** Try this by hand: open a new cell, run `launch(lambda: time.sleep(1000),
+# **You lose patience.** Try this by hand. Open a new cell, run `launch(lambda: time.sleep(1000),
 # world_size=4, timeout=2000)` and press the square button (or `I` twice). `launch` ends the ranks and says
 # where each of them was, and the next `launch` works. Then delete the cell, because your notebook is run from
-# the top when you hand it in. An interrupt of the kernel reaches no other process by
-# itself: a rank that is not ended keeps its GPU's memory.
+# the top when you hand it in. An interrupt of the kernel does not itself reach any other process, so a rank
+# that is not ended keeps its GPU's memory.
 #
-# **All together**, to come back to when it happens in your own code:
+# **All together.** Come back to this table when it happens in your own code:
 #
 # | you read | look for |
 # |---|---|
-# | deadlock: rank 0 -> rank 2 -> rank 1 -> rank 0 | ranks that all send first, or all receive first: begin both together |
+# | deadlock: rank 0 -> rank 2 -> rank 1 -> rank 0 | ranks that all send first, or all receive first. Begin both together |
 # | waits for rank 2, which has finished | different numbers of rounds, an uneven last batch |
 # | the same, and a rank is in `all_reduce` or another collective | an `if` around the collective, a `return` or `break` before it |
 # | do not agree on their collective number k | a branch on the rank, or another order |
 # | the two ends of a message differ | a buffer of the wrong size or dtype |
-# | not contiguous | a transpose or a slice: send `x.contiguous()` |
+# | not contiguous | a transpose or a slice. Send `x.contiguous()` |
 # | changed before wait() | a buffer used again too early |
 # | the function returned without waiting for isend or irecv | a dropped handle |
 # | rank r raised, the others wait | only rank r's traceback |
@@ -1164,12 +1175,12 @@ for how in ("killed", "exits"):
 # | | |
 # |---|---|
 # | you will write | nothing: your `ring_shift` leaves the notebook |
-# | rests on | §3, §5 |
+# | builds on | §3, §5 |
 # | time | 10 minutes |
 #
-# On a cluster you do not call `launch`. A launcher, usually `torchrun`, starts one process per GPU and puts
-# `RANK`, `WORLD_SIZE` and the address of a meeting point into its environment; the program calls
-# `dist.init_process_group`. Your function can be used in such a program without a change:
+# On a cluster you don't call `launch`. Instead, a launcher, usually `torchrun`, starts one process per GPU
+# and puts `RANK`, `WORLD_SIZE` and the address of a meeting point into its environment. Then the program
+# calls `dist.init_process_group`. Your function can be used in such a program without a change:
 
 # %% tags=["skip-in-grading"]
 import inspect
@@ -1193,7 +1204,7 @@ if __name__ == "__main__":
 print(script)
 
 # %% [markdown]
-# `torchrun --standalone --nproc-per-node=3 ring.py`, as a subprocess:
+# The next cell runs `torchrun --standalone --nproc-per-node=3 ring.py` as a subprocess:
 
 # %% tags=["skip-in-grading"]
 import re
@@ -1224,13 +1235,13 @@ def torchrun(script, world_size, **environment):
 print(torchrun(script, world_size=3)) if ready(ring_shift) else None
 
 # %% [markdown]
-# As under `launch`, each rank holds its left neighbour's number. Three processes that print at once could mix
-# their lines up, so one of them prints for all: `if rank == 0` stands in nearly every training script (around
-# a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a restart of all
-# ranks when one dies (`--max-restarts`). It does not show which rank waits for which. The next cell runs
-# `average` of §5.4 under `torchrun`, with PyTorch's time limit set to three seconds. The first run leaves
-# PyTorch's debugging off; the second has `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare the
-# collectives of the ranks.
+# As under `launch`, each rank holds its left neighbour's number. Three processes that print at the same time
+# could mix their lines up, so one of them prints for all. Nearly every training script therefore contains `if
+# rank == 0` (around a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a
+# restart of all ranks when one dies (`--max-restarts`). But it does not show which rank waits for which. The
+# next cell runs `average` of §5.4 under `torchrun`, with PyTorch's time limit set to three seconds. The first
+# run leaves PyTorch's debugging off, while the second has `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes
+# PyTorch compare the collectives of the ranks.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 hanging = f"""from datetime import timedelta
@@ -1253,16 +1264,16 @@ for level in ("OFF", "DETAIL"):
         print("   ", line if len(line) < 95 else f"{line[:60]} ... {line[-30:]}")
 
 # %% [markdown]
-# Without `DETAIL` each rank says only that *it* timed out, and torchrun's summary (not shown here) then calls
-# the first such rank the root cause. With `DETAIL` you get the mismatch, at the price of an extra check
-# before every collective. On GPUs, `NCCL_DEBUG=WARN` prints NCCL's errors, and `NCCL_DEBUG=INFO` also which
-# wires it uses. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` you see which algorithm NCCL
+# Without `DETAIL`, each rank says only that *it* timed out, and torchrun's summary (not shown here) then
+# calls the first such rank the root cause. With `DETAIL` you get the mismatch, at the price of an extra check
+# before every collective. On GPUs, `NCCL_DEBUG=WARN` prints NCCL's errors, and `NCCL_DEBUG=INFO` also prints
+# which wires it uses. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` you see which algorithm NCCL
 # chooses (NCCL user guide, "Logging").
 #
 # | | `launch` | `torchrun` |
 # |---|---|---|
 # | a circle of receives | named after about 1 s | after 30 minutes (gloo) or 10 (NCCL): "timed out" |
-# | collectives that do not fit | named at once | only with `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
+# | collectives that do not fit | named immediately | only with `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
 # | one rank raises | its traceback, the others are waiting | its traceback, among what the others printed |
 # | several machines | no | yes |
 
@@ -1272,10 +1283,10 @@ for level in ("OFF", "DETAIL"):
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** On the CPU a product is there when its call returns. A GPU is only *asked* for the work, and
-# Python goes on. The product of two matrices of 8,192 x 8,192 in float32 takes between 10 milliseconds and
-# a quarter of a second, depending on the GPU. How long does the call take? And how long does it take until
-# `.item()` has returned a number of the result?
+# **Predict.** On the CPU, a product is ready when its call returns. But a GPU is only *asked* for the work,
+# and Python goes on. The product of two matrices of 8,192 x 8,192 in float32 takes between 10 milliseconds
+# and a quarter of a second, depending on the GPU. How long does the call take? And how long does it take
+# until `.item()` has returned a number of the result?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1283,10 +1294,10 @@ from course_lib.gpu.messages import CALL_AND_WORK, PING_PONG
 
 on_gpus = on_your_gpus(CALL_AND_WORK)
 # %% [markdown]
-# If you read the clock right after the call, you time the request and not the work. This is why every
+# If you read the clock right after the call, you time the request instead of the work. This is why every
 # measurement in this course calls `synchronize()` before it reads the clock. `.item()` hands the host a
-# number, so it has to wait as well. The same holds for messages: over NCCL `dist.send` returns as soon as
-# the message is queued on the GPU, long before the last byte has left.
+# number, so it also has to wait. The same holds for messages, because over NCCL `dist.send` returns as soon
+# as the message is queued on the GPU, long before the last byte has left.
 #
 # **Predict.** What happens to α and to β if your two ranks are GPUs and NCCL carries their messages? The
 # column *predicted* is your line α + βn of §4.
@@ -1294,15 +1305,15 @@ on_gpus = on_your_gpus(CALL_AND_WORK)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(PING_PONG, predicted=lambda of, run: link.seconds(of["bytes"]))
 # %% [markdown]
-# The last rows give 1/β: bytes over seconds. Compare it with the table of wires in §4. Is there NVLink
-# between your GPUs, or PCIe?
+# The last rows give 1/β, which is bytes over seconds. Compare it with the table of wires in §4. Is there
+# NVLink between your GPUs, or PCIe?
 
 # %% [markdown]
 # ## 7 · Questions
 #
 # | | |
 # |---|---|
-# | rests on | §4, §5 |
+# | builds on | §4, §5 |
 # | time | 5 minutes |
 # | points | 1 |
 #
@@ -1310,9 +1321,9 @@ on_gpus = on_your_gpus(PING_PONG, predicted=lambda of, run: link.seconds(of["byt
 #
 # 1. How many **seconds** does one message of 1 MB (10⁶ bytes) take?
 # 2. At how many **bytes** does a message spend as long on α as on its bytes?
-# 3. Rank 3 of a program on a cluster catches an exception, prints it and goes on computing. It never calls
-#    the `all_reduce` that ranks 0, 1 and 2 have begun. No time limit is set, and PyTorch's
-#    default is off. Do ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
+# 3. Rank 3 of a program on a cluster catches an exception, prints it and continues to compute. It never calls
+#    the `all_reduce` that ranks 0, 1 and 2 have begun. No time limit is set, and PyTorch's default is off. Do
+#    ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 # Replace the dots.
@@ -1336,7 +1347,7 @@ report.points(1)
 # ## Scorecard
 #
 # Three criteria judge every way to distribute training: little redundant computation, a small peak of memory,
-# little communication. Every notebook of this course ends with them, measured on what you wrote. M is the
+# and little communication. Every notebook of this course ends with them, measured on what you wrote. M is the
 # tensor, here a million float32.
 
 # %% tags=["skip-in-grading"]
@@ -1355,25 +1366,26 @@ runs = {f.__name__: launch(job, f, world_size=4) for f in yours} if ready(*yours
 scorecard(runs, unit=4_000_000) if runs else None
 
 # %% [markdown]
-# Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment: the
-# tensor that arrives cannot be written over the one that is still leaving. Notebook 02 cuts tensors into
-# chunks so that the room for the tensor that arrives shrinks from M to M/N.
+# Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment,
+# because the tensor that arrives can't be written over the tensor that is still leaving. Notebook 02 cuts
+# tensors into chunks so that the room for the tensor that arrives shrinks from M to M/N.
 #
 # **You have built** an exchange and a ring shift without a circle of waits, for any group, shape and dtype,
 # and you can read a hang. **You have measured** α and β of this machine. Notebook 02 fits both again, to the
 # times of its race.
 #
-# <details><summary>In the lectures</summary>The three criteria of the scorecards are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria of the scorecards are from lecture
+# 003.</details>
 #
 # **Read on**
 # - PyTorch: "Writing Distributed Applications with PyTorch" (tutorial), and the reference of
 #   `torch.distributed`.
-# - Thakur, Rabenseifner, Gropp: "Optimization of Collective Communication Operations in MPICH", 2005. Sections
-#   1 to 3, for the cost model.
+# - Thakur, Rabenseifner, Gropp: "Optimization of Collective Communication Operations in MPICH", 2005. Read
+#   sections 1 to 3 for the cost model.
 # - NVIDIA: the NCCL user guide, "Point-to-point communication".
 #
-# **Next**: `01_why_distribute`. Where do the bytes and the FLOPs of training go? Then `02_collectives`: how do N
-# ranks agree on a sum, and what is the least that they must send?
+# **Next**: `01_why_distribute` asks where the bytes and the FLOPs of training go. Then `02_collectives` asks
+# how N ranks agree on a sum, and what is the least they must send.
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In

@@ -1,25 +1,25 @@
 # %% [markdown]
 # # 02 · Collectives
 #
-# **How do N ranks agree on a sum, and what is the least that they must send?**
+# **How do N ranks agree on a sum, and what is the least they must send?**
 #
-# Eight GPUs train a 7B model, each on its own part of the batch. After the backward pass each holds a
-# gradient of 14 GB (bf16), and no two of them agree. Before the optimizer may step, all eight need the
-# sum. That exchange is an *all-reduce*, and in plain data-parallel training it happens in every step.
+# Eight GPUs train a 7B model, each on its own part of the batch. After the backward pass, each GPU holds a 14
+# GB gradient (in bf16), and no two of these gradients agree. Before the optimizer can step, all eight GPUs
+# need the sum. That exchange is an *all-reduce*, and plain data-parallel training does one in every step.
 #
-# ZeRO, FSDP, tensor, context and expert parallelism are made of the same few exchanges. They are called
-# *collectives*, because every rank of a group takes part. Here you write them from `send` and `recv`, say
-# beforehand how much each of them costs, and at the end race them against PyTorch's own.
+# ZeRO, FSDP, and tensor, context and expert parallelism are all built from the same few exchanges. They are
+# called *collectives* because every rank of a group takes part. In this notebook you write them from `send`
+# and `recv`, predict what each of them costs, and finally race them against PyTorch's own.
 #
 # | | |
 # |---|---|
-# | you will build | broadcast, reduce-scatter, all-gather, all-to-all; all-reduce in three ways |
-# | you need | notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
+# | you will build | broadcast, reduce-scatter, all-gather and all-to-all, and all-reduce in three ways |
+# | you need | from notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
 # | time | three hours; the *optional* parts (§7 and the second half of §5) take three quarters of an hour more |
 # | points | 60 (52 without the optional parts: §7, 5 points, and part of §5, about 3) |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 0 Everybody to rank 0 | 10 | | notebook 00 |
 # | 1 Broadcast: a tree | 20 | 6 | 0 |
@@ -33,40 +33,40 @@
 # | 9 The race | 10 | | all |
 # | 10 Questions | 10 | 4 | 4, 8, 9 |
 #
-# Sections 1 to 7 have the same steps: a picture, a prediction, your code, the check, a measurement, a mistake
-# made on purpose, the same job in production. Section 8 puts the predictions together, and section 9 measures
-# them.
+# Sections 1 to 7 all take the same steps: a picture, a prediction, your code, the check, a measurement, a
+# mistake made on purpose, and a look at how production code does the same job. Section 8 then puts your
+# predictions together, and section 9 measures them.
 
 # %% [markdown]
 # ### Words and letters
 #
 # | | |
 # |---|---|
-# | N | ranks in the group |
-# | chunk | one of the N parts into which a tensor is cut; the chunk that a rank keeps for itself is its *shard* |
-# | root | the rank from which a broadcast starts, `src` |
-# | M | bytes of the *full* tensor |
-# | α | seconds that a message costs before its first byte arrives |
-# | β | seconds per byte, in one direction: 1/bandwidth |
-# | round | messages that travel at the same time; the next round begins when they have arrived |
+# | N | the number of ranks in the group |
+# | chunk | one of the N parts a tensor is cut into. The chunk a rank keeps for itself is its *shard* |
+# | root | the rank a broadcast starts from, `src` |
+# | M | the size of the *full* tensor, in bytes |
+# | α | the seconds a message costs before its first byte arrives |
+# | β | the seconds per byte in one direction, which is 1/bandwidth |
+# | round | messages that travel at the same time. The next round begins when all of them have arrived |
 #
-# An exchange takes about **rounds · α + B · β** seconds, where B counts the bytes that pass *one after
-# another*: the largest message of each round, summed over the rounds. If one rank sends a largest message in
-# every round, B is the number of bytes that this rank sends. So we count the bytes of the *busiest* rank.
-# That count is too small in two places. In §0 rank 0 first only receives and then only sends, so B is twice
-# the bytes that it sends. In §5, if N is not a power of two, B is larger by one M than the bytes of the
-# busiest rank. Adding takes no time in this model.
+# An exchange takes about **rounds · α + B · β** seconds. Here B counts the bytes that pass *one after
+# another*: take the largest message of each round, and add these up over the rounds. If one rank sends a
+# largest message in every round, B is just the number of bytes this rank sends. That is why we count the
+# bytes of the *busiest* rank. In two places this count is too small. In §0, rank 0 first only receives and
+# then only sends, so B is twice the bytes it sends. In §5, if N is not a power of two, B is one M larger than
+# the bytes of the busiest rank. Adding numbers takes no time in this model.
 #
-# This model is all the theory of the notebook (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that
-# every rank has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the same
-# time. Your laptop's ranks share a few cores instead: §9 shows how that changes the times.
+# The model is all the theory you need here (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that every
+# rank has its own wire, as GPUs on NVLink do, and that a rank can send and receive at the same time. The
+# ranks on your laptop share a few cores instead, and §9 shows how this changes the times.
 #
-# In formulas rounds count from 0, as loops do (in §6 from 1). The *films*, the pictures with a slider that you
-# know from notebook 00, number them from 1.
+# Formulas count rounds from 0, as loops do (in §6, from 1). The *films*, which are the pictures with a slider
+# that you know from notebook 00, number them from 1.
 #
-# The rules for all your code here: use **messages only** (`send`, `recv`, `isend`, `irecv`,
-# `batch_isend_irecv`), no built-in collective. `group=None` is the group of all ranks, as in
-# `torch.distributed`. All sums are plain sums: an all-reduce adds. For a *mean* you divide by N yourself.
+# The same rules hold for all your code here. Use **messages only** (`send`, `recv`, `isend`, `irecv`,
+# `batch_isend_irecv`), and no built-in collective. As in `torch.distributed`, `group=None` means the group of
+# all ranks. All sums are plain sums, so an all-reduce adds. If you want a *mean*, divide by N yourself.
 
 # %%
 # No module named course_lib, or torch? Then the course is not installed here: run the three lines below
@@ -131,11 +131,11 @@ def results(exchange):
 # | | |
 # |---|---|
 # | you will write | `gather_to_one_cost(n, nbytes)`, a formula |
-# | rests on | notebook 00 |
+# | builds on | notebook 00 |
 # | time | 10 minutes |
 #
-# This is the obvious way: every rank sends its tensor to rank 0, rank 0 adds them, and rank 0 sends the sum
-# to every rank.
+# This is the obvious way. Every rank sends its tensor to rank 0, rank 0 adds them up, and then rank 0 sends
+# the sum to every rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -166,18 +166,19 @@ print("every rank holds", run[0])
 run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="barrier")
 
 # %% [markdown]
-# Read the picture from left to right. A row is grey while its rank waits. Rank 3 offers its tensor early,
-# waits until rank 0 has taken those of ranks 1 and 2, and waits again until rank 0 comes back with the sum.
-# Every arrow starts or ends at rank 0: while one pair talks, the others wait or have finished.
+# Read the picture from left to right. A row is grey while its rank waits. Rank 3 offers its tensor early, but
+# it waits until rank 0 has taken the tensors of ranks 1 and 2, and then waits again until rank 0 comes back
+# with the sum. Every arrow starts or ends at rank 0, so while one pair talks, the others wait or have
+# finished.
 #
-# White is a rank's own code, or the time after its last message. Rank 0 has most work of its own: it adds,
-# and it hands over 4 MB at a time.
+# White is a rank's own code, or the time after its last message. Rank 0 has the most work of its own, because
+# it adds and hands over 4 MB at a time.
 #
-# **Predict.** With N ranks and M bytes: how many bytes does rank 0 send? In how many rounds? Write the pair.
-# (The prediction functions of the sections, whose names end in `_cost`, give no points by themselves, because
-# no check calls them; the ring's are an exception. In §8, which gives points, you will put all of them together
-# except `gather_to_one_cost`. From §1 on, the docstring of the exercise gives the cost away, so predict before
-# you scroll down.)
+# **Predict.** With N ranks and M bytes, how many bytes does rank 0 send, and in how many rounds? Write the
+# pair. (The prediction functions of the sections, whose names end in `_cost`, give no points by themselves,
+# because no check calls them. The ring's two functions are an exception. In §8, which gives points, you will
+# put all of them together except `gather_to_one_cost`. From §1 on, the docstring of the exercise gives the
+# cost away, so predict before you scroll down.)
 
 
 # %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}
@@ -200,21 +201,22 @@ def gather_to_one_on_840():
 beside(gather_to_one_cost, gather_to_one_on_840)
 
 # %% [markdown]
-# Put numbers on it: 8 GPUs, 14 GB each, links of 50 GB/s each way (one 400 Gb/s InfiniBand port). Rank 0
-# takes in 7 · 14 = 98 GB, which is 1.96 s, and sends 98 GB, another 1.96 s. (Both count: it cannot send a sum
-# that it does not have yet.) A step that computes for one second would wait for almost four. With 16 GPUs the
-# wait more than doubles.
+# Let's put numbers on it. Take 8 GPUs with 14 GB each, on links that carry 50 GB/s each way (one 400 Gb/s
+# InfiniBand port). Rank 0 takes in 7 · 14 = 98 GB, which is 1.96 s, and then sends 98 GB, another 1.96 s.
+# (Both count, because it can't send a sum it doesn't have yet.) So a step that computes for one second would
+# wait for almost four. With 16 GPUs, the wait more than doubles.
 #
 # **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients of
-# the others. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one machine.
+# the other GPUs. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one
+# machine.
 #
 # Are these four seconds the price of an all-reduce, or only of this way to do it? §4 has the answer. Before
-# it, §1 to §3 build three simpler exchanges; §4 puts two of them together.
+# that, §1 to §3 build three simpler exchanges, and §4 puts two of them together.
 #
-# (This section has nothing to break: notebook 00 has shown how single messages go wrong.)
+# (This section has nothing to break, because notebook 00 has already shown how single messages go wrong.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.2 calls GPU 0 of <code>DataParallel</code> the
-# master GPU. Its all-reduce in §19.3 gives the mean; ours gives the sum.</details>
+# master GPU. The all-reduce in its §19.3 gives the mean, whereas ours gives the sum.</details>
 
 # %% [markdown]
 # ## 1 · Broadcast: a tree
@@ -222,16 +224,16 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # | | |
 # |---|---|
 # | you will write | `broadcast(tensor, src, group=None)` |
-# | rests on | §0 |
+# | builds on | §0 |
 # | time | 20 minutes |
 # | points | 6 |
 #
-# Before the first step all replicas must hold the same weights. Rank 0 has read them from disk; seven
-# others wait for 14 GB. In §0 rank 0 served them one after the other: 7 rounds. But after the first round
-# *two* ranks hold the weights. Why should only one of them send?
+# Before the first step, all replicas must hold the same weights. Rank 0 has read them from disk, and seven
+# others wait for 14 GB. In §0, rank 0 served the others one after another, which took 7 rounds. But after the
+# first round, *two* ranks hold the weights. Why should only one of them send?
 #
 # The picture is a real run on 8 ranks, made when you run the cell. Move the slider. The tensor has only two
-# elements here. A row is a rank, a box is one element, and the colour says from which rank its value comes.
+# elements here. A row is a rank and a box is one element, whose colour says from which rank its value comes.
 # Watch rank 0's value spread.
 
 # %% tags=["skip-in-grading"]
@@ -250,11 +252,11 @@ run = launch(film_broadcast, reference.broadcast, world_size=8, backend="gloo")
 stepper(run.ledger, run)
 
 # %% [markdown]
-# In every round each rank that holds the value passes it on to one that does not: 1, 2, 4, 8 ranks hold it.
-# If you draw each message as an edge from rank to rank, the edges form a *binomial tree*.
+# In every round, each rank that holds the value passes it on to a rank that doesn't, so the value is on 1, 2,
+# 4 and finally 8 ranks. If you draw each message as an edge from rank to rank, the edges form a *binomial
+# tree*.
 #
-# **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any
-# N?
+# **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any N?
 
 
 # %% nbgrader={"grade_id": "broadcast_cost", "solution": true}
@@ -267,22 +269,22 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** Give every rank a *place*, counted from the root: the root has place 0, the rank after it place 1,
-# and so on round the circle. When round k begins, the ranks with the places 0 to 2^k − 1 hold the value. Each
-# of them sends to the rank whose place is 2^k higher, if that place is below N.
+# **Build.** Give every rank a *place*, counted from the root. The root has place 0, the rank after it has
+# place 1, and so on around the circle. When round k begins, the ranks with the places 0 to 2^k − 1 hold the
+# value. Each of them sends to the rank whose place is 2^k higher, if that place is below N.
 #
 # Only the ranks of the group call the function. Here no rank sends and receives in the same round, so plain
 # `dist.send` and `dist.recv` will do.
 #
-# A rank has two numbers. `src` is a *global* rank, as in `torch.distributed`. Inside a group the
+# A rank has two numbers. `src` is a *global* rank, as in `torch.distributed`. Inside a group, however, the
 # ranks {1, 3, 6} have the numbers 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` use the
-# numbers inside the group. So do the arguments `group_peer=` of `dist.P2POp`, `group_dst=` of `dist.send` and
-# `group_src=` of `dist.recv`. `dist.get_group_rank(group, src)` translates a global rank into a rank of the
-# group. It does not accept `None`: for the group of all ranks pass `dist.group.WORLD`. In that group both
-# numbers are the same.
+# numbers inside the group, and so do the arguments `group_peer=` of `dist.P2POp`, `group_dst=` of `dist.send`
+# and `group_src=` of `dist.recv`. `dist.get_group_rank(group, src)` translates a global rank into a rank of
+# the group. It doesn't accept `None`, so pass `dist.group.WORLD` for the group of all ranks. In that group,
+# both numbers are the same.
 #
 # Several sections need the same few lines: post a send and a receive together, make a tensor contiguous,
-# write it back. The cells have room for helpers of your own, and you may use them in all later cells.
+# write it back. The cells have room for helpers of your own, which you can use in all later cells.
 
 # %% nbgrader={"grade_id": "broadcast", "solution": true}
 # Helpers of your own, if you like:
@@ -315,16 +317,16 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d a rank
-# is one of three kinds: it holds the value and sends it d further; it gets the value now, from the rank d
-# before it; or its turn has not come yet.</details>
+# <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d, a
+# rank is one of three kinds. It holds the value and sends it d further, or it gets the value now, from the
+# rank d before it, or its turn has not come yet.</details>
 # <details><summary>Hint: the step</summary>Let <code>root</code> be the rank of <code>src</code> in the
 # group. With <code>place = (rank - root) % n</code>, the ranks with <code>place &lt; d</code> send to
-# <code>place + d</code> (unless that is n or more), those with <code>d &lt;= place &lt; 2 * d</code> receive
-# from <code>place - d</code>. Place p is rank <code>(p + root) % n</code> of the group.</details>
-# <details><summary>Hint: not contiguous</summary>A column of a matrix is not contiguous, and messages
-# must be. Send <code>tensor.contiguous()</code>; receive into a contiguous buffer and <code>copy_</code>
-# it back.</details>
+# <code>place + d</code> (unless that is n or more), and those with <code>d &lt;= place &lt; 2 * d</code>
+# receive from <code>place - d</code>. Place p is rank <code>(p + root) % n</code> of the group.</details>
+# <details><summary>Hint: not contiguous</summary>A column of a matrix is not contiguous, but messages must
+# be. So send <code>tensor.contiguous()</code>, and on the other side receive into a contiguous buffer and
+# <code>copy_</code> it back.</details>
 #
 # **Check.**
 
@@ -336,7 +338,7 @@ report = check("02_collectives/broadcast", broadcast, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Your tree beside your formula.
+# **Measure.** The cell prints your formula next to the ledger of your tree.
 
 
 # %% tags=["skip-in-grading"]
@@ -347,12 +349,13 @@ def broadcast_840():
 beside(broadcast_cost, broadcast_840)
 
 # %% [markdown]
-# The tree has a weak side: the root sends ceil(log2 N) · M, though one M would do. For a large tensor it is
-# better to cut it into pieces that follow each other down a chain of ranks. Then every rank but the last
-# sends M, whatever N is. This method is *pipelining*; it comes back in notebook 07.
+# The tree has a weak side, because the root sends ceil(log2 N) · M although one M would do. For a large
+# tensor, it is better to cut it into pieces that follow each other down a chain of ranks. Then every rank
+# except the last sends M, whatever N is. This method is called *pipelining*, and you will meet it again in
+# notebook 07.
 #
 # **Break it.** Every rank must name the same `src`. Here, on four ranks, the even ones say 0 and the odd ones
-# say 1. Before you run it: which rank waits for which?
+# say 1. Before you run it, work out which rank waits for which.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -365,19 +368,19 @@ def disagree_on_the_root():
 results(disagree_on_the_root)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Some rank sends to a rank that does not expect it. The
+# <details><summary>After you have run it</summary>Some rank sends to a rank that doesn't expect it. The
 # diagnosis may end with the usual advice for a circle (change the order in one rank, or post the send and the
-# receive together). That advice does not help here: the messages belong to two different trees. Ask first
-# whether all ranks mean the same exchange.</details>
+# receive together). That advice doesn't help here, because the messages belong to two different trees. Ask
+# first whether all ranks mean the same exchange.</details>
 #
-# Without a ledger a job like this stands still until NCCL's time limit, ten minutes by default, and then
-# tells you only that it timed out. Real code usually gets here because `src` was computed from a value that
-# differs between ranks.
+# Without a ledger, a job like this hangs until NCCL's time limit, ten minutes by default, and then tells you
+# only that it timed out. Real code usually gets here because `src` was computed from a value that differs
+# between ranks.
 #
-# **In production.** `dist.broadcast(tensor, src)` has the same arguments. The ledger cannot see how a
-# built-in sends. It books every built-in at the least that any algorithm must send, here a chain: M from
-# every rank but the last. Only the operating system knows how many bytes really went over the wire. Linux
-# counts those of every TCP connection:
+# **In production.** `dist.broadcast(tensor, src)` has the same arguments. The ledger can't see how a built-in
+# sends, so it books every built-in at the least any algorithm must send. For a broadcast this is a chain,
+# with M from every rank except the last. Only the operating system knows how many bytes really went over the
+# wire. Linux counts the bytes of every TCP connection:
 
 
 # %% tags=["skip-in-grading"]
@@ -423,9 +426,9 @@ show_wire("dist.broadcast", lambda full, part: dist.broadcast(full, 0))
 show_wire("yours", lambda full, part: broadcast(full, 0))
 
 # %% [markdown]
-# gloo, the CPU backend, sends a binomial tree too: 2 M from the root of four ranks. (Some figures may be a
-# few hundredths above the algorithm's bytes: Linux counts everything on the connection, even the bytes that
-# TCP had to send again. NCCL's bytes do not go over TCP on one machine, so these cells ask for gloo.)
+# gloo, the CPU backend, also sends a binomial tree, with 2 M from the root of four ranks. (Some figures may
+# be a few hundredths above the algorithm's bytes, because Linux counts everything on the connection, even the
+# bytes TCP had to send again. NCCL's bytes don't go over TCP on one machine, so these cells ask for gloo.)
 
 
 # %% [markdown]
@@ -434,25 +437,25 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # | | |
 # |---|---|
 # | you will write | `reduce_scatter(output, input, group=None)` |
-# | rests on | notebook 00: `ring_shift` |
+# | builds on | notebook 00: `ring_shift` |
 # | time | 25 minutes |
 # | points | 8 |
 #
-# One rank need not add everything. Cut the tensor into N chunks and make rank r responsible for the sum of
-# chunk r alone. The exchange is a reduce-*scatter*: the tensors are reduced to their sum, and the sum is
-# scattered over the ranks. ZeRO (notebook 04) wants exactly this exchange: rank r updates only its own shard
-# of the parameters, so it needs only its own shard of the gradient.
+# One rank doesn't have to add everything. Cut the tensor into N chunks, and make rank r responsible for the
+# sum of chunk r only. This exchange is a reduce-*scatter*, because the tensors are reduced to their sum, and
+# the sum is scattered over the ranks. ZeRO (notebook 04) wants exactly this exchange. There, rank r updates
+# only its own shard of the parameters, so it needs only its own shard of the gradient.
 #
-# On a ring every rank sends to its right neighbour and receives from its left one, all at the same time. A
-# chunk travels round the circle, and every rank that it visits adds its own part. Step through a run on 4
+# On a ring, every rank sends to its right neighbour and receives from its left neighbour, all at the same
+# time. A chunk travels around the circle, and every rank it visits adds its own part. Step through a run on 4
 # ranks and follow *one* chunk, from where it starts to where it ends.
 #
-# Read this film and those that follow like this. A box now has one stripe for each rank whose contribution it
-# holds. A dark frame says that the box changed in this round. A box is still one element; in this film a
-# chunk is one element, too. A number beside a message or in a box says which element it is (0-1 means
+# Here is how to read this film and the next ones. A box now has one stripe for each rank whose contribution
+# it holds. A dark frame says that the box changed in this round. A box is still one element, and in this film
+# a chunk is also one element. A number next to a message or in a box says which element it is (0-1 means
 # elements 0 and 1). A box without a number holds the element of its column. Follow your chunk in the
-# *messages*, not in the boxes: this run uses the reference implementation, which keeps its partial sums by
-# turns in `output` and in a buffer that the film does not show.
+# *messages* instead of the boxes, because this run uses the reference implementation. It keeps its partial
+# sums alternately in `output` and in a buffer that the film doesn't show.
 
 
 # %% tags=["skip-in-grading"]
@@ -468,7 +471,7 @@ run = launch(film_reduce_scatter, reference.reduce_scatter, world_size=4, backen
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** `nbytes` is the size of the *full* tensor, as everywhere. Here that is the input.
+# **Predict.** As everywhere, `nbytes` is the size of the *full* tensor, which here is the input.
 
 
 # %% nbgrader={"grade_id": "reduce_scatter_cost", "solution": true}
@@ -480,11 +483,11 @@ def reduce_scatter_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** Chunk c shall end on rank c. It must visit all N ranks, so it starts one place further on,
-# at rank c + 1, and makes N − 1 hops. Now from the rank's side: what does rank r send in round k, and
+# **Build.** Chunk c must end up on rank c. It has to visit all N ranks, so it starts one place further on, at
+# rank c + 1, and makes N − 1 hops. Now look at it from the rank's side. What does rank r send in round k, and
 # what arrives?
 #
-# `input` belongs to the caller: leave it as it was. Partial sums need a place of their own.
+# `input` belongs to the caller, so leave it as it was. The partial sums need memory of their own.
 
 
 # %% nbgrader={"grade_id": "reduce_scatter", "solution": true}
@@ -531,15 +534,15 @@ def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = Non
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>In round 0 rank r sends off the chunk that starts its journey
-# here: chunk r − 1, as it stands in <code>input</code>. In round k it passes on the sum that arrived in round
-# k − 1, with its own part added.</details>
-# <details><summary>Hint: the step</summary>Round k: send (the partial sum of) chunk r − k − 1 to rank r +
-# 1, receive chunk r − k − 2 from rank r − 1, add your own part of it. All modulo N. The last one to
-# arrive is chunk r.</details>
+# <details><summary>Hint: the idea</summary>In round 0, rank r sends off the chunk that starts its journey
+# here. This is chunk r − 1, just as it is in <code>input</code>. In round k, it passes on the sum that
+# arrived in round k − 1, with its own part added.</details>
+# <details><summary>Hint: the step</summary>In round k, send (the partial sum of) chunk r − k − 1 to rank r +
+# 1, receive chunk r − k − 2 from rank r − 1, and add your own part of it. All of this is modulo N. The last
+# chunk to arrive is chunk r.</details>
 # <details><summary>Hint: all ranks wait</summary>If all ranks receive first and then send, no rank gets to
-# its send. Post both together: <code>dist.batch_isend_irecv</code>, then wait for every handle. Two buffers:
-# one that goes out, one that comes in.</details>
+# its send. So post both together with <code>dist.batch_isend_irecv</code>, then wait for every handle. Use
+# two buffers, one that goes out and one that comes in.</details>
 #
 # **Check.**
 
@@ -564,8 +567,8 @@ def reduce_scatter_840():
 beside(reduce_scatter_cost, reduce_scatter_840)
 
 # %% [markdown]
-# **Break it.** Here is one round of a ring with *one* buffer: it goes out to the right while the left
-# neighbour's value comes into it. Predict the value that rank 1 holds afterwards.
+# **Break it.** Here is one round of a ring with *one* buffer. The buffer goes out to the right while the left
+# neighbour's value comes into it. Predict the value rank 1 holds afterwards.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -582,13 +585,13 @@ def one_buffer():
 results(one_buffer)
 
 # %% [markdown]
-# The ledger stops this run. Without the ledger you might not notice the mistake: rank 1 should end with 0,
-# and may well do so. But if a rank's new value arrives before its own has left, the rank passes on the *new*
-# one: one value then reaches two ranks, and another is lost. From run to run a different rank is hit, and so
-# the mistake is hard to find.
+# The ledger stops this run. Without the ledger, you might not notice the mistake, because rank 1 should end
+# with 0 and quite possibly does. But if a rank's new value arrives before its own has left, the rank passes
+# on the *new* value. Then one value reaches two ranks, and another is lost. This hits a different rank from
+# run to run, so the mistake is hard to find.
 #
-# **In production.** `dist.reduce_scatter_tensor(output, input)`. The next cell asks the operating system how
-# much this call sends over gloo. The least possible is (N−1)/N of M per rank, here 0.75 M.
+# **In production.** The call is `dist.reduce_scatter_tensor(output, input)`. The next cell asks the operating
+# system how much this call sends over gloo. The least possible is (N−1)/N of M per rank, here 0.75 M.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 show_wire("dist.reduce_scatter_tensor", lambda full, part: dist.reduce_scatter_tensor(part, full))
@@ -596,10 +599,11 @@ show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
 show_wire("yours", lambda full, part: reduce_scatter(part, full))
 
 # %% [markdown]
-# gloo's reduce-scatter sends what an all-reduce sends, because it *is* one: it sums the whole tensor
-# everywhere and throws (N−1)/N of the sum away. Yours sends half. NCCL has true reduce-scatters, among them a
-# ring and, since 2.23, an algorithm called PAT. Keep the difference in mind when you test sharded training on
-# a CPU: for a built-in the ledger shows the bytes that an algorithm must send, not those that gloo does send.
+# gloo's reduce-scatter sends as much as an all-reduce because it *is* one. It sums the whole tensor
+# everywhere and then throws (N−1)/N of the sum away, so yours sends half as much. NCCL has true
+# reduce-scatters, among them a ring and, since 2.23, an algorithm called PAT. Keep the difference in mind
+# when you test sharded training on a CPU. For a built-in, the ledger shows the bytes an algorithm must send,
+# but gloo may send more.
 
 # %% [markdown]
 # ## 3 · All-gather on a ring
@@ -607,16 +611,16 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # | | |
 # |---|---|
 # | you will write | `all_gather(output, input, group=None)` |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 15 minutes |
 # | points | 6 |
 #
-# An all-gather is the counterpart of a reduce-scatter, and §4 will join the two. Every rank holds one chunk;
-# in the end every rank holds all of them. FSDP gathers before every layer. The layer's weights lie in N parts
-# on N ranks. The ranks gather them for the layer's forward, free them, and gather them again for its
-# backward.
+# An all-gather is the counterpart of a reduce-scatter, and §4 will join the two. Every rank starts with one
+# chunk, and in the end every rank holds all of them. FSDP does an all-gather before every layer, because the
+# layer's weights are stored as N parts on N ranks. The ranks gather them for the layer's forward, free them,
+# and then gather them again for its backward.
 #
-# The ring is the same, but nothing is added: every rank keeps a copy of each chunk that passes by.
+# The ring is the same, but nothing is added. Instead, every rank keeps a copy of each chunk that passes by.
 
 
 # %% tags=["skip-in-grading"]
@@ -632,7 +636,7 @@ run = launch(film_all_gather, reference.all_gather, world_size=4, backend="gloo"
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** `nbytes` is the size of the full tensor, as before. Here that is the *output*.
+# **Predict.** As before, `nbytes` is the size of the full tensor, which here is the *output*.
 
 
 # %% nbgrader={"grade_id": "all_gather_cost", "solution": true}
@@ -644,8 +648,8 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** What do you hold at the start, and what has rank r + 1 not seen yet? You need no second buffer
-# this time: a chunk arrives in the place where it stays.
+# **Build.** What do you hold at the start, and what has rank r + 1 not seen yet? This time you don't need a
+# second buffer, because a chunk arrives in the place where it stays.
 
 
 # %% nbgrader={"grade_id": "all_gather", "solution": true}
@@ -681,9 +685,9 @@ def all_gather(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>First copy your own chunk to its place in <code>output</code>.
-# Then pass on, in every round, the chunk that came in the round before.</details>
-# <details><summary>Hint: the step</summary>Round k: send chunk r − k to the right, receive chunk r − k −
-# 1 from the left, straight into its place in <code>output</code>.</details>
+# Then, in every round, pass on the chunk that arrived in the round before.</details>
+# <details><summary>Hint: the step</summary>In round k, send chunk r − k to the right, and receive chunk r − k
+# − 1 from the left, straight into its place in <code>output</code>.</details>
 #
 # **Check.**
 
@@ -708,8 +712,8 @@ def all_gather_840():
 beside(all_gather_cost, all_gather_840)
 
 # %% [markdown]
-# **Break it.** Ten elements over four ranks: the shards have 3, 3, 2 and 2. Every rank makes room for N times
-# its own shard. What happens when a rank with 2 meets a rank with 3?
+# **Break it.** Cut ten elements over four ranks, and the shards have 3, 3, 2 and 2. Every rank makes room for
+# N times its own shard. What happens when a rank with 2 meets a rank with 3?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -724,9 +728,9 @@ def uneven_shards():
 results(uneven_shards)
 
 # %% [markdown]
-# gloo itself would have delivered garbage or ended the process. The message above comes from the ledger,
-# which compares both ends of every message. The cure in real code is *padding*: FSDP and ZeRO make all shards
-# as long as the longest one.
+# gloo itself would have delivered garbage or ended the process. The message above comes from the ledger
+# instead, which compares both ends of every message. The cure in real code is *padding*. FSDP and ZeRO make
+# all shards as long as the longest one.
 #
 # **In production.** `dist.all_gather_into_tensor(output, input)` gives the same result and sends the same
 # bytes:
@@ -741,20 +745,20 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # | | |
 # |---|---|
 # | you will write | `ring_bytes_sent(n, nbytes)`, `ring_rounds(n)`, `ring_all_reduce(tensor, group=None)` |
-# | rests on | §2, §3 |
+# | builds on | §2, §3 |
 # | time | 40 minutes |
 # | points | 2 + 12 |
 #
-# How cheap can an all-reduce be? Take a single element: N numbers, one on each rank. A message can merge two
-# partial sums into one, and no more than two. So N − 1 messages must have been sent before the first complete
-# sum exists. The N − 1 ranks that do not have it then need one message each. Together these are 2 (N − 1)
-# messages per element, however they are arranged (Patarasuk and Yuan 2009 prove it with care). Share them out
-# evenly over the N ranks, and you have the least that the busiest of them can send. The prediction below asks
-# you for it.
+# How cheap can an all-reduce be? Consider a single element, in other words N numbers, one on each rank. A
+# message can merge two partial sums into one, but never more than two. So it takes N − 1 messages before the
+# first complete sum exists. The other N − 1 ranks don't have this sum yet, and need one message each.
+# Together these are 2 (N − 1) messages per element, however you arrange them (Patarasuk and Yuan 2009 prove
+# it with care). Share them out evenly over the N ranks, and you have the least that the busiest rank can
+# send. The prediction below asks you for this number.
 #
-# §0 sends no more than that in total. Its fault is that one rank sends half of it. A reduce-scatter
-# followed by an all-gather loads all ranks alike. That is the ring all-reduce, and there is no algorithm
-# whose busiest rank sends less.
+# In total, §0 sends no more than that. Its flaw is that one rank sends half of it. A reduce-scatter followed
+# by an all-gather puts the same load on every rank instead. This is the ring all-reduce, and no algorithm can
+# get by with a busiest rank that sends less.
 
 
 # %% tags=["skip-in-grading"]
@@ -769,7 +773,7 @@ run = launch(film_in_place, reference.ring_all_reduce, world_size=4, backend="gl
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** Bytes of each rank, and rounds, for any N and M.
+# **Predict.** How many bytes does each rank send, and in how many rounds, for any N and M?
 
 
 # %% nbgrader={"grade_id": "ring_prediction", "solution": true}
@@ -795,10 +799,10 @@ report = check("02_collectives/ring_prediction", ring_bytes_sent, ring_rounds, c
 report.points(2)
 
 # %% [markdown]
-# For 8 GPUs and 1 GB your functions should give 1.75 GB from each GPU, in 14 rounds.
+# For 8 GPUs and 1 GB, your functions should give 1.75 GB from each GPU, in 14 rounds.
 #
-# What grows with N, and what does not? Take the gradient of a 7B model in bf16, on links with 1/β = 50 GB/s
-# and α = 10 µs:
+# What grows with N, and what doesn't? Take the bf16 gradient of a 7B model, on links with 1/β = 50 GB/s and
+# α = 10 µs:
 
 # %% tags=["skip-in-grading"]
 ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
@@ -811,10 +815,11 @@ if ready(ring_bytes_sent, ring_rounds):
         )
 
 # %% [markdown]
-# It is often said that the cost of an all-reduce does not depend on N. Half of that holds. The bytes are
-# *bounded*: they start at M for N = 2 and approach 2 M without ever reaching it. The rounds grow with N,
-# without end. The plot shows the time of one all-reduce by your two functions, for three sizes. (25 MB is the
-# default size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients: notebook 03.)
+# It is often said that the cost of an all-reduce doesn't depend on N. That is half true. The bytes are
+# *bounded*, because they start at M for N = 2 and approach 2 M without ever reaching it. The rounds, however,
+# grow with N without limit. The plot uses your two functions to show how long one all-reduce takes, for three
+# sizes. (25 MB is the default size of the pieces in which PyTorch's `DistributedDataParallel` sends
+# gradients, as you will see in notebook 03.)
 
 
 # %% tags=["skip-in-grading"]
@@ -843,19 +848,20 @@ def seconds_by_ranks():
 seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 
 # %% [markdown]
-# The time for 14 GB almost doubles from 2 ranks to 64, from 0.28 s to 0.55 s. From 64 ranks to 4,096 it grows
-# by only 16 %, to 0.64 s: there the saying nearly holds. The time for 10 KB grows in proportion to N − 1,
-# since nearly all of it is latency. The time for 25 MB is mostly that of the bytes on few ranks, and mostly
-# latency on many: at 64 ranks the rounds take 1.3 ms and the bytes 1.0 ms.
+# For 14 GB, the time almost doubles between 2 ranks and 64, from 0.28 s to 0.55 s. From 64 ranks to 4,096 it
+# grows by only 16 %, to 0.64 s, so over this range the saying nearly holds. For 10 KB, the time grows in
+# proportion to N − 1, because nearly all of it is latency. For 25 MB, the bytes dominate on few ranks and the
+# latency on many. At 64 ranks, the rounds take 1.3 ms and the bytes 1.0 ms.
 #
-# **Build.** In place, for *any* size: 10 elements over 4 ranks, 2 elements over 3, none at all. You may
-# put your two halves together, or write the ring in one piece, on the tensor itself.
+# **Build.** Your function works in place and must handle *any* size: 10 elements over 4 ranks, 2 elements
+# over 3, or none at all. You can put your two halves together, or write the ring in one piece, on the tensor
+# itself.
 #
-# In one piece, every rank can start off with the chunk of its own number, r. In round k = 0, 1, ... chunk r −
-# k − 1 then reaches rank r; the rank adds it to its own and passes the sum on in the next round. (Here it
-# does not matter *which* chunk a rank completes. In §2 it had to be chunk r, so there everything was one
-# place off.) Write down for four ranks which of them holds which complete sum after the last round of this
-# phase, or look at the film. The second phase goes on from there.
+# If you write it in one piece, every rank can start by sending the chunk with its own number, r. In round k =
+# 0, 1, ... chunk r − k − 1 then reaches rank r, which adds it to its own and passes the sum on in the next
+# round. (Here it doesn't matter *which* chunk a rank completes. In §2 it had to be chunk r, which is why
+# everything there was shifted by one place.) For four ranks, write down which rank holds which complete sum
+# after the last round of this phase, or look at the film. The second phase continues from there.
 
 
 # %% nbgrader={"grade_id": "ring_all_reduce", "solution": true}
@@ -895,13 +901,13 @@ def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
 
 # %% [markdown]
 # <details><summary>Hint: sizes that do not divide</summary><code>flat.tensor_split(n)</code> gives n views of
-# <code>flat</code> whose sizes differ by at most one; some may be 0. All ranks compute the same sizes, so
-# sender and receiver can both skip an empty message.</details>
-# <details><summary>Hint: not contiguous</summary>Work on <code>flat =
-# tensor.contiguous().view(-1)</code>. If <code>tensor</code> was not contiguous this is a copy: at the
-# end write it back with <code>tensor.copy_</code>.</details>
-# <details><summary>Hint: the complete chunk</summary>In the last round, k = N − 2, rank r adds into chunk
-# r − (N − 2) − 1 = r + 1 (mod N).</details>
+# <code>flat</code> whose sizes differ by at most one, so some can have size 0. All ranks compute the same
+# sizes, which means that sender and receiver can both skip an empty message.</details>
+# <details><summary>Hint: not contiguous</summary>Work on <code>flat = tensor.contiguous().view(-1)</code>. If
+# <code>tensor</code> was not contiguous, this is a copy, so write it back with <code>tensor.copy_</code> at
+# the end.</details>
+# <details><summary>Hint: the complete chunk</summary>In the last round, k = N − 2, rank r adds into chunk r −
+# (N − 2) − 1 = r + 1 (mod N).</details>
 #
 # **Check.**
 
@@ -913,9 +919,9 @@ report = check("02_collectives/ring_all_reduce", ring_all_reduce, cases="hidden"
 report.points(12)
 
 # %% [markdown]
-# **Measure.** Your ring on film. Is it the same as the one above? (If your ring works on a copy, the boxes
-# change only at the end. Then compare the messages. If your ring is §2 followed by §3, each message carries
-# the chunk one place before the one above.)
+# **Measure.** The cell shows your ring on film. Is it the same as the ring above? (If your ring works on a
+# copy, the boxes change only at the end, so compare the messages instead. If your ring is §2 followed by §3,
+# each message carries the chunk one place before the chunk above.)
 
 # %% tags=["skip-in-grading"]
 run = try_it(film_in_place, ring_all_reduce, backend="gloo")
@@ -930,21 +936,21 @@ def ring_840():
 beside(lambda n, nbytes: (ring_bytes_sent(n, nbytes), ring_rounds(n)), ring_840)
 
 # %% [markdown]
-# Here is your ring as a timeline. Count its arrows and leave the milliseconds aside: every rank sends six
-# messages and receives six, of 1 MB each. In §0 the messages were of 4 MB: rank 0 received three and sent
-# three, and every other rank sent one and received one. (Grey is waiting, on a laptop mostly for a core. §9
-# shows what that does to the time.)
+# Here is your ring as a timeline. Count its arrows and ignore the milliseconds. Every rank sends six messages
+# and receives six, of 1 MB each. In §0, by contrast, the messages had 4 MB. There, rank 0 received three and
+# sent three, and every other rank sent one and received one. (Grey is waiting, on a laptop mostly for a core.
+# §9 shows how that changes the time.)
 
 # %% tags=["skip-in-grading"]
 run = try_it(sum_4_mb, ring_all_reduce)
 run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier") if run else None
 
 # %% [markdown]
-# **Break it.** Copy your ring and let its second phase start one place too early: not from the chunk that the
-# rank has just *finished*, but from the one before it, whose sum is not complete. If you wrote the ring in
-# one piece, rank r finishes chunk r + 1: start the second phase from chunk r. If your ring is §2 followed by
-# §3, rank r finishes chunk r: give `all_gather` chunk r − 1 of the rank's own tensor instead. Before you run
-# the check: is anything right on any rank?
+# **Break it.** Copy your ring and let its second phase start one place too early. Instead of the chunk the
+# rank has just *finished*, it starts from the chunk before it, whose sum is not complete. If you wrote the
+# ring in one piece, rank r finishes chunk r + 1, so start the second phase from chunk r. If your ring is §2
+# followed by §3, rank r finishes chunk r, so give `all_gather` chunk r − 1 of the rank's own tensor instead.
+# Before you run the check, think about this: is anything right on any rank?
 
 
 # %% nbgrader={"grade_id": "ring_from_the_wrong_chunk", "solution": true}
@@ -963,15 +969,15 @@ def ring_from_the_wrong_chunk(tensor: torch.Tensor, group: Group = None) -> None
 # %% tags=["skip-in-grading"]
 report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed=4)
 # %% [markdown]
-# <details><summary>After you have run it</summary>Nothing is right, on any rank: the chunks that the second
-# phase passed along the ring held the value of a single rank. Some things are <i>not</i> wrong: the bytes,
-# the rounds and the shape are right, and all ranks agree.</details>
+# <details><summary>After you have run it</summary>Nothing is right, on any rank, because the chunks the
+# second phase passed along the ring held the value of a single rank. But some things are <i>not</i> wrong.
+# The bytes, the rounds and the shape are right, and all ranks agree.</details>
 #
 # A training run with this ring would not crash. It would learn from gradients that are about N times too
-# small. Each of their chunks would come from one rank's data alone. You would look for the reason in the
-# learning rate.
+# small, because each of their chunks would come from only one rank's data. You would look for the reason in
+# the learning rate.
 #
-# **In production.** `dist.all_reduce(tensor)`.
+# **In production.** The call is `dist.all_reduce(tensor)`.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
@@ -979,14 +985,14 @@ show_wire("your ring", lambda full, part: ring_all_reduce(full))
 show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 
 # %% [markdown]
-# gloo's all-reduce sends what yours sends (its `allreduce.cc` has a ring as well). NCCL chooses among several
-# algorithms (§5). You have built an all-reduce as a reduce-scatter and an all-gather. For this reason ZeRO-1
-# costs no more communication than plain data parallelism: it has the same two halves, with the optimizer step
-# between them (notebook 04).
+# gloo's all-reduce sends as much as yours, because its `allreduce.cc` also has a ring. NCCL chooses among
+# several algorithms (§5). You have built an all-reduce as a reduce-scatter and an all-gather. This is why
+# ZeRO-1 costs no more communication than plain data parallelism. It has the same two halves, with the
+# optimizer step between them (notebook 04).
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.3 works the example of 8 GPUs and 1 GB: "each GPU
-# sends 1.75GB", 14 hops. It concludes that the cost of communication does not depend on N. Lecture 003 has
-# the line that an all-reduce is a reduce-scatter and an all-gather.</details>
+# sends 1.75GB", 14 hops. It concludes that the cost of communication does not depend on N. Lecture 003 states
+# that an all-reduce is a reduce-scatter and an all-gather.</details>
 
 
 # %% [markdown]
@@ -995,18 +1001,19 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # | | |
 # |---|---|
 # | you will write | `recursive_doubling_all_reduce(tensor, group=None)` |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 20 minutes for powers of two; 15 more, *optional*, for any N |
 # | points | 8 |
 #
-# Every step you log the loss: one float, 4 bytes, averaged over 512 ranks. In the ring that float is one
-# chunk of 512, and the others are empty. But this one chunk must go round twice: 2 · 511 = 1,022 hops, one
-# after another. At 10 µs each they take 10 ms, for one number. Here the bytes do not matter; the rounds do.
+# In every step you log the loss, which is one float of 4 bytes, averaged over 512 ranks. In the ring, that
+# float is one chunk of 512, and the other chunks are empty. But this one chunk must go around twice, which
+# makes 2 · 511 = 1,022 hops, one after another. At 10 µs each they take 10 ms, for one number. So the bytes
+# don't matter here, but the rounds do.
 #
-# What is the smallest number of rounds? After one round a rank can have heard from one other, after two from
-# three others, after k from 2^k − 1. So an all-reduce takes at least log2 N rounds. If N is a power of two,
-# recursive doubling gets there: in round k, rank r swaps *everything it has* with rank r XOR 2^k, and both
-# add.
+# What is the smallest number of rounds? After one round a rank can have heard from one other, after two
+# rounds from three others, and after k rounds from 2^k − 1. So an all-reduce takes at least log2 N rounds. If
+# N is a power of two, recursive doubling needs no more. In round k, rank r swaps *everything it has* with
+# rank r XOR 2^k, and then both add.
 
 # %% tags=["skip-in-grading"]
 run = launch(
@@ -1015,7 +1022,7 @@ run = launch(
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** First for powers of two. If you go on to any N (below), come back and complete it.
+# **Predict.** Start with powers of two. If you then go on to any N (below), come back and complete it.
 
 
 # %% nbgrader={"grade_id": "recursive_doubling_cost", "solution": true}
@@ -1030,13 +1037,13 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** For a power of two it is a loop over the distances 1, 2, 4, ...: send your tensor to the partner
-# `rank ^ distance`, receive the partner's tensor, add it. Your tensor must not change while it is under way
-# (§2), so receive into a buffer and add after the wait.
+# **Build.** For a power of two, it is a loop over the distances 1, 2, 4, .... Send your tensor to the partner
+# `rank ^ distance`, receive the partner's tensor, and add it. Your tensor must not change while it is being
+# sent (§2), so receive into a buffer and add after the wait.
 #
 # *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. Then N −
 # P ranks are left over. Each of them, rank P + i, first sends its tensor to rank i and then waits. Rank i
-# adds this tensor to its own. The first P ranks do recursive doubling among themselves. In the end rank i
+# adds this tensor to its own. The first P ranks then do recursive doubling among themselves. Finally, rank i
 # sends the sum back to rank P + i.
 
 
@@ -1082,11 +1089,11 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>After the round with distance d, all ranks with the same
 # <code>rank // (2 * d)</code> hold the same sum, of 2d contributions. Check that for rank 5 of 8.</details>
-# <details><summary>Hint: all ranks wait</summary>As in §2: post the send and the receive together, wait for
+# <details><summary>Hint: all ranks wait</summary>As in §2, post the send and the receive together, wait for
 # both, then add.</details>
-# <details><summary>Hint: the ranks that are left over</summary>P =
-# <code>1 &lt;&lt; (n.bit_length() - 1)</code>. With N = 5, rank 4 gives to rank 0, ranks 0 to 3 double, rank
-# 0 sends the sum to rank 4.</details>
+# <details><summary>Hint: the ranks that are left over</summary>P = <code>1 &lt;&lt; (n.bit_length() -
+# 1)</code>. With N = 5, rank 4 gives to rank 0, ranks 0 to 3 double, and finally rank 0 sends the sum to rank
+# 4.</details>
 # <details><summary>Hint: the same bits</summary><code>a + b</code> and <code>b + a</code> have the same bits.
 # So if both partners add the same two tensors, they get the same result, and after every round whole groups
 # of ranks agree.</details>
@@ -1114,10 +1121,12 @@ def doubling_840():
 beside(recursive_doubling_cost, doubling_840)
 
 # %% [markdown]
-# At 8 ranks recursive doubling takes 3 rounds and sends 3 M; the ring takes 14 rounds and sends 1.75 M.
+# At 8 ranks, recursive doubling takes 3 rounds and sends 3 M, whereas the ring takes 14 rounds and sends 1.75
+# M.
 #
-# **Break it.** Why does the docstring insist on *the same bits*? Here every rank gets all contributions
-# and adds them up starting with its own. The sum is the same, but its order differs from rank to rank.
+# **Break it.** Why does the docstring insist on *the same bits*? In the next cell, every rank gets all
+# contributions and adds them up starting with its own. The sum is the same, but its order differs from rank
+# to rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1138,28 +1147,28 @@ for rank, total in enumerate(totals):
     print(f"rank {rank}: {(total != totals[0]).sum():4} of 1,000 elements differ from rank 0's")
 
 # %% [markdown]
-# Floating-point addition rounds, so the order counts. The differences are in the last bits, and yet: each
-# replica now takes a slightly different step, from slightly different weights, a hundred thousand times.
-# Nothing ever pulls the replicas together again. Your two algorithms avoid this. A ring sums each chunk in
-# one order and copies the result; in recursive doubling both partners add the same two tensors.
+# Floating-point addition rounds, so the order counts. The differences are only in the last bits. But each
+# replica now takes a slightly different step, from slightly different weights, a hundred thousand times, and
+# nothing ever pulls the replicas together again. Your two algorithms avoid this. A ring sums each chunk in
+# one order and copies the result, and in recursive doubling both partners add the same two tensors.
 #
-# **In production.** It is often said that NCCL uses trees for small N and rings for large N. Its developers
-# say otherwise. NCCL has a formula for the time of each algorithm (ring, tree, a sum made by the network
-# switch) with each protocol (how a message is cut and signalled). It computes all these times for the
-# *message size*, the nodes and the links at hand, and chooses the pair with the least time (NCCL issue 457;
-# the code is `tuning.cc`). Trees win when latency counts: with small messages or *many* nodes. On two nodes
-# they can win on large messages too (issue 946). In §8 your own formula gives the message size at which the
-# ring overtakes recursive doubling.
+# **In production.** It is often said that NCCL uses trees for small N and rings for large N, but its
+# developers say otherwise. NCCL has a formula for the time of each algorithm (ring, tree, a sum made by the
+# network switch) with each protocol (how a message is cut and signalled). It computes all these times for the
+# *message size*, the nodes and the links it has, and then chooses the pair with the least time (NCCL issue
+# 457; the code is `tuning.cc`). Trees win when latency counts, which means with small messages or *many*
+# nodes. On two nodes they can also win on large messages (issue 946). In §8, your own formula gives the
+# message size at which the ring overtakes recursive doubling.
 #
 # NCCL's tree is not recursive doubling. It is a pair of binary trees that each carry half of the tensor, up
 # to the root and down again, in pieces. A rank sends at most 2 M (a root M), a little more than in the ring,
-# and the rounds grow with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and for
-# long ones an algorithm by Rabenseifner. Rabenseifner's algorithm is a reduce-scatter followed by an
-# all-gather, too. In the first half of its rounds the messages have M/2, M/4, M/8, ... bytes; in the second
-# half they double again. If N is a power of two, each rank sends 2 (N−1)/N M in 2 log2 N rounds (Thakur et
-# al. 2005). *Optional:* the next cell shows it on film.
+# but the rounds grow only with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and
+# for long ones an algorithm by Rabenseifner, which is also a reduce-scatter followed by an all-gather. In the
+# first half of its rounds, the messages have M/2, M/4, M/8, ... bytes, and in the second half they double
+# again. If N is a power of two, each rank sends 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005).
+# *Optional:* the next cell shows it on film.
 #
-# <details><summary>In the lectures</summary>The rule of small N and large N is lecture 001's,
+# <details><summary>In the lectures</summary>The rule of small N and large N is in lecture 001,
 # §19.3.</details>
 
 # %% tags=["skip-in-grading"]
@@ -1172,15 +1181,16 @@ stepper(run.ledger, run)
 # | | |
 # |---|---|
 # | you will write | `all_to_all(output, input, group=None)` |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 15 minutes |
 # | points | 5 |
 #
 # This time there is nothing to add. Every rank has N chunks, one *for each* rank, and every chunk goes to the
-# rank that it is for: chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks as
-# columns, and the exchange is the transpose of a matrix. A mixture-of-experts layer sends each
-# token to the rank that holds its *expert*, one of several networks among which the layer chooses. Ulysses
-# attention (notebook 08) turns "all heads of my tokens" into "all tokens of my heads": both are all-to-alls.
+# rank it is meant for, so chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks
+# as columns, and the exchange is the transpose of a matrix. A mixture-of-experts layer sends each token to
+# the rank that holds its *expert*, one of several networks among which the layer chooses. Ulysses attention
+# (notebook 08) turns "all heads of my tokens" into "all tokens of my heads". Both of these exchanges are
+# all-to-alls.
 
 
 # %% tags=["skip-in-grading"]
@@ -1196,7 +1206,7 @@ run = launch(film_all_to_all, reference.all_to_all, world_size=4, backend="gloo"
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Predict.** In a round each rank sends one message and receives one.
+# **Predict.** In each round, every rank sends one message and receives one.
 
 
 # %% nbgrader={"grade_id": "all_to_all_cost", "solution": true}
@@ -1241,8 +1251,8 @@ def all_to_all(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>One <code>batch_isend_irecv</code> per round, as in the ring, with
-# another partner in each round: <code>(rank + k) % n</code> and <code>(rank - k) % n</code>.</details>
+# <details><summary>Hint</summary>Use one <code>batch_isend_irecv</code> per round, as in the ring, but with
+# other partners in each round: <code>(rank + k) % n</code> and <code>(rank - k) % n</code>.</details>
 #
 # **Check.**
 
@@ -1266,8 +1276,8 @@ def all_to_all_840():
 beside(all_to_all_cost, all_to_all_840)
 
 # %% [markdown]
-# **Break it.** To save memory, let the result land in the input: `all_to_all(x, x)`. What can go wrong, and
-# when would it go unnoticed?
+# **Break it.** To save memory, let the result arrive in the input with `all_to_all(x, x)`. What can go wrong,
+# and when would it go unnoticed?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1282,13 +1292,13 @@ results(in_place)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Rank 0 should hold 0, 10, 20, 30. There are three outcomes.
-# If the result is right, your function keeps a copy, and no memory is saved. If it is wrong, a chunk was
+# If the result is right, your function keeps a copy, so no memory is saved. If it is wrong, a chunk was
 # overwritten before it had left. Or the ledger complains, because with an even N there is a round that sends
 # and receives the same chunk. The mistake goes unnoticed when all test data are alike, such as all ones.
-# <code>torch.distributed</code> does not promise to notice at all.</details>
+# <code>torch.distributed</code> doesn't promise to notice at all.</details>
 #
-# **In production.** `dist.all_to_all_single(output, input)`, with lists of sizes when the chunks differ,
-# as they do when experts are not equally popular.
+# **In production.** The call is `dist.all_to_all_single(output, input)`, with lists of sizes if the chunks
+# differ, as they do when experts are not equally popular.
 
 
 # %% tags=["skip-in-grading"]
@@ -1309,20 +1319,20 @@ results(both_ways)
 # | | |
 # |---|---|
 # | you will write | `hierarchical_all_reduce(tensor, intra_group, inter_group)` |
-# | rests on | §2, §3, §4 |
+# | builds on | §2, §3, §4 |
 # | time | 30 minutes |
 # | points | 5 |
 #
-# A cluster has fast wires inside a node and slow ones between nodes (notebook 00, §4, has the table). NVLink
-# in an H100 SXM node carries 450 GB/s each way. A port of 400 Gb/s between nodes carries 50 GB/s each way, a
-# ninth of that. An all-reduce over 8 nodes of 8 GPUs should send as little as possible between the nodes. It
-# takes three steps:
+# A cluster has fast wires inside a node and slow ones between nodes (the table in notebook 00, §4, lists
+# them). NVLink in an H100 SXM node carries 450 GB/s each way. A 400 Gb/s port between nodes carries 50 GB/s
+# each way, a ninth of that. So an all-reduce over 8 nodes of 8 GPUs should send as little as possible between
+# the nodes. It takes three steps:
 #
-# 1. *reduce-scatter* inside each node: GPU i of a node holds 1/8 of the node's sum;
-# 2. *all-reduce* across: the eight GPUs with the same place i in their nodes sum only that 1/8;
+# 1. *reduce-scatter* inside each node, so that GPU i of a node holds 1/8 of the node's sum;
+# 2. *all-reduce* across, in which the eight GPUs with the same place i in their nodes sum only that 1/8;
 # 3. *all-gather* inside each node.
 #
-# On film with 2 nodes of 2 ranks: {0, 1} and {2, 3}.
+# The film shows 2 nodes of 2 ranks, {0, 1} and {2, 3}.
 
 
 # %% tags=["skip-in-grading"]
@@ -1362,8 +1372,8 @@ def hierarchical_bytes(per_node: int, nodes: int, nbytes: int) -> tuple[float, f
 
 
 # %% [markdown]
-# **Build.** The parts are all there. Let g be the number of ranks in a node. Sizes that are not multiples of
-# g need a decision: pad, or cut with `tensor_split` as in §4.
+# **Build.** You already have all the parts. Let g be the number of ranks in a node. Sizes that are not
+# multiples of g need a decision. Either pad, or cut with `tensor_split` as in §4.
 
 
 # %% nbgrader={"grade_id": "hierarchical_all_reduce", "solution": true}
@@ -1394,11 +1404,11 @@ def hierarchical_all_reduce(tensor: torch.Tensor, intra_group: Group, inter_grou
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Three calls: your <code>reduce_scatter</code> in
-# <code>intra_group</code>, <code>ring_all_reduce</code> of the result in <code>inter_group</code>,
+# <details><summary>Hint: the idea</summary>Make three calls: your <code>reduce_scatter</code> in
+# <code>intra_group</code>, <code>ring_all_reduce</code> of the result in <code>inter_group</code>, and
 # <code>all_gather</code> in <code>intra_group</code>.</details>
 # <details><summary>Hint: sizes that do not divide</summary>Copy the tensor into a buffer of zeros whose
-# length is the next multiple of g, work on that, and copy the first <code>numel</code> elements back.
+# length is the next multiple of g, work on that, and then copy the first <code>numel</code> elements back.
 # Zeros add nothing.</details>
 #
 # **Check.**
@@ -1411,9 +1421,9 @@ report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce
 report.points(5)
 
 # %% [markdown]
-# **Measure.** Two nodes of four ranks, 3,360 bytes. The ledger's matrix shows how much each rank sent to
-# every other rank. Ranks 0 to 3 are one node, 4 to 7 the other: the two 4 x 4 blocks on the diagonal lie
-# inside the nodes.
+# **Measure.** The cell takes two nodes of four ranks and 3,360 bytes. The ledger's matrix shows how much each
+# rank sent to every other rank. Ranks 0 to 3 are one node and ranks 4 to 7 the other, so the two 4 x 4 blocks
+# on the diagonal are inside the nodes.
 
 
 # %% tags=["skip-in-grading"]
@@ -1433,7 +1443,7 @@ if run := try_it(two_nodes, world_size=8):
 run.ledger.matrix_figure(title="two nodes of four ranks: bytes sent") if run else None
 
 # %% [markdown]
-# **Break it.** Swap the two groups. Before you run it: is the sum still right?
+# **Break it.** Swap the two groups. Before you run it, decide whether the sum is still right.
 
 # %% tags=["skip-in-grading"]
 if run := try_it(two_nodes, swap=True, world_size=8):
@@ -1442,13 +1452,13 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>The sum is right, but four times as many bytes cross the
-# slow wires. No test of values finds this; a look at the matrix does. On real clusters the same happens when
-# the launcher places ranks round-robin over the nodes, while the code believes that ranks 0 to 7 share a
-# node.</details>
+# slow wires. A test of values can't find this, but a look at the matrix does. On real clusters the same
+# happens when the launcher places ranks round-robin over the nodes, while the code believes that ranks 0 to 7
+# share a node.</details>
 #
-# **In production.** Hybrid sharding (HSDP): `fully_shard` on a two-dimensional mesh (ranks in rows and
-# columns) reduce-scatters gradients along one axis and all-reduces the shards along the other; the
-# gather comes with the next forward (notebook 05). The same by hand:
+# **In production.** This is hybrid sharding (HSDP). `fully_shard` on a two-dimensional mesh (ranks in rows
+# and columns) reduce-scatters gradients along one axis and all-reduces the shards along the other. The
+# all-gather then comes with the next forward (notebook 05). Here is the same by hand:
 
 
 # %% tags=["skip-in-grading"]
@@ -1471,16 +1481,16 @@ def hybrid():
 results(hybrid)
 
 # %% [markdown]
-# Is *one* ring through all 64 GPUs so bad, then? It leaves each node at one place only: 2 · 63/64 M = 1.97 M
-# go out of a node. In the three steps each of a node's 8 GPUs sends 2 · 7/8 · M/8 = 0.22 M to other nodes,
-# together 1.75 M: hardly less. But the eight GPUs can send through eight ports, and the one ring
-# pushes all its bytes through *one*. So NCCL builds several rings through all GPUs, each of which leaves the
-# node by a different port (NCCL issue 471). The latency remains: a ring over 64 GPUs has 2 · 63 = 126 rounds,
-# the three steps have 7 + 14 + 7 = 28.
+# Is *one* ring through all 64 GPUs so bad, then? It leaves each node at only one place, so 2 · 63/64 M = 1.97
+# M go out of a node. In the three steps, each of a node's 8 GPUs sends 2 · 7/8 · M/8 = 0.22 M to other nodes.
+# Together this is 1.75 M, which is hardly less. But the eight GPUs can send through eight ports, whereas the
+# one ring pushes all its bytes through *one*. So NCCL builds several rings through all GPUs, each of which
+# leaves the node by a different port (NCCL issue 471). The latency remains, because a ring over 64 GPUs has 2
+# · 63 = 126 rounds, and the three steps have 7 + 14 + 7 = 28.
 #
-# <details><summary>In the lectures</summary>Lecture 001 has "NCCL (intra-node), InfiniBand (inter-node)".
-# That sets a library beside a wire: NCCL runs over both kinds of wire. For the lectures' figures of the wires
-# see the note in notebook 00, §4.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says "NCCL (intra-node), InfiniBand (inter-node)".
+# That compares a library with a wire, although NCCL runs over both kinds of wire. For the lectures' figures
+# of the wires, see the note in notebook 00, §4.</details>
 
 
 # %% [markdown]
@@ -1489,22 +1499,22 @@ results(hybrid)
 # | | |
 # |---|---|
 # | you will write | `bytes_sent_per_rank`, `rounds`, `seconds`, `crossover` |
-# | rests on | your predictions so far |
+# | builds on | your predictions so far |
 # | time | 15 minutes |
 # | points | 4 |
 #
 # Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,
 # `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`, `"all_to_all"`.
-# `nbytes` is always the full tensor (for `"all_to_all"` one rank's input), and the bytes are those of the
-# busiest rank. Here recursive doubling must be right for *any* N, and more than half of the 4 points need it:
-# the docstring in §5 has the formula, even if you skipped the optional part there.
+# `nbytes` is always the full tensor (for `"all_to_all"`, one rank's input), and the bytes are those of the
+# busiest rank. Here recursive doubling must be right for *any* N, and more than half of the 4 points need it.
+# The docstring in §5 has the formula, so you can do this even if you skipped the optional part there.
 #
 # (This section has no picture and no part *In production*. Its measurement is §9.)
 #
-# Then comes the question that decides which algorithm a library chooses. Ring and recursive doubling compute
-# the same thing. One sends less, the other takes fewer rounds. At how many bytes do they take the same time?
-# Write down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an N for
-# which the ring never wins: for this N return `math.inf`.
+# The last function answers the question that decides which algorithm a library chooses. Ring and recursive
+# doubling compute the same thing, but one sends less and the other takes fewer rounds. At how many bytes do
+# they take the same time? Write down *rounds · α + bytes · β* for both, set them equal and solve for the
+# bytes. There is an N for which the ring never wins, and for this N you return `math.inf`.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -1561,9 +1571,9 @@ def crossover(n: int, alpha: float, beta: float) -> float:
 
 
 # %% [markdown]
-# <details><summary>Hint: the crossover</summary>The ring has <i>more rounds</i>: they cost (rounds_ring −
-# rounds_doubling) · α, whatever the size. It sends <i>fewer bytes</i>: that saves (bytes_doubling −
-# bytes_ring) · β, and both are proportional to M.</details>
+# <details><summary>Hint: the crossover</summary>The ring has <i>more rounds</i>, which cost (rounds_ring −
+# rounds_doubling) · α, whatever the size. But it sends <i>fewer bytes</i>, which saves (bytes_doubling −
+# bytes_ring) · β. Both numbers of bytes are proportional to M.</details>
 #
 # **Check.**
 
@@ -1577,8 +1587,8 @@ report = check(
 report.points(4)
 
 # %% [markdown]
-# Now you can judge the rule from §5, trees for small N and rings for large N. For N ranks on links of 10 µs
-# and 50 GB/s:
+# Now you can judge the rule from §5, trees for small N and rings for large N. The cell takes N ranks on links
+# of 10 µs and 50 GB/s:
 
 # %% tags=["skip-in-grading"]
 for n in (2, 8, 64, 512) if ready(crossover) else ():
@@ -1590,14 +1600,14 @@ for n in (2, 8, 64, 512) if ready(crossover) else ():
 
 # %% [markdown]
 # From 8 ranks to 512, the more ranks there are, the larger the message must be before a ring pays. (All these
-# N are powers of two. For any other N recursive doubling pays for the ranks that are left over, so the
-# border is lower than at the next power of two: 1.4 MB for 5 ranks.) So the rule has it the wrong way round:
-# *many* ranks call for few rounds, and so do *small* messages. (These borders are those between the ring and
-# recursive doubling. NCCL's tree sends 2 M at most, which is closer to the ring's bytes: against it the ring
-# has even less to gain.)
+# N are powers of two. For any other N, recursive doubling has to pay for the ranks that are left over, so the
+# border is lower than at the next power of two. For 5 ranks it is 1.4 MB.) So the rule is the wrong way
+# around, because *many* ranks call for few rounds, and so do *small* messages. (These borders are between the
+# ring and recursive doubling. NCCL's tree sends 2 M at most, which is closer to the ring's bytes, so the ring
+# has even less to gain against it.)
 #
-# **Break it.** The classic mistake is in the unit. Here is the same ring, with the data sheet read in three
-# ways:
+# **Break it.** The classic mistake is in the unit. The cell takes the same ring and reads the data sheet in
+# three ways:
 
 # %% tags=["skip-in-grading"]
 readings = {
@@ -1617,15 +1627,15 @@ for reading, bandwidth in readings.items() if ready(seconds) else ():
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 10 minutes |
 #
-# **Predict.** Four ranks on this machine, from 4 KB to 64 MB: your ring, your recursive doubling,
-# `gather_to_one` from §0, and PyTorch's own. Which is first at 4 KB, and which at 64 MB? At which size do
-# your ring and your recursive doubling take the same time?
+# **Predict.** Four algorithms run on four ranks of this machine, from 4 KB to 64 MB: your ring, your
+# recursive doubling, `gather_to_one` from §0, and PyTorch's own. Which is first at 4 KB, and which at 64 MB?
+# At which size do your ring and your recursive doubling take the same time?
 #
-# **Measure.** A run begins when all ranks are ready and ends when the slowest rank is done. The best of
-# several runs counts: any other work of the machine can only add to the time.
+# **Measure.** A run begins when all ranks are ready and ends when the slowest rank is done. Only the best of
+# several runs counts, because any other work of the machine can only add to the time.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RACE_RANKS = 4
@@ -1674,10 +1684,10 @@ for name, times in measured.items():
     print(name.ljust(30), *(f"{1000 * t:7.2f}" for t in times))
 
 # %% [markdown]
-# Now you get α and β in two ways. The first way is a fit: it finds the pair for which your `seconds` comes
+# Now you get α and β in two ways. The first way is a fit, which finds the pair for which your `seconds` comes
 # closest to the 16 measurements of your two all-reduces (8 sizes each). It counts relative errors, so that 4
-# KB weighs as much as 64 MB. The second way is a ping-pong between two ranks: α is the time of its smallest
-# message, and β is the time per byte of its largest.
+# KB weighs as much as 64 MB. The second way is a ping-pong between two ranks. Here α is the time of its
+# smallest message, and β is the time per byte of its largest.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
@@ -1774,41 +1784,41 @@ def crossovers():
 crossovers() if measured and ready(rounds, bytes_sent_per_rank, crossover) else None
 
 # %% [markdown]
-# Look at five things. They depend on your machine, so hold each sentence against your own figures.
+# Look at five things. They depend on your machine, so compare each sentence with your own figures.
 #
-# *The fit knew the answer, ping-pong did not.* α and β of the race were chosen to suit these very curves, so
-# their crossover only describes the measurement. The one from ping-pong is a prediction. If it lies far off,
-# the gap is the price of the assumption that every rank has a wire of its own. Ping-pong keeps two ranks busy
-# and has the memory to itself; in the race four ranks copy and add at the same time. Compare the two 1/β: α
-# and β belong to a load, not to a computer.
+# *The fit knew the answer, but ping-pong did not.* α and β of the race were chosen to suit these very curves,
+# so their crossover only describes the measurement. The crossover computed from ping-pong is a prediction. If
+# it is far off, the gap is the price of the assumption that every rank has its own wire. Ping-pong keeps two
+# ranks busy and has the memory to itself, whereas in the race four ranks copy and add at the same time.
+# Compare the two 1/β, and you see that α and β belong to a load, not to a computer.
 #
 # *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring takes
-# three times as long. If your factor is not three, a round does not cost the same in both (see the last three
-# lines that were printed). Part of a round's cost is the wait for a core: in every round *all* ranks need
-# one, and if ranks outnumber cores, some have to wait.
+# three times as long. If your factor is not three, a round doesn't cost the same in both (see the last three
+# lines that were printed). Part of a round's cost is the wait for a core, because in every round *all* ranks
+# need one. If ranks outnumber cores, some have to wait.
 #
-# *The built-in* runs its rounds in C++; yours go through Python and the ledger. Whether that shows depends on
-# the other costs of a round. (The printed lines count its rounds as a ring's. gloo may use another algorithm
-# for small tensors. Then its time per round means nothing.)
+# *The built-in* runs its rounds in C++, while yours go through Python and the ledger. Whether that shows
+# depends on the other costs of a round. (The printed lines count its rounds as if it were a ring. But gloo
+# may use another algorithm for small tensors, and then its time per round means nothing.)
 #
-# *`gather_to_one` may do far too well.* By the model 3 M come into rank 0 and then 3 M go out, 6 M one after
-# another: four times the ring's 1.5 M. But there is no wire here. All ranks share the cores and the memory,
-# so the *sum* of all bytes counts, and that is 6 M for both (§4). And `gather_to_one` keeps only one pair of
-# ranks awake at a time, so two cores are enough for it. On four machines the formula, four times the ring's
-# bytes, holds. A model is as good as its assumption; this one assumes a wire for every rank.
+# *`gather_to_one` may do far too well.* In the model, 3 M come into rank 0 and then 3 M go out. That makes 6
+# M one after another, four times the ring's 1.5 M. But there is no wire here. All ranks share the cores and
+# the memory, so the *sum* of all bytes counts, and that is 6 M for both (§4). And `gather_to_one` keeps only
+# one pair of ranks awake at a time, so two cores are enough for it. On four machines the formula, four times
+# the ring's bytes, holds. A model is as good as its assumption, and this model assumes a wire for every rank.
 #
-# *Recursive doubling may bend up at the end.* At 64 MB the bytes decide: the ring sends 1.5 M and recursive
+# *Recursive doubling may bend up at the end.* At 64 MB the bytes decide. The ring sends 1.5 M and recursive
 # doubling 2 M, so the ring should take 1.5 / 2 = 0.75 of doubling's time. If it takes much less, look at the
-# memory: doubling receives into a buffer as large as the tensor. If that buffer is new in every call, it is
-# fetched from the system each time, page by page, and given back afterwards: glibc, the C library of Linux,
-# keeps no freed block of more than 32 MB for the next call (`man mallopt`, M_MMAP_THRESHOLD). On the machine
-# on which this notebook was written, an exchange of 64 MB with a partner took three times as long into a new
-# buffer as into an old one. α and β know nothing of memory.
+# memory, because doubling receives into a buffer as large as the tensor. If that buffer is new in every call,
+# it is fetched from the system each time, page by page, and given back afterwards. This is because glibc, the
+# C library of Linux, keeps no freed block of more than 32 MB for the next call (`man mallopt`,
+# M_MMAP_THRESHOLD). On the machine on which this notebook was written, an exchange of 64 MB with a partner
+# took three times as long into a new buffer as into an old one. α and β know nothing of memory.
 #
 # **In production.** `nccl-tests` prints two bandwidths. The *algorithm bandwidth* is M divided by the time.
-# The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an all-reduce. It is what each wire
-# carried, provided that the algorithm sent the least possible. So you can compare it with the data sheet for
-# any N, and a wasteful algorithm shows as a low number. These are your bandwidths:
+# The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an all-reduce. It is the bandwidth of
+# each wire, provided that the algorithm sent the least possible. So you can compare it with the data sheet
+# for any N, and a wasteful algorithm shows as a low number. These are your bandwidths:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, times in measured.items():
@@ -1817,8 +1827,8 @@ for name, times in measured.items():
     print(f"{name:30} {algorithm_bandwidth:6.2f} GB/s algorithm, {bus_bandwidth:6.2f} GB/s bus")
 
 # %% [markdown]
-# On a machine with four GPUs the race runs over NCCL without a change. Add `1 << 28` and `1 << 30` to
-# `RACE_SIZES` there: 64 MB are little for NVLink.
+# On a machine with four GPUs, the race runs over NCCL without a change. There you should also add `1 << 28`
+# and `1 << 30` to `RACE_SIZES`, because 64 MB are little for NVLink.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1826,8 +1836,9 @@ for name, times in measured.items():
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** NCCL's all-reduce from 4 KB to 1 GB. Take α from the smallest message and β from the largest
-# one. Does your formula then meet the sizes between them? And how much slower than NCCL is your own ring?
+# **Predict.** NCCL's all-reduce runs from 4 KB to 1 GB. Take α from the smallest message and β from the
+# largest one. Does your formula then meet the sizes between them? And how much slower than NCCL is your own
+# ring?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1846,9 +1857,9 @@ on_gpus = on_your_gpus(ALL_REDUCES, predicted=between)
 if on_gpus and on_gpus.here and ready(ring_all_reduce):
     on_gpus = on_your_gpus(ALL_REDUCES, predicted=between, source=False, yours=ring_all_reduce)
 # %% [markdown]
-# NCCL changes its algorithm and its protocol with the size, so one α and one β do not fit everywhere. With
-# `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` it says which it chose. Your ring sends the same bytes.
-# But NCCL adds a piece while the next piece arrives, inside one kernel, and your ring returns to Python in
+# NCCL changes its algorithm and its protocol with the size, so one α and one β don't fit everywhere. With
+# `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` it says which it chose. Your ring sends the same bytes. But
+# NCCL adds a piece while the next piece arrives, inside one kernel, whereas your ring returns to Python in
 # every round.
 
 # %% [markdown]
@@ -1856,18 +1867,18 @@ if on_gpus and on_gpus.here and ready(ring_all_reduce):
 #
 # | | |
 # |---|---|
-# | rests on | §4, §8, §9 |
+# | builds on | §4, §8, §9 |
 # | time | 10 minutes |
 # | points | 4 |
 #
-# These questions come up in interviews. A number may be written as arithmetic, such as `3 * 14 / 50`.
+# These questions come up in interviews. You can write a number as arithmetic, such as `3 * 14 / 50`.
 #
-# 1. A job on 64 ranks sums 70 GB of gradients with a ring; every link carries 50 GB/s each way. What is
-#    the least time, in **seconds**, that the bytes alone need?
-# 2. The ring is now 512 ranks long and sums 10 KB, with α = 10 µs. What takes nearly all of its time:
+# 1. A job on 64 ranks sums 70 GB of gradients with a ring, on links that carry 50 GB/s each way. What is the
+#    least time, in **seconds**, that the bytes alone need?
+# 2. The ring is now 512 ranks long and sums 10 KB, with α = 10 µs. What takes nearly all of its time,
 #    `"latency"` or `"bandwidth"`?
-# 3. A ring that passes on *whole tensors* for N − 1 rounds, adding what arrives, gives the right sum too. How
-#    many **times** the least possible bytes does each of sixteen ranks send?
+# 3. A ring that passes on *whole tensors* for N − 1 rounds, adding what arrives, also gives the right sum.
+#    How many **times** the least possible bytes does each of sixteen ranks send?
 # 4. Eight ranks all-reduce 4 GB in 0.1 s. Which **bus bandwidth in GB/s** does `nccl-tests` print?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
@@ -1916,29 +1927,30 @@ scorecard(
 )
 
 # %% [markdown]
-# Read it row by row. Recursive doubling adds everything on every rank: it pays for its few rounds with more
-# additions than one process needs. `gather_to_one` adds each element as often as it must, all on one rank.
-# The ring adds no more than that and sends least. It needs room for one chunk beside the tensor, 1.25 M in
-# all, if one buffer serves all rounds. Is your ring's peak higher? Then it holds more buffers at once, such
-# as a new one in each round, or a copy of the tensor. The card does not show the rounds, which are 6, 2 and 6
-# from the top. In rounds the ring is not better than `gather_to_one`.
+# Read the card row by row. Recursive doubling adds everything on every rank, so it pays for its few rounds
+# with more additions than one process needs. `gather_to_one` adds each element as often as it must, but all
+# on one rank. The ring adds no more than that and sends the least. It needs room for one chunk in addition to
+# the tensor, 1.25 M in all, if one buffer serves all rounds. Is your ring's peak higher? Then it holds more
+# buffers at the same time, such as a new one in each round, or a copy of the tensor. The card doesn't show
+# the rounds, which are 6, 2 and 6 from the top. In rounds, then, the ring is not better than `gather_to_one`.
 #
-# **You have built** all the exchanges that the rest of the course is made of, and you can say beforehand how
-# much each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
+# **You have built** all the exchanges that the rest of the course is made of, and you can predict how much
+# each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
 #
 # **Read on.**
-# - Thakur, Rabenseifner, Gropp (2005), *Optimization of Collective Communication Operations in MPICH*:
-#   the algorithms and the α-β model, in 18 pages.
-# - Patarasuk, Yuan (2009), *Bandwidth optimal all-reduce algorithms for clusters of workstations*: the
+# - Thakur, Rabenseifner, Gropp (2005), *Optimization of Collective Communication Operations in MPICH*,
+#   presents the algorithms and the α-β model in 18 pages.
+# - Patarasuk, Yuan (2009), *Bandwidth optimal all-reduce algorithms for clusters of workstations*, proves the
 #   lower bound.
-# - Sanders, Speck, Träff (2009), *Two-tree algorithms for full bandwidth broadcast, reduction and scan*: the
-#   origin of NCCL's trees.
+# - Sanders, Speck, Träff (2009), *Two-tree algorithms for full bandwidth broadcast, reduction and scan*, is
+#   the origin of NCCL's trees.
 # - NCCL issues 457 (how it chooses), 471 (rings and nodes), 946 (trees that win on large messages, on two
 #   nodes).
-# - `course_lib/collectives/`: a reference implementation of all these exchanges, and also of scatter, gather,
-#   reduce, Rabenseifner's all-reduce and the double binary tree. Read it after you have written yours.
+# - `course_lib/collectives/` is a reference implementation of all these exchanges, and also of scatter,
+#   gather, reduce, Rabenseifner's all-reduce and the double binary tree. Read it after you have written
+#   yours.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In

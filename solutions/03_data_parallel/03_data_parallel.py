@@ -3,22 +3,23 @@
 #
 # **How do replicas stay in step, and how do you hide the cost?**
 #
-# Eight GPUs hold the same 7B model. Each sees its own eighth of the batch, so each gets a different gradient:
-# 14 GB in bf16. All eight take the mean of the eight gradients and make the same step. So the eight
-# replicas stay equal, and the step is the one that a single GPU would have made on the whole batch.
+# Eight GPUs hold the same 7B model. Each of them sees its own eighth of the batch, so each gets a different
+# gradient of 14 GB (in bf16). Then all eight take the mean of the eight gradients and make the same step. So
+# the eight replicas stay equal, and the step is the same as a single GPU would have made on the whole batch.
 #
-# Notebook 02 gives the cost: 2 · 7/8 · 14 GB = 24.5 GB out of every GPU, in every step. On a link of 50 GB/s
-# that is 0.49 s. Here you hide most of it behind the backward pass, and then send less.
+# Notebook 02 gives the cost. In every step, 2 · 7/8 · 14 GB = 24.5 GB leave each GPU, which takes 0.49 s on a
+# 50 GB/s link. In this notebook you hide most of that time behind the backward pass, and then learn to send
+# less.
 #
 # | | |
 # |---|---|
-# | you will build | a sampler, data parallelism twice (plain; in buckets during backward), two compressed all-reduces, and two more if you like |
-# | you need | notebook 02: all-reduce, all-gather, all-to-all, and the bytes that they send |
+# | you will build | a sampler, data parallelism in two ways (plain, and in buckets during backward), two compressed all-reduces, and two more if you like |
+# | you need | from notebook 02: all-reduce, all-gather, all-to-all, and the bytes they send |
 # | time | two hours and three quarters |
 # | points | 60, and 9 of extra credit |
-# | rented machine | not needed: two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only they can show |
+# | rented machine | not needed, because two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 0 One process or eight | 5 | | notebook 02 |
 # | 1 Who sees which samples | 15 | 6 | |
@@ -37,18 +38,18 @@
 #
 # | | |
 # |---|---|
-# | N | ranks; each holds a *replica*, a full copy of the model |
-# | M | bytes of all gradients of one replica |
+# | N | the number of ranks. Each of them holds a *replica*, a full copy of the model |
+# | M | the bytes of all gradients of one replica |
 # | microbatch | the samples of one backward pass. The gradients of several microbatches may add up before the optimizer steps (*accumulation*). A GPU's share of the batch is then several microbatches |
-# | bucket | gradients of some neighbouring layers in one flat tensor, which travel as one message |
-# | hook | a function that autograd calls; here whenever a parameter's `.grad` is complete |
-# | handle | `dist.all_reduce(t, async_op=True)` returns it at once; only after `handle.wait()` does `t` hold the sum |
-# | exposed | communication that goes on after backward has ended: the step waits for it |
+# | bucket | the gradients of a few neighbouring layers in one flat tensor, which travel as one message |
+# | hook | a function that autograd calls, here whenever a parameter's `.grad` is complete |
+# | handle | the object that `dist.all_reduce(t, async_op=True)` returns immediately. Only after `handle.wait()` does `t` hold the sum |
+# | exposed | communication is exposed if it continues after backward has ended, so that the step waits for it |
 # | error feedback | the part of a gradient that was not sent this time is added to the next gradient |
 #
-# From here on built-in collectives are allowed: you have built them. The ledger, which records the bytes that
-# each rank sends, counts a built-in collective as the fewest bytes that any algorithm needs: 2 (N−1)/N · M
-# for an all-reduce.
+# From here on you can use the built-in collectives, because you have built them yourself. The ledger, which
+# records the bytes each rank sends, counts a built-in collective as the fewest bytes any algorithm needs. For
+# an all-reduce that is 2 (N−1)/N · M.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.1 calls a GPU's share of the batch a microbatch.
 # That is right without accumulation.</details>
@@ -84,9 +85,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # %% [markdown]
 # These are the tools. `network` makes a small model, and every seed gives a different one. `samples` draws
 # data that can be learned (a fixed layer makes the targets from the inputs). `one_step` runs forward,
-# backward and the averaging on a rank, without an optimizer, and returns the gradients; its argument `wrap`
-# is a data-parallel class, such as yours. `try_it` runs a function that may fail and prints the errors of
-# the ranks. `predicted` and `said` call your prediction functions.
+# backward and the averaging on a rank, without an optimizer, and returns the gradients. Its argument `wrap`
+# is a data-parallel class, such as yours. `try_it` runs a function that may fail and prints the errors of the
+# ranks. Finally, `predicted` and `said` call your prediction functions.
 
 
 # %%
@@ -148,12 +149,12 @@ def said(prediction, *args):
 # | you will write | nothing |
 # | time | 5 minutes |
 #
-# PyTorch has had two ways to use several GPUs. `nn.DataParallel` is one process that drives all GPUs: in
+# PyTorch has had two ways to use several GPUs. `nn.DataParallel` is one process that drives all GPUs. In
 # *every* step it cuts the batch up, copies the weights to the other GPUs, runs a thread for each of them,
-# gathers the outputs, and adds the gradients up on GPU 0, the only one that runs the optimizer.
-# `DistributedDataParallel` is one process for each GPU, and one all-reduce of the gradients.
+# gathers the outputs, and adds the gradients up on GPU 0, the only GPU that runs the optimizer.
+# `DistributedDataParallel` instead uses one process for each GPU, and one all-reduce of the gradients.
 #
-# Here are both as collectives, on four ranks. In the first, rank 0 is the master: it plays GPU 0.
+# The cell runs both as collectives, on four ranks. In the first, rank 0 is the master and plays GPU 0.
 
 
 # %% tags=["skip-in-grading"]
@@ -187,26 +188,26 @@ for step in (master_step, replica_step):
     print(f"{step.__name__:13} {total / run[0]:.2f} M sent by all ranks together")
 
 # %% [markdown]
-# Both move the same bytes, batch and outputs not counted. With a master the weights must reach N−1 ranks, and
-# N−1 gradients must come back: 2 (N−1) M together. In the all-reduce each of N ranks sends 2 (N−1)/N · M, and
-# that is 2 (N−1) M together, too. A master that sends and receives every copy itself has all of these bytes on
-# its own link: they take N times as long as the all-reduce. A good broadcast goes along a chain: every rank
-# but the last sends M, and the gradients come back in the same way. Then the bytes are not why
-# `nn.DataParallel` lost. It lost for these reasons:
+# Both move the same bytes, if you don't count batch and outputs. With a master, the weights must reach N−1
+# ranks, and N−1 gradients must come back, which makes 2 (N−1) M together. In the all-reduce, each of N ranks
+# sends 2 (N−1)/N · M, and together that is also 2 (N−1) M. A master that sends and receives every copy itself
+# has all of these bytes on its own link, so they take N times as long as the all-reduce. But a good broadcast
+# goes along a chain, in which every rank except the last sends M, and the gradients come back in the same
+# way. So the bytes are not why `nn.DataParallel` lost. It lost for these reasons:
 #
 # - **The weights must arrive before forward begins.** The GPUs have nothing to compute in the meantime.
-#   Gradients can leave while backward still runs (§3), and DDP sends nothing else.
-# - **One Python.** N threads share one interpreter lock (GIL): the kernels of eight GPUs are launched one
-#   after another. With 1,000 kernels a pass, and 10 µs to launch each, that is 10 ms for one GPU and 80 ms
-#   for eight.
-# - **GPU 0 does more.** It holds the optimizer state (8 bytes a parameter in plain fp32 Adam: 56 GB for 7B)
-#   and all outputs, and it steps alone while the others wait.
-# - **One machine.** Threads do not reach the next node.
+#   Gradients, however, can leave while backward still runs (§3), and DDP sends nothing else.
+# - **One Python drives all GPUs.** N threads share one interpreter lock (GIL), so the kernels of eight GPUs
+#   are launched one after another. With 1,000 kernels per pass, and 10 µs to launch each, that takes 10 ms
+#   for one GPU and 80 ms for eight.
+# - **GPU 0 does more.** It holds the optimizer state (8 bytes per parameter in plain fp32 Adam, which is 56
+#   GB for 7B) and all outputs. It also makes the step while the other GPUs wait.
+# - **It is limited to one machine.** Threads do not reach the next node.
 #
 # PyTorch's own documentation recommends DDP even on one machine.
 #
 # <details><summary>In the lectures</summary>In lecture 001 §19.2 the master broadcasts "updated params" after
-# the step; <code>nn.DataParallel</code> copies them anew in each forward.</details>
+# the step, whereas <code>nn.DataParallel</code> copies them again in each forward.</details>
 
 # %% [markdown]
 # ## 1 · Who sees which samples
@@ -218,11 +219,11 @@ for step in (master_step, replica_step):
 # | points | 6 |
 #
 # Take four ranks and ten samples. Every sample must be seen, and no two ranks should see the same one. But
-# above all, *all ranks must have equally many samples*: a rank with one more would wait in its all-reduce for
-# ever. So each rank gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
+# above all, *all ranks must have equally many samples*, because a rank with one more would wait in its
+# all-reduce forever. So each rank gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
 #
-# A row of the picture is an epoch, and a column is a sample; number and colour say which rank sees it. Two
-# numbers mean that two ranks see it.
+# In the picture, a row is an epoch and a column is a sample. Number and colour say which rank sees the
+# sample. Two numbers mean that two ranks see it.
 
 # %% tags=["skip-in-grading"]
 from course_lib import data_parallel as reference  # the course's own classes, for the pictures
@@ -258,7 +259,8 @@ dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
 # **Predict.** How many samples does each rank get, and how many are given out again so that all ranks get
-# equally many? (The run under *Measure* shows both numbers. Predictions that give points are checked in §7.)
+# equally many? (The run under *Measure* shows both numbers. If a prediction gives points, it is checked in
+# §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
@@ -271,9 +273,10 @@ def samples_each(n: int, world_size: int) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Build.** Nothing is sent. All ranks draw the *same* permutation: `torch.randperm(n, generator=...)` with a
-# `torch.Generator` that is seeded with `seed + epoch`. Rank r takes place r of it, and every N-th place after
-# that. If N does not divide the number of samples, the permutation is continued from its own beginning.
+# **Build.** Nothing is sent. All ranks draw the *same* permutation with `torch.randperm(n, generator=...)`,
+# from a `torch.Generator` that is seeded with `seed + epoch`. Rank r takes place r of it, and every N-th
+# place after that. If N does not divide the number of samples, the permutation continues from its own
+# beginning.
 
 
 # %% nbgrader={"grade_id": "shard_indices", "solution": true}
@@ -306,11 +309,11 @@ def shard_indices(
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Think of a pack of cards: shuffled once, dealt round the table.
-# All ranks shuffle alike, so nothing has to be sent.</details>
+# <details><summary>Hint: the idea</summary>Think of a pack of cards, shuffled once and dealt around the
+# table. All ranks shuffle alike, so nothing has to be sent.</details>
 # <details><summary>Hint: the step</summary>A rank takes the places <code>rank, rank + N, ...</code> below
-# <code>each * N</code>, where <code>each</code> is the number of its samples. Place p holds
-# <code>order[p % n]</code>.</details>
+# <code>each * N</code>, where <code>each</code> is the number of its samples. Place p holds <code>order[p %
+# n]</code>.</details>
 #
 # **Check.**
 
@@ -338,8 +341,8 @@ for n, world_size in cases if ready(shard_indices, samples_each) else ():
     )
 
 # %% [markdown]
-# **Break it.** This sampler repeats no samples. It deals out ten samples to four ranks: ranks 0 and 1 have
-# three, and ranks 2 and 3 have two. Before you run it: what happens, and at which sample?
+# **Break it.** This sampler repeats no samples. It deals out ten samples to four ranks, so ranks 0 and 1 have
+# three, but ranks 2 and 3 have two. Before you run it, predict what happens, and at which sample.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -355,11 +358,11 @@ try_it(uneven)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce (samples 8
-# and 9) for ranks that have finished. On a cluster NCCL waits for ten minutes before it reports anything, and
-# the hang comes at the end of an epoch, hours after the start.</details>
+# and 9) for ranks that have finished. On a cluster, NCCL waits for ten minutes before it reports anything,
+# and the hang comes at the end of an epoch, hours after the start.</details>
 #
-# **In production.** PyTorch has `torch.utils.data.DistributedSampler`. You set its epoch from outside, by
-# `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
+# **In production.** PyTorch provides `torch.utils.data.DistributedSampler`. You set its epoch from outside,
+# with `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
 
 # %% tags=["skip-in-grading"]
 from torch.utils.data import DistributedSampler
@@ -375,16 +378,16 @@ for epoch in (0, 1):
 # | | |
 # |---|---|
 # | you will write | `gradient_bytes_sent(...)`, `NaiveDataParallel` |
-# | rests on | §1; notebook 02: `broadcast`, `all_reduce` |
+# | builds on | §1; notebook 02: `broadcast`, `all_reduce` |
 # | time | 25 minutes |
 # | points | 10 |
 #
 # The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. Replicas start
-# equal, average their gradients and make the same step. So they stay equal for ever, and need not compare
+# equal, average their gradients and make the same step. So they stay equal forever, and don't have to compare
 # their weights.
 #
 # The picture shows one step of the reference on four ranks. For each rank you see its computation, and below
-# that its all-reduces. The bar of an all-reduce runs from the call until the rank has waited for the result.
+# it the all-reduces. The bar of an all-reduce runs from the call until the rank has waited for the result.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -440,12 +443,12 @@ def one_step_drawn(wrap, title):
 one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, after backward")
 
 # %% [markdown]
-# First come forward and backward. Then come twelve all-reduces, one after the other (in three lines, to tell
+# First come forward and backward. Then twelve all-reduces follow, one after another (in three lines, to tell
 # them apart), while no rank computes. If the first one is long, its rank came early and waits for the others.
 #
 # **Predict.** A replica has M bytes of gradients, and a step has K microbatches. How many bytes does each
-# rank send in a step? With `no_sync` (§3) the gradients of the first K − 1 microbatches only add up on their
-# ranks, and the total is sent once. Without it the gradients are sent K times.
+# rank send in a step? With `no_sync` (§3), the gradients of the first K − 1 microbatches only add up on their
+# ranks, and the total is sent once. Without it, the gradients are sent K times.
 
 
 # %% nbgrader={"grade_id": "gradient_bytes_sent", "solution": true}
@@ -459,17 +462,20 @@ def gradient_bytes_sent(
 
 
 # %% [markdown]
-# For 7B parameters in bf16, each of 8 ranks sends 24.5 GB, and each of 64 ranks 27.6 GB. It is often said
-# that the cost is independent of N. In fact it is M for two ranks, grows with N, and stays below 2M.
+# For 7B parameters in bf16, each of 8 ranks sends 24.5 GB, and each of 64 ranks sends 27.6 GB. It is often
+# said that the cost is independent of N. In fact it is M for two ranks and grows with N, but it stays below
+# 2M.
 #
-# **Build.** Your class is a module around a module. `__init__` makes all replicas equal; after backward the
+# **Build.** Your class is a module around a module. `__init__` makes all replicas equal. After backward, the
 # training loop calls `finish_gradient_synchronization()`.
 #
-# Real models have four things that you must handle: *frozen* parameters (`requires_grad=False`: broadcast
-# them, but they have no gradient), *tied* ones (one tensor under two names: `parameters()` gives it once),
-# *buffers* (part of the model, not of the gradients), and parameters that got *no gradient on this rank*
-# (`.grad` is `None`, because the rank's samples took another branch). The other ranks still wait for this
-# rank in the all-reduce of that gradient.
+# Real models have four things you must handle:
+#
+# - *Frozen* parameters have `requires_grad=False`. Broadcast them, but they have no gradient.
+# - *Tied* parameters are one tensor under two names. `parameters()` gives it once.
+# - *Buffers* are part of the model, but have no gradients.
+# - Some parameters got *no gradient on this rank* (`.grad` is `None`), because the rank's samples took
+#   another branch. The other ranks still wait for this rank in the all-reduce of that gradient.
 
 
 # %% nbgrader={"grade_id": "naive_data_parallel", "solution": true}
@@ -507,12 +513,12 @@ class NaiveDataParallel(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: broadcasting</summary>A parameter is a leaf that requires a gradient; a broadcast
-# writes into it in place. <code>p.detach()</code> shares its memory and may be written.
+# <details><summary>Hint: broadcasting</summary>A parameter is a leaf that requires a gradient, but a
+# broadcast writes into it in place. <code>p.detach()</code> shares its memory, and you can write into it.
 # <code>dist.broadcast(t, group_src=0, group=group)</code> starts from the first rank of the group.</details>
-# <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums. Divide by
+# <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums, so divide by
 # <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> sums and
-# divides. NCCL always has it, gloo only in some versions.)</details>
+# divides. NCCL always has it, but gloo only in some versions.)</details>
 #
 # **Check.**
 
@@ -524,8 +530,8 @@ report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel, cases=
 report.points(10)
 
 # %% [markdown]
-# **Measure.** Here is your run beside your formula. The bytes before the barrier are the broadcast's, and do
-# not count.
+# **Measure.** The cell prints your run next to your formula. The bytes before the barrier are from the
+# broadcast, so they don't count.
 
 
 # %% tags=["skip-in-grading"]
@@ -549,8 +555,8 @@ for n in (2, 3, 4):
 
 # %% [markdown]
 # **Break it, twice.** The first class forgets the average, so its gradient is N times too large. The cell
-# after the next makes forty steps on four ranks with this class and with the right one, by SGD and by AdamW.
-# Before you run it: with which optimizer do the two losses differ clearly?
+# after the next makes forty steps on four ranks with this class and with the right one, both with SGD and
+# with AdamW. Before you run it, decide with which optimizer the two losses differ clearly.
 
 
 # %% tags=["skip-in-grading"]
@@ -591,10 +597,10 @@ for optimizer in ("SGD", "AdamW"):
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>AdamW divides the running mean of the gradient by the root
-# of the running mean of its square: a constant factor cancels, except in eps. With SGD a sum has the effect
-# of a learning rate that is N times as large. If the learning rate was small, the sum may even look better;
-# if it was well chosen, training breaks. So training with Adam does not test your averaging. Compare
-# gradients, or train with SGD, as the checks do.</details>
+# of the running mean of its square, so a constant factor cancels, except in eps. With SGD, a sum has the
+# effect of a learning rate that is N times as large. If the learning rate was small, the sum may even look
+# better. If it was well chosen, however, training breaks. So training with Adam does not test your averaging.
+# Compare gradients instead, or train with SGD, as the checks do.</details>
 #
 # The second class takes the hook's argument for the gradient. But autograd calls a hook of
 # `register_post_accumulate_grad_hook` with the *parameter*. A tired engineer reduces the argument:
@@ -622,15 +628,15 @@ class ParameterInHook(NaiveDataParallel):
 check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>In step 1 the weights that the hook averages are equal
-# already, so the hook changes nothing. Each rank keeps its own gradients, and after the step the replicas
+# <details><summary>After you have run it</summary>In step 1, the weights that the hook averages are already
+# equal, so the hook changes nothing. Each rank keeps its own gradients, and after the step the replicas
 # differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
-# trains, but worse: <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, rank 0's loss before the last
-# of forty steps, is 0.18 instead of 0.05. No rank raises an error.</details>
+# trains, but worse. <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, which is rank 0's loss before
+# the last of forty steps, is 0.18 instead of 0.05. No rank raises an error.</details>
 #
 # **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
-# reduces in buckets of 25 MB (the first of 1 MB). This model's gradients are 0.1 MB, so they go in one
-# message.
+# reduces in buckets of 25 MB (the first of 1 MB). The gradients of this model have only 0.1 MB, so they go in
+# one message.
 
 
 # %% tags=["skip-in-grading"]
@@ -659,10 +665,10 @@ compared(NaiveDataParallel)
 
 # %% [markdown]
 # The bytes are equal. One all-reduce of all gradients in one flat tensor (`reference.FlatDataParallel`) pays
-# the latency once instead of twelve times. Take a model of 300 parameter tensors on 8 ranks. A ring
-# all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is 14 · 20 µs =
-# 0.28 ms instead of 300 · 0.28 = 84 ms. But a flat all-reduce hides nothing, and neither does your class: all
-# gradients are sent after backward.
+# the latency once instead of twelve times. For example, take a model of 300 parameter tensors on 8 ranks. A
+# ring all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is 14 · 20
+# µs = 0.28 ms instead of 300 · 0.28 = 84 ms. But a flat all-reduce hides nothing, and neither does your
+# class, because all gradients are sent after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N".</details>
@@ -673,14 +679,14 @@ compared(NaiveDataParallel)
 # | | |
 # |---|---|
 # | you will write | `exposed_seconds(...)`, `scaling_efficiency(...)`, `BucketedDataParallel` |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 65 minutes |
 # | points | 16 |
 #
 # Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
-# is still ahead: send the gradient at once. The gradient of layer i travels while backward computes layer
-# i − 1. One message for each parameter pays too much latency, and one message for
-# all can leave only at the end. Buckets of some megabytes lie between the two.
+# is still ahead, so send the gradient immediately. Then the gradient of layer i travels while backward
+# computes layer i − 1. But one message for each parameter pays too much latency, and one message for all of
+# them can leave only at the end. Buckets of a few megabytes are the middle way.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 one_step_drawn(
@@ -689,21 +695,21 @@ one_step_drawn(
 
 # %% [markdown]
 # A grey bar begins when its bucket is handed over, while the orange backward still runs. The bar ends when
-# the rank has waited for the bucket, which is always after backward: the ledger does not record when the sum
-# really arrived. The grey to the right of the orange is exposed. (On a laptop ranks and messages share the
-# cores, so you win little time, and backward itself takes longer. Overlap pays when the network needs no CPU
-# core.)
+# the rank has waited for the bucket. This is always after backward, because the ledger does not record when
+# the sum really arrived. The grey to the right of the orange is exposed. (On a laptop, ranks and messages
+# share the cores, so you win little time, and backward itself takes longer. Overlap pays when the network
+# needs no CPU core.)
 #
 # **Predict.** Backward takes t seconds and makes gradients at an even pace, in B equal buckets. All of the
-# communication takes c seconds, one bucket after the other. Bucket k = 1, 2, ..., B is full at k/B · t. When
-# backward has ended, how long does the step wait? There are two cases: backward is the slower, or
-# communication is. The *scaling efficiency* is the share of the step in which a rank computes. The cell after
-# yours applies both functions to the 0.49 s from the top of this notebook: backward takes 1 s, and in a step
-# each rank computes for 1.5 s.
+# communication takes c seconds, one bucket after another. Bucket k = 1, 2, ..., B is full at k/B · t. When
+# backward has ended, how long does the step wait? There are two cases, because either backward or
+# communication is the slower. The *scaling efficiency* is the share of the step in which a rank computes. The
+# cell after yours applies both functions to the 0.49 s from the top of this notebook. There, backward takes 1
+# s, and in a step each rank computes for 1.5 s.
 #
-# <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket but the last has
+# <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket except the last has
 # arrived before the last one leaves. If communication is the slower, the wire is never idle from the moment
-# when the first bucket leaves. When is that, and when is it done?</details>
+# when the first bucket leaves. When is that, and when is the wire done?</details>
 
 
 # %% nbgrader={"grade_id": "exposed_seconds", "solution": true}
@@ -737,8 +743,8 @@ for buckets in (1, 4, 20):
 # `bucket_bytes`, begin a new bucket (a parameter larger than that has a bucket to itself). Give each of these
 # parameters a hook with `register_post_accumulate_grad_hook` (a frozen one would refuse it).
 #
-# In the picture `bucket_bytes` is 400. The numbers say in which order the hooks fire; colours are buckets,
-# and they leave from left to right.
+# In the picture, `bucket_bytes` is 400. The numbers say in which order the hooks fire. The colours are
+# buckets, which leave from left to right.
 
 # %% tags=["skip-in-grading"]
 layers = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
@@ -775,22 +781,22 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=3, frameon=Fal
 figure
 
 # %% [markdown]
-# `2.weight` is larger than a bucket may be and has one to itself. The last layer's parameters were registered
-# last. Their gradients are complete first and leave first.
+# `2.weight` is larger than a bucket is allowed to be, so it has one to itself. The last layer's parameters
+# were registered last, but their gradients are complete first and leave first.
 #
 # When autograd calls the hook, the parameter's gradient is complete. A bucket is full when the gradients of
 # all its parameters are complete. To send a full bucket, copy its gradients into a flat tensor and start the
-# all-reduce with `async_op=True`. Keep the handle; do not wait.
+# all-reduce with `async_op=True`. Keep the handle, and do not wait.
 #
 # *All ranks must start the same all-reduces in the same order*, but gradients may become ready in another
 # order on another rank. So the hook looks at the first bucket that has not left. While that bucket is full,
-# the hook sends it and goes on to the next: one hook may send several buckets, or none.
+# the hook sends it and goes on to the next. One hook may therefore send several buckets, or none.
 #
-# In `finish_gradient_synchronization()`: send the buckets that have not been sent yet (parameters without a
-# gradient count as zeros), wait for each handle, divide, copy back.
+# In `finish_gradient_synchronization()`, send the buckets that have not been sent yet (parameters without a
+# gradient count as zeros), wait for each handle, divide, and copy back.
 #
-# Under `no_sync()` hooks do nothing: gradients of several microbatches add up in `.grad`. The first backward
-# outside sends the total.
+# Under `no_sync()` hooks do nothing, so gradients of several microbatches add up in `.grad`. The first
+# backward outside then sends the total.
 
 
 # %% nbgrader={"grade_id": "bucketed_data_parallel", "solution": true}
@@ -882,11 +888,12 @@ class BucketedDataParallel(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: the things to remember</summary>Remember the buckets (lists of parameters), the
 # bucket of each parameter, the parameters of each bucket whose gradients are still missing, and the flat
-# tensor and the handle of each bucket that has left. Start anew at the end of <code>finish</code>.</details>
-# <details><summary>Hint: flat and back</summary><code>torch.cat([g.flatten() for g in grads])</code>;
-# back with <code>flat.split([p.numel() for p in bucket])</code> and <code>view_as(p)</code>.</details>
+# tensor and the handle of each bucket that has left. Start again with empty ones at the end of
+# <code>finish</code>.</details>
+# <details><summary>Hint: flat and back</summary>Use <code>torch.cat([g.flatten() for g in grads])</code>, and
+# to get back <code>flat.split([p.numel() for p in bucket])</code> and <code>view_as(p)</code>.</details>
 # <details><summary>Hint: it hangs, or values are mixed up</summary>Print the order of all-reduces on each
-# rank. A rank whose samples skip a layer fills its buckets in another order: launch in the order of the
+# rank. A rank whose samples skip a layer fills its buckets in another order. So launch in the order of the
 # list, and let <code>finish</code> send the rest.</details>
 #
 # **Check.**
@@ -899,11 +906,11 @@ report = check("03_data_parallel/bucketed_data_parallel", BucketedDataParallel, 
 report.points(16)
 
 # %% [markdown]
-# **Measure.** On this machine ranks compute on the cores that also copy their messages: overlap wins little
-# here, and the gain changes with the other programs on the machine. So the next cell imitates a cluster in
-# slow motion: the backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither needs
-# a core. Ranks, gradients (1 MB a layer) and the order of events are real. Grey is exposed; the black line
-# marks the end that your `exposed_seconds` predicts.
+# **Measure.** On this machine, ranks compute on the cores that also copy their messages. So overlap wins
+# little here, and the gain changes with the other programs on the machine. The next cell therefore imitates a
+# cluster in slow motion. The backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and
+# neither needs a core. Ranks, gradients (1 MB per layer) and the order of events are real. Grey is exposed,
+# and the black line marks the end your `exposed_seconds` predicts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -986,17 +993,17 @@ if run is not None:
 figure
 
 # %% [markdown]
-# A bucket of 25 MB holds the whole model: it leaves when backward ends, and nothing overlaps. With a bucket
-# for each layer, all buckets but the last have arrived by then. The naive class sends one message for each
-# parameter after backward: it waits for all the bytes, and for sixteen latencies.
+# A bucket of 25 MB holds the whole model, so it leaves when backward ends, and nothing overlaps. With a
+# bucket for each layer, all buckets except the last have arrived by then. The naive class sends one message
+# for each parameter after backward, so it waits for all the bytes, and for sixteen latencies.
 #
-# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. With buckets
-# the exposed part may be shorter and backward longer, since the same cores do both. Run it more than once:
-# the numbers vary.
+# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. With buckets,
+# the exposed part may be shorter and backward longer, since the same cores do both. Run it more than once,
+# because the numbers vary.
 #
 # **Break it, twice.** The first class *synchronises only the last microbatch*. After each `no_sync()` it
-# takes the rank's gradients away, and adds them again only after the last all-reduce. Before you run it:
-# which lines of the check will notice?
+# takes the rank's gradients away, and adds them again only after the last all-reduce. Before you run it,
+# predict which lines of the check will notice.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1024,17 +1031,17 @@ class LastOnly(BucketedDataParallel):
 check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>With one microbatch all is right, and the bytes are right
-# too: only the run with accumulation shows the mistake. The check computes the gradients that this mistake
+# <details><summary>After you have run it</summary>With one microbatch all is right, and the bytes are also
+# right, so only the run with accumulation shows the mistake. The check computes the gradients this mistake
 # would give, and finds exactly those.</details>
 #
-# Accumulation loops often make two other mistakes. They forget to divide by K: the sum g = Σ gᵢ over K
-# microbatches is K times the mean. And they forget `no_sync()`: then DDP sends the gradients K times,
-# K · 24.5 GB for the 7B model.
+# Accumulation loops often contain two other mistakes. Either they forget to divide by K, although the sum g =
+# Σ gᵢ over K microbatches is K times the mean. Or they forget `no_sync()`, and then DDP sends the gradients K
+# times, K · 24.5 GB for the 7B model.
 #
 # The second program *reads a bucket too early*. Without `wait()` the flat tensor may hold anything: the
-# rank's own values, half a sum, the sum. Which values could the four ranks see? And which must all of them see
-# after `wait()`?
+# rank's own values, half a sum, the sum. Which values could the four ranks see? And which value must all of
+# them see after `wait()`?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1056,10 +1063,10 @@ if run is not None:
 # The sum is 6. A rank that divides or copies before `wait()` trains on some other value. No exception is
 # raised, and the next run may give yet another value.
 #
-# **In production.** DDP does what you have built, in C++, and a little more. In its first step all gradients
-# are one bucket: DDP watches in which order they arrive, and divides them into buckets in that order for the
-# later steps. With `find_unused_parameters=True` it walks the graph to see which gradients will never come.
-# Here is a later step of DDP beside one of yours, in buckets of 20 KB:
+# **In production.** DDP does what you have built, in C++, and a little more. In its first step, all gradients
+# are one bucket. DDP watches in which order they arrive, and then divides them into buckets in that order for
+# the later steps. With `find_unused_parameters=True` it also walks the graph to see which gradients will
+# never come. The cell prints a later step of DDP next to one of yours, in buckets of 20 KB:
 
 # %% tags=["skip-in-grading"]
 compared(
@@ -1069,9 +1076,9 @@ compared(
 )
 
 # %% [markdown]
-# The bytes are the same. The number of buckets differs: DDP closes a bucket once it has reached the
-# limit, and yours closes before it would pass the limit. A *comm hook* says
-# what DDP does with a full bucket. PyTorch has one that sends 16 bits an element:
+# The bytes are the same. The number of buckets differs, because DDP closes a bucket once it has reached the
+# limit, whereas yours closes before it would pass the limit. A *comm hook* says what DDP does with a full
+# bucket. PyTorch has one that sends 16 bits per element:
 
 
 # %% tags=["skip-in-grading"]
@@ -1086,10 +1093,10 @@ def in_half(module):
 compared(BucketedDataParallel, in_half)
 
 # %% [markdown]
-# It sends half the bytes, and its gradients differ in the fourth digit. §5 and §6 go on from here.
+# It sends half the bytes, but its gradients differ in the fourth digit. §5 and §6 continue from here.
 #
-# <details><summary>In the lectures</summary>Lecture 001 §25.2 sends layer i "while computing layer i+1"; it
-# should be i − 1. Its accumulation loop writes g = Σ gᵢ, though its code divides, rightly. Under DDP that
+# <details><summary>In the lectures</summary>Lecture 001 §25.2 sends layer i "while computing layer i+1", but
+# it should be i − 1. Its accumulation loop writes g = Σ gᵢ, though its code divides, rightly. Under DDP that
 # code would send K times, since it does not use <code>no_sync()</code>.</details>
 
 # %% [markdown]
@@ -1098,16 +1105,16 @@ compared(BucketedDataParallel, in_half)
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 5 minutes |
 #
 # The mean of the ranks' gradients was right so far because every rank took the mean over equally many
 # samples. But sequences differ in length, the last batch is short, and padding does not count. Say rank 0 has
-# 50 tokens with a mean gradient of 1, and rank 1 has 10 tokens with a mean gradient of 7. The mean of all 60
-# tokens is (50 · 1 + 10 · 7)/60 = 2. The mean of the means is 4.
+# 50 tokens with a mean gradient of 1, and rank 1 has 10 tokens with a mean gradient of 7. Then the mean of
+# all 60 tokens is (50 · 1 + 10 · 7)/60 = 2, but the mean of the means is 4.
 #
-# **Break it.** Here are both ways on two ranks, with three samples and one. The right gradient is that of one
-# process with all four samples.
+# **Break it.** The cell computes both on two ranks, with three samples and one. The right gradient is the
+# gradient of one process with all four samples.
 
 
 # %% tags=["skip-in-grading"]
@@ -1138,15 +1145,15 @@ for counted in (False, True):
     )
 
 # %% [markdown]
-# The cure has three steps. Every rank takes the *sum* over its samples. The gradients are summed over the
-# ranks. Then they are divided by the number of samples on all ranks together. That number is a sum over the
-# ranks, too: one more all-reduce, of 8 bytes. `reference`'s wrappers do it with
+# The cure has three steps. First, every rank takes the *sum* over its samples. Then the gradients are summed
+# over the ranks. Finally, they are divided by the number of samples on all ranks together. That number is
+# also a sum over the ranks, which needs one more all-reduce, of 8 bytes. `reference`'s wrappers do it with
 # `finish_gradient_synchronization(count=...)`.
 #
-# **In production.** DDP divides by N, whatever the counts are. With unequal counts multiply each rank's mean
-# loss by N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same problem as
-# ranks: until 2024 widely used trainers had this bug in their accumulation (Hugging Face, "Fixing Gradient
-# Accumulation").
+# **In production.** DDP divides by N, whatever the counts are. With unequal counts, you have to multiply each
+# rank's mean loss by N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same
+# problem as ranks. Until 2024, widely used trainers had this bug in their accumulation (Hugging Face, "Fixing
+# Gradient Accumulation").
 
 # %% [markdown]
 # ## 5 · Send the largest: top-k
@@ -1154,13 +1161,13 @@ for counted in (False, True):
 # | | |
 # |---|---|
 # | you will write | `topk_bytes_sent(...)`, `topk_all_reduce(tensor, fraction, error, group=None)` |
-# | rests on | §2; notebook 02: all-gather |
+# | builds on | §2; notebook 02: all-gather |
 # | time | 20 minutes |
 # | points | 8 |
 #
-# Between machines a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, and 24.5 GB take 8 s. Then
-# it pays to send less. Most of a gradient sits in few elements. The picture shows how much of the squared
-# norm, Σ g², the largest elements hold, for one step of our network.
+# Between machines, a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, so 24.5 GB take 8 s. Then
+# it pays to send less. Most of a gradient is concentrated in few elements. The picture shows how much of the
+# squared norm, Σ g², the largest elements hold, for one step of our network.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 gradients = launch(one_step, reference.NaiveDataParallel, world_size=1)[0]
@@ -1176,12 +1183,12 @@ print(f"1 % of the elements hold {100 * share[len(share) // 100].item():.0f} % o
 figure
 
 # %% [markdown]
-# Each rank sends its k largest elements and **keeps the rest**: next time it starts from gradient + rest. An
-# element that is small but points the same way in every step adds up until it is sent. That is *error
-# feedback*.
+# Each rank sends its k largest elements and **keeps the rest**, so that next time it starts from gradient +
+# rest. An element that is small but points the same way in every step adds up until it is sent. That is
+# *error feedback*.
 #
-# Ranks pick different elements. So the messages cannot be added up on their way round a ring: an element
-# travels as a pair of index and value, and every rank gets the pairs of all ranks, by all-gather.
+# Ranks pick different elements, so the messages can't be added up on their way around a ring. Instead, an
+# element travels as a pair of index and value, and every rank gets the pairs of all ranks, by all-gather.
 #
 # **Predict.** Each rank gives k = max(1, round(fraction · numel)) pairs of 4 + 4 bytes to all others. How
 # many bytes does it send?
@@ -1207,7 +1214,7 @@ for n in (2, 8, 64, 100, 512):
 
 # %% [markdown]
 # It is often said that top-k compresses 10 to 100 times. At 1 % it sends 50 times less on two ranks, since
-# indices cost as much as values. On 100 ranks it sends no less than the all-reduce.
+# indices cost as much as values. But on 100 ranks it sends no less than the all-reduce.
 #
 # **Build.** `error` is the rest. It belongs to the caller, which keeps it from step to step.
 
@@ -1247,11 +1254,11 @@ def topk_all_reduce(
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Compute <code>asked = tensor + error</code>; pick the largest
-# elements; gather indices and values of all ranks; add each value at its index; divide by N. The new error is
-# <code>asked</code> with zeros at the elements that were sent. Both arguments are overwritten in place, as by
-# <code>tensor.copy_(...)</code>.</details>
-# <details><summary>Hint: the step</summary><code>asked.abs().topk(k).indices</code>;
+# <details><summary>Hint: the idea</summary>Compute <code>asked = tensor + error</code>, and pick its largest
+# elements. Then gather indices and values of all ranks, add each value at its index, and divide by N. The new
+# error is <code>asked</code> with zeros at the elements that were sent. Both arguments are overwritten in
+# place, as by <code>tensor.copy_(...)</code>.</details>
+# <details><summary>Hint: the step</summary>Use <code>asked.abs().topk(k).indices</code>.
 # <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds if an index comes twice.</details>
 #
 # **Check.**
@@ -1288,8 +1295,9 @@ def beside(name, average, prediction, *args):
 beside("top 1 %", lambda t, e: topk_all_reduce(t, 0.01, e), topk_bytes_sent, 0.01)
 
 # %% [markdown]
-# **Break it.** Without error feedback the rest is thrown away in every step. The picture has sixty steps of
-# SGD on four ranks. Before you run it: what happens to an element that is never among the largest?
+# **Break it.** Without error feedback, the rest is thrown away in every step. The picture shows sixty steps
+# of SGD on four ranks. Before you run it, think about an element that is never among the largest. What
+# happens to it?
 
 
 # %% tags=["skip-in-grading"]
@@ -1352,18 +1360,19 @@ curves(
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>If the small elements are thrown away, they never count. If
-# they are kept, they come late, and the curve lags: on average an element is sent once in 1/fraction = 100
-# steps. With momentum and a learning rate tuned for float32 that lag can hurt: compression is not
-# free.</details>
+# they are kept, they come late and the curve lags, because on average an element is sent only once in
+# 1/fraction = 100 steps. With momentum and a learning rate tuned for float32, that lag can hurt, so
+# compression is not free.</details>
 #
 # **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 %. Two things made that work: error
 # feedback for the momentum as well, and larger fractions in the first epochs. PyTorch's DDP has no top-k
-# hook; it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which compresses the *momentum*, not the
-# gradient, after a warm-up in full precision. `course_lib.compression` has PowerSGD and 1-bit Adam to read.
+# hook, but it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which compresses the *momentum* instead of
+# the gradient, after a warm-up in full precision. `course_lib.compression` contains PowerSGD and 1-bit Adam
+# for you to read.
 #
-# <details><summary>In the lectures</summary>Lecture 001 §25.1 gives gradient compression 10 to 100 times, by
-# top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates; it quantises
-# the momentum.</details>
+# <details><summary>In the lectures</summary>Lecture 001 §25.1 says that gradient compression gains 10 to 100
+# times, by top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates,
+# but it quantises the momentum.</details>
 
 # %% [markdown]
 # ## 6 · Send eight bits
@@ -1371,13 +1380,13 @@ curves(
 # | | |
 # |---|---|
 # | you will write | `int8_bytes_sent(n, numel)` (no points), `int8_all_reduce(tensor, error, group=None)` |
-# | rests on | §5; notebook 02: all-to-all, all-gather |
+# | builds on | §5; notebook 02: all-to-all, all-gather |
 # | time | 20 minutes |
 # | points | 8 |
 #
 # Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is its largest
-# magnitude over 127. The block is divided by its scale and rounded. That makes 256 bytes and 4 for the scale,
-# 3.94 times less than float32. (Against the 16 bits of bf16 it is 1.97 times less.) `quantize` and
+# magnitude over 127. The block is divided by its scale and then rounded. That makes 256 bytes and 4 for the
+# scale, 3.94 times less than float32. (Against the 16 bits of bf16, it is 1.97 times less.) `quantize` and
 # `dequantize` are given:
 
 # %%
@@ -1407,8 +1416,8 @@ print("int8      ", quantize(row)[0][0].tolist())
 print("and back  ", [round(x, 3) for x in dequantize(*quantize(row))[0].tolist()])
 
 # %% [markdown]
-# How far off is each value if one element is large? The picture shows it with a scale for each block and with
-# one scale for all. (In the block of the large element the two curves coincide.)
+# How far off is each value if one element is large? The picture compares a scale for each block with one
+# scale for all. (In the block of the large element, the two curves coincide.)
 
 # %% tags=["skip-in-grading"]
 values = torch.randn(1, 2048)
@@ -1431,17 +1440,17 @@ axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fo
 figure
 
 # %% [markdown]
-# Now the sum. int8 cannot be summed as int8 (100 + 100 is −56), and blocks with different scales cannot be
-# added at all. Gathering everything would cost (N−1) · M/4: at N = 8 as much as float32's all-reduce. So work
-# in two steps, as a reduce-scatter and an all-gather do:
+# Now for the sum. int8 can't be summed as int8 (100 + 100 is −56), and blocks with different scales can't be
+# added at all. Gathering everything would cost (N−1) · M/4, which at N = 8 is as much as float32's
+# all-reduce. So work in two steps, as a reduce-scatter and an all-gather do:
 #
-# 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r: **all-to-all**.
+# 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r, by **all-to-all**.
 # 2. Rank r receives its parts, turns them into float32 again, takes their mean, quantises *the mean*, and
-#    gives it to all: **all-gather**.
+#    gives it to all, by **all-gather**.
 #
-# The picture is a run of the reference on three ranks, with six elements on each. All its numbers come
-# from that run. Ranks are rows, time runs right. Follow shard 2 of rank 0, the last two of its blue elements:
-# on which rank does it meet shard 2 of the other ranks, and where does the mean of the three go?
+# The picture is a run of the reference on three ranks, with six elements on each. All its numbers come from
+# that run. Ranks are rows, and time runs right. Follow shard 2 of rank 0, the last two of its blue elements.
+# On which rank does it meet shard 2 of the other ranks, and where does the mean of the three go?
 
 
 # %% tags=["skip-in-grading"]
@@ -1526,8 +1535,8 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=Fa
 figure
 
 # %% [markdown]
-# <details><summary>Where did shard 2 meet the others?</summary>On rank 2, since shard r goes to rank r.
-# The all-gather then gives the mean to all three ranks.</details>
+# <details><summary>Where did shard 2 meet the others?</summary>On rank 2, since shard r goes to rank r. The
+# all-gather then gives the mean to all three ranks.</details>
 #
 # **Predict.** How many bytes does a rank send? A shard of s = ceil(size/N) elements takes s bytes, and 4
 # ceil(s/256) bytes for its scales. A rank sends N−1 such shards in each of the two steps.
@@ -1543,14 +1552,14 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 
 
 # %% [markdown]
-# **Build.** There are two roundings, and the errors of both must be remembered. The first error is easy: it
-# is `tensor + error`, less the values that the receivers decode. Rank r, the *owner* of shard r, alone makes
-# the second rounding, and it rounds the *mean*. The next mean divides the owner's `error` by N. So the owner
-# adds N times the error of the second rounding to its `error`. Then nothing is lost:
+# **Build.** There are two roundings, and the errors of both must be remembered. The first error is easy,
+# because it is `tensor + error` minus the values the receivers decode. Only rank r, the *owner* of shard r,
+# makes the second rounding, and it rounds the *mean*. The next mean divides the owner's `error` by N. So the
+# owner adds N times the error of the second rounding to its `error`. Then nothing is lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
 #
-# Elements and scales may travel in one message or in two.
+# Elements and scales can travel in one message or in two.
 
 
 # %% nbgrader={"grade_id": "int8_all_reduce", "solution": true}
@@ -1591,10 +1600,10 @@ def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = No
 
 # %% [markdown]
 # <details><summary>Hint: the shards</summary>Pad <code>tensor + error</code> with zeros to N · s elements and
-# <code>view(N, s)</code>: row r goes to rank r. <code>dist.all_to_all_single(output, input)</code> sends row
-# r of its input to rank r.</details>
-# <details><summary>Hint: the second error</summary><code>left_out[rank] += n * (mean - result[rank])</code>:
-# this rank owns row <code>rank</code>.</details>
+# <code>view(N, s)</code>, so that row r goes to rank r. <code>dist.all_to_all_single(output, input)</code>
+# sends row r of its input to rank r.</details>
+# <details><summary>Hint: the second error</summary><code>left_out[rank] += n * (mean - result[rank])</code>,
+# because this rank owns row <code>rank</code>.</details>
 #
 # **Check.**
 
@@ -1621,8 +1630,9 @@ curves(
 )
 
 # %% [markdown]
-# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here, and its loss falls later. Set
-# your two formulas equal: from 26 ranks on top-k would send more than int8.
+# The curve of int8 coincides with the curve of float32, at a quarter of the bytes. Top-k sends less here, but
+# its loss falls later. Set your two formulas equal, and you find that from 26 ranks on top-k would send more
+# than int8.
 #
 # **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
 
@@ -1641,9 +1651,9 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 #
 # **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
 # the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
-# gathers everything: (N−1) · M/4. And it has `powerSGD_hook`. There two thin matrices travel in place of a
-# layer's gradient, each in one all-reduce. A rank sends less than twice the bytes of the two, for any N. Here
-# is the reference's PowerSGD with two columns beside your two compressors:
+# gathers everything and so sends (N−1) · M/4. It also has `powerSGD_hook`, in which two thin matrices travel
+# instead of a layer's gradient, each in one all-reduce. A rank then sends less than twice the bytes of the
+# two, for any N. The cell shows the reference's PowerSGD with two columns next to your two compressors:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1677,7 +1687,7 @@ curves(
 # | | |
 # |---|---|
 # | you will write | nothing new |
-# | rests on | your predictions in §2, §3, §5 |
+# | builds on | your predictions in §2, §3, §5 |
 # | time | 5 minutes |
 # | points | 6 |
 #
@@ -1704,9 +1714,9 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# Here are their numbers for 7B parameters in bf16. Forward, backward and step take 1.5 s together; backward
-# takes 1 s of it, with 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, and
-# 3.1 GB/s is one of 25 Gb/s:
+# Here are their numbers for 7B parameters in bf16. Forward, backward and step take 1.5 s together, and
+# backward takes 1 s of it, with 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s
+# network, and 3.1 GB/s is a network of 25 Gb/s:
 
 # %% tags=["skip-in-grading"]
 NAMED = {450e9: "450 GB/s", 50e9: "50 GB/s", 3.125e9: "3.1 GB/s"}
@@ -1725,17 +1735,17 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
     )
 
 # %% [markdown]
-# Overlap hides as much as fits behind backward, and no more. At 3.1 GB/s you must send less, or less often.
-# Take K = 8 microbatches, each as large as a rank's share was before, and seven of them under `no_sync()`. The
-# batch is eight times as large. A step sends as many bytes as with one microbatch,
-# and only the last backward can hide communication. On 8 ranks the first bucket leaves 0.05 s after that
-# backward begins, and sending takes 7.84 s: 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the step
-# computes for about 8 · 1.5 = 12 s: the efficiency is about 0.6 instead of 0.18.
+# Overlap hides as much as fits behind backward, but no more. At 3.1 GB/s, you must send less, or less often.
+# For example, take K = 8 microbatches, each as large as a rank's share was before, and seven of them under
+# `no_sync()`. Then the batch is eight times as large. A step sends as many bytes as with one microbatch, but
+# only the last backward can hide communication. On 8 ranks, the first bucket leaves 0.05 s after that
+# backward begins, and sending takes 7.84 s. So 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the
+# step computes for about 8 · 1.5 = 12 s, so the efficiency is about 0.6 instead of 0.18.
 #
-# Two rules that you may read need a correction. "Accumulation makes training K times as long": it makes one
-# *optimizer step* K times as long, but a sample takes the same time or less. "A step uses (batch of one rank)
-# × (world size) samples": that is true only if all ranks are replicas. Tensor-parallel ranks (notebook 06),
-# which hold parts of one replica, share their samples.
+# You may read two rules that need a correction. The first is "Accumulation makes training K times as long".
+# It makes one *optimizer step* K times as long, but a sample takes the same time or less. The second is "A
+# step uses (batch of one rank) × (world size) samples". That is true only if all ranks are replicas.
+# Tensor-parallel ranks (notebook 06), which hold parts of one replica, share their samples.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
 # long. Lecture 002 gives the throughput as batch × world size.</details>
@@ -1746,8 +1756,8 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** Backward has twice the FLOPs of forward. Does it take twice the time? The predicted row is
-# twice the measured forward.
+# **Predict.** Backward has twice the FLOPs of forward, but does it also take twice the time? The predicted
+# row is twice the measured forward.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1776,31 +1786,31 @@ def with_exposed(of, run):
 
 on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # %% [markdown]
-# Many small buckets pay α many times, which `exposed_seconds` leaves out, and one bucket hides nothing. A
+# Many small buckets pay α many times, which `exposed_seconds` leaves out, whereas one bucket hides nothing. A
 # message also occupies some of the GPU's multiprocessors and memory bandwidth, so backward can get slower
-# while it runs. And the embedding is tied to the head, so that its gradient, 154 of the 498 MB, is complete
-# only when backward ends. With any buckets this third stays exposed, and `exposed_seconds` takes all
-# buckets as equal.
+# while the message travels. And because the embedding is tied to the head, its gradient, 154 of the 498 MB,
+# is complete only when backward ends. So this third stays exposed with any buckets, although
+# `exposed_seconds` takes all buckets as equal.
 
 # %% [markdown]
 # ## 8 · Questions
 #
 # | | |
 # |---|---|
-# | rests on | §2 to §7 |
+# | builds on | §2 to §7 |
 # | time | 5 minutes |
 # | points | 6 |
 #
-# A number may be written as arithmetic.
+# You can write a number as arithmetic.
 #
-# 1. 7B parameters, gradients in bf16, 8 ranks, links of 50 GB/s each way. Backward takes 1 s, in 20 equal
-#    buckets. How many **seconds** are exposed?
-# 2. The same with links of 10 GB/s. Forward, backward and step take 1.5 s together. What is the scaling
+# 1. A 7B-parameter model has gradients in bf16, 8 ranks, and links that carry 50 GB/s each way. Backward
+#    takes 1 s, in 20 equal buckets. How many **seconds** are exposed?
+# 2. The links now carry only 10 GB/s. Forward, backward and step take 1.5 s together. What is the scaling
 #    **efficiency** (0 to 1)?
 # 3. A program forgets the division by N. Which optimizer's loss curve shows it plainly: `"sgd"`, `"adamw"`,
 #    `"both"` or `"neither"`?
-# 4. Rank 0 has 30 tokens with a mean gradient of 2, rank 1 has 10 tokens with a mean gradient of 6. What is
-#    the mean **gradient** of all tokens?
+# 4. Rank 0 has 30 tokens with a mean gradient of 2, and rank 1 has 10 tokens with a mean gradient of 6. What
+#    is the mean **gradient** of all tokens?
 # 5. Top-k sends 2 % of the elements, in float32 with 4-byte indices. From how many **ranks** on does it send
 #    no less than a plain ring all-reduce?
 
@@ -1833,15 +1843,15 @@ report.points(6)
 # | | |
 # |---|---|
 # | you will write | `PowerSGD(rank=2, group=None)` |
-# | rests on | §6; notebook 02: all-reduce |
+# | builds on | §6; notebook 02: all-reduce |
 # | time | 30 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# Top-k and int8 share a fault: their messages cannot be added on the way, so no all-reduce can carry them. A
-# message that is a linear function of the gradient can be added on the way. The product of a gradient G of
-# (rows, columns) and a thin matrix Q of (columns, r) is linear in G. If all ranks have the same Q, the mean
-# of their products G·Q is the mean gradient times Q. And r columns may be enough to keep most of G. Here are
-# the singular values of one gradient of our network, the largest first:
+# Top-k and int8 share a flaw. Their messages can't be added on the way, so no all-reduce can carry them. A
+# message that is a linear function of the gradient, however, can be added on the way. An example is the
+# product of a gradient G of (rows, columns) and a thin matrix Q of (columns, r), which is linear in G. If all
+# ranks have the same Q, the mean of their products G·Q is the mean gradient times Q. And r columns may be
+# enough to keep most of G. Here are the singular values of one gradient of our network, the largest first:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 figure = picture(5.5, 2.4)
@@ -1854,8 +1864,8 @@ axes.grid(True, axis="y", alpha=0.3)
 figure
 
 # %% [markdown]
-# Only 16 of the 64 are not zero: a gradient is a sum of outer products, one for each sample, and 16 samples
-# went in. The first few hold most of the norm.
+# Only 16 of the 64 are not zero, because a gradient is a sum of outer products, one for each sample, and 16
+# samples went in. The first few hold most of the norm.
 #
 # This is one step for a matrix, with Q kept from the last step (in the first step it is random):
 #
@@ -1868,20 +1878,21 @@ figure
 # ```
 #
 # Here G is the rank's own, and Ḡ is the mean of all G's. Because the columns of P are orthonormal, P Pᵀ
-# projects onto the space that they span. P Qᵀ = P Pᵀ Ḡ is the best approximation of Ḡ in that space. Because
-# gradients change slowly, the last Q already points in the directions in which Ḡ is strong. That is the *warm
-# start*: with it, the two multiplications of each step are nearly as good as a singular value decomposition.
+# projects onto the space they span. P Qᵀ = P Pᵀ Ḡ is therefore the best approximation of Ḡ in that space.
+# Because gradients change slowly, the last Q already points in the directions in which Ḡ is strong. That is
+# the *warm start*. With it, the two multiplications of each step are nearly as good as a singular value
+# decomposition.
 #
 # **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
 # send, and how many times less is that than the all-reduce? What changes on 800 ranks?
 #
-# <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, 131,072 bytes;
-# two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816 bytes, still
-# 512 times less. Top-k at 1 % saves nothing from 100 ranks on.</details>
+# <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, which are
+# 131,072 bytes. Two all-reduces send 2 · 7/8 of that, so 229,376 bytes, 512 times less. On 800 ranks it is
+# 261,816 bytes, still 512 times less. Top-k at 1 %, however, saves nothing from 100 ranks on.</details>
 #
-# **Build.** A gradient that is not a matrix (a bias's) travels whole, and so does a matrix with at most r rows
-# or at most r columns. The argument `rank` is r, the number of columns of P and Q, as in linear algebra; it is
-# not the number of a process.
+# **Build.** A gradient that is not a matrix (such as the gradient of a bias) travels whole, and so does a
+# matrix with at most r rows or at most r columns. The argument `rank` is r, the number of columns of P and Q,
+# as in linear algebra. It is not the number of a process.
 
 
 # %% nbgrader={"grade_id": "powersgd", "solution": true}
@@ -1930,13 +1941,13 @@ class PowerSGD:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Each rank multiplies its own G, error included; the products are
-# averaged, never G. After the first average every rank has the same P, and each multiplies its own G again. A
-# rank may compute its error with its own Q or with the averaged one: the sum of the errors over the ranks is
-# the same.</details>
+# <details><summary>Hint: the idea</summary>Each rank multiplies its own G, error included. Only the products
+# are averaged, never G. After the first average, every rank has the same P, and then each multiplies its own
+# G again. A rank can compute its error with its own Q or with the averaged Q, because the sum of the errors
+# over the ranks is the same.</details>
 # <details><summary>Hint: the step</summary><code>torch.linalg.qr(p).Q</code> has orthonormal columns that
-# span the same space as those of p; <code>asked.T @ p</code> is Q. Keep both by the gradient's position in
-# the list.</details>
+# span the same space as those of p, and <code>asked.T @ p</code> is Q. Keep both by the gradient's position
+# in the list.</details>
 #
 # **Check.**
 
@@ -1948,9 +1959,9 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** Here are your loss and bytes beside those of the others. The last curve is the reference
-# without error feedback: it forgets the part of G that P Qᵀ missed. Before you run it: does it cost more to
-# forget the rest here than with top-k, or less?
+# **Measure.** The cell shows your loss and bytes next to those of the other methods. The last curve is the
+# reference without error feedback, which forgets the part of G that P Qᵀ missed. Before you run it: does it
+# cost more to forget the rest here than with top-k, or less?
 #
 # <details><summary>Answer</summary>About as much. In our run it raises the last loss from 0.26 to 0.51, about
 # 2 times. With top-k (§5) it raised the loss from 0.31 to 0.58, about 1.9 times.</details>
@@ -1967,7 +1978,7 @@ curves(
 
 # %% [markdown]
 # **In production.** `powerSGD_hook` does this in DDP, bucket by bucket, after a start in full precision
-# (`start_powerSGD_iter`): early gradients change too fast for a warm start.
+# (`start_powerSGD_iter`), because early gradients change too fast for a warm start.
 
 # %% [markdown]
 # ## 10 · Optional: one bit
@@ -1975,35 +1986,37 @@ curves(
 # | | |
 # |---|---|
 # | you will write | `sign_all_reduce(tensor, error, server_error, group=None)`, `OneBitAdam(params, ..., warmup_steps)` |
-# | rests on | §6 |
+# | builds on | §6 |
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# How few bits are enough? You can send the sign of each element, and one number for their size: the mean of
-# |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam divides
-# by the root of the variance (the running mean of g²), so its step is not linear in the gradient: a part of
-# the gradient that arrives late does not repair the steps that were made without it. Tang et al. (2021)
-# looked at the variance of BERT in training: after a while it hardly changes. So *1-bit Adam*
+# How few bits are enough? You can send the sign of each element, and one number for their size, the mean of
+# |x|. That is 32 times less than float32. SGD with error feedback tolerates this, but Adam does not. Adam
+# divides by the root of the variance (the running mean of g²), so its step is not linear in the gradient. A
+# part of the gradient that arrives late therefore does not repair the steps that were made without it. Tang
+# et al. (2021) looked at the variance of BERT in training, and found that after a while it hardly changes. So
+# *1-bit Adam*
 #
 # - begins as Adam, with gradients averaged in full precision (`warmup_steps`),
 # - then leaves the variance as it is. Only the momentum still changes, and it is linear. Each rank adds its
 #   own gradient to the momentum, and **the momentum** is averaged, as signs.
 #
-# As in §6 each shard has an owner, here called its *server*: rank r gets all ranks' signs of shard r,
-# averages, and sends signs of the mean to all. Both steps make an error, and neither error is lost: a rank
-# keeps `error`, of the whole tensor, and a server keeps `server_error`, of its shard. The server adds
+# As in §6, each shard has an owner, here called its *server*. Rank r gets all ranks' signs of shard r,
+# averages, and sends signs of the mean to all. Both steps make an error, but neither error is lost, because a
+# rank keeps `error`, of the whole tensor, and a server keeps `server_error`, of its shard. The server adds
 # `server_error` to the mean itself, so it needs no factor N.
 #
-# **Predict.** 1 million elements on 8 ranks: how many bytes does each send? How many times less does a whole
-# run send if the first 15 % of its steps are in full precision?
+# **Predict.** Take 1 million elements on 8 ranks. How many bytes does each rank send? How many times less
+# does a whole run send if the first 15 % of its steps are in full precision?
 #
-# <details><summary>After you have said it</summary>A shard has 125,000 elements: 15,625 bytes of signs, and 4
-# bytes for the scale. A rank sends 7 · 15,629 bytes in the all-to-all and as many in the all-gather, 218,806
-# bytes in all: 32 times less. A run of which 15 % is not compressed sends 0.15 + 0.85/32 = 0.177 of the full
-# bytes: 5.7 times less. Better packing of the bits cannot make it 7: 1/0.15 = 6.7 is the limit.</details>
+# <details><summary>After you have said it</summary>A shard has 125,000 elements, which take 15,625 bytes of
+# signs, and 4 bytes for the scale. A rank sends 7 · 15,629 bytes in the all-to-all and as many in the
+# all-gather. That makes 218,806 bytes in all, 32 times less. A run of which 15 % is not compressed sends
+# 0.15 + 0.85/32 = 0.177 of the full bytes, so 5.7 times less. Better packing of the bits can't make it 7,
+# because 1/0.15 = 6.7 is the limit.</details>
 #
-# **Build.** Tensors and gradients may be float32 or float64; a scale travels as float32. You need not write
-# these three functions:
+# **Build.** Tensors and gradients can be float32 or float64, but a scale travels as float32. You don't have
+# to write these three functions:
 
 
 # %%
@@ -2120,12 +2133,12 @@ class OneBitAdam:
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Row r of <code>shard_rows</code> goes to rank r, so use
 # all-to-all, once for signs and once for scales. You receive n rows of <i>your</i> shard, each with its
-# sender's scale. An error is the tensor that should be sent, less the tensor that the receivers will
+# sender's scale. An error is the tensor that should be sent, minus the tensor the receivers will
 # decode.</details>
 # <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 1
-# for an element and 0 for padding. Multiply by it to clear the padding; the sums of its rows count the
-# elements (divide by <code>sum.clamp(min=1)</code>, since a shard may be padding alone). <code>a.lerp_(b, 1 -
-# beta)</code> is beta a + (1 - beta) b.</details>
+# for an element and 0 for padding. Multiply by it to clear the padding. The sums of its rows count the
+# elements (divide by <code>sum.clamp(min=1)</code>, since a shard can consist only of padding).
+# <code>a.lerp_(b, 1 - beta)</code> is beta a + (1 - beta) b.</details>
 #
 # **Check.**
 
@@ -2138,8 +2151,8 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 
 # %% [markdown]
 # **Measure, and break it.** The picture shows sixty steps on two ranks, three times: with a warm-up of all 60
-# steps, of 15 steps, and of a single step. After a single step the variance is that of one gradient. Which
-# elements will then take steps that are far too large?
+# steps, of 15 steps, and of a single step. After a single step, the variance is the variance of one gradient.
+# Which elements will then take steps that are far too large?
 
 
 # %% tags=["skip-in-grading"]
@@ -2179,7 +2192,8 @@ figure
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Elements whose first gradient happened to be small have a
-# small variance for good. All their later steps are divided by its root, and are too large.</details>
+# small variance for good. All their later steps are divided by its root, and are therefore too
+# large.</details>
 #
 # **In production.** DeepSpeed has `OneBitAdam` (`freeze_step` is the warm-up) and 0/1 Adam, which needs no
 # warm-up in full precision (Lu et al. 2022).
@@ -2188,8 +2202,8 @@ figure
 # ## Scorecard
 #
 # Here are the three criteria (computation, peak memory, bytes sent), on one step of a network of 256 x 256
-# matrices: 64 samples in all, AdamW, four ranks. M is the gradients' size. One process does the same step on
-# all 64 samples.
+# matrices, with 64 samples in all, AdamW and four ranks. M is the gradients' size. One process does the same
+# step on all 64 samples.
 
 
 # %% tags=["skip-in-grading"]
@@ -2214,27 +2228,28 @@ card = {name: run for name, run in card.items() if run is not None}
 scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 
 # %% [markdown]
-# Read the card column by column. *Computation*: forward and backward are shared out without loss; every rank
-# repeats the optimizer's step, and the averaging. *Memory* per rank hardly shrinks: weights, gradients and
-# Adam's two states are there on every rank, and only activations are shared out. (The buckets take one M more
-# while backward runs. The peak comes later, in the optimizer's step.) The *bytes* include the broadcast at the
-# start: the first rank sends 1 M for it, and 1.5 M for the gradients. There are *four copies of weights,
-# gradients and optimizer states*. Did we need all of them?
-# Notebook 04 asks that.
+# Read the card column by column. In *computation*, forward and backward are shared out without loss, but
+# every rank repeats the optimizer's step and the averaging. The *memory* per rank hardly shrinks, because
+# every rank holds weights, gradients and Adam's two states, and only activations are shared out. (The buckets
+# take one M more while backward runs. The peak comes later, in the optimizer's step.) The *bytes* include the
+# broadcast at the start, for which the first rank sends 1 M, in addition to 1.5 M for the gradients. There
+# are *four copies of weights, gradients and optimizer states*. Did we need all of them? Notebook 04 asks
+# that.
 #
-# **You have built** the algorithm of `DistributedDataParallel`, and several that can take the place of its
-# all-reduce. You can say beforehand how much communication is exposed.
+# **You have built** the algorithm of `DistributedDataParallel`, and several algorithms that can replace its
+# all-reduce. You can also predict how much communication is exposed.
 #
 # **Read on.**
-# - Li et al. (2020), *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, §3.2 and
-#   §4: buckets, hooks, order, unused parameters.
-# - Lin et al. (2018), *Deep Gradient Compression*; Stich et al. (2018), *Sparsified SGD with Memory*: top-k,
-#   and why error feedback converges.
+# - Li et al. (2020), *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, §3.2 and §4,
+#   describes buckets, hooks, order and unused parameters.
+# - Lin et al. (2018), *Deep Gradient Compression*, and Stich et al. (2018), *Sparsified SGD with Memory*,
+#   cover top-k, and why error feedback converges.
 # - Karimireddy et al. (2019), *Error Feedback Fixes SignSGD*.
 # - Vogels et al. (2019), *PowerSGD*; Tang et al. (2021), *1-bit Adam*; Wang et al. (2023), *ZeRO++*.
-# - `course_lib/data_parallel/` and `course_lib/compression/`: read them after you have written yours.
+# - `course_lib/data_parallel/` and `course_lib/compression/` contain the reference. Read them after you have
+#   written yours.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In

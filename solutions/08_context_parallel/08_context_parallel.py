@@ -3,24 +3,24 @@
 #
 # **How does attention work on a sequence that no rank holds?**
 #
-# Every layer of a transformer but attention looks at one token at a time. So a sequence can be dealt out to
-# ranks as a batch is in data parallelism: embeddings, norms, MLPs and the head need nothing from other ranks.
-# Only attention needs other ranks: every query meets every key before it, on whatever rank the key lies. This
-# notebook is about that one layer.
+# Except for attention, every layer of a transformer looks at one token at a time. So a sequence can be dealt
+# out to ranks as a batch is in data parallelism, because embeddings, norms, MLPs and the head need nothing
+# from other ranks. Only attention does, since every query meets every key before it, whichever rank holds
+# that key. This notebook is about that one layer.
 #
-# It begins on one rank, with attention that never stores its N×N matrix: the algorithm inside FlashAttention.
-# The algorithm works because a softmax can be computed in pieces and put together. For the same reason
-# attention works across ranks: a piece may come from another rank.
+# It begins on one rank, with attention that never stores its N×N matrix. This is the algorithm inside
+# FlashAttention. The algorithm works because a softmax can be computed in pieces and put together. For the
+# same reason attention works across ranks, because a piece can also come from another rank.
 #
 # | | |
 # |---|---|
 # | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
-# | you need | notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
+# | you need | from notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
 # | time | three hours and twenty minutes; ten more for §8 and §9, which have no exercises |
 # | points | 60 |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 Why another axis | 5 | | notebooks 04, 06, 07 |
 # | 2 A softmax in pieces | 20 | 7 | |
@@ -39,14 +39,14 @@
 # | | |
 # |---|---|
 # | N | the number of ranks that share a sequence; in code `n` |
-# | N×N | the matrix of scores of all tokens with all tokens. This one name is the literature's, and its N counts *tokens*: the matrix is `seq` × `seq` |
-# | c | the number of tokens that one rank holds |
-# | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3 s is a score, and in §3 p is the softmax of the scores |
-# | q, k, v | (batch, seq, heads, head_dim); k and v may have fewer heads, `kv_heads`. In formulas d is head_dim |
+# | N×N | the matrix of scores of all tokens with all tokens. The literature uses this one name, in which N counts *tokens*, so the matrix is `seq` × `seq` |
+# | c | the number of tokens one rank holds |
+# | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3, however, s is a score, and in §3 p is the softmax of the scores |
+# | q, k, v | (batch, seq, heads, head_dim), but k and v may have fewer heads, `kv_heads`. In formulas, d is head_dim |
 # | lse | one number for each query and head: log Σ exp(its scores) |
-# | block | a rank's keys and values; also the scores of some queries with some keys. A *tile* (§3) is such a block of scores, of a chosen size |
-# | layout | for each rank the positions that it holds, as a list of ranges (*spans*) |
-# | contiguous | the layout in which ranks hold the sequence *in succession*: rank 0 the first tokens, rank 1 the next ones, and so on |
+# | block | a rank's keys and values, and also the scores of some queries with some keys. A *tile* (§3) is such a block of scores, of a chosen size |
+# | layout | for each rank, the positions it holds, as a list of ranges (*spans*) |
+# | contiguous | the layout in which ranks hold the sequence *in succession*, so that rank 0 has the first tokens, rank 1 the next ones, and so on |
 
 # %%
 # No module named course_lib, or torch? Then the course is not installed here: run the three lines below
@@ -72,9 +72,9 @@ from course_lib.unfinished import ready, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# The next cell has tools. `full_attention` makes the N×N matrix; all other versions are compared with it.
-# `drawn` makes q, k, v and a gradient of the output, the same on every rank. `try_it` runs code that may go
-# wrong.
+# The next cell has the tools. `full_attention` makes the N×N matrix, and all other versions are compared with
+# it. `drawn` makes q, k, v and a gradient of the output, the same on every rank. `try_it` runs code that may
+# go wrong.
 
 
 # %%
@@ -127,13 +127,13 @@ def said(prediction, *args, form=",.0f"):
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | notebooks 04, 06, 07 |
+# | builds on | notebooks 04, 06, 07 |
 # | time | 5 minutes |
 #
 # A layer keeps about s·b·h·(34 + 5as/h) bytes of activations for backward, in 16 bits (Korthikanti et al.
-# 2022, table 2). The second term is 5·a·b·s²: scores, their softmax, dropout. It is the only one that grows
-# with the *square* of the sequence. LLaMA 3 70B has h = 8,192 and a = 64. The cell prints both terms for one
-# sequence and one layer, before anything is sharded:
+# 2022, table 2). The second term is 5·a·b·s², for the scores, their softmax and dropout. It is the only term
+# that grows with the *square* of the sequence. LLaMA 3 70B has h = 8,192 and a = 64. The cell prints both
+# terms for one sequence and one layer, before anything is sharded:
 
 # %% tags=["skip-in-grading"]
 WIDTH, HEADS, LAYERS = 8192, 64, 80
@@ -142,22 +142,22 @@ for seq in (4096, 32768, 131072, 1048576):
     print(f"{seq:8,}{34 * seq * WIDTH / 1e9:11,.1f}{5 * HEADS * seq**2 / 1e9:12,.1f}")
 
 # %% [markdown]
-# FlashAttention removes the second term: it makes the scores again in backward. (It does *more* FLOPs for
-# that, and is faster all the same, because fewer bytes go to the GPU's main memory and back.) You build it in
-# §3. The first term stays: at 131,072 tokens, the context of Llama 3, it is 36.5 GB in each of 80 layers. How
-# much do the other axes help?
+# FlashAttention removes the second term, because it makes the scores again in backward. (It does *more* FLOPs
+# for that, but is faster all the same, because fewer bytes go to the GPU's main memory and back.) You build
+# it in §3. But the first term stays. At 131,072 tokens, the context of Llama 3, it is 36.5 GB in each of 80
+# layers. How much do the other axes help?
 #
 # | axis | what it does to one long sequence |
 # |---|---|
-# | data parallelism, ZeRO | nothing: a rank has at least one whole sequence |
-# | tensor and sequence parallelism, t = 8 | an eighth: each GPU has 4.6 GB for each layer, 365 GB in all. With more than 8 ranks the group leaves its node, and has more ranks than the model has heads of keys (LLaMA 3 70B: 8) |
-# | pipeline, 1F1B | nothing: with p stages rank 0 holds 1/p of the layers, but for p microbatches at once (notebook 07), so as much as without a pipeline |
-# | recomputing everything | 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits into the 40 GB that each GPU has left for activations (an assumption, as in §8), and costs a third more computing. Eight times the tokens do not fit |
+# | data parallelism, ZeRO | They do nothing, because a rank has at least one whole sequence |
+# | tensor and sequence parallelism, t = 8 | They leave each GPU an eighth, which is 4.6 GB for each layer, 365 GB in all. With more than 8 ranks, the group leaves its node, and has more ranks than the model has heads of keys (LLaMA 3 70B: 8) |
+# | pipeline, 1F1B | It does nothing. With p stages, rank 0 holds 1/p of the layers, but for p microbatches at the same time (notebook 07), so as much as without a pipeline |
+# | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits into the 40 GB that each GPU has left for activations (an assumption, as in §8), but costs a third more computing. Eight times the tokens do not fit |
 #
-# And there is time. A batch has a fixed number of *tokens*, say 16 million, which are 128 sequences of
+# Time is the other reason. A batch has a fixed number of *tokens*, say 16 million, which are 128 sequences of
 # 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context on 16,384 GPUs: 8
 # for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama 3, table 4). The
-# new factor, 16, divides activations and time of one sequence.
+# new factor, 16, divides both the activations and the time of one sequence.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)",
 # where N counts tokens. That is right.</details>
@@ -168,34 +168,34 @@ for seq in (4096, 32768, 131072, 1048576):
 # | | |
 # |---|---|
 # | you will write | `online_softmax_merge(out, lse, block_out, block_lse)` |
-# | rests on | nothing |
+# | builds on | nothing |
 # | time | 20 minutes |
 # | points | 7 |
 #
-# Softmax divides by a sum over all keys, so it seems to need all keys at once. On paper, for one query with the
-# scores s₁, s₂, ... and the values v₁, v₂, ...:
+# Softmax divides by a sum over all keys, so it seems to need all keys at the same time. On paper, for one
+# query with the scores s₁, s₂, ... and the values v₁, v₂, ...:
 #
 # > Z = Σ exp(sⱼ) and out = Σ exp(sⱼ) vⱼ / Z
 #
-# Now cut the keys into a part A and a part B, and do attention to each alone. You get out_A and out_B, each
-# divided by its own sum. If you kept Z_A and Z_B, you can undo the division:
+# Now cut the keys into a part A and a part B, and compute attention to each part separately. You get out_A
+# and out_B, each divided by its own sum. If you kept Z_A and Z_B, you can undo the division:
 #
 # > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
 #
 # This is an average, weighted by the sums. For example, Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 give
-# (4+24)/4, which is 7. The result is again a pair (out, Z), so a third part can be merged into it, and a
-# fourth, in any order. A part may come from the next tile, or from another machine.
+# (4+24)/4, which is 7. The result is again a pair (out, Z), so a third part can be merged into it, and then a
+# fourth, in any order. A part can come from the next tile, or from another machine.
 #
-# Sums of exponentials leave the range of numbers soon: exp(89) is infinite in float32. So keep the logarithm,
-# **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
+# Sums of exponentials soon leave the range of numbers, since exp(89) is already infinite in float32. So keep
+# the logarithm instead, **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
 #
 # > w_A = Z_A / (Z_A + Z_B) = 1 / (1 + exp(lse_B − lse_A)) = sigmoid(lse_A − lse_B)
 #
-# The helper `block_attention` does attention of some queries to some keys alone, and returns out and lse. You
-# will use it in §3 and §4 too, so read it. `scores_of` makes the scores, in float32 at least; under a causal
-# mask they are −inf if the key stands after the query. Two ranges give the positions of queries and keys in
-# the *whole* sequence. Queries that share a head of keys are rows of one product (`by_head`; `by_token` is
-# the way back). `SEEN` notes the ranges of each call, for pictures below.
+# The helper `block_attention` computes attention of some queries to only some keys, and returns out and lse.
+# You will also use it in §3 and §4, so read it. `scores_of` makes the scores, in float32 at least. Under a
+# causal mask, a score is −inf if its key comes after its query. Two ranges give the positions of queries and
+# keys in the *whole* sequence. Queries that share a head of keys are rows of one product (`by_head`;
+# `by_token` is the way back). `SEEN` notes the ranges of each call, for pictures below.
 
 
 # %%
@@ -247,15 +247,15 @@ def block_attention(q, k, v, queries, keys, causal=False):
 # **Predict.** Three keys have the scores 0, 0 and log 2, and the values 1, 2 and 8. What are out and lse of
 # the first two keys, of the third, and of all?
 #
-# <details><summary>Answer</summary>The first two: Z = 2, out = 1.5, lse = log 2. The third: Z = 2, out = 8,
-# lse = log 2. All: Z = 4, out = (3 + 16) / 4 = 4.75, lse = log 4.</details>
+# <details><summary>Answer</summary>The first two have Z = 2, out = 1.5, lse = log 2. The third has Z = 2,
+# out = 8, lse = log 2. All three have Z = 4, out = (3 + 16) / 4 = 4.75, lse = log 4.</details>
 #
-# **Build.** Three things to look out for:
+# **Build.** Look out for three things:
 #
-# - `lse` lacks the last dimension of `out`, the features: a weight needs `[..., None]`.
-# - Do not take `exp` of a score: take differences first, or use `torch.logaddexp`.
+# - `lse` lacks the last dimension of `out`, the features, so a weight needs `[..., None]`.
+# - Do not take `exp` of a score. Instead, take differences first, or use `torch.logaddexp`.
 # - A block that a mask hides completely has lse = −inf and must not count. But −inf − (−inf) is nan, and in
-#   *backward* a nan times a gradient of 0 is still nan. Put the lowest finite number in the place of −inf
+#   *backward* a nan times a gradient of 0 is still nan. So replace −inf with the lowest finite number
 #   *before* you subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If a query sees no key of either part,
 #   its lse is −inf again at the end.
 
@@ -281,11 +281,11 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% [markdown]
 # <details><summary>Hint: the weights</summary>Let <code>old</code> and <code>new</code> be <code>lse</code>
-# and <code>block_lse</code>, both clamped: <code>(old - new).sigmoid()</code> is the weight of
-# <code>out</code>, and <code>(new - old).sigmoid()</code> that of <code>block_out</code>; each with
+# and <code>block_lse</code>, both clamped. Then <code>(old - new).sigmoid()</code> is the weight of
+# <code>out</code>, and <code>(new - old).sigmoid()</code> is the weight of <code>block_out</code>, each with
 # <code>[..., None]</code>.</details>
-# <details><summary>Hint: the new lse</summary><code>torch.logaddexp(old, new)</code>; then -inf again if it
-# is not above the lowest number: <code>masked_fill</code>.</details>
+# <details><summary>Hint: the new lse</summary>Use <code>torch.logaddexp(old, new)</code>. Then make it -inf
+# again, by <code>masked_fill</code>, if it is not above the lowest number.</details>
 #
 # **Check.**
 
@@ -297,8 +297,8 @@ report = check("08_context_parallel/online_softmax_merge", online_softmax_merge,
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell takes twelve queries and twelve keys, in blocks of three keys, in two orders, and
-# compares the results with attention to all keys at once.
+# **Measure.** The cell takes twelve queries and twelve keys, in blocks of three keys, in two orders. It
+# compares the results with attention to all keys in one piece.
 
 
 # %% tags=["skip-in-grading"]
@@ -321,7 +321,7 @@ for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else (
     print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
 
 # %% [markdown]
-# **Break it.** Here is the classic mistake: the new block gets its right weight, and the old out keeps the
+# **Break it.** Here is the classic mistake. The new block gets its right weight, but the old out keeps the
 # weight that it had when it came. All scores are 0 and all values 1, in blocks of the same size. Attention is
 # an average of ones, so 1 is right. Which number do four blocks give here? (The weight of the second block is
 # 1/2, of the third 1/3, ...)
@@ -339,12 +339,12 @@ for size in (12, 6, 3, 1):
     print(f"{12 // size:2} blocks: {out[0, 0, 0, 0]:.4f}")
 
 # %% [markdown]
-# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. The result is right with one block, and worse with every
-# further block. Values of ones are a good test of any attention: for any scores the output must be 1.
+# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. The result is right with one block, but gets worse with every
+# further block. Values of ones are a good test of any attention, because for any scores the output must be 1.
 #
-# **In production.** Every attention that is done in parts has the merge that you wrote: FlashAttention, ring
-# attention, decoding with a long cache (Flash-Decoding). Kernels return lse for that reason: it is the second
-# result of `aten::_scaled_dot_product_flash_attention`.
+# **In production.** Every attention that is computed in parts contains the merge that you wrote. Examples are
+# FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). Kernels return lse for that
+# reason. It is the second result of `aten::_scaled_dot_product_flash_attention`.
 
 # %% [markdown]
 # ## 3 · Attention in tiles
@@ -352,22 +352,22 @@ for size in (12, 6, 3, 1):
 # | | |
 # |---|---|
 # | you will write | `tiled_attention(q, k, v, block=256, causal=False)`, forward and backward |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 45 minutes |
 # | points | 12 |
 #
-# Take one rank and a long sequence. 131,072 tokens have 17 billion scores for each head: 34 GB in 16 bits,
-# while the head's q, k, v and out have 34 MB each (128 features). So go through the scores in tiles of
-# `block` × `block`: make a tile, use it, forget it. For each tile of queries, go through all tiles of keys
-# and merge their results.
+# Take one rank and a long sequence. 131,072 tokens have 17 billion scores for each head, which take 34 GB in
+# 16 bits, while the head's q, k, v and out have only 34 MB each (128 features). So go through the scores in
+# tiles of `block` × `block`. Make a tile, use it, and forget it. For each tile of queries, go through all
+# tiles of keys and merge their results.
 #
 # For *forward* you have all that you need: `block_attention` for a tile, and `online_softmax_merge` to add
 # the next one.
 #
-# *Backward* is the harder half. Autograd would keep every tile: the N×N matrix in small pieces. So the scores
-# are made **again**, and this time they are easier, because lse is known: p = exp(s − lse) is the finished
-# softmax, tile by tile, in any order. The chain rule, with g the gradient of out, and ∘ for a product element
-# by element:
+# *Backward* is the harder half. Autograd would keep every tile, and so the N×N matrix in small pieces.
+# Instead, the scores are made **again**. This time they are easier because lse is known, so that p = exp(s −
+# lse) is the finished softmax, tile by tile, in any order. The table shows the chain rule, with g as the
+# gradient of out, and ∘ for a product element by element:
 #
 # | from | follows |
 # |---|---|
@@ -375,29 +375,29 @@ for size in (12, 6, 3, 1):
 # | p = softmax(s) | ds = p ∘ (dp − δ), where δ of a query is Σⱼ pⱼ dpⱼ over *all* keys |
 # | s = q kᵀ / √d | dq += ds k / √d and dk += dsᵀ q / √d |
 #
-# It seems that δ needs a pass over all tiles before the first ds. It does not: Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g
-# · Σⱼ pⱼ vⱼ = **g · out**. So δ is computed before the loop, one number for each query. (Dao 2023,
-# FlashAttention-2, §3.1.2.)
+# It seems that δ needs a pass over all tiles before the first ds. But it doesn't, because Σⱼ pⱼ dpⱼ = Σⱼ pⱼ
+# (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g · out**. So δ is computed before the loop, one number for each query. (Dao
+# 2023, FlashAttention-2, §3.1.2.)
 #
 # **Predict.** How much has to be kept for backward, in units of the size of q (with as many heads of keys as
 # of queries)? How many products of matrices does a tile need forward, and how many backward? Under a causal
 # mask, which share of the tiles is needed?
 #
-# <details><summary>Answer</summary>q, k, v and out are 4 units; lse is one number for each query and head. A
-# tile needs 2 products forward and 5 backward (the scores again, dv, dp, dq, dk): backward costs 2.5 times as
-# much as forward, where 2 is usual. Under a causal mask a little more than half of the tiles is needed: a
-# tile above the diagonal is not computed at all.</details>
+# <details><summary>Answer</summary>q, k, v and out are 4 units, and lse is one number for each query and
+# head. A tile needs 2 products forward and 5 backward (the scores again, dv, dp, dq, dk). So backward costs
+# 2.5 times as much as forward, instead of the usual 2. Under a causal mask, a little more than half of the
+# tiles is needed, because a tile above the diagonal is not computed at all.</details>
 #
-# **Build.** A `torch.autograd.Function` whose forward has two loops, and whose backward has the same two. Do
-# not call PyTorch's own attention or `torch.compile`, neither here nor in §4 and §6.
+# **Build.** Write a `torch.autograd.Function` whose forward has two loops, and whose backward has the same
+# two. Do not call PyTorch's own attention or `torch.compile`, neither here nor in §4 and §6.
 #
-# - `tiles(spans, block)` cuts ranges of positions into tiles. For each it gives the place in the tensor (a
-#   slice) and the positions in the sequence (a range). Here `spans` is `[range(seq)]`, a single span; a rank
-#   of §4 may have two.
-# - Under a causal mask: `queries[-1] < keys[0]` means that no query sees a key. Go on to the next tile.
-# - Keep sums in float32 at least, also for bf16 inputs: make `out` and the three gradients with
-#   `torch.zeros_like(in_float32(q))` and the like, `lse` in the same dtype. Round out and the gradients once,
-#   at the end; do not round lse.
+# - `tiles(spans, block)` cuts ranges of positions into tiles. For each tile it gives the place in the tensor
+#   (a slice) and the positions in the sequence (a range). Here `spans` is `[range(seq)]`, a single span,
+#   whereas a rank of §4 can have two.
+# - Under a causal mask, `queries[-1] < keys[0]` means that no query sees a key, so go on to the next tile.
+# - Keep sums in float32 at least, also for bf16 inputs. Make `out` and the three gradients with
+#   `torch.zeros_like(in_float32(q))` and the like, and `lse` in the same dtype. Round out and the gradients
+#   once, at the end, but do not round lse.
 # - Give q, k, v, out and lse to `save_for_backward`, and nothing of a tile.
 
 
@@ -489,16 +489,16 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% [markdown]
-# <details><summary>Hint: forward</summary>Begin with <code>out</code> of zeros and <code>lse</code> of -inf:
-# the first tile that is merged into them comes out as it is. Then, for each tile of queries and each tile of
-# keys, write <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows],
+# <details><summary>Hint: forward</summary>Begin with <code>out</code> of zeros and <code>lse</code> of -inf,
+# because the first tile that is merged into them then comes out as it is. Then, for each tile of queries and
+# each tile of keys, write <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows],
 # *block_attention(...))</code>.</details>
 # <details><summary>Hint: shapes in backward</summary><code>scores_of</code> returns scores of shape (batch,
 # kv_heads, rows, keys). Bring the tile's q, k, v and gradient into that form with <code>by_head(x,
-# kv_heads)</code>, lse and δ with <code>by_head(lse[:, rows, :, None], kv_heads)</code>; then the table's
+# kv_heads)</code>, and lse and δ with <code>by_head(lse[:, rows, :, None], kv_heads)</code>. Then the table's
 # lines are products with <code>@</code> and <code>.mT</code>, and <code>by_token</code> brings the results
 # back.</details>
-# <details><summary>Hint: the factor</summary><code>scores_of</code> has divided by √d already. dq and dk need
+# <details><summary>Hint: the factor</summary><code>scores_of</code> has already divided by √d. dq and dk need
 # the factor once more, because k and q themselves are not divided.</details>
 #
 # **Check.**
@@ -511,9 +511,9 @@ report = check("08_context_parallel/tiled_attention", tiled_attention, cases="hi
 report.points(12)
 
 # %% [markdown]
-# **Measure.** The cell measures the most bytes that are alive at once in a forward and a backward, in
-# addition to the tensors of `drawn`, for full attention and for yours. There are two heads of 64 features, in
-# float32.
+# **Measure.** The cell runs a forward and a backward, for full attention and for yours, and measures the most
+# bytes that are alive at the same time, in addition to the tensors of `drawn`. There are two heads of 64
+# features, in float32.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -547,13 +547,13 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# The line of full attention is steeper: twice the tokens need 3.4 and then 3.7 times the bytes, and the
-# factor comes nearer to four. With yours the factor is less than two, and comes nearer to two on the right:
-# the few MB of one tile do not grow, and weigh less and less.
+# The line of full attention is steeper. Twice the tokens need 3.4 and then 3.7 times the bytes, and the
+# factor comes nearer to four. With yours, the factor is less than two and comes nearer to two on the right,
+# because the few MB of one tile don't grow, and so weigh less and less.
 #
-# **Break it.** Run the same loops without a Function of your own: autograd goes through them by itself, and
-# results and gradients are right. How much is kept for backward, with 512 tokens in tiles of 64 and two heads
-# of 16 features, in units of the size of q?
+# **Break it.** Run the same loops without a Function of your own. Then autograd goes through them by itself,
+# and results and gradients are right. How much is kept for backward, with 512 tokens in tiles of 64 and two
+# heads of 16 features, in units of the size of q?
 
 
 # %% tags=["skip-in-grading"]
@@ -590,15 +590,15 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
         print(f"{name:17} {nbytes / tensors[0].nbytes:6.1f} units")
 
 # %% [markdown]
-# The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16: so the
-# matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, 64 units; the rest of
-# the number above is the inputs that each product and merge keeps. Tiles save memory only if backward makes
-# them again.
+# The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16, so the
+# matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, which makes 64 units.
+# The rest of the number above is the inputs that each product and merge keeps. Tiles therefore save memory
+# only if backward makes them again.
 #
 # **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
-# and a CPU, too, has a kernel that works in tiles. Its tiles lie in the processor's caches (on a GPU in the
-# fast memory of one multiprocessor), and the speed comes from *that*. Compare the same computation, forward
-# and backward, with 2,048 tokens on one thread:
+# and a CPU also has a kernel that works in tiles. Its tiles fit into the processor's caches (on a GPU, into
+# the fast memory of one multiprocessor), and the speed comes from *that*. The cell compares the same
+# computation, forward and backward, with 2,048 tokens on one thread:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -633,7 +633,7 @@ for name, (seconds, apart) in zip(
 
 # %% [markdown]
 # In Hugging Face's library Transformers you call FlashAttention with
-# `attn_implementation="flash_attention_2"`; in PyTorch you get it without asking.
+# `attn_implementation="flash_attention_2"`, whereas in PyTorch you get it without asking.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that FlashAttention is 2 to 4 times as fast as
 # attention with the matrix, on a GPU.</details>
@@ -644,15 +644,16 @@ for name, (seconds, apart) in zip(
 # | | |
 # |---|---|
 # | you will write | `ring_forward(q, k, v, causal=False, group=None, *, layout=None)`; then `ring_attention`, with the same arguments and a backward; your first prediction, `ring_bytes_sent` |
-# | rests on | §2; for backward §3, too |
+# | builds on | §2; for backward also §3 |
 # | time | 75 minutes: 35 for forward, 40 for backward |
 # | points | 8 for forward, 7 for backward; §7 gives the points for predictions |
 #
-# Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys
-# would put the whole sequence on every rank again. But §2 says that a query may meet them in parts. So the
-# parts go **round**: in step i rank r has the keys and values that belong to rank r − i (modulo N). It does
-# attention of its queries to them and merges the result. *Meanwhile* it passes them on to rank r + 1 and
-# receives the next ones from rank r − 1. The table says whose keys each rank has in each step:
+# Now the sequence is divided among N ranks, with c tokens on each. Every rank's queries need all keys. If the
+# ranks gathered the keys, every rank would hold the whole sequence again. But §2 says that a query can meet
+# them in parts. So the parts go **around**. In step i, rank r has the keys and values that belong to rank r −
+# i (modulo N). It computes attention of its queries to them and merges the result. *Meanwhile* it passes them
+# on to rank r + 1 and receives the next ones from rank r − 1. The table says whose keys each rank has in each
+# step:
 #
 # | step | rank 0 has | rank 1 has | rank 2 has | rank 3 has |
 # |---|---|---|---|---|
@@ -661,31 +662,31 @@ for name, (seconds, apart) in zip(
 # | 2 | 2 | 3 | 0 | 1 |
 # | 3 | 1 | 2 | 3 | 0 |
 #
-# There are N steps, 0 to N − 1, and N − 1 transfers: after the last step no rank needs the keys.
+# There are N steps, 0 to N − 1, but only N − 1 transfers, because after the last step no rank needs the keys.
 #
 # **Build forward.** Backward comes after it, and has a check of its own. So `ring_forward` is a plain
-# function, and returns out and lse. `block_attention` from §2 is given; a rank has no more than one block of
+# function, and returns out and lse. `block_attention` from §2 is given. A rank has no more than one block of
 # scores at a time.
 #
-# - `layout[r]` are the spans of rank r: one such as `[range(0, 4)]`, or two, or one with gaps,
-#   `[range(0, 12, 3)]`. The mask goes by positions in the *whole* sequence, so give `block_attention` the
-#   ranges that `tiles` makes: for the queries `tiles(layout[rank])`, for the keys `tiles(layout[owner])`, if
+# - `layout[r]` are the spans of rank r: one such as `[range(0, 4)]`, or two, or one with gaps, `[range(0, 12,
+#   3)]`. The mask goes by positions in the *whole* sequence, so give `block_attention` the ranges that
+#   `tiles` makes. These are `tiles(layout[rank])` for the queries and `tiles(layout[owner])` for the keys, if
 #   `owner` is the rank to which the keys of this step belong. If a causal mask leaves nothing of a pair of
-#   spans, skip the pair; do not compute and mask it. (One mask over all scores of a rank gives the same
-#   values, and saves nothing.) Skipped keys still travel on to the next rank.
+#   spans, skip the pair instead of computing and masking it. (One mask over all scores of a rank gives the
+#   same values, but saves nothing.) Skipped keys still travel on to the next rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
-# - Parts may differ in length: the keys that arrive in step i have as many tokens as their owner's spans.
-# - Put keys and values into one tensor, `torch.stack((k, v))`: then they are one message. Post its send and
-#   the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait *after* it.
-#   Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each
-#   handle once: with gloo a second `wait` on the handle of a send never returns.
-# - Keep `out` and `lse` in float32 at least (`in_float32`): if they are merged in bf16, the error grows with
-#   the ring. *Send* keys and values in the dtype of the inputs: in float32 each message has twice the bytes
-#   of 16 bits. Round out once, at the end; do not round lse.
+# - Parts can differ in length. The keys that arrive in step i have as many tokens as their owner's spans.
+# - Put keys and values into one tensor, `torch.stack((k, v))`, so that they are one message. Post its send
+#   and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait *after*
+#   it. Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for
+#   each handle only once, because with gloo a second `wait` on the handle of a send never returns.
+# - Keep `out` and `lse` in float32 at least (`in_float32`), because if they are merged in bf16, the error
+#   grows with the ring. But *send* keys and values in the dtype of the inputs, because in float32 each
+#   message has twice the bytes of 16 bits. Round out once, at the end, but do not round lse.
 # - With one rank, send nothing.
-# - You may write your own function in place of `block_attention`; no check asks for `block_attention`. But
-#   the pictures of this section and of §5 are drawn from its notes. So let your function, too, do
-#   `SEEN.append((began, time.perf_counter(), queries, keys))`.
+# - You are free to write your own function instead of `block_attention`, because no check asks for
+#   `block_attention`. But the pictures of this section and of §5 are drawn from its notes. So let your
+#   function also do `SEEN.append((began, time.perf_counter(), queries, keys))`.
 
 
 # %% nbgrader={"grade_id": "ring_forward", "solution": true}
@@ -762,7 +763,7 @@ def _seen(mine, theirs, causal):
 #     dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
 # ])</pre></details>
 #
-# **Check forward.** The check looks at out and at lse one by one, without a graph:
+# **Check forward.** The check looks at out and at lse separately, without a graph:
 
 
 # %%
@@ -786,17 +787,18 @@ report = check("08_context_parallel/ring_forward", ring_output, ring_lse, cases=
 report.points(8)
 
 # %% [markdown]
-# In *backward* the keys go round once more: they were not kept, which is the point of the ring. With lse and
-# δ known, each block gives a share of dq and a share of dk and dv. The share of dq stays. The share of dk and
-# dv must go to the rank whose keys these are. So a *sum* travels after the keys. It starts on the keys' own
-# rank r; every rank adds its share and passes the sum on. When all ranks have added, it stands on rank r − 1,
-# one place before home. One more transfer brings it home: **N** transfers in all, and the keys had N − 1.
-# (N − 1 transfers would do if the keys' own rank did not send its share, but added it at the end, when the
-# sum of the others comes. PyTorch's ring and `ring-flash-attention` send N times, too.)
+# In *backward* the keys go around once more, because no rank has kept them. That is the point of the ring.
+# With lse and δ known, each block gives a share of dq and a share of dk and dv. The share of dq stays, but
+# the share of dk and dv must go to the rank whose keys these are. So a *sum* travels after the keys. It
+# starts on the keys' own rank r, and every rank adds its share and passes the sum on. When all ranks have
+# added, the sum is on rank r − 1, one place before home. One more transfer brings it home, so there are **N**
+# transfers in all, whereas the keys had N − 1. (N − 1 transfers would do if the keys' own rank did not send
+# its share, but added it at the end, when the sum of the others arrives. PyTorch's ring and
+# `ring-flash-attention` also send N times.)
 #
 # **Predict**, as functions. `kv_bytes` are the bytes of *one rank's* keys and values together, in 16 bits.
-# Sums of gradients travel in float32: twice as many bytes. Return the formula's number without rounding it.
-# The other three functions are for §5, §6 and §7: come back to them.
+# Sums of gradients travel in float32, so they have twice as many bytes. Return the formula's number without
+# rounding it. The other three functions are for §5, §6 and §7, so come back to them later.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -856,17 +858,19 @@ def hiding_block(
 
 
 # %% [markdown]
-# **Build backward.** A `torch.autograd.Function` again, as in §3. Its forward calls `ring_forward`, and saves
-# the tensors that backward needs. The table of §3 is given as the function `block_gradients`, for one block.
+# **Build backward.** Write a `torch.autograd.Function` again, as in §3. Its forward calls `ring_forward`, and
+# saves the tensors that backward needs. The function `block_gradients`, which is given, is the table of §3
+# for one block.
 #
-# - Save q, k, v, out and lse, and nothing of the other ranks' keys.
-# - δ is known before the first step, from out and its gradient: one number for each query and head.
+# - Save q, k, v, out and lse, but nothing of the other ranks' keys.
+# - δ is known before the first step, from out and its gradient, as one number for each query and head.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
-#   step can travel meanwhile, too (the check does not ask for that). When the sum has come, add your share to
-#   it and pass it on.
+#   step can also travel meanwhile (the check does not ask for that). When the sum has arrived, add your share
+#   to it and pass it on.
 # - Skip the pairs of spans that forward skips.
 # - Keep all sums in float32 at least (`in_float32`), including those that are sent.
-# - backward returns one value for each argument of forward: None for those that are not tensors.
+# - backward returns one value for each argument of forward. This value is None for arguments that are not
+#   tensors.
 
 
 # %%
@@ -948,16 +952,16 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 
 # %% [markdown]
-# <details><summary>Hint: the sums of backward</summary>In each step: make the block's dk and dv while the sum
-# of the ranks that had these keys before is on its way here; wait for it; add; pass the sum on. The sum that
-# arrives after the last step is for the rank's own keys.</details>
+# <details><summary>Hint: the sums of backward</summary>In each step, make the block's dk and dv while the sum
+# of the ranks that had these keys before is on its way here. Then wait for it, add, and pass the sum on. The
+# sum that arrives after the last step is for the rank's own keys.</details>
 # <details><summary>Hint: a step of backward</summary><pre># the next keys under way, as in forward
 # dkv = torch.zeros_like(in_float32(kv))
 # ...   # block_gradients of each pair of spans, into dq[:, rows], dkv[0][:, columns], dkv[1][:, columns]
 # # wait for the sum that is on its way here, and add it to dkv
 # # post the send of dkv to rank + 1, and the receive of the sum for the keys of rank owner - 1
 # # wait for the next keys</pre>
-# After the last step wait once more, and round what has come to the dtype of k.</details>
+# After the last step, wait once more, and round the sum that has arrived to the dtype of k.</details>
 #
 # **Check backward.**
 
@@ -969,9 +973,9 @@ report = check("08_context_parallel/ring_attention", ring_attention, cases="hidd
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell runs sixteen tokens on four ranks, once without a mask and once under a causal one.
-# `attended` runs any attention on dealt-out tokens; the notebook puts the parts together and compares them
-# with one process. `sent` reads from the ledger how much a rank sent forward and backward.
+# **Measure.** The cell runs sixteen tokens on four ranks, once without a mask and once under a causal mask.
+# `attended` runs any attention on dealt-out tokens, and then the notebook puts the parts together and
+# compares them with one process. `sent` reads from the ledger how much a rank sent forward and backward.
 
 
 # %% tags=["skip-in-grading"]
@@ -1044,14 +1048,13 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask does not change the bytes (the run in bfloat16 had one): a rank must also pass on keys that none of
-# its queries sees.
+# The mask does not change the bytes (the run in bfloat16 had one), because a rank must also pass on keys that
+# none of its queries sees.
 #
 # The next cell draws the ring from your own two runs. Rows are ranks with their queries, and columns are the
-# keys by the rank that they belong to. The run without a mask shows which keys a rank had in which
-# step, and the masked run which of them it computed with. A dashed frame is a block
-# that came and was skipped: in this step the rank idles. Below each step are the bytes that the ledger
-# counted.
+# keys, by the rank they belong to. The run without a mask shows which keys a rank had in which step, and the
+# masked run shows which of them it computed with. A dashed frame is a block that arrived and was skipped, so
+# in this step the rank idles. Below each step are the bytes counted by the ledger.
 
 
 # %% tags=["skip-in-grading"]
@@ -1122,15 +1125,15 @@ if full and masked and not noted:
 step_by_step(full, masked) if noted else None
 
 # %% [markdown]
-# The colour says which rank the keys belong to: each colour walks down the rows. From the last rank keys go
-# on to the first, whose queries may not see them: there the frame is dashed. Every block of the lower
-# triangle is coloured in exactly one of the pictures. And the rows are not equally busy: rank r has work in
-# r + 1 of the N steps. §5 mends that.
+# The colour says which rank the keys belong to, so each colour walks down the rows. From the last rank, keys
+# go on to the first, whose queries are not allowed to see them, so there the frame is dashed. Every block of
+# the lower triangle is coloured in exactly one of the pictures. But the rows are not equally busy, because
+# rank r has work in only r + 1 of the N steps. §5 mends that.
 #
-# **Break it.** Mask by *local* positions: every rank numbers its queries and the keys that have come from 0,
-# as code for one rank does. Your function does that if `layout` says that all ranks hold the same positions.
-# There are 16 tokens on 4 ranks. Before you run it: for how many of them will the output be right, and for
-# which?
+# **Break it.** Mask by *local* positions, as code for one rank does. Every rank then numbers its queries and
+# the keys that have arrived from 0. Your function does that if `layout` says that all ranks hold the same
+# positions. There are 16 tokens on 4 ranks. Before you run it: for how many of them will the output be right,
+# and for which?
 
 
 # %% tags=["skip-in-grading"]
@@ -1151,15 +1154,16 @@ if run:
     print(f"right: {right}; token 0 is off by {off[0]:.2f}")
 
 # %% [markdown]
-# It is right for one token: the last, which may see everything. The token at place i of its part saw the
-# places 0 to i of *every* part: all tokens of rank 0 looked into the future, and all of rank 3 but the last
-# missed a part of their past. Token 12 saw 4 of its 13 keys. A model that is trained in this way learns to
-# use tokens that are not there yet when it writes text. All shapes are right, and on one rank all tests pass.
+# It is right for one token, the last, which is allowed to see everything. The token at place i of its part
+# saw the places 0 to i of *every* part. So all tokens of rank 0 looked into the future, and all of rank 3
+# except the last missed a part of their past. For example, token 12 saw 4 of its 13 keys. A model that is
+# trained in this way learns to use tokens that do not exist yet when it writes text. But all shapes are
+# right, and on one rank all tests pass.
 #
 # **In production.** Megatron-LM's context parallelism is such a ring (with FlashAttention as its block), and
-# so is `ring-flash-attention`. PyTorch has its own: §9.
+# so is `ring-flash-attention`. PyTorch has its own, which you will see in §9.
 #
-# <details><summary>In the lectures</summary>The picture of the steps is lecture 004's. It numbers its four
+# <details><summary>In the lectures</summary>The picture of the steps is from lecture 004. It numbers its four
 # iterations 0, 1, 3, 4, and says of each that every GPU "computes attention with its portion of queries".
 # That holds without a mask.</details>
 
@@ -1169,26 +1173,26 @@ if run:
 # | | |
 # |---|---|
 # | you will write | `zigzag(seq, n)`; your second prediction, `causal_idle_share`, in §4 |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 15 minutes |
 # | points | 5; §7 gives the points for the prediction |
 #
-# In the pictures of §4 rank 0 works in one of the four steps, and rank 3 in all four. The other ranks may run
-# a little ahead, but the layer is done only when rank 3 is. So the ring takes nearly as long as without a
-# mask, though only half of the scores are needed.
+# In the pictures of §4, rank 0 works in one of the four steps, but rank 3 works in all four. The other ranks
+# can run a little ahead, but the layer is done only when rank 3 is. So the ring takes nearly as long as
+# without a mask, although only half of the scores are needed.
 #
-# **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks; of a
-# block on the diagonal only half is needed. How long does the ring take, for how much of that does rank r
-# work, and for which share of the time does it idle? That share is `causal_idle_share`, in §4. And divide the
-# ring's time by the time that it would take if all ranks had equal work: what is the ratio?
+# **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks, and
+# remember that only half of a block on the diagonal is needed. How long does the ring take, for how much of
+# that does rank r work, and for which share of the time does it idle? That share is `causal_idle_share`, in
+# §4. Then divide the ring's time by the time it would take if all ranks had equal work. What is the ratio?
 #
-# <details><summary>Answer</summary>The last rank always works: N − 1/2 blocks of time. Rank r works r + 1/2
-# of them, and idles for (N − 1 − r) / (N − 1/2) of the time: with 4 ranks 86 %, 57 %, 29 % and 0. On average
-# a rank works N/2 blocks, so the ratio is (N − 1/2) / (N/2) = 2 − 1/N: the more ranks, the nearer to
-# twice.</details>
+# <details><summary>Answer</summary>The last rank always works, which takes N − 1/2 blocks of time. Rank r
+# works r + 1/2 of them, so it idles for (N − 1 − r) / (N − 1/2) of the time. With 4 ranks that is 86 %, 57 %,
+# 29 % and 0. On average a rank works N/2 blocks, so the ratio is (N − 1/2) / (N/2) = 2 − 1/N. The more ranks,
+# the nearer it is to twice.</details>
 #
-# The ring need not change. Tokens may lie anywhere, as long as the mask knows their positions. The table
-# shows for 16 tokens on 4 ranks which rank holds each:
+# The ring doesn't have to change. Tokens can be on any rank, as long as the mask knows their positions. The
+# table shows for 16 tokens on 4 ranks which rank holds each:
 #
 # | layout | |
 # |---|---|
@@ -1196,16 +1200,16 @@ if run:
 # | striped | 0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3 |
 # | zigzag | 0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 |
 #
-# *Striped* (Brandon et al. 2023) gives every rank tokens from the whole sequence: in each step every block is
-# half masked. Only a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3, §3.3.2)
-# pairs a chunk from the beginning, which sees little, with one from the end, which sees much. A rank's two
-# chunks of queries and another rank's two chunks of keys make four pairs: in two of them every query sees
-# every key, in the other two no query sees a key. That holds for any two ranks.
+# *Striped* (Brandon et al. 2023) gives every rank tokens from the whole sequence, so in each step every block
+# is half masked. Only a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3,
+# §3.3.2) pairs a chunk from the beginning, which sees little, with a chunk from the end, which sees much. A
+# rank's two chunks of queries and another rank's two chunks of keys make four pairs. In two of them every
+# query sees every key, whereas in the other two no query sees a key. That holds for any two ranks.
 #
-# **Build.** Cut the sequence into 2N chunks; rank r gets chunk r and chunk 2N − 1 − r, in this order. Two
-# helpers are given. `chunks(length, n)` makes n ranges in succession; if n does not divide the length, the
-# first ones are one longer. `without_empty(spans)` leaves out chunks without a token, which short sequences
-# have.
+# **Build.** Cut the sequence into 2N chunks. Rank r gets chunk r and chunk 2N − 1 − r, in this order. Two
+# helpers are given. `chunks(length, n)` makes n ranges in succession, and if n does not divide the length,
+# the first ones are one longer. `without_empty(spans)` leaves out chunks without a token, which short
+# sequences have.
 
 
 # %% tags=["skip-in-grading"]
@@ -1238,9 +1242,9 @@ report = check("08_context_parallel/zigzag", zigzag, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The cell runs your ring in the three layouts, with 64 tokens on 4 ranks, causal, and counts the
-# scores that are not masked in the blocks that your run computed. In the figure all ranks begin a step
-# together: blue is work, white is waiting, one unit is a block.
+# **Measure.** The cell runs your ring in the three layouts, with 64 tokens on 4 ranks, causal. It counts the
+# scores that are not masked in the blocks computed by your run. In the figure, all ranks begin a step
+# together. Blue is work, white is waiting, and one unit is a block.
 
 
 # %% tags=["skip-in-grading"]
@@ -1315,14 +1319,14 @@ idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
 # The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work, and zigzag
-# 1.00. (With long parts contiguous would take 1.75 times as long as equal work: of a block of 16 × 16 on the
-# diagonal a little more than half is needed.)
+# only 1.00. (With long parts, contiguous would take 1.75 times as long as equal work, but of a block of 16 ×
+# 16 on the diagonal a little more than half is needed.)
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
-# blocks are computed whole, also on the diagonal, so "computed" counts whole blocks: those of the busiest
-# rank in each step. The ledger says how long each rank was blocked: it waited for a message, or at the end
-# for the other rank. Before you run it: in the contiguous layout, for which share of the time is rank 0
-# blocked?
+# blocks are computed whole, also on the diagonal, so "computed" counts whole blocks, which are those of the
+# busiest rank in each step. The ledger says how long each rank was blocked, because it waited for a message,
+# or at the end for the other rank. Before you run it: in the contiguous layout, for which share of the time
+# is rank 0 blocked?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1371,27 +1375,28 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# With the contiguous layout the time is that of 2 blocks, one after the other, and with zigzag of 1.25: three
-# quarters of a block for a rank's own keys, and half a block for the other's. (With kernels that cut the
-# diagonal finer it would be 1.5 against 1.) The blocks are counted, the milliseconds are measured: another
-# program on the machine changes the milliseconds, and with them the waiting.
+# With the contiguous layout, the time is that of 2 blocks, one after another, and with zigzag of 1.25. These
+# are three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (With
+# kernels that cut the diagonal finer, it would be 1.5 against 1.) The blocks are counted, but the
+# milliseconds are measured. So another program on the machine changes the milliseconds, and with them the
+# waiting.
 #
-# With the contiguous layout rank 0 has one block and rank 1 has two, so you may expect that rank 0 waits for
-# half of the time. On a quiet machine it waits for less. Both ranks begin with a block on the diagonal, which
-# is masked, and in forward a CPU needs about as long to lay the mask as for the rest of the block. Rank 1's
-# second block is not masked, hence faster. (On a busy machine rank 0 waited for 5 % of the time in one of our
-# runs, and for half of it in another.) Striped computes as many blocks as contiguous, since our blocks are
-# computed whole. It can even be slower: all of its blocks are half masked, while in contiguous only those on
-# the diagonal are.
+# With the contiguous layout, rank 0 has one block and rank 1 has two, so you may expect that rank 0 waits for
+# half of the time. On a quiet machine, however, it waits for less. Both ranks begin with a block on the
+# diagonal, which is masked, and in forward a CPU needs about as long to apply the mask as for the rest of the
+# block. Rank 1's second block is not masked, and is therefore faster. (On a busy machine, rank 0 waited for 5
+# % of the time in one of our runs, and for half of it in another.) Striped computes as many blocks as
+# contiguous, since our blocks are computed whole. It can even be slower, because all of its blocks are half
+# masked, while in contiguous only those on the diagonal are.
 #
 # **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for
-# its rotation or its embedding. *Targets* are shifted before they are dealt out: the token after a rank's
-# last token lies on another rank. And every rank has all parameters and part of the tokens, so gradients are
-# summed as for replicas, and the loss is divided by the count of all tokens. `ContextParallelGPT` does these
-# three with any attention. The next cell gives it yours, and trains with SGD for 25 steps, on one rank and on
-# four.
+# its rotation or its embedding. *Targets* are shifted before they are dealt out, because the token after a
+# rank's last token is on another rank. And every rank has all parameters but only a part of the tokens, so
+# gradients are summed as for replicas, and the loss is divided by the count of all tokens.
+# `ContextParallelGPT` does these three with any attention. The next cell gives it yours, and trains with SGD
+# for 25 steps, on one rank and on four.
 #
-# **Break it**, in the same cell: the code forgets the last transfer of backward, so that rank r has the
+# **Break it**, in the same cell. The code forgets the last transfer of backward, so that rank r has the
 # gradients of the keys of rank r + 1. The shapes fit. Will the loss fall?
 
 
@@ -1460,14 +1465,14 @@ if curves:
 figure if curves else None
 
 # %% [markdown]
-# The loss falls, and it can even end a little lower than that of the right code. A small model at first
-# learns mostly without attention, and the queries' gradients are right. The curve alone does not show the
-# mistake: compare *gradients* with one process before you train.
+# The loss falls, because a small model at first learns mostly without attention, and the queries' gradients
+# are right. It can even end a little lower than with the right code. The curve by itself does not show the
+# mistake, so compare *gradients* with one process before you train.
 #
 # **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
-# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (Llama 3's keys did not go round: with 8
-# heads of keys for 128 of queries, keys are small, and an all-gather of them made other masks simpler, such
-# as those that keep documents apart. Llama 3, §3.3.2.)
+# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (Llama 3's keys, however, did not go
+# around. With 8 heads of keys for 128 of queries, keys are small, and an all-gather of them made other masks
+# simpler, such as those that keep documents apart. Llama 3, §3.3.2.)
 
 # %% [markdown]
 # ## 6 · Ulysses: tokens for heads
@@ -1475,13 +1480,13 @@ figure if curves else None
 # | | |
 # |---|---|
 # | you will write | `ulysses_attention(q, k, v, causal=False, group=None)`; your third prediction, `ulysses_bytes_sent`, in §4 |
-# | rests on | §3; notebook 02: all-to-all |
+# | builds on | §3; notebook 02: all-to-all |
 # | time | 20 minutes |
 # | points | 9; §7 gives the points for the prediction |
 #
-# Ulysses is another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other. So trade
-# tokens for heads: each rank gives away its tokens of most heads, and gets all tokens of a few. It then
-# attends alone, with any kernel. Then the ranks trade back.
+# Ulysses is another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other, so you can
+# trade tokens for heads. Each rank gives away its tokens of most heads, and gets all tokens of a few. Then it
+# attends on its own, with any kernel, and finally the ranks trade back.
 #
 # | | has | after an all-to-all |
 # |---|---|---|
@@ -1489,31 +1494,32 @@ figure if curves else None
 # | k, v | (b, c, kv_heads, d) | (b, N c, kv_heads / N, d) |
 # | out | (b, N c, heads / N, d) | (b, c, heads, d) |
 #
-# Under a causal mask all ranks have the same work, even with tokens in succession: each has the whole
+# Under a causal mask all ranks have the same work, even with tokens in succession, because each has the whole
 # sequence.
 #
 # **Predict.** How many bytes does a rank send in forward (in backward it sends as many), and how do they
 # change with N? Write `ulysses_bytes_sent` in §4. Which number limits N?
 #
-# <details><summary>Answer</summary>Of each of q, k, v and out a rank holds 1/N, and sends (N−1)/N of that:
-# from two ranks on, the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys and
-# values: half of them with two ranks, nearly all with many. N must divide the number of heads of queries and
-# that of keys, so N is at most the number of heads of keys.</details>
+# <details><summary>Answer</summary>Of each of q, k, v and out, a rank holds 1/N and sends (N−1)/N of that. So
+# from two ranks on, the more ranks there are, the less each of them sends. In a ring, by contrast, a rank
+# sends (N−1)/N of *all* keys and values, which is half of them with two ranks and nearly all with many. N
+# must divide the number of heads of queries and also of keys, so N is at most the number of heads of
+# keys.</details>
 #
 # **Build.**
 #
-# - Do one all-to-all for each of q, k, v and out; backward is the same the other way round. A
+# - Do one all-to-all for each of q, k, v and out. Backward does the same in the other direction. So a
 #   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both
 #   directions.
 # - Rank r attends with heads/N heads of queries, beginning with head r·heads/N. If you cut the heads of keys
 #   in the same way, query heads and their key heads arrive on the same rank.
-# - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0: stack the pieces. (gloo has no
-#   all-to-all of lists.)
-# - Send k and v with the heads that they have; do not repeat heads.
+# - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0, so stack the pieces. (gloo
+#   has no all-to-all of lists.)
+# - Send k and v with the heads that they have, and do not repeat heads.
 # - If N does not divide `heads` or `kv_heads`, raise a `ValueError` before anything is sent. Its message
-#   names both numbers: N, and the heads that N does not divide.
-# - Attend with your `tiled_attention`: each rank has the whole sequence now, and must not make the N×N
-#   matrix.
+#   names both numbers, which are N and the heads that N does not divide.
+# - Attend with your `tiled_attention`, because each rank has the whole sequence now, and must not make the
+#   N×N matrix.
 
 
 # %% nbgrader={"grade_id": "ulysses_attention", "solution": true}
@@ -1565,7 +1571,7 @@ def ulysses_attention(q, k, v, causal=False, group: Group = None):
 # %% [markdown]
 # <details><summary>Hint: the exchange</summary><code>torch.stack(x.chunk(n, dim=2))</code> has the pieces for
 # rank 0, 1, ... along dimension 0. After the all-to-all, <code>torch.cat(arriving.unbind(), dim=1)</code>
-# puts the tokens of rank 0 first. On the way back the two dimensions change places.</details>
+# puts the tokens of rank 0 first. On the way back, the two dimensions change places.</details>
 #
 # **Check.**
 
@@ -1608,11 +1614,11 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries Ulysses sends far less, from four ranks on. With grouped queries
-# (few heads of keys) a ring carries few keys round, while q and the output, which Ulysses has to exchange,
-# stay as large: up to 8 ranks the ring sends less forward. In backward it sends more: the keys go round
-# again, and the sums of gradients travel N times, in float32. (And a ring's messages can hide behind
-# computing. An all-to-all cannot: the operation after it needs all of its result.)
+# With as many heads of keys as of queries, Ulysses sends far less, from four ranks on. With grouped queries
+# (few heads of keys), a ring carries few keys around, while q and the output, which Ulysses has to exchange,
+# stay as large. So up to 8 ranks the ring sends less forward. In backward, however, it sends more, because
+# the keys go around again and the sums of gradients travel N times, in float32. (And a ring's messages can
+# hide behind computing. An all-to-all can't, because the operation after it needs all of its result.)
 #
 # **Break it.** Try two heads of keys on four ranks.
 
@@ -1620,10 +1626,10 @@ for kv_heads in (64, 8):
 _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
-# What now? You can repeat keys until there are enough heads (and send the copies, too). Or you can do both:
-# groups of u ranks trade tokens for heads, and the N/u groups make a ring. The all-to-all stays inside a
-# node, and the ring goes across nodes. The library does both in `ulysses_ring_attention`, which takes two
-# groups in place of one and otherwise the arguments of `ring_attention`:
+# What now? You can repeat keys until there are enough heads (and also send the copies). Or you can do both,
+# so that groups of u ranks trade tokens for heads, and the N/u groups make a ring. Then the all-to-all stays
+# inside a node, and the ring goes across nodes. The library does both in `ulysses_ring_attention`, which
+# takes two groups instead of one and otherwise the arguments of `ring_attention`:
 
 
 # %% tags=["skip-in-grading"]
@@ -1638,7 +1644,7 @@ if run:
     print("2 x 2 ranks:", compared_with_one(run, causal=True, heads=8, kv_heads=2))
 
 # %% [markdown]
-# **In production.** DeepSpeed has `DistributedAttention`, and "USP" (Fang and Zhao 2024) does both at once.
+# **In production.** DeepSpeed has `DistributedAttention`, and "USP" (Fang and Zhao 2024) does both together.
 # In Megatron-LM you choose with `--cp-comm-type a2a`, `p2p` or `a2a+p2p`.
 
 # %% [markdown]
@@ -1647,17 +1653,17 @@ if run:
 # | | |
 # |---|---|
 # | you will write | `hiding_block`, in §4 |
-# | rests on | §4 to §6 |
+# | builds on | §4 to §6 |
 # | time | 15 minutes |
 # | points | 7 |
 #
-# In each step of the ring a rank computes a block and sends one, both at the same time. The message hides if
+# In each step of the ring, a rank computes a block and sends one, both at the same time. The message hides if
 # the block takes longer. With c tokens on each rank, forward, in 16 bits (width is heads · head_dim, kv_width
 # is kv_heads · head_dim):
 #
 # > computing: 4 · c² · width FLOPs; sending: 2 · c · kv_width · 2 bytes
 #
-# One grows with c², the other with c: **long enough parts always hide the message.**
+# One grows with c², but the other only with c, and therefore **long enough parts always hide the message.**
 #
 # **Predict.** From which c on does the message hide? Answer for three cases: with as many heads of keys as of
 # queries; with fewer; and under a causal mask in zigzag, which needs half of each block's scores. An A100 has
@@ -1666,10 +1672,10 @@ if run:
 #
 # <details><summary>Answer</summary>With F FLOP/s and B bytes/s, both times are equal if 4 · c² · width / F =
 # 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries
-# that is 312e12 / 300e9 = 1,040 tokens: simply its FLOPs for each byte. With fewer heads of keys there are
-# fewer bytes, and c falls in proportion. Under a causal mask there is half the computing, so twice as many
-# tokens are needed. (Backward has 2.5 times the computing and three times the bytes: 1.2 times as many
-# tokens.)</details>
+# that is 312e12 / 300e9 = 1,040 tokens, which is simply its FLOPs for each byte. With fewer heads of keys
+# there are fewer bytes, so c falls in proportion. Under a causal mask there is half the computing, so twice
+# as many tokens are needed. (Backward has 2.5 times the computing and three times the bytes, so it needs 1.2
+# times as many tokens.)</details>
 #
 # **Check.**
 
@@ -1694,7 +1700,7 @@ report = check(
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell measures, on this machine, the seconds for a block of c queries and c keys, on one
+# **Measure.** On this machine, the cell measures the seconds for a block of c queries and c keys, on one
 # thread in float32, and for messages as in the ping-pong of notebook 00. Numbers have 4 bytes here, so your
 # formula gets a link that is half as fast.
 
@@ -1762,12 +1768,12 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# A CPU computes so slowly that few tokens are enough to hide the *bytes*: often fewer than the 32 with which
-# the curves begin. The formula leaves out all times that do not grow with c: α for a message, and for a block
-# the time in which Python starts a few operations. On the left, where both lines are flat, these times are
-# nearly the whole. If the lines cross there, these times decide, as they do on a GPU with short parts.
+# A CPU computes so slowly that few tokens are enough to hide the *bytes*, often fewer than the 32 with which
+# the curves begin. The formula leaves out all times that do not grow with c. These are α for a message, and
+# for a block the time in which Python starts a few operations. On the left, where both lines are flat, they
+# are nearly the whole. If the lines cross there, these times decide, as they do on a GPU with short parts.
 #
-# The next cell measures your ring on two ranks: for how much of one forward was rank 0 blocked in messages?
+# The next cell measures your ring on two ranks. For how much of one forward was rank 0 blocked in messages?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1793,14 +1799,15 @@ if run:
         )
 
 # %% [markdown]
-# With few tokens most of the time goes neither to a block nor to a message, but to the Python around them. (A
-# rank is also blocked when its neighbour is late. Such waiting has nothing to do with bytes. On a machine
-# whose cores have other work it can be most of the blocked time.)
+# With few tokens, most of the time goes neither to a block nor to a message, but to the Python around them.
+# (A rank is also blocked when its neighbour is late. Such waiting has nothing to do with bytes, but on a
+# machine whose cores have other work it can be most of the blocked time.)
 #
-# The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2)
-# and prints its results, in thousands of tokens, beside those of the paper. The paper calls the c from which
-# on messages hide the *block*. The paper's second column is six times the block, because a rank has six of
-# them at once: its queries, its output, its keys, its values, and the keys and values that arrive.
+# The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2).
+# It prints its results, in thousands of tokens, next to the results of the paper. The paper calls the c from
+# which on messages hide the *block*. The paper's second column is six times the block, because a rank has six
+# of them at the same time: its queries, its output, its keys, its values, and the keys and values that
+# arrive.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1814,9 +1821,9 @@ for host in RING_HOSTS if ready(hiding_block) else ():
     print(f"{host.name:18}{shown[0]:>9}{printed[0]:>10}{shown[1]:>15}{printed[1]:>10}{note}")
 
 # %% [markdown]
-# One row differs, A100 with InfiniBand: 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that
-# 149,760. The paper prints 24.5 and 149.5 thousand, which do not agree with each other either: six times 24.5
-# is 147.
+# One row differs, A100 with InfiniBand. 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that is
+# 149,760. The paper prints 24.5 and 149.5 thousand, but these do not agree with each other either, because
+# six times 24.5 is 147.
 #
 # Now take today's numbers: an H100 (989 TFLOP/s) with a network port of 50 GB/s, the heads of Llama 3 405B
 # (128 of queries, 8 of keys, 128 features each), and a causal mask:
@@ -1826,10 +1833,10 @@ needed = said(hiding_block, 989e12, 50e9, 16384, 1024, True)
 print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
-# This number assumes the data sheet's speed: a GPU that reaches 40 % of that speed needs 40 % of the tokens.
-# So a ring can hide its messages even between nodes, and tensor parallelism (notebook 06) could not. The
-# longer the sequence, the larger c, and the better the messages hide. Keep NVLink, inside the node, for
-# traffic that cannot overlap.
+# This number assumes the data sheet's speed, so a GPU that reaches 40 % of that speed needs only 40 % of the
+# tokens. A ring can therefore hide its messages even between nodes, whereas tensor parallelism (notebook 06)
+# could not. The longer the sequence, the larger c, and the better the messages hide. So keep NVLink, inside
+# the node, for traffic that can't overlap.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits
@@ -1837,17 +1844,18 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | §3, §4 |
+# | builds on | §3, §4 |
 # | time | 5 minutes |
 #
-# **Predict.** With N times the ranks, how many times as long may a sequence be, with tiles and with the N×N
+# **Predict.** With N times the ranks, how many times as long can a sequence be, with tiles and with the N×N
 # matrix?
 #
-# <details><summary>Answer</summary>With tiles N times: the memory is linear in the tokens, and divided among
-# the ranks. With the matrix about √N times, as N ranks share a memory that grows with the square.</details>
+# <details><summary>Answer</summary>With tiles it can be N times as long, because the memory is linear in the
+# tokens and divided among the ranks. With the matrix it can be about √N times as long, as N ranks share a
+# memory that grows with the square.</details>
 #
-# **Measure.** The cell prints the bytes that your ring keeps for backward on each rank, with 1,024 tokens in
-# float32, beside the formula: q, k, v, out and lse. Other ranks' keys are not kept.
+# **Measure.** The cell prints the bytes your ring keeps for backward on each rank, with 1,024 tokens in
+# float32, next to the formula: q, k, v, out and lse. Other ranks' keys are not kept.
 
 
 # %% tags=["skip-in-grading"]
@@ -1866,7 +1874,7 @@ for n in (1, 2, 4):
     print(f"{ranks} {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
 
 # %% [markdown]
-# Now take a whole model: LLaMA 3 70B by the formula of §1. Here a "rank" is a node of 8 GPUs that share every
+# Now take a whole model, LLaMA 3 70B by the formula of §1. Here a "rank" is a node of 8 GPUs that share every
 # layer (notebook 06). We assume that each GPU has 40 GB left for activations.
 
 # %% tags=["skip-in-grading"]
@@ -1892,10 +1900,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# The two lines with tiles rise in proportion to N. The one with the matrix rises a little faster than √N: 4.4
-# times from 1 node to 16. With tiles, memory does not limit the sequence any more: more machines hold a
-# longer one. But attention's computing grows with the square: s²/N for each rank. On a sequence eight times
-# as long, with eight times the ranks, attention takes eight times as long.
+# The two lines with tiles rise in proportion to N. The line with the matrix rises only a little faster than
+# √N, 4.4 times from 1 node to 16. So with tiles, memory does not limit the sequence any more, because more
+# machines hold a longer sequence. But attention's computing grows with the square, which leaves s²/N for each
+# rank. On a sequence eight times as long, with eight times the ranks, attention takes eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's version
@@ -1903,18 +1911,18 @@ figure
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 5 minutes |
 #
-# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors that you name, in place, and
-# inside its `with` block it replaces `scaled_dot_product_attention` (SDPA) by one that spans the ranks. Your
-# model needs no change. By default it deals out in zigzag, on the assumption of a causal mask, and it gathers
-# keys and values instead of a ring (`set_rotate_method` chooses).
+# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors that you name, in place. Inside
+# its `with` block it replaces `scaled_dot_product_attention` (SDPA) by a version that spans the ranks, so
+# your model needs no change. By default it deals out in zigzag, on the assumption of a causal mask, and it
+# gathers keys and values instead of a ring (`set_rotate_method` chooses).
 #
 # It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask, and only
-# with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts cannot be merged: all
-# keys are gathered first. The cell runs it without a mask on two ranks, beside yours. (The import takes some
-# seconds.)
+# with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts can't be merged, and
+# all keys are gathered first. The cell runs it without a mask on two ranks, next to yours. (The import takes
+# some seconds.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1962,10 +1970,11 @@ if run:
         print(f"theirs, {name}: {', '.join(done)}")
 
 # %% [markdown]
-# The numbers are the same. In place of your messages PyTorch has gathers: as many bytes as a ring's forward,
-# all at once, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
-# two reduce-scatters bring home the gradients: N − 1 shares of them, in the inputs' dtype, while your ring
-# sends N, in float32 at least. With a causal mask on a CPU it ends in an error:
+# The numbers are the same. Instead of your messages, PyTorch has gathers. They send as many bytes as a ring's
+# forward, but all in one call, and the keys of all ranks are in memory while they are used. In backward it
+# gathers again, and then two reduce-scatters bring home the gradients. These are N − 1 shares of them, in the
+# inputs' dtype, while your ring sends N, in float32 at least. With a causal mask on a CPU it ends in an
+# error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1979,10 +1988,10 @@ except RankError as error:
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** Three kernels compute the same attention: one stores the whole matrix of scores, and the
-# other two, *memory-efficient* and *flash*, do not. Twice as many tokens are 4 times the FLOPs. By which
-# factor do the bytes at the peak grow, with the matrix and without it? The prediction is the kernel's first
-# row, times 4 for each doubling for the time, and times 4 or 2 for the bytes.
+# **Predict.** Three kernels compute the same attention. One stores the whole matrix of scores, but the other
+# two, *memory-efficient* and *flash*, do not. Twice as many tokens are 4 times the FLOPs. By which factor do
+# the bytes at the peak grow, with the matrix and without it? The prediction is the kernel's first row, times
+# 4 for each doubling for the time, and times 4 or 2 for the bytes.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -2002,9 +2011,9 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 # A row with a dash has no number, since a T4 has no flash kernel and the matrix of 16,384 tokens does not fit
 # on every card.
 #
-# **Predict.** A block of the ring and its message between two GPUs. From which length on does the block take
-# longer? The prediction of each row is the speed of the longest one: FLOPs for the blocks, bytes for the
-# messages. Below, `hiding_block` gets these two speeds.
+# **Predict.** The cell runs a block of the ring and its message between two GPUs. From which length on does
+# the block take longer? The prediction of each row is the speed of the longest one, in FLOPs for the blocks
+# and in bytes for the messages. Below, `hiding_block` gets these two speeds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2023,30 +2032,30 @@ if ring_run:
     print(f"your formula: hidden from {tokens} tokens a rank on")
 
 # %% [markdown]
-# Short rows take longer than predicted in both columns: α of the message, and the start of a kernel, do not
-# shrink with the tokens.
+# Short rows take longer than predicted in both columns, because α of the message and the start of a kernel do
+# not shrink with the tokens.
 
 # %% [markdown]
 # ## 10 · Questions
 #
 # | | |
 # |---|---|
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 5 minutes |
 # | points | 5 |
 #
-# A number may be written as arithmetic.
+# You can write a number as arithmetic.
 #
-# 1. 8 ranks, a causal mask, long parts in the contiguous layout. A ring's time is how many **times** the time
-#    that it would take if all ranks had equal work?
-# 2. 16 ranks. How many **times** does each of them pass keys and values on in a forward?
-# 3. A100, 312 TFLOP/s in 16 bits, 100 Gb/s (12.5 GB/s each way), as many heads of keys as of queries, no
-#    mask. How many **tokens** must a rank hold for the ring's messages to hide, forward?
-# 4. 32 heads of queries, 8 of keys and values. How many **ranks** at most can share a sequence by Ulysses,
-#    without repeating keys?
-# 5. Zigzag in place of the contiguous layout, under a causal mask, with kernels that compute no masked score.
-#    What gets smaller: `"the time of the slowest rank"`, `"the bytes sent"` or
-#    `"the number of scores that all ranks compute"`?
+# 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. A ring's time is how many
+#    **times** the time it would take if all ranks had equal work?
+# 2. There are 16 ranks. How many **times** does each of them pass keys and values on in a forward?
+# 3. An A100 has 312 TFLOP/s in 16 bits and 100 Gb/s (12.5 GB/s each way), with as many heads of keys as of
+#    queries, and no mask. How many **tokens** must a rank hold for the ring's messages to hide, forward?
+# 4. A model has 32 heads of queries, and 8 of keys and values. How many **ranks** at most can share a
+#    sequence by Ulysses, without repeating keys?
+# 5. Zigzag replaces the contiguous layout, under a causal mask, with kernels that compute no masked score.
+#    What gets smaller: `"the time of the slowest rank"`, `"the bytes sent"` or `"the number of scores that
+#    all ranks compute"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # times
@@ -2082,9 +2091,9 @@ report.points(5)
 # ## Scorecard
 #
 # Here are the three criteria (computation, memory, bytes sent) for one step of AdamW of a GPT with 3.3
-# million parameters, 4 sequences of 128 tokens in all, on 4 ranks. In the card M is the size of its
-# *parameters*, in bytes. With replicas and ZeRO-3 each rank gets one sequence; with tensor parallelism each
-# rank gets all four; with context parallelism each rank gets a quarter of each sequence.
+# million parameters, 4 sequences of 128 tokens in all, on 4 ranks. In the card, M is the size of its
+# *parameters*, in bytes. With replicas and ZeRO-3, each rank gets one sequence. With tensor parallelism, each
+# rank gets all four, and with context parallelism, each rank gets a quarter of each sequence.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2179,33 +2188,39 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation*: with context parallelism every rank makes the optimizer's step of all parameters, as replicas
-# do. Your backward makes the scores again, and the card counts them again. Blocks on the diagonal are
-# computed whole. But the ring leaves wholly masked blocks out. For one process the card counts all scores,
-# masked ones too, and does not count the scores that its kernel makes again. So the ring comes out a little
-# below one process. (Ulysses computes the most: your `tiled_attention` puts these 128 tokens into one tile,
-# and masks half of it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor
-# parallelism divides them, and can be combined with context parallelism); activations are divided, which
-# matters little for 128 tokens, and most for 131,072. *Bytes*: a rank sends 2(N−1)/N of M for the sum of
-# gradients, and the bytes of attention. The card does not show the use of zigzag: less idle time.
+# *Computation.* With context parallelism, every rank makes the optimizer's step of all parameters, as
+# replicas do. Your backward makes the scores again, so the card also counts them again. Blocks on the
+# diagonal are computed whole. But the ring leaves wholly masked blocks out. For one process, the card counts
+# all scores, also masked ones, but does not count the scores that its kernel makes again. So the ring comes
+# out a little below one process. (Ulysses computes the most, because your `tiled_attention` puts these 128
+# tokens into one tile, and masks half of it.)
+#
+# *Memory.* Every rank holds all of the weights, gradients, m and v (ZeRO or tensor parallelism divides them,
+# and can be combined with context parallelism). Only the activations are divided, which matters little for
+# 128 tokens, but most for 131,072.
+#
+# *Bytes.* A rank sends 2(N−1)/N of M for the sum of gradients, and in addition the bytes of attention. The
+# card does not show the use of zigzag, which is less idle time.
 #
 # **You have built** attention that never has its matrix, on one rank and on many; a ring forward and
 # backward; the layout that keeps all ranks busy; and the exchange of tokens for heads. You can say how much a
 # rank sends in each, when the messages hide, and which rank waits.
 #
 # **Read on.**
-# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*: §2 in its first form, on four
-#   pages.
-# - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*: the tiles, and why bytes count
-#   more than FLOPs.
-# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*: table 2, and the MLP in blocks
-#   as well.
-# - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*: zigzag.
-# - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*: both at once.
-# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.2, context parallelism by all-gather, and table 4.
-# - `course_lib/context_parallel/`: read it after you have written yours; `ring.py` first.
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, presents §2 in its first form,
+#   on four pages.
+# - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*, explain the tiles, and why bytes
+#   count more than FLOPs.
+# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, has table 2, and the MLP in
+#   blocks as well.
+# - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*, for zigzag.
+# - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*, which does both together.
+# - Llama Team (2024), *The Llama 3 Herd of Models*, describes context parallelism by all-gather in §3.3.2,
+#   and lists its sizes in table 4.
+# - `course_lib/context_parallel/` is the reference. Read it after you have written yours, and begin with
+#   `ring.py`.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
