@@ -13,7 +13,7 @@ unless ZeRO-3 has cut a tensor that tp had cut before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -39,7 +39,7 @@ class Built(Protocol):
 
     layout: Layout
     mesh: Mesh
-    stages: Sequence[Stage]
+    stages: list[Stage]
     optimizer: torch.optim.Optimizer
 
 
