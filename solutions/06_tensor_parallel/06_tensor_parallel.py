@@ -29,12 +29,11 @@
 # | 2 By columns | 22 | 7 | 1 |
 # | 3 By rows | 15 | 7 | 1 |
 # | 4 Two layers, and which kind is it? | 27 | 3 + 5 | 2, 3 |
-# | 5 Attention | 22 | 6 | 4 |
+# | 5 Attention; optional: grouped queries and dropout | 22; 15 | 6 + 4 extra | 4 |
 # | 6 The two ends: embedding and loss | 40 | 12 | 1 |
 # | 7 Sequence parallelism | 28 | 8 | 1, 4 |
 # | 8 What it costs, and when it stops paying | 6 | 3 | your predictions in 4, 6 and 7 |
 # | 10 Questions | 5 | 3 | all |
-# | Optional: grouped queries and dropout, at the end of 5 | 15 | 4 extra | 5 |
 # | 9 Optional: a GPT with its layers replaced | 10 | 3 extra | 2, 3 |
 
 # %% [markdown]
