@@ -46,8 +46,9 @@
 # | parity | two layouts train the same model: their losses agree to rounding |
 
 # %%
+# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
+# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
 import inspect
-import math
 import tempfile
 import time
 from dataclasses import replace
@@ -525,9 +526,10 @@ page.add("fifteen layouts", curves, by=BY)
 def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
     """The axes that a failing layout needs, so that it fails, with their sizes.
 
-    fails: a function of sizes, with all axes in the order of `sizes`, some of them 1. A call
-    may be a run, so make at most a + a^2 calls for a axes. The result names only axes larger
-    than 1, in the order of `sizes`; if any of them were set to 1, the layout would not fail.
+    fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1.
+    A call may be a run, so make at most a + a^2 calls for a axes. The result names only axes
+    larger than 1, in the order of `sizes`; if any of them were set to 1, the layout would not
+    fail. If several results are like that, any of them is right.
     It is {} if even one rank fails. Leave the argument unchanged. Raise ValueError if `sizes`
     do not fail.
     """
@@ -550,9 +552,9 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
 
 
 # %% [markdown]
-# <details><summary>Hint: why once is not enough</summary>Suppose the failure needs pp, or else dp and tp together. An axis
-# that was needed in the first round may not be needed when another one is gone. Repeat until a whole round removes
-# nothing.</details>
+# <details><summary>Hint: why once is not enough</summary>Two mistakes can cancel. Suppose pp doubles a gradient and cp
+# halves it: with both axes the loss is right, and it becomes wrong when one of them is gone. So an axis that was needed may
+# not be needed later. Repeat until a whole round removes nothing.</details>
 #
 # **Check.** Layouts are made up, and `fails` counts its calls.
 
@@ -570,7 +572,7 @@ report.points(5)
 # rank, and gives wrong losses on eight. Their layouts are below. First find the axes that each needs to fail, with your
 # `smallest_failing`. Then read its function: it has ten lines, and you know which axes to look for.
 #
-# **Measure.** The cell makes 18 runs of a tiny GPT, and takes about 30 s. A step fails if one of its three losses is more
+# **Measure.** The cell makes 19 runs of a tiny GPT, and takes about 30 s. A step fails if one of its three losses is more
 # than 1e-9 away from one process. The last lines show the losses' distances on the axes that were found, since a
 # mistake in forward shows in the first loss, and a wrong gradient not before the second.
 
@@ -595,20 +597,26 @@ def three_losses(make, sizes):
     return [step(tokens[:, :-1], tokens[:, 1:]) for tokens in TOKENS]
 
 
-def distances(make, sizes):
-    """How far each of the three losses is from one process."""
-    losses = launch(three_losses, make, sizes, world_size=math.prod(sizes.values()))[0]
-    return [abs(one - other) for one, other in zip(losses, ONE_PROCESS, strict=True)]
+def find_axes(make, sizes):
+    """The axes that the step needs to fail, and how far its losses are from one process then."""
+    apart = {}
+
+    def fails(asked):
+        losses = launch(three_losses, make, asked, world_size=Layout(asked).gpus)[0]
+        pairs = zip(losses, ONE_PROCESS, strict=True)
+        apart[tuple(asked.values())] = [abs(loss - right) for loss, right in pairs]
+        return max(apart[tuple(asked.values())]) > 1e-9
+
+    needed = search(sizes, fails)
+    return needed, apart[tuple(needed.get(axis, 1) for axis in sizes)]
 
 
 search = smallest_failing if ready(smallest_failing) else library_smallest_failing
-ONE_PROCESS = launch(three_losses, mine, dict.fromkeys(("pp", "dp", "cp", "tp"), 1), world_size=1)[
-    0
-]
+ALONE = dict.fromkeys(("pp", "dp", "cp", "tp"), 1)
+ONE_PROCESS = launch(three_losses, mine, ALONE, world_size=1)[0]
 for make, sizes in REPORTED.items():
-    needed = search(sizes, lambda asked, make=make: max(distances(make, asked)) > 1e-9)
-    apart = distances(make, {axis: needed.get(axis, 1) for axis in sizes})
-    print(make.__name__, "needs", needed, "and is", *(f"{d:.0e}" for d in apart), "apart")
+    needed, apart = find_axes(make, sizes)
+    print(make.__name__, "needs", needed, "and is", *(f"{a:.0e}" for a in apart), "apart")
 
 # %% tags=["skip-in-grading"]
 print("\n\n".join(inspect.getsource(make) for make in REPORTED))
@@ -852,8 +860,8 @@ report.points(5)
 # For GPT-3 on the same mesh, the first flaw keeps 16 microbatches on the first stage, where 8 are enough: 106 GB in place
 # of 53 (in float32). The other flaw sends 15 times the gradients of a rank: 163 GB per step in place of 20, on rank 517.
 #
-# **In production.** torchtitan estimates the memory of a rank in the same way before a job is queued, with PyTorch's fake
-# process group and tensors without values.
+# **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group and with tensors
+# that have no values, and reports the memory. In 2025 it covered FSDP and its hybrid form, and refused tp, pp and cp.
 #
 # **Question.** Which mistake will no dry run ever show? (A wrong value, such as a sum that is divided by the wrong number:
 # there is no arithmetic. The eight real ranks show it.)
@@ -981,7 +989,10 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses: `[]` if there is none |
 # | `batches(number)` | inputs and targets of a step, by its number from 0 |
 #
-# The number of finished steps isn't stored anywhere, because it is the number of losses.
+# The number of finished steps isn't stored anywhere, because it is the number of losses. All ranks call both functions. Call
+# `make` once, `load_run` right after it, and `held()` anew for each save, because a step may replace its tensors. A
+# run that is finished already does nothing and returns its losses. And a killed process runs no `except` and no
+# `finally`, so leave the restart to the program that calls `train`.
 #
 # **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. With which step does the next call
 # begin, and how many losses does it return after 20 steps?
@@ -998,8 +1009,9 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 
     make: builds the run from its start; returns a step, and a function without arguments that
     gives this rank's pieces as they are now. batches: inputs and targets of a step, by its
-    number from 0 on. every: a save after that many finished steps, and after the last one.
-    disk: where the run is saved.
+    number from 0 on. steps: of the whole run, from its start. every: a save after that many
+    finished steps, counted from the start, and after the last one. disk: where the run is
+    saved.
 
     Given: `save_run(disk, losses, pieces)`, and `load_run(disk, pieces)`, which fills the
     pieces in place from the newest checkpoint and returns its losses, [] if there is none.
