@@ -392,7 +392,8 @@ def make_step(config, layout, mesh, batch_size, lr):
 @@
 -        optimizer.step()
 +        for param in params if layout.zero == 3 else ():
-+            param.grad *= layout.replicas
++            if param.grad is not None:
++                param.grad *= layout.replicas
 +        optimizer.step()
 
 
