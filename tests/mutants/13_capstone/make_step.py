@@ -370,7 +370,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: gradients are added in float32
 # is: detail
-# says: right to about seven digits
+# says: right to about seven digits|travelled in float32
 # base: a page
 -            sum_over_replicas(params, mesh, ("dp", "cp"))
 +            for param in params:

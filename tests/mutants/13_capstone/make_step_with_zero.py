@@ -392,7 +392,8 @@ def make_step(config, layout, mesh, batch_size, lr):
 @@
 -        optimizer.step()
 +        for param in params if layout.zero == 3 else ():
-+            param.grad *= layout.replicas
++            if param.grad is not None:
++                param.grad *= layout.replicas
 +        optimizer.step()
 
 
@@ -403,12 +404,3 @@ def make_step(config, layout, mesh, batch_size, lr):
 @@
 -    n = layout.replicas if layout.zero else 1
 +    n = 1
-
-
-# %% right: PrefetchedModule of notebook 05 for stage 3
-# base: a page
--            stage.module = Zero3Module(stage.module, group=replicas)
-+            stage.module = PrefetchedModule(stage.module, group=replicas)
-@@
- from course_lib.models import GPT
-+from course_lib.fsdp import PrefetchedModule

@@ -246,7 +246,7 @@ class Losses:
         return Cause(ZERO_TWICE if near(times, run.n) else TERMS, sees)
 
     def of_record(self) -> Cause:
-        """What the messages tell where no number explains the losses."""
+        """The cause that the messages show, if no number explains the losses."""
         run, layout, record = self.run, self.run.layout, self.record
         if (cause := self.over_all()).says:
             return cause

@@ -32,6 +32,7 @@ NOT_CUT = (
     "`mesh_stages` cuts the model."
 )
 TWICE = "ZeRO sums the gradients by itself, so leave out your own sum where layout.zero > 0."
+HALF = "The gradients travelled in float32, and they are float64: give the buffer their dtype."
 MANY_SUMS = "Make one sum, after the last backward."
 WITHOUT_PP = "Gradients meet on the ranks of dp x cp alone."
 MESSAGES = "m is layout.microbatches(batch_size), since batch_size counts the rows of all replicas."
@@ -132,6 +133,8 @@ class Record:
         for zero in (1, 2, 3):
             if zero != layout.zero and as_in(replace(layout, zero=zero)) and "reduce_scatter" in kinds:
                 return f"So it is with ZeRO-{zero}, and the layout has zero={layout.zero}."
+        if abs(2 * amount / due - 1) <= SPARE:
+            return HALF
         if not layout.zero and amount > due:
             return MANY_SUMS
         return ""
@@ -142,7 +145,7 @@ class Record:
         return axis in ("pp", "cp", "tp") and dp > 1 and due > 0 and abs(amount / due / dp - 1) < 0.1
 
     def rows_by_rank(self) -> str:
-        """What was seen, if the ranks of an axis worked on fewer tokens than a replica has; or ""."""
+        """The observation that ranks of an axis worked on fewer tokens than a replica has; or ""."""
         layout = self.run.layout
         share = layout.dp / layout.gpus
         for rank, amounts in enumerate(self.sent):

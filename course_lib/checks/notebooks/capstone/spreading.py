@@ -95,7 +95,7 @@ def causes(spread: Spread, observed: kit.Observed, returned: Losses) -> Iterator
     shards = max(reply.held for reply in observed.values) <= PARAMETERS / n * (1 + SPARE)
     if spread.how == "ddp" and shards:
         yield FOR_DDP
-    for seeds, says in ((spread.seeds, OWN_MODELS), (common, UNSHARED)):
+    for seeds, says in ((common, UNSHARED), (spread.seeds, OWN_MODELS)):
         if near(returned, spread.losses(seeds, lambda _: False)):
             yield PARALLEL if observed.values[0].kind == "DataParallel" else says
     if near(returned, spread.losses(spread.seeds)):
@@ -104,7 +104,7 @@ def causes(spread: Spread, observed: kit.Observed, returned: Losses) -> Iterator
         yield BLOCKS_ALONE
     for times, says in ((1 / n, DIVIDED), (n, NOT_DIVIDED)):
         if near(returned, spread.losses(common, times=times)):
-            share = f"1/{n}" if times < 1 else f"{n} times"
+            share = f"1/{n} of" if times < 1 else f"{n} times"
             yield f"The gradients were {share} one process's. {says}"
 
 
@@ -169,6 +169,8 @@ def shards_line(spread: Spread, title: str, weight: float) -> kit.Line:
         for rank in range(spread.n):
             amount = sent(observed, rank)
             if amount < least * (1 - SPARE) or amount > most * (1 + SPARE):
+                if largest(observed, rank) == 0:
+                    return kit.wrong(f"rank {rank} gathered no parameters.", WHOLE, cause="held")
                 if largest(observed, rank) > max(BLOCK, REST) * (1 + SPARE):
                     return kit.wrong("the blocks are not units of their own.", ONE_UNIT, cause="units")
                 fault = f"rank {rank} sent {words.number(round(amount))} bytes per step; blocks that are "
