@@ -58,6 +58,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import check, device, dry_run, launch
+from course_lib import trainer as reference  # for comparison; your own versions come below
 from course_lib.data import batch, library_text
 from course_lib.dry import Meter, by_axis, whole_batch
 from course_lib.mesh import Mesh, mesh_stages
@@ -69,16 +70,14 @@ from course_lib.pictures.your_page import YourPage
 from course_lib.pipeline import one_f_one_b, run_schedule
 from course_lib.pipeline.generators import interleaved_one_f_one_b
 from course_lib.planning import Layout
-from course_lib.trainer import FIFTEEN, SGD, generate, held_state, load_model, load_run, save_run
+from course_lib.trainer import FIFTEEN, generate, held_state, load_model, load_run, save_run
 from course_lib.trainer import step_a, step_b, step_c, suspect_a, suspect_b, suspect_c
-from course_lib.trainer import make_step as library_make_step
-from course_lib.trainer import smallest_failing as library_smallest_failing
-from course_lib.trainer import train as library_train
 from course_lib.unfinished import ready, tried, try_it
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 MODEL = replace(PRESETS["0.8M"], context=128, tied=False)  # 875,264 parameters
 ROWS, LR = 8, 0.1
+SGD = (torch.optim.SGD, {"momentum": 0.9})  # a class, and its options but the rate
 TEXT = library_text()
 
 
@@ -163,8 +162,9 @@ def distribute(model: GPT, how: str) -> nn.Module:
 
     model: a GPT with its `blocks`, each of which is a module. how: "one" for one rank (then
     nothing is done), "ddp" or "fsdp". With "ddp" ranks may bring different values, and all
-    train rank 0's. With "fsdp" all ranks bring the same. Every rank reads other rows, as many
-    as the others, and no target is -100. The optimizer is made of what you return.
+    train rank 0's. With "fsdp" all ranks bring the same, and each holds 1/n of it and gathers
+    one block at a time. Every rank reads other rows, as many as the others, and no target is
+    -100. The optimizer is made of what you return.
     """
     ### BEGIN SOLUTION
     if how == "ddp":
@@ -288,12 +288,12 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # ### a · pp, dp, cp and tp
 #
-# A rank divides by the targets of the *whole* batch, so all ranks of dp x cp hold terms of one sum. Write this part
-# first, and run its check before you think about ZeRO.
+# A rank divides by the targets of the *whole* batch, so all ranks of dp x cp hold terms of one sum. Make this sum once,
+# after the last backward. Write this part first, and run its check before you think about ZeRO.
 #
 # ### b · ZeRO
 #
-# ZeRO's own sum takes the place of yours. But there is a seam. In notebook 04, each rank divided by its own targets, and
+# `zero=k` asks for the class of stage k, over dp x cp, and ZeRO's own sum takes the place of yours. But there is a seam. In notebook 04, each rank divided by its own targets, and
 # the ranks' gradients were samples of a *mean*, so ZeRO divides the sum by the n ranks of its group. Here the gradients
 # are terms of a *sum*.
 #
@@ -314,7 +314,8 @@ def make_step(
 ):
     """A function of (inputs, targets) that makes a step of training on the whole batch.
 
-    layout: used are sizes, microbatch, chunks, zero and sequence. mesh: of the layout's sizes.
+    layout: used are sizes, microbatch, chunks, zero and sequence. mesh: of the layout's sizes,
+    with all four axes, some of size 1.
     batch_size: rows of a batch, of all replicas together; it divides. The model is
     `GPT(config)` after `torch.manual_seed(0)`, on the mesh's device, in the default dtype.
     optimizer: a class and its options but the rate, here (torch.optim.SGD, {"momentum": 0.9}).
@@ -407,8 +408,8 @@ report.points(12)
 # %% [markdown]
 # From here on, your step runs in all sections. If it isn't written yet, the library's stands in for it.
 
-# %%
-mine = make_step if ready(make_step) else library_make_step
+# %% tags=["skip-in-grading"]
+mine = make_step if ready(make_step) else reference.make_step
 BY = "your make_step" if mine is make_step else "the library's make_step"
 
 # %% [markdown]
@@ -611,7 +612,7 @@ def find_axes(make, sizes):
     return needed, apart[tuple(needed.get(axis, 1) for axis in sizes)]
 
 
-search = smallest_failing if ready(smallest_failing) else library_smallest_failing
+search = smallest_failing if ready(smallest_failing) else reference.smallest_failing
 ALONE = dict.fromkeys(("pp", "dp", "cp", "tp"), 1)
 ONE_PROCESS = launch(three_losses, mine, ALONE, world_size=1)[0]
 for make, sizes in REPORTED.items():
@@ -1081,7 +1082,7 @@ def losses_of(run):
     return [float(word) for word in line.split()[1:]]
 
 
-my_train = train if ready(train) else library_train
+my_train = train if ready(train) else reference.train
 with tempfile.TemporaryDirectory() as folder:
     undisturbed = losses_of(run_agents(on_four, f"{folder}/a", 20, 5, timeout=300))
     run = run_agents(on_four, f"{folder}/b", 20, 5, (2, 7), timeout=300)
