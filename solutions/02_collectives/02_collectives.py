@@ -1505,7 +1505,7 @@ results(hybrid)
 #
 # Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,
 # `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`, `"all_to_all"`.
-# `nbytes` is always the full tensor (for `"all_to_all"`, one rank's input), and the bytes are those of the
+# `nbytes` is always the full tensor (for `"all_to_all"`, one rank's input), and the bytes are counted for the
 # busiest rank. Here recursive doubling must be right for *any* N, and more than half of the 4 points need it.
 # The docstring in §5 has the formula, so you can do this even if you skipped the optional part there.
 #
@@ -1817,8 +1817,8 @@ crossovers() if measured and ready(rounds, bytes_sent_per_rank, crossover) else 
 #
 # **In production.** `nccl-tests` prints two bandwidths. The *algorithm bandwidth* is M divided by the time.
 # The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an all-reduce. It is the bandwidth of
-# each wire, provided that the algorithm sent the least possible. So you can compare it with the data sheet
-# for any N, and a wasteful algorithm shows as a low number. These are your bandwidths:
+# each wire, provided the algorithm sent the least possible. So you can compare it with the data sheet for any
+# N, and a wasteful algorithm shows as a low number. These are your bandwidths:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, times in measured.items():

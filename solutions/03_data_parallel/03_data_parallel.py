@@ -1946,8 +1946,8 @@ class PowerSGD:
 # G again. A rank can compute its error with its own Q or with the averaged Q, because the sum of the errors
 # over the ranks is the same.</details>
 # <details><summary>Hint: the step</summary><code>torch.linalg.qr(p).Q</code> has orthonormal columns that
-# span the same space as those of p, and <code>asked.T @ p</code> is Q. Keep both by the gradient's position
-# in the list.</details>
+# span the same space as the columns of p, and <code>asked.T @ p</code> is Q. Keep both by the gradient's
+# position in the list.</details>
 #
 # **Check.**
 
@@ -1959,9 +1959,9 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell shows your loss and bytes next to those of the other methods. The last curve is the
-# reference without error feedback, which forgets the part of G that P Qᵀ missed. Before you run it: does it
-# cost more to forget the rest here than with top-k, or less?
+# **Measure.** The cell shows your loss and bytes next to the loss and bytes of the other methods. The last
+# curve is the reference without error feedback, which forgets the part of G that P Qᵀ missed. Before you run
+# it: does it cost more to forget the rest here than with top-k, or less?
 #
 # <details><summary>Answer</summary>About as much. In our run it raises the last loss from 0.26 to 0.51, about
 # 2 times. With top-k (§5) it raised the loss from 0.31 to 0.58, about 1.9 times.</details>

@@ -1323,10 +1323,10 @@ idle_picture(table, 16 * 16) if table else None
 # 16 on the diagonal a little more than half is needed.)
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
-# blocks are computed whole, also on the diagonal, so "computed" counts whole blocks, which are those of the
-# busiest rank in each step. The ledger says how long each rank was blocked, because it waited for a message,
-# or at the end for the other rank. Before you run it: in the contiguous layout, for which share of the time
-# is rank 0 blocked?
+# blocks are computed whole, also on the diagonal, so "computed" counts whole blocks, for the busiest rank in
+# each step. The ledger says how long each rank was blocked, because it waited for a message, or at the end
+# for the other rank. Before you run it: in the contiguous layout, for which share of the time is rank 0
+# blocked?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1375,8 +1375,8 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# With the contiguous layout, the time is that of 2 blocks, one after another, and with zigzag of 1.25. These
-# are three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (With
+# With the contiguous layout, the time is 2 blocks, one after another, and with zigzag it is 1.25 blocks.
+# These are three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (With
 # kernels that cut the diagonal finer, it would be 1.5 against 1.) The blocks are counted, but the
 # milliseconds are measured. So another program on the machine changes the milliseconds, and with them the
 # waiting.
@@ -1584,8 +1584,8 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** The cell runs 8 heads of queries and 4 of keys on four ranks, in float64. It compares the
-# results with those of one process, and the bytes with your formula. Then it prints how many MB a rank sends
-# for one layer of LLaMA 3 70B with 131,072 tokens, by your formulas for the ring and for Ulysses.
+# results with one process, and the bytes with your formula. Then it prints how many MB a rank sends for one
+# layer of LLaMA 3 70B with 131,072 tokens, by your formulas for the ring and for Ulysses.
 
 
 # %% tags=["skip-in-grading"]
