@@ -235,8 +235,9 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
-# The loss is the same to all digits shown. On two cores, DDP reaches 1.3 to 1.5 times the tokens per second of one
-# rank, and FSDP fewer than DDP, because it sends half as much again.
+# The loss is the same to all digits shown. On two cores, DDP reaches about one and a half times the tokens per second of
+# one rank. FSDP reaches fewer than one rank does, because this model is small and FSDP sends half as much again, in many
+# small messages.
 #
 # **In production.** These two classes are what `accelerate`, Lightning and torchtitan call for you. A model larger than one
 # GPU is built on the meta device, sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
@@ -1046,7 +1047,7 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** Two agents of two ranks each, as `torchrun` starts them on two machines, train on pp 2 x dp 2 with ZeRO-1. In
-# step 7, rank 2 sends SIGKILL to itself. The undisturbed run comes first. It takes about 15 seconds.
+# step 7, rank 2 sends SIGKILL to itself. The undisturbed run comes first. Both take about 20 seconds together.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
