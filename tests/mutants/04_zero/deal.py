@@ -33,7 +33,7 @@ def deal(shapes, n):
 
 # %% wrong: the rank with the fewest matrices
 # is: slip
-# says: Each matrix went to the rank with the fewest matrices
+# says: matrices were counted and not elements
 # base: the largest first, each to the emptiest rank
 -        held[rank] += sizes[k]
 +        held[rank] += 1

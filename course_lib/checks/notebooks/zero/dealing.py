@@ -25,10 +25,10 @@ UNSORTED = (
     "The matrices were dealt out in their order, and a large one came late. Begin with the largest: the "
     "small ones fill what is left."
 )
-SMALLEST_FIRST = "The smallest matrices were dealt out first. Begin with the largest."
-FEWEST = (
-    "Each matrix went to the rank with the fewest matrices. Give it to the rank with the fewest elements so "
-    "far."
+# Both ways always give the same lists, but for the order of the ranks.
+SMALLEST_FIRST = (
+    "The smallest matrices were dealt out first, or matrices were counted and not elements. Begin with the "
+    "largest, and give each to the rank with the fewest elements so far."
 )
 IDEAS = (BY_NUMBER, IN_RUNS, ONE_RANK)
 Owned = list[list[int]]
@@ -81,8 +81,8 @@ class Dealing:
             SMALLEST_FIRST: [
                 self.dealt(self.largest_first[::-1]),
                 self.dealt(sorted(numbers, key=self.sizes.__getitem__)),
+                self.dealt(self.largest_first, by_elements=False),
             ],
-            FEWEST: [self.dealt(self.largest_first, by_elements=False)],
         }
 
 
