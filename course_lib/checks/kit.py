@@ -26,6 +26,7 @@ from course_lib.checks.judge.build import Argument, absent, evaluating, side
 from course_lib.checks.judge.case import (
     ANY,
     EVALUATE,
+    MORE,
     NEVER_WAITED,
     ORDER,
     RIGHT,
@@ -92,6 +93,7 @@ __all__ = [
     "ANY",
     "BUILT_IN",
     "EVALUATE",
+    "MORE",
     "NEVER_WAITED",
     "ORDER",
     "RIGHT",

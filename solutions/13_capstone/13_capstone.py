@@ -257,7 +257,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # |---|---|
 # | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
 # | builds on | notebook 10: `hybrid_step`; notebook 04: ZeRO |
-# | time | 20 minutes for pp, dp, cp and tp, and 30 for ZeRO |
+# | time | 50 minutes: 20 for pp, dp, cp and tp, and 30 for ZeRO |
 # | points | 8 and 12 |
 #
 # DDP and FSDP know one axis. The function of this section knows all four, and ZeRO besides. It is a page long, because

@@ -21,6 +21,12 @@ from course_lib.pipeline.actions import Action, Schedule
 BY_NAME = {"gpipe": gpipe, "one_f_one_b": one_f_one_b, "zero_bubble_h1": zero_bubble_h1}
 
 
+def test_the_chart_has_a_cell_for_every_placed_action() -> None:
+    figure = Workbench(3, 2).place("0F0 1F0 2F0 2B0").chart()
+    cells = sum(len(collection.get_paths()) for collection in figure.axes[0].collections)
+    assert cells == 4
+
+
 def in_time(schedule: Schedule) -> str:
     """All actions in the order in which they begin, as a person would place them."""
     return " ".join(str(event.action) for event in simulate(schedule).events)
@@ -149,9 +155,3 @@ def test_without_a_kernel_it_shows_what_is_placed() -> None:
     assert set(shown) == {"text/plain", "image/png"}
     assert "yours" in shown["text/plain"] and "5 actions are missing" in shown["text/plain"]
     assert set(Workbench(2, 2)._repr_mimebundle_()) == {"text/plain", "image/png"}
-
-
-def test_the_chart_has_a_cell_for_every_placed_action() -> None:
-    figure = Workbench(3, 2).place("0F0 1F0 2F0 2B0").chart()
-    cells = sum(len(collection.get_paths()) for collection in figure.axes[0].collections)
-    assert cells == 4

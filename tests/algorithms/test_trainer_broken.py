@@ -28,6 +28,21 @@ LAYOUTS: dict[int, list[Sizes]] = {
 WHOLE: dict[str, Sizes] = {"step_a": (2, 2, 1, 2), "step_b": (2, 1, 2, 2), "step_c": (2, 2, 1, 2)}
 
 
+def test_a_broken_step_is_right_on_two_replicas() -> None:
+    """Data parallelism alone: all three have the loss of one rank, in each of two steps."""
+
+    def job(name: str, ranks: int) -> list[float]:
+        torch.set_default_dtype(torch.float64)
+        layout = Layout({"dp": ranks}, microbatch=1, zero=1)
+        step = getattr(broken, name)(CONFIG, layout, Mesh(layout.sizes), ROWS, LR)
+        tokens = torch.arange(ROWS * (CONFIG.context + 1)).view(ROWS, -1) % CONFIG.vocab_size
+        return [step(tokens[:, :-1], tokens[:, 1:]) for _ in range(2)]
+
+    for name in WHOLE:
+        one, two = (launch(job, name, n, world_size=n, backend="gloo")[0] for n in (1, 2))
+        assert two == pytest.approx(one, abs=1e-12)
+
+
 def tokens_of(step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     return torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.context + 1), generator=generator)

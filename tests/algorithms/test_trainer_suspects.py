@@ -24,6 +24,17 @@ SIXTEEN_LAYERS = GPTConfig(vocab_size=256, context=32, layers=16, heads=8, width
 ROWS, STEPS, LR = 8, 3, 0.1
 
 
+def test_two_of_three_cost_too_much_on_1024_ranks() -> None:
+    """Rank 517 of pp 8 x dp 16 x tp 8: 4 times the activations, nothing, 8 times the bytes over dp."""
+    marks = []
+    for suspect in SUSPECTS.values():
+        table = of_many(suspect).table()
+        marks.append([(row.what, row.mark) for row in table.rows if row.mark])
+    assert marks[0] == [("activations: bytes", "<- 4 times")]
+    assert marks[1] == []
+    assert marks[2] == [("dp: bytes sent", "<- 8 times")]
+
+
 def batches() -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     made = []

@@ -22,6 +22,17 @@ BLOCK = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WID
 SHAPES = {"a GPT's": 2 * BLOCK, "odd": [(1, 7), (7, 1), (5, 3), (3, 11), (8, 8)]}
 
 
+def test_the_step_takes_another_way_to_orthogonalize() -> None:
+    def job() -> Tensor:
+        param = nn.Parameter(torch.zeros(2, 2))
+        param.grad = torch.eye(2)
+        muon_step([param], {}, [[0]], lambda matrix: matrix, lr=1.0, beta=0.5)
+        return param.detach()
+
+    (result,) = launch(job, world_size=1, backend="gloo")
+    assert torch.equal(result, -1.5 * torch.eye(2))
+
+
 class Layers(nn.Module):
     def __init__(self, shapes: Sequence[tuple[int, int]]):
         super().__init__()
@@ -197,14 +208,3 @@ def test_refusals_are_sentences() -> None:
     ((empty, flat),) = launch(job, world_size=1, backend="gloo")
     assert "params is empty" in empty
     assert "parameter 0 has 1 dimensions" in flat
-
-
-def test_the_step_takes_another_way_to_orthogonalize() -> None:
-    def job() -> Tensor:
-        param = nn.Parameter(torch.zeros(2, 2))
-        param.grad = torch.eye(2)
-        muon_step([param], {}, [[0]], lambda matrix: matrix, lr=1.0, beta=0.5)
-        return param.detach()
-
-    (result,) = launch(job, world_size=1, backend="gloo")
-    assert torch.equal(result, -1.5 * torch.eye(2))

@@ -42,11 +42,16 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
 def complete(reply: Any, side: RankSide) -> bool:
     """Whether the rank's reply has each run, or call, that it was asked for.
 
-    A type of reply with a method `complete` counts its own parts.
+    A type of reply with a method `complete` counts its own parts. In a dict of replies, a type with a method
+    `complete_as` is asked with the reply's name.
     """
     instructions = side.instructions or Instructions()
     if isinstance(reply, dict):
-        return set(reply) == set(instructions.parts())
+        return set(reply) == set(instructions.parts()) and all(
+            part.complete_as(name, instructions)
+            for name, part in reply.items()
+            if hasattr(part, "complete_as")
+        )
     if hasattr(reply, "complete") and side.instructions and not reply.complete(instructions):
         return False
     return not hasattr(reply, "answers") or len(reply.answers) == instructions.answers()

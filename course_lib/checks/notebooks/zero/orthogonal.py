@@ -8,7 +8,6 @@ import torch
 
 from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
-from course_lib.checks.judge.case import MORE
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.muon_ways import IDEAS, MuonRun, variants
 
@@ -126,7 +125,7 @@ def work_line(run: MuonRun, title: str, weight: float) -> kit.Line:
             for shapes in observed.values[rank].shapes
         ]
         if any(len(shapes) > len(mine) for shapes, mine in came):
-            return MORE
+            return kit.MORE
         return float(all(shapes == mine for shapes, mine in came))
 
     return kit.Line(title, judge, weight, "communication", shows=shows)

@@ -66,6 +66,11 @@ class SurvivingReply:
 
     lives: list[LifeReply] = field(default_factory=list)
 
+    def complete_as(self, name: str, instructions: SurvivingInstructions) -> bool:
+        """Whether there is a life, and in each life a reply about every call of the script."""
+        calls = next(len(script.calls) for script in instructions.scripts if script.name == name)
+        return bool(self.lives) and all(len(life.calls) == calls for life in self.lives)
+
 
 @dataclass(frozen=True)
 class CallScript:
