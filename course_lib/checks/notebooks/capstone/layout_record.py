@@ -42,6 +42,11 @@ PLAIN = (
 )
 
 
+def no_step(observed: kit.Observed) -> bool:
+    """Whether a rank has no step, and so no operations of steps."""
+    return any(reply.misfit for reply in observed.values)
+
+
 class Record:
     """The operations of the steps, without those of a few numbers, on each rank."""
 
@@ -160,6 +165,8 @@ class Record:
 
 def bytes_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
     def judge(observed: kit.Observed) -> kit.Finding:
+        if no_step(observed):
+            return kit.wrong("make_step returned no function, so no step was made.", cause="form")
         record = Record(run, observed)
         for rank, axis, amount, due in record.off():
             along = {"dp": "to its replicas", OTHERS: "over ranks with other parameters"}.get(
@@ -174,7 +181,7 @@ def bytes_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
         return messages(run, record)
 
     def shows(observed: kit.Observed) -> float:
-        if any(reply.misfit for reply in observed.values):
+        if no_step(observed):
             return 0.0
         record = Record(run, observed)
         off = list(record.off())
@@ -204,6 +211,8 @@ def shards_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
     """Over the replicas there is no all-reduce, but of a few numbers."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
+        if no_step(observed):
+            return kit.wrong("make_step returned no function, so no step was made.", cause="form")
         record = Record(run, observed)
         for rank in range(run.mesh.n):
             operations = record.over_replicas(rank)

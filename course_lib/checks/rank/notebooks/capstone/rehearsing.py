@@ -24,6 +24,7 @@ from course_lib.planning import Layout
 _rehearse, _whole_batch, _by_axis, _recorder = rehearse, whole_batch, by_axis, current_recorder
 SMALL = 64  # bytes: losses, counts and norms, which take no bandwidth
 RATE = 0.1
+LARGEST = 1e18  # bytes; none are as many, and infinity is not
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class DryReply:
     setup_calls: list[tuple[str, str, Count]] = field(default_factory=list)
     kinds: dict[str, Count] = field(default_factory=dict)
     stopped: bool = False
+
+    def complete(self, _: Instructions) -> bool:
+        """Whether all bytes are numbers that a rank could send."""
+        return all(0 <= nbytes < LARGEST for nbytes in self.bytes.values())
 
 
 class TooManyMessages(Exception):
