@@ -189,9 +189,10 @@ def test_a_stepper_has_a_picture_for_each_round(sources: Path) -> None:
 
 
 def test_another_widget_is_a_picture_with_a_sentence() -> None:
+    """In notebook 07, the explorer of schedules and the workbench."""
     page = make_site.shown_notebook("07_pipeline")
-    assert len(page.pictures) == 1
-    assert everything(page.notebook.cells).count("In Jupyter this figure has controls") == 1
+    assert len(page.pictures) == 2
+    assert everything(page.notebook.cells).count("In Jupyter this figure has controls") == 2
 
 
 # --- links ---------------------------------------------------------------------------------------
