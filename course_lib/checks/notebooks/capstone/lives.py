@@ -54,6 +54,7 @@ IN_THE_STEP = (
 )
 CALL_HELD = "`held` is a function. Give load_run and save_run what it returns: held()."
 NO_STEP = "The run is finished, so nothing is left to do: load it, and return its losses."
+IN_MEMORY = "A process that is killed loses its memory. Load the newest checkpoint right after `make`."
 IDEAS = (NEVER, IGNORED, ONLY_LAST, NEVER_SAVED)
 
 
@@ -81,9 +82,17 @@ class Call:
     @property
     def looked_first(self) -> bool:
         """Whether it looked at the disk before the first step. A save looks, too."""
+        return self.before_the_first_step("looked")
+
+    @property
+    def read_first(self) -> bool:
+        """Whether it read a file before the first step, as every load does."""
+        return self.before_the_first_step("read")
+
+    def before_the_first_step(self, what: str) -> bool:
         kinds = [event for event, _ in self.reply.events]
         steps = kinds.index("stepped") if "stepped" in kinds else len(kinds)
-        return "looked" in kinds[:steps]
+        return what in kinds[:steps]
 
     @property
     def goes_beyond(self) -> bool:
@@ -216,11 +225,14 @@ def repeated(call: Call) -> kit.Finding:
     if (finding := broken(call)) is not None:
         return finding
     done, left = call.count("stepped"), call.script.steps - call.due
+    if done == left and call.due and done and not call.read_first:
+        said = "called again, train went on from a checkpoint that it did not read."
+        return kit.wrong(said, IN_MEMORY, cause=IN_MEMORY, misses_point=True)
     if done == left or (call.reply.losses is None and not call.reply.returned):
         return kit.RIGHT
     said = kit.Sentence(
-        f"train did {words.counted(done, 'step')} where {call.due} of {call.script.steps} were to be saved.",
-        "train did another number of steps than were left.",
+        f"called again, train did {words.counted(done, 'step')}; {left} of {call.script.steps} were left.",
+        "called again, train did another number of steps than were left.",
     )
     cause = call.begun_anew() if call.due else ""
     return kit.wrong(said, cause, cause=cause or "steps", misses_point=cause in IDEAS)

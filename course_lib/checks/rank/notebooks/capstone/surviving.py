@@ -40,9 +40,9 @@ class Killed(BaseException):
 class CallReply:
     """The reply about a call of `train`.
 
-    events: "made", "held", "looked" (at the disk), "batch", "stepped", "saved" (with the number of steps),
-    "killed", in their order; after: of them those after the kill. losses: of a list; kind: the type of
-    another result. returned: whether it returned at all.
+    events: "made", "held", "looked" (at the disk), "read" (the first time), "batch", "stepped", "saved" (with
+    the number of steps), "killed", in their order; after: of them those after the kill. losses: of a list;
+    kind: the type of another result. returned: whether it returned at all.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Watched:
     """A disk whose operations are noted, and of which one may be the last."""
 
     def __init__(self, disk: Any, life: Life):
-        self.disk, self.life, self.done = disk, life, 0
+        self.disk, self.life, self.done, self.has_read = disk, life, 0, False
 
     def write(self, name: str, data: bytes) -> None:
         if self.dies():
@@ -169,6 +169,9 @@ class Watched:
         self.disk.sync_folder()
 
     def read(self, name: str) -> bytes:
+        if not self.has_read:
+            self.has_read = True
+            self.life.note("read")
         return self.disk.read(name)
 
     def names(self) -> list[str]:
