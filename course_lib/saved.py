@@ -211,8 +211,18 @@ def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dic
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             state = UNWRITTEN if node.value is not None and _has_dots(node.value) else DONE
-            states |= {target.id: state for target in targets if isinstance(target, ast.Name)}
+            names = [name for target in targets for name in _assigned(target)]
+            states |= dict.fromkeys(names, state)
     return states
+
+
+def _assigned(target: ast.expr) -> Iterator[str]:
+    """The names that an assignment gives a value: of `a, b = 1, 2` both."""
+    if isinstance(target, ast.Name):
+        yield target.id
+    elif isinstance(target, ast.Tuple | ast.List):
+        for part in target.elts:
+            yield from _assigned(part)
 
 
 def _bound(node: ast.AST) -> Iterator[str]:

@@ -55,8 +55,8 @@
 # | dense peak | FLOP/s on a data sheet without "sparsity", which doubles the number for matrices half full of zeros |
 
 # %%
-# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
-# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
+# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
+# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
 import contextlib
 import gc
 import math

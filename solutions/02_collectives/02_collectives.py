@@ -69,8 +69,8 @@
 # all ranks. All sums are plain sums, so an all-reduce adds. If you want a *mean*, divide by N yourself.
 
 # %%
-# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
-# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
+# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
+# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
 import math
 import time
 

@@ -49,8 +49,8 @@
 # | contiguous | the layout in which ranks hold the sequence *in succession*, so that rank 0 has the first tokens, rank 1 the next ones, and so on |
 
 # %%
-# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
-# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
+# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
+# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
 import time
 from functools import partial
 

@@ -45,8 +45,8 @@
 # | master copy | float32 weights the optimizer changes, next to the 16-bit weights that are multiplied |
 
 # %%
-# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
-# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
+# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
+# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
 import gc
 import math
 import time

@@ -58,8 +58,8 @@
 # | issued, waited, done | when a rank called a collective, when it began to wait for it, and when it was over |
 
 # %%
-# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
-# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
+# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
+# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
 import copy
 import json
 import math

@@ -46,8 +46,8 @@
 # | parity | two layouts train the same model: their losses agree to rounding |
 
 # %%
-# No module named course_lib, or torch? Then the course is not installed here: run the three lines below
-# "Colab, Kaggle" in its README in a new cell above this one, and then this cell.
+# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
+# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
 import inspect
 import tempfile
 import time

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
+from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import results_json
 from autograder.submission import verdict
 from autograder.submission.verdict import LEFT_ALONE
+from course_lib import saved
 from course_lib.checks import check
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
@@ -112,7 +115,12 @@ def test_the_course_announces_its_extra_credit(name: str) -> None:
         assert ".points(" not in shown, (
             "nbgrader's Validate takes no number above the cell's points"
         )
-        assert f"| extra credit | {one.points:g} points, on top of" in text
+    of_section = defaultdict[str, float](float)
+    for one in saved.read(SOLUTIONS / name / f"{name}.ipynb").exercises:
+        of_section[one.section] += one.possible * one.extra
+    for section, points in of_section.items():
+        own = text.partition(f"## {section}\n")[2].partition("\n## ")[0]
+        assert not points or re.search(rf"\b{points:g} points[\w ]*, on top of the", own), section
     if extra:
         assert f"and {sum(one.points for one in extra):g} of extra credit |" in text
     assert assignment.maximum == sum(
@@ -401,7 +409,8 @@ def test_moodle_gets_no_more_than_it_takes() -> None:
     scores = {"ann": 12.5, "ben": 10.0, "cem": 10.25}
     text, notes = moodle(scores, 10.0, worksheet)
     assert [line.split(",")[2] for line in text.splitlines()[1:]] == ["10", "10", "10"]
-    (note,) = notes
+    by_address, note = notes
+    assert by_address == "The students' folders have the names in the column 'Email address'."
     assert "ann (12.5), cem (10.25)" in note and "ben" not in note and "so 10 is written" in note
 
 

@@ -22,7 +22,7 @@ def test_the_first_cell_says_what_to_do_where_the_course_is_not_installed(assign
     cells = read_twin(SOLUTIONS / assignment / f"{assignment}.py").cells
     first = next(cell.source for cell in cells if cell.cell_type == "code")
     place = re.match(
-        r'# No module named course_lib, or torch\? .* run the three lines below\n# "([^"]+)" in its README',
+        r'# If Python finds no module .* Run the three lines\n# below "([^"]+)" in its README',
         first,
     )
     assert place and "import torch" in first and "from course_lib" in first

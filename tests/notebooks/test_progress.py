@@ -84,6 +84,9 @@ def test_answers_that_are_dots_are_not_written_and_an_index_is_no_answer(tmp_pat
         answers = made.code(f"answer_1 = 1\nanswer_2 = {dots}\nanswer_3 = 3")
         (exercise,) = read(made.save(tmp_path / "x.ipynb", answers, made.code(ask))).exercises
         assert exercise.state == state
+    both = made.code("answer_1 = ...\nanswer_2 = ...\n(answer_1, answer_2), answer_3 = (1, 2), 3")
+    (exercise,) = read(made.save(tmp_path / "x.ipynb", both, made.code(ask))).exercises
+    assert exercise.state == UNCHECKED
 
 
 def test_points_by_section_then_together(tmp_path, capsys):
