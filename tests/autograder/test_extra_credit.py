@@ -115,12 +115,12 @@ def test_the_course_announces_its_extra_credit(name: str) -> None:
         assert ".points(" not in shown, (
             "nbgrader's Validate takes no number above the cell's points"
         )
-    of_section = defaultdict[str, float](float)
+    earned = defaultdict[str, float](float)
     for one in saved.read(SOLUTIONS / name / f"{name}.ipynb").exercises:
-        of_section[one.section] += one.possible * one.extra
-    for section, points in of_section.items():
+        earned[one.section] += one.possible * one.extra
+    for section, most in earned.items():
         own = text.partition(f"## {section}\n")[2].partition("\n## ")[0]
-        assert not points or re.search(rf"\b{points:g} points[\w ]*, on top of the", own), section
+        assert not most or re.search(rf"\b{most:g} points[\w ]*, on top of the", own), section
     if extra:
         assert f"and {sum(one.points for one in extra):g} of extra credit |" in text
     assert assignment.maximum == sum(
