@@ -23,7 +23,7 @@
 # | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 Parameters, from the configuration | 20 | 6 | |
 # | 2 FLOPs, and the share that 6ND leaves out | 25 | 8 | 1 |
@@ -155,7 +155,7 @@ def bars(rows, unit="", line=None):
 # | | |
 # |---|---|
 # | you will write | `parameters(config)` |
-# | rests on | nothing |
+# | builds on | nothing |
 # | time | 20 minutes |
 # | points | 6 |
 #
@@ -284,7 +284,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # | | |
 # |---|---|
 # | you will write | `step_flops(config, batch, seq, *, backward, causal, recompute)` |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 25 minutes |
 # | points | 8 |
 #
@@ -492,7 +492,7 @@ for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
 # | | |
 # |---|---|
 # | you will write | `SavedBytes` (8 points) and `activation_bytes` (6 points) |
-# | rests on | nothing |
+# | builds on | nothing |
 # | time | 55 minutes |
 # | points | 14 |
 #
@@ -820,7 +820,7 @@ for name, nbytes in peaks.items():
 # | | |
 # |---|---|
 # | you will write | `recipe_bytes(name)` |
-# | rests on | §3 |
+# | builds on | §3 |
 # | time | 20 minutes |
 # | points | 6 |
 #
@@ -989,7 +989,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # | | |
 # |---|---|
 # | you will write | `matmul_seconds`, `ridge` and `least_tokens` |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 20 minutes |
 # | points | 6 |
 #
@@ -1218,7 +1218,7 @@ for name, percent in PUBLISHED_MFU.items():
 # | | |
 # |---|---|
 # | you will write | `days`, `tokens_per_second_per_gpu` and `compute_optimal` |
-# | rests on | §2, §5 |
+# | builds on | §2, §5 |
 # | time | 25 minutes |
 # | points | 6 |
 #
@@ -1435,7 +1435,7 @@ for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
 # | | |
 # |---|---|
 # | you will write | `first_that_fits(config, gpus, room, batch, seq)` |
-# | rests on | §1 `parameters`, §3 `activation_bytes` |
+# | builds on | §1 `parameters`, §3 `activation_bytes` |
 # | time | 30 minutes |
 # | points | 8 |
 #
@@ -1714,7 +1714,7 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 #
 # | | |
 # |---|---|
-# | rests on | all sections |
+# | builds on | all sections |
 # | time | 20 minutes |
 # | points | 6 |
 #
@@ -1821,7 +1821,7 @@ if answer_1 is not ...:
 # | | |
 # |---|---|
 # | you will write | `crossover(law1, law2)` |
-# | rests on | §6 |
+# | builds on | §6 |
 # | time | 15 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #

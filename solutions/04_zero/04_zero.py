@@ -19,7 +19,7 @@
 # | points | 60, and 8 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 What a rank keeps | 20 | 6 | notebook 03 |
 # | 2 Flat shards | 15 | 6 | |
@@ -198,7 +198,7 @@ def memory_picture(runs):
 # | | |
 # |---|---|
 # | you will write | `memory_per_rank(params, n, stage, offload=False)` |
-# | rests on | notebook 03 |
+# | builds on | notebook 03 |
 # | time | 20 minutes |
 # | points | 6 |
 #
@@ -456,7 +456,7 @@ try_it(uneven, world_size=2)
 # | | |
 # |---|---|
 # | you will write | `Zero1Optimizer(params, optimizer_cls, **defaults)` |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 45 minutes |
 # | points | 14 |
 #
@@ -791,7 +791,7 @@ for world_size in (2, 4):
 # | | |
 # |---|---|
 # | you will write | `Zero2Optimizer(params, optimizer_cls, *, bucket_bytes, **defaults)` |
-# | rests on | §3; notebook 03 §3, buckets and hooks |
+# | builds on | §3; notebook 03 §3, buckets and hooks |
 # | time | 40 minutes |
 # | points | 12 |
 #
@@ -993,7 +993,7 @@ try_it(in_order_of_arrival, world_size=2)
 # | | |
 # |---|---|
 # | you will write | `Unit(params)`, and with it `Zero3Module(module)` |
-# | rests on | §2, §4 |
+# | builds on | §2, §4 |
 # | time | 100 minutes: 40 for the unit, 60 for the module |
 # | points | 16: 7 for the unit, 9 for the module |
 #
@@ -1399,7 +1399,7 @@ if ours and theirs:
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | §3 |
+# | builds on | §3 |
 # | time | 5 minutes |
 #
 # Sharding needs ranks. On *one* GPU it saves nothing: the only shard is everything. But the optimizer's step
@@ -1467,7 +1467,7 @@ if run:
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 5 minutes |
 #
 # Here is a configuration of DeepSpeed. You have met most of its lines; the table below says what each of them
@@ -1587,7 +1587,7 @@ on_gpus = on_your_gpus(STATES, predicted=left)
 #
 # | | |
 # |---|---|
-# | rests on | §1, §3, §4, §5 |
+# | builds on | §1, §3, §4, §5 |
 # | time | 10 minutes |
 # | points | 6 |
 #
@@ -1643,7 +1643,7 @@ report.points(6)
 # | | |
 # |---|---|
 # | you will write | `offloaded(optimizer_cls, folder)` |
-# | rests on | §3, §6 |
+# | builds on | §3, §6 |
 # | time | 20 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -1800,7 +1800,7 @@ with tempfile.TemporaryDirectory() as folder:
 # | | |
 # |---|---|
 # | you will write | `deal(shapes, n)`, `muon_step(params, momenta, owned, orthogonalize, lr, beta, group)` |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 25 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #

@@ -20,7 +20,7 @@
 # | points | 60, and 4 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 Hide the wire behind the arithmetic | 30 | 8 | notebook 04 |
 # | 2 The step as data | 40 | 10 | 1 |
@@ -352,7 +352,7 @@ def events_picture(steps, title=""):
 # | | |
 # |---|---|
 # | you will write | `fsdp_bytes`, `hides_from` and `unit_bytes` |
-# | rests on | notebook 04 |
+# | builds on | notebook 04 |
 # | time | 30 minutes |
 # | points | 8 |
 #
@@ -602,7 +602,7 @@ for each_way in (900e9, 450e9):
 # | | |
 # |---|---|
 # | you will write | `fsdp_schedule(units, forward_prefetch, backward_prefetch, reshard, keep_last)` |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 40 minutes |
 # | points | 10 |
 #
@@ -796,7 +796,7 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | | |
 # |---|---|
 # | you will write | `PrefetchedModule(module, forward_prefetch, backward_prefetch, reshard_after_forward)` |
-# | rests on | §2; notebook 04 §5 |
+# | builds on | §2; notebook 04 §5 |
 # | time | 90 minutes |
 # | points | 16 |
 #
@@ -1152,7 +1152,7 @@ for body in (skips, disagrees):
 # | | |
 # |---|---|
 # | you will write | `all_gather_cast(output, shard)` and `reduce_scatter_mean(output, grads, reduce_dtype)` |
-# | rests on | §1; notebook 02 §2, §3 |
+# | builds on | §1; notebook 02 §2, §3 |
 # | time | 20 minutes |
 # | points | 8 |
 #
@@ -1378,7 +1378,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | | |
 # |---|---|
 # | you will write | `hybrid_groups(world_size, shard)` and `hybrid_reduce(output, grads, shard_group, replica_group)` |
-# | rests on | notebook 02 §2, §4; notebook 04 §1 |
+# | builds on | notebook 02 §2, §4; notebook 04 §1 |
 # | time | 25 minutes |
 # | points | 8 |
 #
@@ -1593,7 +1593,7 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | | |
 # |---|---|
 # | you will write | `clip_grad_norm_(shards, max_norm, group=None, replica_group=None)` |
-# | rests on | notebook 02 |
+# | builds on | notebook 02 |
 # | time | 10 minutes |
 # | points | 4 |
 #
@@ -1708,7 +1708,7 @@ if run:
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 25 minutes |
 #
 # ### The list inside `fully_shard`
@@ -2259,7 +2259,7 @@ on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 #
 # | | |
 # |---|---|
-# | rests on | §1 to §5 |
+# | builds on | §1 to §5 |
 # | time | 10 minutes |
 # | points | 6 |
 #
@@ -2316,7 +2316,7 @@ report.points(6)
 # | | |
 # |---|---|
 # | you will write | `all_gather_int8(output, shard, block=256, group=None)` |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 25 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #

@@ -22,7 +22,7 @@
 # | points | 60, and 7 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | start | 6 | | |
 # | 1 What must be sent | 25 | 6 | notebook 02 |
@@ -225,7 +225,7 @@ def said(prediction, *args):
 # | | |
 # |---|---|
 # | you will write | `identity_all_reduce`, `all_reduce_identity` |
-# | rests on | notebook 02 |
+# | builds on | notebook 02 |
 # | time | 25 minutes |
 # | points | 6 |
 #
@@ -398,7 +398,7 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # | | |
 # |---|---|
 # | you will write | `ColumnParallelLinear(in_features, out_features, bias=True, gather_output=False, group=None)` |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 22 minutes |
 # | points | 7 |
 #
@@ -582,7 +582,7 @@ if wrong:
 # | | |
 # |---|---|
 # | you will write | `RowParallelLinear(in_features, out_features, bias=True, input_is_parallel=True, group=None)` |
-# | rests on | §1, §2 |
+# | builds on | §1, §2 |
 # | time | 15 minutes |
 # | points | 7 |
 #
@@ -702,7 +702,7 @@ if run:
 # | | |
 # |---|---|
 # | you will write | `kind_1` to `kind_12`; repairs of `rows_then_columns`, `bias_behind` and `norm_before`; `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
-# | rests on | §2, §3 |
+# | builds on | §2, §3 |
 # | time | 27 minutes |
 # | points | 3 + 5, and the formula in §8 |
 #
@@ -1185,7 +1185,7 @@ if theirs_run:
 # | | |
 # |---|---|
 # | you will write | `ParallelHeads(width, heads, bias=True, group=None)`; optional: `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 22 minutes, and 15 for grouped queries and dropout |
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
@@ -1482,7 +1482,7 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # | | |
 # |---|---|
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 40 minutes |
 # | points | 4 + 8 |
 #
@@ -1730,7 +1730,7 @@ for size in (1, 50):
 # | | |
 # |---|---|
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
-# | rests on | §1, §4 |
+# | builds on | §1, §4 |
 # | time | 28 minutes |
 # | points | 8 |
 #
@@ -2147,7 +2147,7 @@ for name, norm in (
 # | | |
 # |---|---|
 # | you will write | nothing new |
-# | rests on | your predictions in §4, §6 and §7 |
+# | builds on | your predictions in §4, §6 and §7 |
 # | time | 6 minutes |
 # | points | 3 |
 #
@@ -2277,7 +2277,7 @@ with contextlib.suppress(NotImplementedError):
 # | | |
 # |---|---|
 # | you will write | `parallelize_mlps(model, group=None)` |
-# | rests on | §2, §3 |
+# | builds on | §2, §3 |
 # | time | 10 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -2479,7 +2479,7 @@ on_gpus = on_your_gpus(
 #
 # | | |
 # |---|---|
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 5 minutes |
 # | points | 3 |
 #

@@ -22,7 +22,7 @@
 # | points | 60, and 5 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 One after the other | 10 | 3 | |
 # | 2 GPipe: many small batches | 20 | 4 | 1 |
@@ -170,7 +170,7 @@ def said(prediction, *args):
 # | | |
 # |---|---|
 # | you will write | `naive(stages, microbatches)` |
-# | rests on | nothing |
+# | builds on | nothing |
 # | time | 10 minutes |
 # | points | 3 |
 #
@@ -242,7 +242,7 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # | | |
 # |---|---|
 # | you will write | `gpipe(stages, microbatches)`; the first part of your predictions |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 20 minutes |
 # | points | 4, and the predictions' in §6 |
 #
@@ -446,7 +446,7 @@ if schedule:
 # | | |
 # |---|---|
 # | you will write | `one_f_one_b(stages, microbatches)`; your predictions for it |
-# | rests on | §2 |
+# | builds on | §2 |
 # | time | 25 minutes |
 # | points | 8 |
 #
@@ -582,7 +582,7 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | | |
 # |---|---|
 # | you will write | `interleaved_one_f_one_b(stages, microbatches, chunks=2)`; your predictions for it; `pipeline_bytes_sent` |
-# | rests on | §3 |
+# | builds on | §3 |
 # | time | 25 minutes |
 # | points | 8 |
 #
@@ -760,7 +760,7 @@ if schedule:
 # | | |
 # |---|---|
 # | you will write | `zero_bubble_h1(stages, microbatches)`; your last predictions |
-# | rests on | §3 |
+# | builds on | §3 |
 # | time | 25 minutes |
 # | points | 7 |
 #
@@ -977,7 +977,7 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 # | | |
 # |---|---|
 # | you will write | nothing new: the functions in §2, if they do not know all five schedules yet |
-# | rests on | §2 to §5 |
+# | builds on | §2 to §5 |
 # | time | 5 minutes |
 # | points | 7 |
 #
@@ -1034,7 +1034,7 @@ report.points(7)
 # | | |
 # |---|---|
 # | you will write | `run_schedule(stage, actions, microbatches, group=None)` |
-# | rests on | §3; notebook 00: deadlocks |
+# | builds on | §3; notebook 00: deadlocks |
 # | time | 45 minutes |
 # | points | 13 |
 #
@@ -1506,7 +1506,7 @@ for how, generator in cases if ours else ():
 # | | |
 # |---|---|
 # | you will write | `PipeDreamStage(module, optimizer)` |
-# | rests on | §3 |
+# | builds on | §3 |
 # | time | 15 minutes |
 # | points | 6 |
 #
@@ -1782,7 +1782,7 @@ figure if run else None
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 5 minutes |
 #
 # At NeurIPS 2024 Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
@@ -1965,7 +1965,7 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 #
 # | | |
 # |---|---|
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 5 minutes |
 # | points | 4 |
 #
@@ -2011,7 +2011,7 @@ report.points(4)
 # | | |
 # |---|---|
 # | you will write | `dualpipe(stages, microbatches)` |
-# | rests on | §5 |
+# | builds on | §5 |
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #

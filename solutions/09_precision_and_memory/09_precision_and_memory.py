@@ -19,7 +19,7 @@
 # | points | 60, and 4 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 A float from its bits | 25 | 8 | |
 # | 2 Loss scaling, and the ranks that must agree on it | 35 | 10 | 1 |
@@ -319,7 +319,7 @@ for value, dtype in (
 # | | |
 # |---|---|
 # | you will write | `LossScaler` |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 35 minutes |
 # | points | 10 |
 #
@@ -612,7 +612,7 @@ losses_picture()
 # | | |
 # |---|---|
 # | you will write | `stochastic_round(x, generator=None)` |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 20 minutes |
 # | points | 6 |
 #
@@ -777,7 +777,7 @@ if "stochastic" in ROUNDINGS:
 # | | |
 # |---|---|
 # | you will write | `quantize(x, block, dtype, group)` and `dequantize(values, scales, block)` |
-# | rests on | §1 |
+# | builds on | §1 |
 # | time | 35 minutes |
 # | points | 8 |
 #
@@ -1067,7 +1067,7 @@ except NotImplementedError:
 # | | |
 # |---|---|
 # | you will write | `class Adam8bit(ByteStates)` |
-# | rests on | §4; Adam's update |
+# | builds on | §4; Adam's update |
 # | time | 40 minutes |
 # | points | 8 |
 #
@@ -1372,7 +1372,7 @@ figure
 # | | |
 # |---|---|
 # | you will write | `best_segment(layers, kept, inside)` and `checkpoint(function, *args)` |
-# | rests on | notebook 01 §3 |
+# | builds on | notebook 01 §3 |
 # | time | 50 minutes |
 # | points | 14 |
 #
@@ -1795,7 +1795,7 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # | | |
 # |---|---|
 # | you will write | nothing, because two tools are given |
-# | rests on | §6 |
+# | builds on | §6 |
 # | time | 5 minutes |
 #
 # ### Elsewhere: offload
@@ -1914,7 +1914,7 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 #
 # | | |
 # |---|---|
-# | rests on | §1 to §6 |
+# | builds on | §1 to §6 |
 # | time | 5 minutes |
 # | points | 6 |
 #
@@ -1974,7 +1974,7 @@ report.points(6)
 # | | |
 # |---|---|
 # | you will write | `chunked_loss(hidden, weight, targets, chunks)` |
-# | rests on | §6 |
+# | builds on | §6 |
 # | time | 20 minutes |
 # | extra credit | 4 points, on top of the others. You lose nothing if you skip it |
 #

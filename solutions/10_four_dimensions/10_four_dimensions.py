@@ -21,7 +21,7 @@
 # | points | 60, and 6 of extra credit |
 # | on a rented machine | nothing to rent: two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL; the section *On your GPUs* uses one or more |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 Coordinates | 20 | 5 | |
 # | 2 Who reads what | 20 | 5 | 1; notebook 08 |
@@ -124,7 +124,7 @@ def alone(step=0):
 # | | |
 # |---|---|
 # | you will write | `coordinates(rank, sizes)`, `axis_ranks(rank, sizes, axis)` |
-# | rests on | nothing |
+# | builds on | nothing |
 # | time | 20 minutes |
 # | points | 5 |
 #
@@ -266,7 +266,7 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # | | |
 # |---|---|
 # | you will write | `my_part(rank, sizes, batch_size, seq)` |
-# | rests on | §1; notebook 08: zigzag |
+# | builds on | §1; notebook 08: zigzag |
 # | time | 20 minutes |
 # | points | 5 |
 #
@@ -424,7 +424,7 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # | | |
 # |---|---|
 # | you will write | `hybrid_step(stages, schedule, microbatches, mesh)` |
-# | rests on | §2; notebook 06: sums inside the layers; notebook 07: `run_schedule` |
+# | builds on | §2; notebook 06: sums inside the layers; notebook 07: `run_schedule` |
 # | time | 45 minutes |
 # | points | 13 |
 #
@@ -681,7 +681,7 @@ if run:
 # | | |
 # |---|---|
 # | you will write | `clip_grad_norm(named_parameters, max_norm, mesh, cut, tied)` |
-# | rests on | §3 |
+# | builds on | §3 |
 # | time | 25 minutes |
 # | points | 8 |
 #
@@ -874,7 +874,7 @@ if ready(clip_grad_norm):
 # | | |
 # |---|---|
 # | you will write | `axis_bytes` and `wire` |
-# | rests on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
+# | builds on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
 # | time | 40 minutes |
 # | points | 8 |
 #
@@ -1158,7 +1158,7 @@ if run := tried(rank_517, hybrid_step):
 # | | |
 # |---|---|
 # | you will write | `memory_per_gpu` |
-# | rests on | notebook 01, notebook 07 (1F1B), notebook 06 (sequence parallelism) |
+# | builds on | notebook 01, notebook 07 (1F1B), notebook 06 (sequence parallelism) |
 # | time | 20 minutes |
 # | points | 6 |
 #
@@ -1308,7 +1308,7 @@ if ready(memory_per_gpu):
 # | | |
 # |---|---|
 # | you will write | `step_seconds`, and one constant |
-# | rests on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
+# | builds on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
 # | time | 50 minutes |
 # | points | 7 |
 #
@@ -1552,7 +1552,7 @@ if ready(step_seconds):
 # | | |
 # |---|---|
 # | you will write | `best_layout` |
-# | rests on | sections 6 and 7 |
+# | builds on | sections 6 and 7 |
 # | time | 30 minutes |
 # | points | 4 |
 #
@@ -1874,7 +1874,7 @@ report.points(4)
 # | | |
 # |---|---|
 # | you will write | `replay` |
-# | rests on | sections 5 and 7, notebook 07 (simulating a schedule) |
+# | builds on | sections 5 and 7, notebook 07 (simulating a schedule) |
 # | time | 30 minutes |
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #

@@ -21,7 +21,7 @@
 # | points | 60, and 7 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
-# | section | minutes | points | rests on |
+# | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 A router | 20 | 8 | |
 # | 2 Experts on one rank | 25 | 9 | |
@@ -91,7 +91,7 @@ print("added where they belong:", sums.tolist())
 # | | |
 # |---|---|
 # | you will write | `route(logits, bias=None, *, k)` |
-# | rests on | nothing |
+# | builds on | nothing |
 # | time | 20 minutes |
 # | points | 8 |
 #
@@ -216,7 +216,7 @@ if ready(route):
 # | | |
 # |---|---|
 # | you will write | `moe(x, experts, weights, w1, w3, w2)` |
-# | rests on | nothing: the routing is an argument |
+# | builds on | nothing: the routing is an argument |
 # | time | 25 minutes |
 # | points | 9 |
 #
@@ -363,7 +363,7 @@ if ready(moe):
 # | | |
 # |---|---|
 # | you will write | `exchange(rows, send, receive, group)`, with a backward |
-# | rests on | notebook 02 |
+# | builds on | notebook 02 |
 # | time | 27 minutes |
 # | points | 9 |
 #
@@ -496,7 +496,7 @@ except RankError as error:
 # | | |
 # |---|---|
 # | you will write | `expert_parallel_moe(x, experts, weights, w1, w3, w2, group)` |
-# | rests on | §2, §3 |
+# | builds on | §2, §3 |
 # | time | 40 minutes |
 # | points | 14 |
 #
@@ -691,7 +691,7 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # | | |
 # |---|---|
 # | you will write | `all_to_all_bytes(counts, rank, width, itemsize=2)` |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 15 minutes |
 # | points | 6 |
 #
@@ -764,7 +764,7 @@ if run and ready(all_to_all_bytes):
 # | | |
 # |---|---|
 # | you will write | `load_balancing_loss(logits, experts, group=None)`, `update_bias(bias, counts, speed=0.001, group=None)` |
-# | rests on | §1, §2 |
+# | builds on | §1, §2 |
 # | time | 30 minutes |
 # | points | 9 |
 #
@@ -963,7 +963,7 @@ if runs:
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | rests on | §4 |
+# | builds on | §4 |
 # | time | 15 minutes |
 #
 # **Places that run out.** Older systems (GShard, the Switch Transformer) give each expert a fixed number of
@@ -1075,7 +1075,7 @@ between_gpus = on_your_gpus(EXCHANGES)
 #
 # | | |
 # |---|---|
-# | rests on | all of it |
+# | builds on | all of it |
 # | time | 10 minutes |
 # | points | 5 |
 #
@@ -1124,7 +1124,7 @@ report.points(5)
 # | | |
 # |---|---|
 # | you will write | `queue(experts, count, places)` |
-# | rests on | §7 |
+# | builds on | §7 |
 # | time | 15 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -1168,7 +1168,7 @@ report = check("11_experts/queue", queue, cases="hidden")
 # | | |
 # |---|---|
 # | you will write | `node_limited(scores, *, k, nodes, limit)` |
-# | rests on | §1, §5 |
+# | builds on | §1, §5 |
 # | time | 20 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
