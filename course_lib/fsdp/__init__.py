@@ -7,7 +7,7 @@ hybrid.py       hybrid_groups, hybrid_reduce: sharded inside an island, replicas
 layout.py       which piece of which parameter lies where in a flat shard
 module.py       PrefetchedModule: parameters sharded, each block gathered before it is needed
 optimizer.py    the optimizer's part of a checkpoint, from shards and into shards
-parts.py        the parts of a module: each block, and the root; the moments of a backward
+parts.py        units_of, Part: the parts of a module, each block and the root; the moments of a backward
 pieces.py       Piece: the part of a parameter that a rank holds, as blocks that a checkpoint can hold
 planners.py     how torch.distributed.checkpoint writes and reads pieces
 precision.py    all_gather_cast, reduce_scatter_mean: weights travel in 16 bits, gradients are summed in 32
@@ -27,6 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..exports import exports
+from .parts import units_of
 from .simulate import Simulation, Times, simulate
 from .units import Unit
 from .validate import ScheduleError, validate, violation

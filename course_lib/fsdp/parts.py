@@ -110,6 +110,19 @@ def parts_of(module: nn.Module, group: Group) -> tuple[Part, dict[nn.Module, Par
     return Part(rest, group), {block: Part(params, group) for block, params in own.items()}
 
 
+def units_of(module: nn.Module, group: Group = None) -> tuple[list[list[Unit]], list[Unit]]:
+    """(the units of each entry of `module.blocks`, those of the root): every parameter is in one unit.
+
+    A block that is listed twice has the same units at both places. Trained and frozen parameters, and those
+    of two dtypes, are in units of their own, so an entry may have several units, or none. Each unit
+    broadcasts its parameters from the group's first rank: all ranks call it together. Raises ValueError if
+    another wrapper has freed a parameter.
+    """
+    root, parts = parts_of(module, group)
+    blocks: Iterable[nn.Module] = module.blocks  # pyright: ignore[reportAssignmentType]
+    return [parts[block].units for block in blocks], root.units
+
+
 # ---- moments of a backward
 
 

@@ -16,19 +16,19 @@
 # |---|---|
 # | you will build | the schedule of a step, as data; a module that gathers ahead; collectives with two precisions; hybrid sharding; the norm of a gradient that no rank holds |
 # | you need | reduce-scatter and all-gather (notebook 02); hooks and slow motion (notebook 03 §3); units (notebook 04 §5) |
-# | time | four hours and ten minutes, and 25 minutes for the optional section. Take a break after §2, and after §3 |
+# | time | three hours, with a break after §2; the *optional* parts (§5, which has 8 of the points, most of §7, and §9) take an hour and a half more |
 # | points | 60, and 4 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | 1 Hide the wire behind the arithmetic | 30 | 8 | notebook 04 |
+# | 1 Hide the wire behind the arithmetic | 35 | 8 | notebook 04 |
 # | 2 The step as data | 40 | 10 | 1 |
-# | 3 Make it real: prefetch | 90 | 16 | 2 |
+# | 3 Make it real: prefetch | 55 | 16 | 2 |
 # | 4 Two precisions in one step | 20 | 8 | 1 |
-# | 5 Islands: hybrid sharding | 25 | 8 | notebooks 02, 04 |
+# | 5 Islands: hybrid sharding *(optional)* | 25 | 8 | notebooks 02, 04 |
 # | 6 One norm from N shards | 10 | 4 | notebook 02 |
-# | 7 In production | 25 | | all |
+# | 7 In production | 10, and 40 *optional* | | 2 |
 # | 8 Questions | 10 | 6 | 1 to 5 |
 # | 9 Optional: gather in 8 bits | 25 | 4 extra | 4 |
 
@@ -54,7 +54,6 @@
 # below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
 import contextlib
 import gc
-import inspect
 import itertools
 import math
 import os
@@ -353,7 +352,7 @@ def events_picture(steps, title=""):
 # |---|---|
 # | you will write | `fsdp_bytes`, `hides_from` and `unit_bytes` |
 # | builds on | notebook 04 |
-# | time | 30 minutes |
+# | time | 35 minutes |
 # | points | 8 |
 #
 # Here is notebook 04's ZeRO-3 in slow motion. In the upper row, blue is a block's forward, and orange
@@ -797,25 +796,20 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # |---|---|
 # | you will write | `PrefetchedModule(module, forward_prefetch, backward_prefetch, reshard_after_forward)` |
 # | builds on | §2; notebook 04 §5 |
-# | time | 90 minutes |
+# | time | 55 minutes |
 # | points | 16 |
 #
 # Now the list runs on ranks. But a program that trains has no list. Forward calls blocks, autograd computes
 # gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with gathers in
-# flight. Its units are the same:
+# flight. Since you have written its units and hooks there, they are given here, and you write the order.
 #
-# | a parameter that | is in | which is whole |
-# |---|---|---|
-# | only one block has | the unit of this block | while the block computes, and a little before |
-# | two blocks share, or a module outside the blocks has | the *root* | throughout the step, if you like |
-#
-# Frozen parameters have a unit of their own, so a block or a root with both kinds has two units.
-#
-# This section isn't about storage, so you get a finished unit. It uses the tricks of notebook 04 §5:
+# `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
+# `root` is the list of the units of all other parameters, including those two blocks share. Trained and
+# frozen parameters are in units of their own, so a block with both kinds has two units. A unit can do this:
 #
 # | | |
 # |---|---|
-# | `Unit(params, group)` | `params` are all trained or all frozen. They get the first rank's values. `unit.shard` is this rank's part, an `nn.Parameter`. The unit is not whole |
+# | `unit.shard` | this rank's part of the unit, an `nn.Parameter` |
 # | `unit.start()` | gives the parameters their memory and asks for the weights. Afterwards the gather is in flight. Nothing happens if the unit is whole or on its way |
 # | `unit.wait()` | returns when the weights are here. It starts the gather if nothing else did |
 # | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error, so wait first |
@@ -830,35 +824,30 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # needs only one gather. So a step sends 3 − 1/8 = 2.875 units. Two blocks are whole, the one that computes
 # and the one ahead. A rank holds two rows, the one that travels and the one backward is filling.</details>
 #
-# **Build.** The check asks this of your class:
+# **Build.** Read the class from top to bottom first. The hooks call `enter` and `leave` around each block's
+# forward, and `before(i)` when the gradient of block i's output is here. You write `use`, `leave`, `before`,
+# `send` and `end`. The check asks this of them:
 #
-# - As in notebook 04, `parameters()` gives the shards of all units, with the mean over the ranks in
-#   `shard.grad`. A gradient that is missing on all ranks counts as zeros, and several backwards add up.
-#   Parameters may be tied or frozen.
 # - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward, units
 #   down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before the
 #   gradients of block i leave.
 # - With `reshard_after_forward`, a block is freed after its forward. You may keep the last block, because its
 #   backward comes next. At most 1 + `forward_prefetch` blocks are whole when a block computes in forward, and
-#   at most 1 + `backward_prefetch` in backward. After a backward no unit is whole. Between a forward and its
-#   backward the root may be whole, and so may the last block if you keep it.
+#   at most 1 + `backward_prefetch` in backward. After a backward no unit is whole, nor after a forward under
+#   `torch.no_grad()`.
 # - A rank waits for a reduce-scatter when the next one is to begin, and for the last one at the end of
-#   backward. Every handle is waited for. The root is reduced when all of its gradients are ready, and freed
-#   when backward is over.
+#   backward. Every handle is waited for. The root is reduced when all of its gradients are ready.
 # - All ranks gather in the same order, so the order must not depend on the data of a rank. You may assume
 #   that all ranks run all blocks in the order of the list, and that a gradient is missing on all ranks or on
-#   none. A block may be listed twice. You may keep it whole between its two uses, and reduce its gradients
-#   after each use or once for both.
-# - Work with hooks, and leave the blocks' `forward` as it is, because a wrapped `forward` would free the
-#   weights before other hooks of a block could find them.
-# - A forward under `torch.no_grad()` leaves no unit whole, and so does a forward in which a block raises an
-#   error. After that the next step works. Two forwards may come before one backward whose loss is the sum of
-#   theirs, so that it passes each block twice. If you keep the last block, it may stay whole during the
-#   second forward.
+#   none.
+#
+# You are free to write the class in your own way, as long as `parameters()` gives the shards of all units. A
+# block may be listed twice, a block may raise an error in forward, and two forwards may come before one
+# backward. The lines that are given take care of all three.
 
 
 # %%
-from course_lib.fsdp import Unit
+from course_lib.fsdp import units_of
 
 
 def after_backward(function):
@@ -886,119 +875,117 @@ class PrefetchedModule(nn.Module):
         group: Group = None,
     ):
         super().__init__()
-        ### BEGIN SOLUTION
         self.module, self.reshard = module, reshard_after_forward
-        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
-        blocks, owner = list(module.blocks), {}
-        for block in dict.fromkeys(blocks):  # each once
-            for param in block.parameters():
-                owner[param] = module if param in owner else block
-        inside = {inner for block in blocks for inner in block.modules()}
-        for outside in set(module.modules()) - inside:
-            owner |= dict.fromkeys(outside.parameters(recurse=False), module)
-        members = {}
-        for param in module.parameters():
-            members.setdefault((owner[param], param.requires_grad), []).append(param)
-        units = {place: [] for place in (*blocks, module)}  # trained and frozen parameters apart
-        for (place, _), params in members.items():
-            units[place].append(Unit(params, group))
-        self.blocks, self.root = [units[block] for block in blocks], units[module]
-        self.units = [unit for of_place in units.values() for unit in of_place]
-        self.current, self.settle = [], lambda: None
-        for block in dict.fromkeys(blocks):
-            block.register_forward_pre_hook(lambda *_: self._enter())
-            block.register_forward_hook(lambda _, args, output: self._leave(self.i, output))
-
-    def _use(self, i, direction):
-        """Ask for the weights of block i and of those ahead of it, and wait for those of i."""
-        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
-            for unit in self.blocks[k] if 0 <= k < len(self.blocks) else ():
-                unit.start()
-        for unit in self.blocks[i]:
-            unit.wait()
-
-    def _enter(self):
-        self.i += 1  # all ranks run the blocks in the order of the list
-        self._use(self.i, 1)
-
-    def _leave(self, i, output):
-        """The forward of block i is over."""
-        kept = not self.reshard or i == len(self.blocks) - 1
-        if not (kept and output.requires_grad):
-            for unit in self.blocks[i]:
-                unit.free()
-        if output.requires_grad:
-            output.register_hook(lambda gradient: self._before(i))
-
-    def _begin(self):
-        """The gradient of the module's output is there."""
-        if not self.in_backward:  # the output of another forward may have been here before
-            self.in_backward = True
-            after_backward(self._end)
-            for unit in self.root:
-                unit.wait()
-
-    def _before(self, i):
-        """The gradient of block i's output is there: so are all gradients of the block above."""
-        self._send(self.current)
-        self._use(i, -1)
-        self.current = self.blocks[i]
-
-    def _send(self, units):
-        """Backward has left these units: free them, and send their gradients."""
-        for unit in units:
-            unit.free()
-            if unit.shard.requires_grad:
-                self.settle()  # the reduction before this one
-                self.settle = unit.reduce()
-
-    def _end(self):
-        """Backward is over."""
-        self._send(self.current)
-        self._send(self.root)
-        self.settle()
-        self._forget()
-
-    def _forget(self):
-        """Free everything, also units that are on their way."""
-        self.current, self.settle = [], lambda: None
-        for unit in self.units:
-            unit.drop()
-        ### END SOLUTION
+        self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
+        self.blocks, self.root = units_of(module, group)  # self.blocks[i]: the units of block i
+        self.units = list(
+            dict.fromkeys(unit for units in (*self.blocks, self.root) for unit in units)
+        )
+        self.finish = lambda: None  # the function of the last unit.reduce()
+        for block in dict.fromkeys(module.blocks):  # each once, if one is listed twice
+            block.register_forward_pre_hook(lambda *_: self.enter())
+            block.register_forward_hook(lambda _, args, output: self.leave(output))
 
     def forward(self, *args):
-        """Run the module's forward."""
-        ### BEGIN SOLUTION
-        self.i, self.in_backward = -1, False
+        """Run the module's forward, with the root whole."""
+        self.i, self.in_backward, self.current = -1, False, []
         for unit in self.root:
             unit.wait()
         try:
             output = self.module(*args)
         except BaseException:
-            self._forget()
+            self.forget()
             raise
         if output.requires_grad:
-            output.register_hook(lambda gradient: self._begin())
+            output.register_hook(lambda gradient: self.begin())
         else:
-            self._forget()
+            self.forget()
         return output
+
+    def enter(self):
+        """The forward of the next block begins."""
+        self.i += 1
+        self.use(self.i, 1, self.forward_prefetch)
+
+    def begin(self):
+        """Backward begins: the gradient of the module's output is here."""
+        if not self.in_backward:  # two forwards may end in one backward
+            self.in_backward = True
+            after_backward(self.end)
+            for unit in self.root:
+                unit.wait()
+
+    def use(self, i, direction, prefetch):
+        """Ask for block i and for `prefetch` blocks after it in this direction (1: upwards,
+        -1: downwards), as far as there are any. Then wait for block i."""
+        ### BEGIN SOLUTION
+        for k in range(i, i + direction * (prefetch + 1), direction):
+            for unit in self.blocks[k] if 0 <= k < len(self.blocks) else ():
+                unit.start()
+        for unit in self.blocks[i]:
+            unit.wait()
         ### END SOLUTION
+
+    def leave(self, output):
+        """The forward of block self.i is over: free it, or keep it. If a backward will come,
+        let `self.before(i)` be called when the gradient of this output is here."""
+        ### BEGIN SOLUTION
+        i = self.i
+        kept = not self.reshard or i == len(self.blocks) - 1
+        if not (kept and output.requires_grad):
+            for unit in self.blocks[i]:
+                unit.free()
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self.before(i))
+        ### END SOLUTION
+
+    def before(self, i):
+        """The backward of block i comes next. So all gradients of the block above are here, and
+        its units, self.current, can leave. Afterwards self.current is the units of block i."""
+        ### BEGIN SOLUTION
+        self.send(self.current)
+        self.use(i, -1, self.backward_prefetch)
+        self.current = self.blocks[i]
+        ### END SOLUTION
+
+    def send(self, units):
+        """Backward has left these units: free them, and begin their reductions."""
+        ### BEGIN SOLUTION
+        for unit in units:
+            unit.free()
+            if unit.shard.requires_grad:
+                self.finish()  # the reduction before this one
+                self.finish = unit.reduce()
+        ### END SOLUTION
+
+    def end(self):
+        """Backward is over, so all gradients are here, also those of the root."""
+        ### BEGIN SOLUTION
+        self.send(self.current)
+        self.send(self.root)
+        self.finish()
+        ### END SOLUTION
+        self.forget()
+
+    def forget(self):
+        """Free every unit, also one whose gather is in flight."""
+        self.current, self.finish = [], lambda: None
+        for unit in self.units:
+            unit.drop()
 
     def parameters(self, recurse: bool = True):
         """This rank's flat shards."""
-        ### BEGIN SOLUTION
         return iter([unit.shard for unit in self.units])
-        ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint: begin with notebook 04</summary>Take your <code>Zero3Module</code>, with
-# <code>unit.wait()</code> where it gathered, and <code>unit.reduce()()</code> where it reduced. It works, and
-# passes the lines on values. Then add <code>start()</code> for the units ahead, and finally leave one
-# reduction in flight.</details>
-# <details><summary>Hint: ahead</summary>Number the blocks. Before block i computes in forward, call
-# <code>start()</code> for i to i + forward_prefetch, then <code>wait()</code> for i. The hook on the output
-# of block i does the same downwards before its backward.</details>
+# <details><summary>Hint: begin without overlap</summary>In <code>use</code>, call <code>wait()</code> for the
+# units of block i only, and in <code>send</code> call <code>unit.reduce()()</code>. This is notebook 04's
+# module, and it passes the lines on values. Then add <code>start()</code> for the units ahead, and finally
+# leave one reduction in flight.</details>
+# <details><summary>Hint: ahead</summary>Call <code>start()</code> for the blocks i to i + prefetch in forward,
+# or i to i − prefetch in backward, and then <code>wait()</code> for i. Skip the places below 0 and above the
+# last block.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
 # returned. Call it before the next <code>reduce()</code>, and after backward.</details>
 #
@@ -1373,7 +1360,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # which takes a <code>MixedPrecision</code> object there.</details>
 
 # %% [markdown]
-# ## 5 · Islands: hybrid sharding
+# ## 5 · Islands: hybrid sharding *(optional)*
 #
 # | | |
 # |---|---|
@@ -1708,8 +1695,8 @@ if run:
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | builds on | all of it |
-# | time | 25 minutes |
+# | builds on | §2 for the first part, all of it for the others |
+# | time | 10 minutes; the other parts take 40 minutes and are *optional* |
 #
 # ### The list inside `fully_shard`
 #
@@ -1811,7 +1798,7 @@ for name, order in run[0].items() if run else ():
 #   `set_separate_reduce_scatter_group` gives reductions a second wire, and
 #   `set_reduce_scatter_max_input_buffers` lets more than one reduction be in flight (default 1).
 #
-# ### Each option, and a difference that you can see
+# ### Optional: each option, and a difference that you can see
 #
 # Next, the cell prints the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units*
 # is the traffic of a step. *Most* is the largest number of bytes a rank held when forward left a block or
@@ -1956,39 +1943,19 @@ for name, (ranks, operations) in visible.items():
 # `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one unit
 # less is whole, but each gather of backward is exposed, while reductions are hidden. With None, the gather
 # comes when it is needed, behind the reduction, as in the *Break it* of §2. PyTorch recommends FSDP2 for new
-# code. The FSDP1 of 2.13 wants a machine with an accelerator, so its column is read from its signatures:
-
-# %% tags=["skip-in-grading"]
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
-
-parameters = inspect.signature(FullyShardedDataParallel).parameters
-for name in (
-    "sharding_strategy",
-    "cpu_offload",
-    "backward_prefetch",
-    "mixed_precision",
-    "forward_prefetch",
-):
-    print(parameters[name])
-try:
-    size_based_auto_wrap_policy(min_num_params=100_000, excluded_wrap_modules={nn.Embedding})
-except TypeError as error:
-    print(f"TypeError: {error}")
-
-# %% [markdown]
+# code. The FSDP1 of 2.13 wants a machine with an accelerator, so its column is read from its signatures.
+#
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
 # but FSDP1 takes the enumeration's member instead of a string. Its overlap is
 # <code>forward_prefetch=True</code>, although backward prefetch, which saves more, is on without it. Its list
 # of weaknesses, "No CPU Offload" and "No Pipeline Parallelism", contradicts its own code, which imports
 # <code>CPUOffload</code>, and Llama 3, which was trained with FSDP, tensor, context and pipeline parallelism
 # together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
-# excluded_wrap_modules=...)</code>, is called in the cell above. It raises a TypeError for two reasons, of
-# which the message shows one. The policy is a predicate that needs <code>functools.partial</code>, and the
-# keyword is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
+# excluded_wrap_modules=...)</code>, raises a TypeError, and for two reasons. The policy is a predicate that
+# needs <code>functools.partial</code>, and the keyword is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
 # <code>zero_grad</code>, so gradients add up over the batches.</details>
 #
-# ### Checkpoints
+# ### Optional: checkpoints
 #
 # There are two kinds of state dicts. A *full* one holds whole tensors, so every parameter is gathered, and
 # one rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered.
@@ -2054,7 +2021,7 @@ with tempfile.TemporaryDirectory() as folder:
 # and DeepSpeed gathers with `"stage3_gather_16bit_weights_on_model_save"`. The library's
 # `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
 #
-# ### DeepSpeed's configuration
+# ### Optional: DeepSpeed's configuration
 #
 # Notebook 04 read the part on memory. Here is a whole configuration, and the cell translates it into our
 # arguments:
@@ -2126,7 +2093,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # each of them. (3) With little memory on the GPU, take stage 2 with `offload_optimizer`, or stage 3 with
 # `offload_param` if even 2 bytes per parameter are too many.
 #
-# ### Which framework?
+# ### Optional: which framework?
 #
 # | | what it shards, and adds | take it if | source |
 # |---|---|---|---|
@@ -2147,7 +2114,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # size were benchmarks. MT-NLG 530B was trained with Megatron-LM and DeepSpeed together. Lecture 002's axes
 # "ease of use" and "feature richness" are opinions, whereas the next picture has measured axes.</details>
 #
-# ### The trade-off, measured
+# ### Optional: the trade-off, measured
 #
 # The cell trains the same model on four ranks in float32 with AdamW, and measures the traffic and the largest
 # memory of each strategy. It takes up to half a minute.
@@ -2259,7 +2226,7 @@ on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 #
 # | | |
 # |---|---|
-# | builds on | §1 to §5 |
+# | builds on | §1 to §4; question 5 is about §5, and its first paragraph is enough |
 # | time | 10 minutes |
 # | points | 6 |
 #

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as of_torch
 
 from course_lib import device, launch
 from course_lib.facts.fsdp import fsdp_bytes
-from course_lib.fsdp import PrefetchedModule, Unit, fsdp_schedule
+from course_lib.fsdp import PrefetchedModule, Unit, fsdp_schedule, units_of
 from course_lib.recompute import checkpoint, lazy_checkpoint
 from tests import gpu_like
 
@@ -525,3 +525,26 @@ def test_a_parameter_that_is_in_a_unit_already_is_refused(
         Unit([ones(0), ones(2)])  # no elements need no memory
 
     launch(body, world_size=2, backend=backend)
+
+
+def test_every_parameter_is_in_one_unit(backend: str) -> None:
+    """Of its block, or of the root if two blocks share it; trained and frozen ones apart."""
+
+    def job() -> tuple[list[list[list[str]]], list[list[str]], bool]:
+        model = Traps().to(device())
+        names = {param: name for name, param in model.named_parameters()}
+        blocks, root = units_of(model)
+        of = [[[names[param] for param in unit.params] for unit in units] for units in blocks]
+        return (
+            of,
+            [[names[param] for param in unit.params] for unit in root],
+            blocks[1] is blocks[3],
+        )
+
+    (blocks, root, listed_twice), *_ = launch(job, world_size=2, backend=backend)
+    assert listed_twice and [len(units) for units in blocks] == [1, 1, 1, 1, 2]
+    (shared,) = root
+    assert sorted(shared) == ["blocks.0.up.weight", "embedding.weight", "scale"]
+    assert blocks[4][-1] == ["blocks.4.down.bias"]
+    names = [name for units in [*blocks[:3], blocks[4], root] for unit in units for name in unit]
+    assert len(names) == len(set(names)) == len(dict(Traps().named_parameters()))
