@@ -17,7 +17,7 @@
 # |---|---|
 # | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient in pieces and copies; a model of a cluster's bytes, memory and time; a search for the best layout |
 # | you need | notebook 03: averages of gradients; notebook 06: layers cut over ranks; notebook 07: `run_schedule`; notebook 08: zigzag |
-# | time | four hours and 20 minutes, and 30 minutes for the optional section |
+# | time | three hours, with a break after §4, and 30 minutes for the optional section |
 # | points | 60, and 6 of extra credit |
 # | on a rented machine | nothing to rent: two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL; the section *On your GPUs* uses one or more |
 #
@@ -26,11 +26,11 @@
 # | 1 Coordinates | 20 | 5 | |
 # | 2 Who reads what | 20 | 5 | 1; notebook 08 |
 # | 3 Three axes in one step | 45 | 13 | 2; notebooks 06, 07 |
-# | 4 The norm of a gradient that no rank holds | 25 | 8 | 3 |
-# | 5 What each axis sends | 40 | 8 | 3; notebook 08 |
-# | 6 Does it fit? | 20 | 6 | notebooks 01, 07 |
-# | 7 How long? A cluster of 1,024 | 50 | 7 | 5, 6 |
-# | 8 Choose | 30 | 4 | 6, 7 |
+# | 4 The norm of a gradient that no rank holds | 20 | 8 | 3 |
+# | 5 What each axis sends | 25 | 8 | 3; notebook 08 |
+# | 6 Does it fit? | 10 | 6 | notebooks 01, 07 |
+# | 7 How long? A cluster of 1,024 | 20 | 7 | 5, 6 |
+# | 8 Choose | 10 | 4 | 6, 7 |
 # | 9 Questions | 10 | 4 | all |
 # | 10 Optional: replay a recorded run | 30 | 6 extra | 5, 7 |
 
@@ -682,7 +682,7 @@ if run:
 # |---|---|
 # | you will write | `clip_grad_norm(named_parameters, max_norm, mesh, cut, tied)` |
 # | builds on | §3 |
-# | time | 25 minutes |
+# | time | 20 minutes |
 # | points | 8 |
 #
 # Training clips the gradient by its norm: if it is above `max_norm`, all gradients are scaled by max_norm / norm. The
@@ -873,9 +873,9 @@ if ready(clip_grad_norm):
 #
 # | | |
 # |---|---|
-# | you will write | `axis_bytes` and `wire` |
+# | you will write | three axes of `axis_bytes`, and `wire` |
 # | builds on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
-# | time | 40 minutes |
+# | time | 25 minutes |
 # | points | 8 |
 #
 # Four axes send four kinds of messages. How many bytes is a question of closed forms; *where* they travel is
@@ -975,34 +975,36 @@ def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes
     batch_rows: of the global batch; seq: tokens of a whole row. width_bytes: of a number, also
     of gradients.
     """
-    ### BEGIN SOLUTION
     pp, dp, cp, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
-    m, h = microbatches, shape.width
+    m, h, layers = microbatches, shape.width, shape.layers // pp
     first, last = stage == 0, stage == pp - 1
-    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
-    M = tokens * h * width_bytes
+    tokens = batch_rows // (dp * m) * seq // cp
 
-    def summed(n, nbytes):
-        return 2 * (n - 1) / n * nbytes
-
-    tp_bytes = m * (4 * layers + first + last) * summed(tp, M)
-    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
-
+    # elements: the table, and all parameters of the rank
     table = shape.vocab_size * h // tp
-    pp_bytes = m * M * ((not first) + (not last))
-    if shape.tied and pp > 1 and (first or last):
-        pp_bytes += summed(2, table * width_bytes)
-
     params = layers * ((12 * h * h + 7 * h) // tp + 6 * h)
     params += first * (table + shape.context * h) + last * 2 * h
     if last and not (shape.tied and pp == 1):
         params += table
-    dp_bytes = summed(dp * cp, params * width_bytes)
 
+    # the bytes of cp
     keys = 2 * tokens * shape.key_value_heads // tp * shape.head_dim * width_bytes
     cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
-    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
+
+    # your turn: tp_bytes, pp_bytes, dp_bytes
+    ### BEGIN SOLUTION
+    def summed(n, nbytes):
+        return 2 * (n - 1) / n * nbytes
+
+    M = tokens * h * width_bytes
+    tp_bytes = m * (4 * layers + first + last) * summed(tp, M)
+    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
+    pp_bytes = m * M * ((not first) + (not last))
+    if shape.tied and pp > 1 and (first or last):
+        pp_bytes += summed(2, table * width_bytes)
+    dp_bytes = summed(dp * cp, params * width_bytes)
     ### END SOLUTION
+    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
 
 
 def wire(sizes, axis, per_node):
@@ -1157,9 +1159,9 @@ if run := tried(rank_517, hybrid_step):
 #
 # | | |
 # |---|---|
-# | you will write | `memory_per_gpu` |
+# | you will write | two rows of `memory_per_gpu` |
 # | builds on | notebook 01, notebook 07 (1F1B), notebook 06 (sequence parallelism) |
-# | time | 20 minutes |
+# | time | 10 minutes |
 # | points | 6 |
 #
 # A layout that does not fit has no speed. The fullest GPU is one of the *first* stage: it holds the table, and
@@ -1181,8 +1183,9 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut by
 # tp 8 alone keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
 #
-# **Build.** Return the sum of the row of the layout's ZeRO and of the activations, in GB of 1e9 bytes. L layers, width h, a
-# heads, s tokens, V rows of the table; p, t and v as in the layout; replicas = dp · cp.
+# **Build.** `memory_per_gpu` returns the sum of the row of the layout's ZeRO and of the activations, in GB of 1e9
+# bytes. Most rows of the table are given as code. You write the states and the microbatches in flight. L layers,
+# width h, a heads, s tokens, V rows of the table; p, t and v as in the layout; replicas = dp · cp.
 #
 # | part | bytes |
 # |---|---|
@@ -1204,17 +1207,12 @@ def memory_per_gpu(shape, layout, batch):
 
     shape: a GPTConfig; its context is s. layout: a dict with all keys of LAYOUT.
     """
-    ### BEGIN SOLUTION
     p, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
     replicas = layout["dp"] * layout["cp"]
     of_layer = 12 * h**2 / t
     params = shape.layers / p * of_layer + shape.vocab_size * h / t
-    states = {
-        0: 16 * params,
-        1: (4 + 12 / replicas) * params,
-        3: 16 * params / replicas + 4 * of_layer,
-    }[layout["zero"]]
 
+    # bytes that one layer keeps for one microbatch
     sbh = layout["microbatch"] * shape.context / layout["cp"] * h
     whole = 0 if layout["sequence"] else 10
     scores = 5 * shape.heads * shape.context / h
@@ -1223,13 +1221,21 @@ def memory_per_gpu(shape, layout, batch):
         "selective": sbh * (whole + (34 - whole) / t),
         "full": 2 * sbh / (t if layout["sequence"] else 1),
     }
+
+    # your turn: the bytes of the states, by layout["zero"], and the number of microbatches in flight
+    ### BEGIN SOLUTION
+    states = {
+        0: 16 * params,
+        1: (4 + 12 / replicas) * params,
+        3: 16 * params / replicas + 4 * of_layer,
+    }[layout["zero"]]
     m = batch / (layout["dp"] * layout["microbatch"])
     in_flight = min(m, p if v == 1 else p + (p - 1) / v)
+    ### END SOLUTION
     activations = in_flight * shape.layers / p * kept[layout["recompute"]]
     if layout["recompute"] == "full":
         activations += kept["none"]
     return (states + activations) / 1e9
-    ### END SOLUTION
 
 
 # %% nbgrader={"grade_id": "memory_per_gpu_check", "points": 6}
@@ -1307,9 +1313,9 @@ if ready(memory_per_gpu):
 #
 # | | |
 # |---|---|
-# | you will write | `step_seconds`, and one constant |
+# | you will write | three places of `step_seconds` |
 # | builds on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
-# | time | 50 minutes |
+# | time | 20 minutes |
 # | points | 7 |
 #
 # You do not have 1,024 GPUs at hand. The dots in the next picture are steps that NVIDIA *measured* in 2021,
@@ -1369,7 +1375,8 @@ flops = 8 * 145.6e9 * 2304 * 2048
 print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e12:.1f} s")
 
 # %% [markdown]
-# **Build.** A step is the sum of the last three rows; the rows above are their parts. Let *e* be the share of the
+# **Build.** Most rows of this table are given as code, too. You write three places: the two speeds, the ring, and
+# slot and pipeline. A step is the sum of the last three rows; the rows above are their parts. Let *e* be the share of the
 # peak that products reach (`efficiency`, the one constant that is fitted), F = flops · e, and B = 0.8 · bandwidth:
 # links and memory reach 0.8 of their data sheets. tokens = microbatch · s/cp, and M is section 5's in 16 bits, 2 ·
 # tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and (4, 4, 6)
@@ -1401,19 +1408,25 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # %% nbgrader={"grade_id": "step_seconds", "solution": true}
 def step_seconds(shape, layout, batch, gpu, links, efficiency):
     """Seconds of a step of `batch` sequences. gpu, links: dicts such as A100 and SELENE."""
-    ### BEGIN SOLUTION
     p, t, cp, v = (layout[name] for name in ("pp", "tp", "cp", "chunks"))
     s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
     tokens = layout["microbatch"] * s / cp
     m = batch / (layout["dp"] * layout["microbatch"])
     F, B = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
-    fast, slow = links["NVLink"] / 2, links["network"] / 8  # bytes a second, each way
     runs, scores, sums = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}[
         layout["recompute"]
     ]
 
+    # your turn: fast, slow: bytes a second, each way, of NVLink and of a GPU's network card
+    ### BEGIN SOLUTION
+    fast, slow = links["NVLink"] / 2, links["network"] / 8
+    ### END SOLUTION
+
     def ring(nbytes, n, speed, alpha):
+        """Your turn: the first row of the table. speed: bytes a second, each way."""
+        ### BEGIN SOLUTION
         return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
+        ### END SOLUTION
 
     def all_reduce(nbytes, n, stride):
         g = min(n, max(1, links["per_node"] // stride))
@@ -1436,8 +1449,12 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
         if not layout["sequence"]:
             message += all_reduce(2 * tokens * h, t, 1) / 2
     layers = shape.layers / p
+
+    # your turn: slot and pipeline, from layers, layer, waits, head, message, m, p and v
+    ### BEGIN SOLUTION
     slot = layers * (layer + waits)
     pipeline = m * (slot + head + 2 * v * message) + (p - 1) * (slot / v + 2 * message)
+    ### END SOLUTION
 
     params = (layers * 12 * h**2 + shape.vocab_size * h) / t
     summed = all_reduce(2 * params, replicas, t)
@@ -1445,7 +1462,6 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
         summed = max(0.0, 3 / 2 * m * summed - m * (layers * layer + head))
     update = 34 * params / B / (replicas if layout["zero"] else 1)
     return pipeline + summed + update
-    ### END SOLUTION
 
 
 # %% [markdown]
@@ -1551,9 +1567,9 @@ if ready(step_seconds):
 #
 # | | |
 # |---|---|
-# | you will write | `best_layout` |
+# | you will write | the end of `best_layout` |
 # | builds on | sections 6 and 7 |
-# | time | 30 minutes |
+# | time | 10 minutes |
 # | points | 4 |
 #
 # Of 1,024 GPUs there are 66 divisions into pp, dp and tp. 35 can cut 96 layers, 96 heads and 1,536 sequences,
@@ -1588,17 +1604,17 @@ figure
 # %% [markdown]
 # **Predict.** Write down pp, dp and tp of the winner before you compute it.
 #
-# **Build.** Try every division of `gpus` into pp, dp, cp and tp (cp > 1 only if shape.context is at least 32,768), with
+# **Build.** The search tries every division of `gpus` into pp, dp, cp and tp (cp > 1 only if shape.context is at least 32,768), with
 # microbatches of 1, 2 and 4 sequences, 1, 2 and 4 chunks, ZeRO 0, 1 and 3, and the three kinds of
-# recomputation; "sequence" is tp > 1. Drop a layout that
+# recomputation; "sequence" is tp > 1. `layouts()` is given, and drops each layout that
 #
 # - does not divide: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp, or by 2 · cp · tp
 #   if cp > 1 (zigzag),
 # - has ZeRO 3 and pp > 1,
-# - has more than one chunk although pp = 1, or although batch / (dp · microbatch) is not a multiple of pp,
-# - needs more than gpu["memory"] − 4 GB: NCCL and fragments take the rest.
+# - has more than one chunk although pp = 1, or although batch / (dp · microbatch) is not a multiple of pp.
 #
-# Return the one with the shortest step, or None if no layout fits. The check accepts a step up to 3 % longer
+# You drop those that need more than gpu["memory"] − 4 GB, because NCCL and fragments take the rest. Return the
+# one with the shortest step, or None if no layout fits. The check accepts a step up to 3 % longer
 # than the shortest. The default of `efficiency` is the library's constant, fitted on the row of 145.6B.
 
 
@@ -1609,7 +1625,6 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
     None, if no layout fits.
     """
 
-    ### BEGIN SOLUTION
     def can_be_cut(layout):
         p, t, cp, v = (layout[name] for name in ("pp", "tp", "cp", "chunks"))
         rows = layout["dp"] * layout["microbatch"]
@@ -1620,22 +1635,30 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
             return False
         return v == 1 or (p > 1 and batch // rows % p == 0)
 
-    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
-    contexts = divisors if shape.context >= 32_768 else [1]
-    best, fastest = None, math.inf
-    for pp, cp, tp in itertools.product(divisors, contexts, divisors):
-        if gpus % (pp * cp * tp):
-            continue
-        sizes = {"pp": pp, "dp": gpus // (pp * cp * tp), "cp": cp, "tp": tp}
-        options = itertools.product((1, 2, 4), (1, 2, 4), (0, 1, 3), ("none", "selective", "full"))
-        for microbatch, chunks, zero, recompute in options:
-            layout = {**sizes, "microbatch": microbatch, "chunks": chunks, "zero": zero}
-            layout |= {"recompute": recompute, "sequence": tp > 1}
-            if not can_be_cut(layout) or memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
+    def layouts():
+        """All that can be cut."""
+        divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
+        contexts = divisors if shape.context >= 32_768 else [1]
+        kinds = ("none", "selective", "full")
+        for pp, cp, tp in itertools.product(divisors, contexts, divisors):
+            if gpus % (pp * cp * tp):
                 continue
-            seconds = step_seconds(shape, layout, batch, gpu, links, efficiency)
-            if seconds < fastest:
-                best, fastest = layout, seconds
+            sizes = {"pp": pp, "dp": gpus // (pp * cp * tp), "cp": cp, "tp": tp}
+            options = itertools.product((1, 2, 4), (1, 2, 4), (0, 1, 3), kinds)
+            for microbatch, chunks, zero, recompute in options:
+                layout = {**sizes, "microbatch": microbatch, "chunks": chunks, "zero": zero}
+                layout |= {"recompute": recompute, "sequence": tp > 1}
+                if can_be_cut(layout):
+                    yield layout
+
+    ### BEGIN SOLUTION
+    best, fastest = None, math.inf
+    for layout in layouts():
+        if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
+            continue
+        seconds = step_seconds(shape, layout, batch, gpu, links, efficiency)
+        if seconds < fastest:
+            best, fastest = layout, seconds
     return best
     ### END SOLUTION
 
