@@ -2,6 +2,7 @@
 
     make site                                  without links to Colab and Kaggle
     make site REPOSITORY=owner/name            with them; so does an address in pyproject's [project.urls]
+    make site ARGS=--self-study                with the solutions, folded below the checks
 
 `prepare` writes the pages' sources to build/site/source, Sphinx makes pages of them (docs/site/conf.py), and
 `site_links.faults` looks for links and figures that lead nowhere. A fault or a warning from Sphinx ends it.
@@ -28,7 +29,8 @@ from site_notebooks import Shown, shown
 
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.place import Place, ReleaseError
-from autograder.course.release import opened_anywhere
+from autograder.course.release import opened_anywhere, with_solutions
+from autograder.course.self_study import add_solutions
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "site"
@@ -55,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repository", default="", help="owner/name on GitHub")
+    parser.add_argument(
+        "--self-study", action="store_true", help="below each check its solution, folded"
+    )
     options = parser.parse_args(arguments)
     began = time.monotonic()
     try:
@@ -63,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no site was built: {error}", file=sys.stderr)
         return 1
     shutil.rmtree(BUILD, ignore_errors=True)
-    prepare(BUILD / "source", place)
+    prepare(BUILD / "source", place, options.self_study)
     made = BUILD / "html"
     if code := sphinx(BUILD / "source", made):
         return code
@@ -97,16 +102,23 @@ def where(repository: str, project: Path = ROOT / "pyproject.toml") -> Place | N
     return next((Place(match[1]) for match in known if match), None)
 
 
-def prepare(into: Path, place: Place | None) -> None:
-    """Write the sources of all pages to `into`, which must be empty or missing."""
+def prepare(into: Path, place: Place | None, self_study: bool = False) -> None:
+    """Write the sources of all pages to `into`, which must be empty or missing.
+
+    self_study: pages and downloads have the solutions, folded.
+    """
     names = assignments()
     for name in names:
         page = shown_notebook(name)
-        introduce(page.notebook, name, place)
+        student = (NOTEBOOKS / name / f"{name}.ipynb").read_bytes()
+        if self_study:
+            source = SOLUTIONS / name / f"{name}.ipynb"
+            add_solutions(page.notebook, nbformat.read(source, as_version=4))
+            student = with_solutions(student, source)
+        introduce(page.notebook, name, place, SOLVED if self_study else OUTPUTS)
         write(into / "notebooks" / f"{name}.ipynb", f"{nbformat.writes(page.notebook)}\n".encode())
         for path, data in page.pictures.items():
             write(into / "extra" / path, data)
-        student = (NOTEBOOKS / name / f"{name}.ipynb").read_bytes()
         handed_out = opened_anywhere(student, name, place) if place else student
         write(into / "extra" / "downloads" / f"{name}.ipynb", handed_out)
     for page in [*FRONT, *(page for pages in PAGES.values() for page in pages)]:
@@ -133,10 +145,12 @@ def shown_notebook(name: str) -> Shown:
     return shown(student, executed, name)
 
 
-def introduce(notebook: nbformat.NotebookNode, name: str, place: Place | None) -> None:
+def introduce(
+    notebook: nbformat.NotebookNode, name: str, place: Place | None, outputs: str
+) -> None:
     """Put links and a sentence on the outputs below the title."""
     title, _, text = notebook.cells[0].source.partition("\n")
-    lines = [title, "", links(name, place), "", OUTPUTS]
+    lines = [title, "", links(name, place), "", outputs]
     if place:
         lines[-1] += f" {GET_THE_COURSE.format(place.package)}"
     notebook.cells[0].source = "\n".join([*lines, "", text.lstrip("\n")])
@@ -156,6 +170,10 @@ OUTPUTS = """\
 *The outputs on this page come from a run with the solutions. The page does not show the solutions: each
 exercise has the stub that you complete. [Places to run it](../index.md#for-students) are a laptop, Colab,
 Kaggle or a server with GPUs.*"""
+SOLVED = """\
+*The outputs on this page come from a run with the solutions. Each exercise has the stub that you
+complete. Below its check, a solution is folded, for when you have been stuck for 20 minutes.
+[Places to run it](../index.md#for-students) are a laptop, Colab, Kaggle or a server with GPUs.*"""
 GET_THE_COURSE = "*In Colab and Kaggle run this in a new first cell:* `%pip install -q {}`"
 
 

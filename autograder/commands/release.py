@@ -52,6 +52,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="URL",
         help="where students ask, such as a forum or mailto:you@example.org (default: their instructor)",
     )
+    parser.add_argument(
+        "--self-study",
+        action="store_true",
+        help="for people who learn alone: below each check its solution, folded. Not for a class",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="course-release-") as scratch:
             made = write_release(
                 names, options.into, package=build_wheel(Path(scratch)), place=place,
-                questions=options.questions or "",
+                questions=options.questions or "", self_study=options.self_study,
             )  # fmt: skip
     except (ReleaseError, PackageError) as error:
         print(error, file=sys.stderr)

@@ -17,10 +17,17 @@ ADDRESS = re.compile(r"(?:https?://|mailto:)[^\s<>()\[\]|`]+")
 TORCH_CPU = "https://download.pytorch.org/whl/cpu"
 
 
-def page(texts: Mapping[str, bytes], package: str, place: Place | None, questions: str = "") -> str:
+def page(
+    texts: Mapping[str, bytes],
+    package: str,
+    place: Place | None,
+    questions: str = "",
+    self_study: bool = False,
+) -> str:
     """The README.md of a release.
 
-    texts: the notebooks by assignment; package: the wheel's name; questions: an address, or "".
+    texts: the notebooks by assignment; package: the wheel's name; questions: an address, or ""; self_study:
+    for people without an instructor, whose notebooks have solutions.
     """
     first = next(iter(texts))
     sections = (
@@ -29,9 +36,10 @@ def page(texts: Mapping[str, bytes], package: str, place: Place | None, question
         FETCHED if place else UPLOADED.format(package=package),
         RENTED.format(package=package),
         WORK.format(first=_title(texts[first]) or first, notebook=f"{first}/{first}.ipynb"),
-        ASK_AT.format(questions=questions) if questions else ASK,
+        STUCK if self_study else HAND_IN.format(notebook=f"{first}/{first}.ipynb"),
+        ASK_AT.format(questions=questions) if questions else "" if self_study else ASK,
     )
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def _table(texts: Mapping[str, bytes], place: Place | None) -> list[str]:
@@ -127,8 +135,9 @@ WORK = """\
   follows. You are free to add cells, but keep the cells that are there, and the notebook's name.
 - The cell below an exercise checks your code as often as you run it. It prints your points and a sentence
   that names each mistake.
-- If your program hangs, wait a moment, because the course finds a deadlock in seconds and explains it.
+- If your program hangs, wait a moment, because the course finds a deadlock in seconds and explains it."""
 
+HAND_IN = """\
 ## See your points, and hand in
 
 Save the notebook and type one of these lines in a terminal in this folder:
@@ -141,6 +150,16 @@ Save the notebook and type one of these lines in a terminal in this folder:
 Hand in `submission.zip` or the saved notebook itself, since the grader takes both. You get the notebook
 with *File → Download → Download .ipynb* from Colab, and with *File → Download Notebook* from Kaggle. Your
 instructor says where to hand in, and until when."""
+
+STUCK = """\
+## If you are stuck, and your points
+
+Read what the check says, then open the hints above it, one after the other. If you have been stuck for 20
+minutes, open the solution that is folded below the check, close it again, and write your own. A solution
+that you have understood is worth more than an evening without one.
+
+Save the notebook and type `python -m course_lib.progress` in a terminal in this folder. It adds up the
+points that the checks gave you. If the machine seems to be at fault, type `python -m course_lib.doctor`."""
 
 ASK = """\
 ## Ask

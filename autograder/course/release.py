@@ -22,6 +22,7 @@ from nbgrader.coursedir import CourseDirectory
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, base_config
 from autograder.course.handout import ADDRESS, page
 from autograder.course.place import Place, ReleaseError
+from autograder.course.self_study import add_solutions
 from autograder.course.typed import keep
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same notebooks make the same zip
@@ -64,14 +65,17 @@ def write_release(
     package: Path,
     place: Place | None = None,
     questions: str = "",
+    self_study: bool = False,
     notebooks: Path = NOTEBOOKS,
+    solutions: Path = SOLUTIONS,
 ) -> Release:
     """Write the student versions to `into/<assignment>/`, the package, a README, and all of it into one zip.
 
     Without a place on GitHub the notebooks are byte for byte those in `notebooks`, which were checked. With
     one, `opened_anywhere` adds two cells before the others. package: the wheel; questions: the address at
-    which students ask. Whatever a person changed in `into` is copied beside it first. ReleaseError if an
-    assignment was not built, or for an address that cannot be one.
+    which students ask; self_study: with the solutions, folded below the checks (`add_solutions`). Whatever a
+    person changed in `into` is copied beside it first. ReleaseError if an assignment was not built, or for an
+    address that cannot be one.
     """
     if questions and not ADDRESS.fullmatch(questions):
         raise ReleaseError(
@@ -85,9 +89,11 @@ def write_release(
                 f"there is no student version of {name}: run `make notebooks` first."
             )
         text = path.read_bytes()
+        if self_study:
+            text = with_solutions(text, solutions / name / f"{name}.ipynb")
         texts[name] = opened_anywhere(text, name, place) if place else text
     files = {f"{name}/{name}.ipynb": text for name, text in texts.items()}
-    files["README.md"] = page(texts, package.name, place, questions).encode()
+    files["README.md"] = page(texts, package.name, place, questions, self_study).encode()
     files[package.name] = package.read_bytes()
     _keep_typed(into, texts, files)
     for name in texts:
@@ -124,6 +130,13 @@ def _last_release(archive: Path) -> dict[str, bytes]:
             )
     except (OSError, zipfile.BadZipFile):
         return {}
+
+
+def with_solutions(text: bytes, source: Path) -> bytes:
+    """The notebook with the solutions of `source`, see `add_solutions`."""
+    notebook: NotebookNode = nbformat.reads(text.decode("utf-8"), as_version=4)
+    add_solutions(notebook, nbformat.read(source, as_version=4))
+    return f"{nbformat.writes(notebook)}\n".encode()
 
 
 def opened_anywhere(text: bytes, assignment: str, place: Place) -> bytes:
