@@ -94,12 +94,12 @@ from course_lib.unfinished import ready, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# A schedule is data, namely a list of actions for each rank, in the order in which the rank does them. An
-# action is `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule
-# does *not* say when an action runs. It runs as soon as its rank has done the action before it and its input
-# has arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. Ranks are rows,
-# and time runs to the right. Forward is blue, backward is orange, idle time is white, and the number in a
-# cell is the microbatch.
+# A schedule is data: a list of actions for each rank, in the order in which the rank does them. An action is
+# `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
+# *not* say when an action runs. It runs as soon as its rank has done the action before it and its input has
+# arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. Ranks are rows, and
+# time runs to the right. Forward is blue, backward is orange, idle time is white, and the number in a cell is
+# the microbatch.
 
 # %% tags=["skip-in-grading"]
 one_microbatch = from_text("""\
@@ -415,7 +415,7 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # %% [markdown]
 # GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But the batch,
 # which is cut into microbatches, cannot be as large as you like, because training suffers, and each
-# microbatch has to be large enough to keep the GPU busy. There is also another price, namely memory.
+# microbatch has to be large enough to keep the GPU busy. Memory is another price.
 #
 # **Break it.** What does the line below your chart say about memory? Every rank keeps the activations of all
 # m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16,
@@ -593,12 +593,12 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | time | 25 minutes |
 # | points | 8 |
 #
-# The bubble is the time in which the pipeline fills and empties, namely the forwards of p − 1 stages and the
-# backwards of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0 to 3
-# *and* 16 to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i holds
-# stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times, from the
-# last rank back to the first. The pipeline is still full after p − 1 stages, but each takes only 1/v of the
-# time.
+# The bubble is the time in which the pipeline fills and empties, which takes the forwards of p − 1 stages and
+# the backwards of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0
+# to 3 *and* 16 to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i
+# holds stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times,
+# from the last rank back to the first. The pipeline is still full after p − 1 stages, but each takes only 1/v
+# of the time.
 #
 # **Predict.** How long is the bubble with v chunks? And how many bytes does a rank send, with m microbatches
 # and an activation of M bytes at each border? Go back to your predictions in §2, add this schedule, and write
@@ -1900,14 +1900,14 @@ for name, *setting in candidates(8, 16):
     print(f"{name:24} {gigabytes(8, *setting):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
-# Read the first table by columns. With *a port for each GPU*, halved backwards on a V are best, in the memory
-# of 1F1B, but with few microbatches (m = p) many small chunks are best. With *one port for the node*, a
-# message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a message takes
-# longer than a forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a rank should run far ahead
-# before it needs a gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at least the 2p
-# − 1 it needs. With a smaller m, GPipe is best. On 16 nodes GPipe is best with both m. For m = 16 there is no
-# ZB-H2, since it needs 31. For m = 64 even its warm-up is too short, whereas all 64 microbatches fit into
-# memory.
+# Read the first table by columns. With *a port for each GPU*, halved backwards on a V are best, and need only
+# the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port for the
+# node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a
+# message takes longer than a forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a rank should run
+# far ahead before it needs a gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at
+# least the 2p − 1 it needs. With a smaller m, GPipe is best. On 16 nodes GPipe is best with both m. For m =
+# 16 there is no ZB-H2, since it needs 31. For m = 64 even its warm-up is too short, whereas all 64
+# microbatches fit into memory.
 #
 # 1F1B's steady state waits for two messages in every turn. (Real executors therefore let it run one
 # microbatch further ahead, and pay with memory.) In the second table, plain 1F1B at m = 2 p works for 69 % of

@@ -249,8 +249,8 @@ def restore(run, state):
 
 
 # %% [markdown]
-# <details><summary>Hint: the entries</summary>There are six entries, namely the three state_dicts, the step,
-# and the states of two generators.</details>
+# <details><summary>Hint: the entries</summary>There are six entries: the three state_dicts, the step, and the
+# states of two generators.</details>
 # <details><summary>Hint: the copy</summary>Take <code>copy.deepcopy(run.model.state_dict())</code>, and do
 # the same for the optimizer and the scheduler.</details>
 #
@@ -495,8 +495,8 @@ for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).
     print(f"after {count:2} {after:28}", ", ".join(f"{result} ({n})" for result, n in row.items()))
 
 # %% [markdown]
-# The name can reach the disk before the bytes behind it, and then the loader raises an error. One line mends
-# this, namely a sync before the rename.
+# The name can reach the disk before the bytes behind it, and then the loader raises an error. One more line
+# mends this, a sync before the rename.
 #
 # **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again,
 # kills it with SIGKILL at random moments, and asks `newest` for a whole checkpoint.
