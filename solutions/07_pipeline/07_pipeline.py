@@ -1,37 +1,39 @@
 # %% [markdown]
 # # 07 · Pipelines
 #
-# **How are layers split over ranks without the ranks waiting?**
+# **How do you split layers over ranks without making the ranks wait?**
 #
-# Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times in each layer. That
-# stops paying at the node's border, where the wire is at least nine times slower (50 GB/s for each GPU,
-# against NVLink's 450). So cut the other way: across the stack of layers. Rank 0 gets the first layers, rank
-# 1 the next ones. One activation travels across each border, and one gradient back. For 4,096 tokens of LLaMA
-# 3 70B (width 8,192, in bf16) each of the two takes 67 MB. Eight ranks with ten layers each have seven
-# borders; eight ranks that share every layer all-reduce 67 MB four times in each of the 80 layers.
+# Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times per layer. This
+# stops paying off at the edge of a node, where the wire is at least nine times slower: 50 GB/s for each GPU,
+# against 450 GB/s over NVLink. So let's cut the other way, across the stack of layers. Rank 0 gets the first
+# layers, rank 1 the next ones, and so on. Then one activation crosses each border, and one gradient comes
+# back. For 4,096 tokens of LLaMA 3 70B (width 8,192, in bf16), each of the two takes 67 MB. Eight ranks with
+# ten layers each have seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four
+# times in each of the 80 layers.
 #
-# The price is time. A layer needs the output of the layer before it: while rank 0 works, rank 1 waits. This
-# notebook is about the order in which ranks do their work, the *schedule*. It begins with a schedule in which
-# only one of p ranks works at any time, and ends, in the optional §11, with the one that trained DeepSeek-V3.
+# The price is time. A layer needs the output of the layer before it, so while rank 0 works, rank 1 has to
+# wait. This notebook is about the order in which ranks do their work, which is called the *schedule*. It
+# begins with a schedule in which only one of p ranks works at any time, and ends, in the optional §11, with
+# the schedule that trained DeepSeek-V3.
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs the schedules of §1 to §3 on real ranks; a stage of PipeDream, a pipeline that never runs empty |
-# | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()`; for §9, ZeRO-1 and ZeRO-3 of notebook 04 |
-# | time | three hours; §11 is extra |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor that runs the schedules of §1 to §3 on real ranks; a stage of PipeDream, a pipeline that never runs empty |
+# | you need | deadlocks, `isend` and `irecv` (notebook 00); why sums are divided by the global count (notebook 03); `loss.backward()`; and for §9, ZeRO-1 and ZeRO-3 (notebook 04) |
+# | time | three hours, without the optional §11 |
 # | points | 60, and 5 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 One after the other | 10 | 3 | |
 # | 2 GPipe: many small batches | 20 | 4 | 1 |
-# | 3 1F1B: the same, in less memory | 25 | 8 | 2 |
+# | 3 1F1B: the same in less memory | 25 | 8 | 2 |
 # | 4 Interleaving: a shorter way round | 25 | 8 | 3 |
 # | 5 Half of a backward can wait | 25 | 7 | 3 |
 # | 6 What you predicted | 5 | 7 | 2 to 5 |
 # | 7 On real ranks | 45 | 13 | 3 |
-# | 8 PipeDream: without a flush | 15 | 6 | 3 |
+# | 8 PipeDream: no flush | 15 | 6 | 3 |
 # | 9 Was it wise to pipeline? | 5 | | all |
 # | 10 Questions | 5 | 4 | all |
 # | 11 Optional: DualPipe | 40 | 5 extra | 5 |
@@ -41,18 +43,18 @@
 #
 # | | |
 # |---|---|
-# | p | ranks of the pipeline |
-# | stage | consecutive layers, counted along the model from 0. At first rank i holds stage i |
-# | microbatch | a part of the batch that goes through the stages by itself; there are m |
-# | F, B | a forward of one microbatch through one stage; its backward. Also the time that it takes; with chunks, the time for all layers of the rank |
-# | I, W | the two halves of B: I computes the gradient of the stage's input, W that of its weights. B = I + W |
-# | chunk | one of several stages that a rank holds; v is their number |
-# | bubble | time in which a rank has nothing to do, between the step's first action and its last |
-# | ideal time | the time that a rank's own actions take: the whole step without the bubble |
-# | in flight | on a rank, a microbatch is in flight between its forward and its backward there: the rank keeps its activations |
+# | p | the number of ranks in the pipeline |
+# | stage | consecutive layers, numbered along the model from 0. At first, rank i holds stage i |
+# | microbatch | a part of the batch that goes through the stages by itself. There are m of them |
+# | F, B | the forward of one microbatch through one stage, and its backward. The letters also stand for the time each takes (with chunks, the time for all layers of the rank) |
+# | I, W | the two halves of B. I computes the gradient of the stage's input, and W the gradient of its weights, so B = I + W |
+# | chunk | one of several stages that a rank holds. Their number is v |
+# | bubble | the time in which a rank has nothing to do, between the first and the last action of the step |
+# | ideal time | the time a rank's own actions take (the whole step without the bubble) |
+# | in flight | A microbatch is in flight on a rank between its forward and its backward there. During that time, the rank keeps its activations |
 #
-# Unless the text says otherwise, F = I = W = 1 and B = 2: each matrix product of a forward makes two in its
-# backward.
+# Unless the text says otherwise, F = I = W = 1 and B = 2, because each matrix product in a forward leads to
+# two in its backward.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -92,11 +94,12 @@ from course_lib.unfinished import ready, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# A schedule is data: for each rank the list of its actions, in the order in which the rank does them. An
-# action is `Action(stage, kind, microbatch)`, written 2F0: stage 2, forward, microbatch 0. A schedule does
-# *not* say at what time: an action runs once its rank has done the action before it and its input has
-# arrived. `simulate` finds the times, with a simulated clock, and `gantt` draws them: ranks are rows, time
-# runs right, forward is blue, backward orange, idle white, and the number in a cell is the microbatch.
+# A schedule is data: a list of actions for each rank, in the order in which the rank does them. An action is
+# `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
+# *not* say when an action runs. It runs as soon as its rank has done the action before it and its input has
+# arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. Ranks are rows, and
+# time runs to the right. Forward is blue, backward is orange, idle time is white, and the number in a cell is
+# the microbatch.
 
 # %% tags=["skip-in-grading"]
 one_microbatch = from_text("""\
@@ -108,12 +111,12 @@ print(one_microbatch[2])
 gantt(simulate(one_microbatch), "a model cut over four ranks")
 
 # %% [markdown]
-# A model in one process does the same if its layers lie on four GPUs and `.to(...)` moves the activation at
-# each border: three of the four GPUs idle at any time.
+# A model in one process behaves in the same way if its layers are spread over four GPUs and `.to(...)` moves
+# the activation at each border. At any time, three of the four GPUs are idle.
 #
-# The next cell has tools. `drawn` draws the schedule that your function returns. If the schedule is wrong,
-# `drawn` prints a sentence instead: it names the first action that its rank cannot do. Begin each of your
-# schedules with `counted(stages, microbatches)`: it raises a ValueError for numbers that have no schedule.
+# The next cell holds tools. `drawn` draws the schedule your function returns. If the schedule is wrong,
+# `drawn` instead names the first action its rank cannot do, in a sentence. Begin each of your schedules with
+# `counted(stages, microbatches)`, because it raises a ValueError for numbers that allow no schedule.
 
 
 # %%
@@ -174,17 +177,17 @@ def said(prediction, *args):
 # | time | 10 minutes |
 # | points | 3 |
 #
-# Begin with the simplest order of several microbatches: one goes down all stages and up again, and then the
-# next one starts.
+# Begin with the simplest order of several microbatches. One goes down all stages and up again, and only then
+# the next one starts.
 #
-# **Predict.** For which share of the time does a rank work, with 4 ranks and one microbatch? With 4 ranks and
-# 100 microbatches?
+# **Predict.** For what share of the time does a rank work, with 4 ranks and one microbatch? And with 4 ranks
+# and 100 microbatches?
 #
-# <details><summary>Answer</summary>1/4, both times. At every moment one rank works, however large m
+# <details><summary>Answer</summary>1/4 in both cases, because one rank works at any time, however large m
 # is.</details>
 #
-# **Build.** Rank i holds stage i. Return a list for each rank, with the actions that *this* rank does:
-# `Action(rank, "F", k)` and `Action(rank, "B", k)`.
+# **Build.** Rank i holds stage i. Return one list per rank, with the actions *this* rank does: `Action(rank,
+# "F", k)` and `Action(rank, "B", k)`.
 
 
 # %% nbgrader={"grade_id": "naive", "solution": true}
@@ -201,8 +204,9 @@ def naive(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>F0, B0, F1, B1, ...: the list is the same on all ranks, but for the stage's
-# number. The next microbatch then waits by itself: rank 0 does not begin F1 before its own B0.</details>
+# <details><summary>Hint</summary>The list is F0, B0, F1, B1, ... on all ranks, and only the number of the
+# stage differs. The next microbatch then waits by itself, because rank 0 does not begin F1 before its own
+# B0.</details>
 #
 # **Check.**
 
@@ -214,49 +218,50 @@ report = check("07_pipeline/naive", naive, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** Put your schedule under the clock. The line below the chart gives the numbers of the picture.
+# **Measure.** Put your schedule under the clock. The line below the chart states its numbers.
 
 # %% tags=["skip-in-grading"]
 drawn(naive, 4, 3)
 
 # %% [markdown]
-# **Break it.** Here are two schedules for two ranks, each with a slip. Before you run the cell: at which
-# actions do the ranks stop?
+# **Break it.** Here are two schedules for two ranks, and each contains a mistake. Before you run the cell,
+# say at which actions the ranks stop.
 
 # %% tags=["skip-in-grading"]
 print(violation(from_text("0F0,0B0\n1B0,1F0")))
 print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% [markdown]
-# In the first schedule rank 1 cannot follow its own list. In the second each list is sensible by itself, but
-# each rank waits for an action that the other would do only later: on real ranks that is a deadlock, and the
-# sentence names both actions (the actions of a rank are counted from 0). `violation` finds such slips without
-# starting a rank, in any schedule, including one that you invent.
+# In the first schedule, rank 1 cannot follow its own list. In the second, each list is sensible by itself,
+# but each rank waits for an action that the other rank would do only later. On real ranks this is a deadlock,
+# and the sentence names both actions (actions are counted from 0). `violation` finds such mistakes without
+# starting a rank, in any schedule, including your own inventions.
 #
-# **In production.** `torch.distributed.pipelining` keeps its schedules in the same rows of text, and has a
-# validator of its own. In §7 PyTorch runs your schedules.
+# **In production.** `torch.distributed.pipelining` stores its schedules as the same rows of text, and comes
+# with its own validator. In §7, PyTorch runs your schedules.
 
 # %% [markdown]
 # ## 2 · GPipe: many small batches
 #
 # | | |
 # |---|---|
-# | you will write | `gpipe(stages, microbatches)`; the first part of your predictions |
+# | you will write | `gpipe(stages, microbatches)`, and the first part of your predictions |
 # | builds on | §1 |
 # | time | 20 minutes |
-# | points | 4, and the predictions' in §6 |
+# | points | 4, and the predictions count in §6 |
 #
-# While microbatch 0 is on rank 1, rank 0 could do microbatch 1. GPipe (Huang et al. 2019) does all forwards,
-# then all backwards. The backwards may begin with the first microbatch or with the last, on all stages with
-# the same one. Nothing else changes: gradients are added up over the microbatches, and the weights
-# change once, after the last microbatch. That moment is the *flush*: the pipeline runs empty.
+# While microbatch 0 is on rank 1, rank 0 could already do microbatch 1. So GPipe (Huang et al. 2019) does all
+# forwards first, and then all backwards. The backwards may begin with the first microbatch or with the last,
+# but on all stages with the same one. Nothing else changes, because gradients are added up over the
+# microbatches, and the weights change once, after the last microbatch. This moment is called the *flush*,
+# because the pipeline runs empty.
 #
-# **Predict.** Sketch the chart for p = 4: it has a white triangle at the beginning, one at the end, and one
-# between. How long is the bubble of one rank? Does it depend on m, and on the rank?
+# **Predict.** Sketch the chart for p = 4. It has a white triangle at the beginning, one at the end, and one
+# in between. How long is the bubble of one rank? Does it depend on m, or on the rank?
 #
-# <details><summary>Answer</summary>(p − 1)(F + B), on every rank: rank i waits i F for its first input, (p −
-# 1 − i)(F + B) between its last forward and its first gradient, and is done i B before rank 0. m does not
-# occur in it. So the more microbatches, the smaller the share of the bubble.</details>
+# <details><summary>Answer</summary>It is (p − 1)(F + B) on every rank. Rank i waits i F for its first input,
+# (p − 1 − i)(F + B) between its last forward and its first gradient, and is done i B before rank 0. m does
+# not occur in it. So the more microbatches, the smaller the bubble's share of the time.</details>
 #
 # **Build.**
 
@@ -285,18 +290,18 @@ report = check("07_pipeline/gpipe", gpipe, cases="hidden")
 report.points(4)
 
 # %% [markdown]
-# **Measure.**
+# **Measure.** Compare the chart with your sketch.
 
 # %% tags=["skip-in-grading"]
 drawn(gpipe, 4, 8)
 
 # %% [markdown]
-# One bubble has two numbers. Over the *ideal* time, which the computing alone takes, it is (p−1)/m: 3/8 =
-# 37.5 %. As a share of the *whole* step it is (p−1)/(m+p−1): 3/11 = 27.3 %. Both are in use; Megatron-LM's
-# papers have the first, GPipe's the second. The first may exceed 1. If you read of a bubble, look for the
-# denominator.
+# A bubble can be stated in two ways. Divided by the *ideal* time, in which a rank only computes, it is
+# (p−1)/m, here 3/8 = 37.5 %. As a share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %.
+# Megatron-LM's papers give the first number, and the GPipe paper gives the second. The first can exceed 1. So
+# if you read about a bubble, look for the denominator.
 #
-# **Predict**, as functions. They will grow: write now the cases `"naive"` and `"gpipe"`, and come back after
+# **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and come back after
 # each of the next sections. §6 checks all of them. Take F = I = W = 1 and B = 2. The fourth function,
 # `pipeline_bytes_sent`, is for §4.
 
@@ -367,11 +372,11 @@ def pipeline_bytes_sent(
 
 
 # %% [markdown]
-# <details><summary>Hint: from one fraction to the other</summary>If r is the bubble over the ideal time, the
-# whole step takes 1 + r ideal times.</details>
+# <details><summary>Hint: from one fraction to the other</summary>If r is the bubble divided by the ideal
+# time, the whole step takes 1 + r ideal times.</details>
 #
-# How many microbatches are enough? The chart shows both fractions, from your schedule under the clock (dots)
-# and from your formulas (lines).
+# How many microbatches are enough? The chart shows both fractions. The dots come from your schedule under the
+# clock, and the lines from your formulas.
 
 # %% tags=["skip-in-grading"]
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -408,19 +413,19 @@ def over_microbatches():
 over_microbatches() if made(gpipe, 4, 8) else None
 
 # %% [markdown]
-# GPipe's own rule is "m at least 4 p": then the bubble is below a fifth of the total. But the batch, which is
-# cut into microbatches, cannot be as large as you like, since training suffers, and each microbatch has to be
-# large enough to keep the GPU busy. There is another price too: memory.
+# GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But the batch,
+# which is cut into microbatches, cannot be as large as you like, because training suffers, and each
+# microbatch has to be large enough to keep the GPU busy. Memory is another price.
 #
 # **Break it.** What does the line below your chart say about memory? Every rank keeps the activations of all
 # m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16,
-# shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes for each layer:
-# s tokens, b sequences, width h, t GPUs). With m = 32 that makes 46 GB, beside 17 GB of weights, gradients
-# and optimizer states (16 bytes for each of 1.07 billion parameters). With m = 64 it makes 91 GB, and an H100
-# has 80: the cure for the bubble does not fit.
+# shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes per layer, for
+# s tokens, b sequences, width h and t GPUs). With m = 32 this makes 46 GB, in addition to 17 GB of weights,
+# gradients and optimizer states (16 bytes for each of 1.07 billion parameters). With m = 64 it makes 91 GB,
+# but an H100 has only 80, so the cure for the bubble does not fit.
 #
-# So try to do one backward earlier. The next cell moves rank 0's backward of microbatch 0 before its last
-# forward:
+# So let's try to do one backward earlier. The next cell moves rank 0's backward of microbatch 0 before its
+# last forward:
 
 # %% tags=["skip-in-grading"]
 schedule = made(gpipe, 4, 8)
@@ -430,43 +435,45 @@ if schedule:
     print(violation(schedule))
 
 # %% [markdown]
-# One rank alone cannot do it: rank 1 wants to see all forwards first. Which ranks have to change? All of
-# them, as §3 shows.
+# One rank cannot do this by itself, because rank 1 wants to see all forwards first. Which ranks have to
+# change? All of them, as §3 shows.
 #
-# **In production.** PyTorch has `ScheduleGPipe`. GPipe itself kept only the activations at the borders and
-# computed the rest again in backward: m small tensors instead of m large ones, for a third more computing.
+# **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only the activations at the borders
+# and computed the rest again in backward, so it kept m small tensors instead of m large ones, for a third
+# more computing.
 #
-# <details><summary>In the lectures</summary>Lecture 001 gives §1's pipeline "only 25% utilization". It
-# says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches: that is the bubble over the
-# ideal time.</details>
+# <details><summary>In the lectures</summary>Lecture 001 gives the pipeline of §1 "only 25% utilization". It
+# says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches. This is the bubble divided by
+# the ideal time.</details>
 
 # %% [markdown]
-# ## 3 · 1F1B: the same, in less memory
+# ## 3 · 1F1B: the same in less memory
 #
 # | | |
 # |---|---|
-# | you will write | `one_f_one_b(stages, microbatches)`; your predictions for it |
+# | you will write | `one_f_one_b(stages, microbatches)`, and your predictions for it |
 # | builds on | §2 |
 # | time | 25 minutes |
 # | points | 8 |
 #
-# The last rank could go backward at once: it has the loss of microbatch 0 after its first forward. Then rank
-# p−2 gets a gradient, and so on up. So let every rank do **one forward, one backward** in turn, as soon as it
-# can. A rank further up (a smaller i, as in the chart) has to wait longer for its first gradient, and does
-# more forwards meanwhile: its *warm-up*. At the end some backwards are left over.
+# The last rank could go backward right away, because it has the loss of microbatch 0 after its first forward.
+# Then rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one forward, one
+# backward**, as soon as it can. A rank further up (with a smaller i, as in the chart) waits longer for its
+# first gradient, and does more forwards while it waits. They are its *warm-up*. At the end, some backwards
+# are left over.
 #
-# **Predict.** When forwards and backwards alternate (the *steady state*), a rank should wait for no
-# gradient but its first. How many forwards must rank i of p do before that state begins? How many
+# **Predict.** Once forwards and backwards alternate (the *steady state*), a rank should not have to wait for
+# any gradient except its first. How many forwards must rank i of p do before this state begins? How many
 # microbatches does it have in flight, at most? And how long is its bubble?
 #
 # <details><summary>Answer</summary>The warm-up has p − 1 − i forwards: none on the last rank, and one more
-# for each rank further up. In the steady state one more forward comes before each backward, so p − i
-# microbatches are in flight, however large m is (but never more than m). The bubble is (p − 1)(F + B), as
-# GPipe's: the first input comes no earlier, and the last gradient no earlier either. 1F1B saves memory, and
-# no time.</details>
+# for each rank further up. In the steady state, one more forward comes before each backward. So p − i
+# microbatches are in flight, however large m is (but never more than m). The bubble is (p − 1)(F + B), as for
+# GPipe, because neither the first input nor the last gradient comes any earlier. 1F1B saves memory, but no
+# time.</details>
 #
 # **Build.** Forwards take the microbatches in order, and so do backwards. If m is smaller than the warm-up,
-# all forwards are warm-up.
+# all forwards belong to the warm-up.
 
 
 # %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
@@ -503,10 +510,10 @@ def one_f_one_b(stages: int, microbatches: int) -> list:
 
 # %% [markdown]
 # <details><summary>Hint: three parts</summary>Make a list of all forwards and one of all backwards. Take the
-# warm-up from the front of the first. Then, while there are forwards, take one from each list. Then take the
-# backwards that are left.</details>
-# <details><summary>Hint: look at two rows</summary>p = 4, m = 5. Rank 3: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4. Rank
-# 2: F0 F1 B0 F2 B1 F3 B2 F4 B3 B4.</details>
+# warm-up from the front of the first list. Then take one from each list in turn, as long as there are
+# forwards. Finally, take the backwards that are left.</details>
+# <details><summary>Hint: look at two rows</summary>For p = 4 and m = 5, rank 3 does F0 B0 F1 B1 F2 B2 F3 B3
+# F4 B4, and rank 2 does F0 F1 B0 F2 B1 F3 B2 F4 B3 B4.</details>
 #
 # **Check.**
 
@@ -518,15 +525,15 @@ report = check("07_pipeline/one_f_one_b", one_f_one_b, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Put it beside GPipe's chart.
+# **Measure.** Compare your chart with GPipe's chart.
 
 # %% tags=["skip-in-grading"]
 drawn(one_f_one_b, 4, 8)
 
 # %% [markdown]
-# The step takes 33 again and has the same bubble, but rank 0 has 4 microbatches in flight instead of
-# GPipe's 8. These are p microbatches on 1/p of the layers: rank 0 keeps as much as *one* microbatch leaves
-# in the whole model, however many ranks there are. Compare your schedules with your formula:
+# The step still takes 33 and has the same bubble, but rank 0 has 4 microbatches in flight instead of the 8 in
+# GPipe. They are p microbatches on 1/p of the layers. So rank 0 keeps as much as *one* microbatch leaves in
+# the whole model, however many ranks there are. Now compare your schedules with your formula:
 
 # %% tags=["skip-in-grading"]
 for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
@@ -536,9 +543,9 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
         print(f"{name:12} rank {rank}: {held(schedule, rank)} in flight, predicted {foretold}")
 
 # %% [markdown]
-# **Break it.** What if the warm-up has the wrong length? The cell takes p = 4 and m = 8, and makes the
-# warm-up up to three forwards shorter and up to four longer: first on all ranks, then only on rank 0. Before
-# you run it: which of these schedules will hang, which cost time, and which memory?
+# **Break it.** What if the warm-up has the wrong length? For p = 4 and m = 8, the cell makes the warm-up up
+# to three forwards shorter and up to four longer, first on all ranks and then only on rank 0. Before you run
+# it, say which of these schedules will hang, cost time, or cost memory.
 
 
 # %% tags=["skip-in-grading"]
@@ -561,62 +568,63 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
         print(f"{who}, warm-up {change:+d}: {outcome}")
 
 # %% [markdown]
-# If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96); if they do many more,
-# you get GPipe. 1F1B is the point between them: no shorter warm-up is as fast, and every longer one needs
-# more memory. If only rank 0's warm-up is one too short, the step takes 48, nearly as long as if the warm-up
-# is too short on all ranks (54): the others wait for rank 0. If rank 0's is two too short, the run deadlocks:
-# rank 1 waits for a forward that rank 0 would do only after a backward. A warm-up that is too long on
-# all ranks, or on rank 0 alone, never hangs and costs no time. It costs memory: you do not notice until the
-# memory is full. (If a rank further down runs further ahead than rank 0, the run deadlocks: that was the hang
-# in §2.)
+# If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96). If they do many more,
+# you get GPipe. 1F1B is the point between the two, because every shorter warm-up is slower, and every longer
+# one needs more memory. If only rank 0's warm-up is one forward too short, the step takes 48. This is nearly
+# as long as with a warm-up too short on all ranks (54), because the others wait for rank 0. If the warm-up of
+# rank 0 is two forwards too short, the run deadlocks, because rank 1 waits for a forward that rank 0 would do
+# only after a backward. A warm-up that is too long on all ranks, or only on rank 0, never hangs and costs no
+# time. But it costs memory, so you do not notice until the memory is full. (If a rank further down runs
+# further ahead than rank 0, the run deadlocks, as in §2.)
 #
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
-# It is also called PipeDream-Flush, after the asynchronous schedule of §8, from which the order comes.
+# It is also called PipeDream-Flush, because its order comes from the asynchronous schedule of §8.
 #
-# <details><summary>In the lectures</summary>Lecture 001 does not tell 1F1B and PipeDream apart.
-# Its advice to minimise bubbles by "using 1F1B" is wrong: the bubble is GPipe's.</details>
+# <details><summary>In the lectures</summary>Lecture 001 does not distinguish 1F1B from PipeDream. Its advice
+# to minimise bubbles by "using 1F1B" is wrong, because the bubble is as long as in GPipe.</details>
 
 # %% [markdown]
 # ## 4 · Interleaving: a shorter way round
 #
 # | | |
 # |---|---|
-# | you will write | `interleaved_one_f_one_b(stages, microbatches, chunks=2)`; your predictions for it; `pipeline_bytes_sent` |
+# | you will write | `interleaved_one_f_one_b(stages, microbatches, chunks=2)`, your predictions for it, and `pipeline_bytes_sent` |
 # | builds on | §3 |
 # | time | 25 minutes |
 # | points | 8 |
 #
-# The bubble is the time in which the pipeline fills and empties: the forwards of p − 1 stages and the
-# backwards of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0 to 3
-# *and* 16 to 19, rank 1 layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i holds stages
-# i, p + i, 2p + i, ...: its v *chunks*. A microbatch goes round the ranks v times, from the last rank back to
-# the first. The pipeline is still full after p − 1 stages, but each takes 1/v of the time.
+# The bubble is the time in which the pipeline fills and empties, which takes the forwards of p − 1 stages and
+# the backwards of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0
+# to 3 *and* 16 to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i
+# holds stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times,
+# from the last rank back to the first. The pipeline is still full after p − 1 stages, but each takes only 1/v
+# of the time.
 #
 # **Predict.** How long is the bubble with v chunks? And how many bytes does a rank send, with m microbatches
-# and an activation of M bytes at each border? Go back to your predictions in §2: add this schedule, and write
+# and an activation of M bytes at each border? Go back to your predictions in §2, add this schedule, and write
 # the fourth function.
 #
-# <details><summary>Answer</summary>(p − 1)(F + B)/v. There are v·p − 1 borders in place of p − 1. Without
-# chunks a rank in the middle sends 2 m M: m M down and m M up. With v chunks it sends 2 v m M. Ranks 0 and p
-# − 1 each send m M less, since the first stage has no gradient to send on and the last stage no
-# activation.</details>
+# <details><summary>Answer</summary>The bubble is (p − 1)(F + B)/v. There are v·p − 1 instead of p − 1
+# borders. Without chunks, a rank in the middle sends 2 m M, which is m M down and m M up. With v chunks it
+# sends 2 v m M. Ranks 0 and p − 1 each send m M less, since the first stage has no gradient to send on, and
+# the last stage has no activation.</details>
 #
-# In which order does a rank take its chunks? In Megatron-LM's order microbatches go in *groups of p*. The
-# first p microbatches go through the rank's first chunk, then the same p through its second, and so on; then
+# In which order does a rank take its chunks? In Megatron-LM's order, microbatches go in *groups of p*. The
+# first p microbatches go through the rank's first chunk, then the same p through its second, and so on. Then
 # comes the next group. When rank 0 has done its p microbatches of stage 0, microbatch 0 has been on all ranks
-# and is back for stage p. Backwards go in the same groups of p, and through the chunks from the last to the
-# first. As before, a rank does a warm-up of forwards, and then a forward and a backward in turn. The warm-up
-# is longer:
+# and is back for stage p. Backwards go in the same groups of p, but through the chunks from the last to the
+# first. As before, a rank does a warm-up of forwards, and then a forward and a backward in turn. But now the
+# warm-up is longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
 # The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Rank i needs at
-# least one forward more than rank i + 1, since its gradient comes from one stage further away. Megatron-LM's
-# formula gives it two more. The cells after the chart show the use of the second forward.
+# least one more forward than rank i + 1, since its gradient comes from one stage further away. Megatron-LM's
+# formula gives it two more. The cells after the chart show what the second one is for.
 #
-# **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to
-# v p − 1. m has to be a multiple of p: refuse others with a ValueError
-# (`counted(stages, microbatches, least=stages, unit=stages)`).
+# **Build.** `stages` is p, the number of *ranks*, whereas an Action's stage counts along the model, from 0 to
+# v p − 1. m has to be a multiple of p, so refuse other numbers with a ValueError (`counted(stages,
+# microbatches, least=stages, unit=stages)`).
 
 
 # %% nbgrader={"grade_id": "interleaved_one_f_one_b", "solution": true}
@@ -645,9 +653,10 @@ def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> 
 
 # %% [markdown]
 # <details><summary>Hint: two lists again</summary>Make one list of all forwards of the rank and one of all
-# its backwards, each in its order. Then take them in turn as in §3, with the longer warm-up.</details>
-# <details><summary>Hint: the order of the forwards</summary>Write three loops, from outside to inside: the
-# groups of p microbatches, the rank's stages, the microbatches of the group.</details>
+# its backwards, each in its own order. Then take them in turn as in §3, but with the longer
+# warm-up.</details>
+# <details><summary>Hint: the order of the forwards</summary>Write three loops. From outside to inside, they
+# go over the groups of p microbatches, the rank's stages, and the group's microbatches.</details>
 #
 # **Check.**
 
@@ -659,17 +668,19 @@ report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Each rank has two chunks; the second one is paler. Every action takes half as long as before.
+# **Measure.** Each rank has two chunks, and the second one is paler. Every action takes half as long as
+# before.
 
 # %% tags=["skip-in-grading"]
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# The step takes 28.5 in place of 33. Rank 0 keeps up to 11 activations, each of them what one microbatch
-# leaves in one chunk. A chunk is half of its layers, so this is as much as 5.5 microbatches leave on all of
-# them; with 1F1B it was 4. Is that the price of interleaving? The next cell shortens the warm-up: to (p − 1 −
-# i) + (v − 1) p, so that it grows by one forward and not by two for each rank further up. Each message now
-# takes a time c; c = 1 is the time of a forward through *all* layers of a rank:
+# The step takes 28.5 instead of 33. Rank 0 keeps up to 11 activations, and each of them is what one
+# microbatch leaves in one chunk. Since a chunk is half of a rank's layers, this is as much as 5.5
+# microbatches leave on all of them. With 1F1B it was 4. Is this the price of interleaving? The next cell
+# shortens the warm-up to (p − 1 − i) + (v − 1) p, so that it grows by only one forward instead of two for
+# each rank further up. Each message now takes a time c, and c = 1 is the time of a forward through *all*
+# layers of a rank:
 
 
 # %% tags=["skip-in-grading"]
@@ -701,10 +712,10 @@ if schedule:
         print(f"c = {c:4}: {fewer:5.1f} with one, {more:5.1f} with two")
 
 # %% [markdown]
-# If messages are free, the second forward saves no time and costs memory: without it rank 0 keeps 8
+# If messages are free, the second forward saves no time but costs memory. Without it, rank 0 keeps 8
 # activations of one chunk, as much as the 4 microbatches of 1F1B. If a message takes a quarter of F, the
 # second forward saves 4 of 36, because a rank then has a forward to do while an activation and a gradient are
-# on their way. Now compare with 1F1B:
+# on their way. Now compare interleaving with 1F1B:
 
 # %% tags=["skip-in-grading"]
 if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
@@ -720,12 +731,12 @@ if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
         print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
 
 # %% [markdown]
-# For c = 0.1 four chunks are the best. For c = 0.25 two chunks are better than four, and for c = 0.5 four are
-# worse than 1F1B. (1F1B slows down as well: its steady state has no slack, so each turn waits for two
-# messages. An executor hides some of that by letting ranks run a little further ahead.)
+# For c = 0.1, four chunks are best. For c = 0.25, two chunks are better than four, and for c = 0.5, four are
+# worse than 1F1B. (1F1B also slows down, because its steady state has no slack, so each turn waits for two
+# messages. An executor hides some of this by letting ranks run a little further ahead.)
 #
-# **Break it.** Let the backwards go through the chunks in the order of the forwards, first chunk first. Which
-# rank then waits for which?
+# **Break it.** Let the backwards go through the chunks in the order of the forwards, so that the first chunk
+# comes first. Which rank then waits for which?
 
 
 # %% tags=["skip-in-grading"]
@@ -746,48 +757,50 @@ if schedule:
     print(violation(first_chunk_first(schedule, 4)))
 
 # %% [markdown]
-# All ranks deadlock. Each is stuck at the first backward of its first chunk. Rank 0 needs the gradient from
-# stage 1, rank 1 that from stage 2, rank 2 that from stage 3, and rank 3 that from stage 4. Stage 4 is rank
-# 0's second chunk, and rank 0 would do its backward only after the one at which it is stuck.
+# All ranks deadlock, because each is stuck at the first backward of its first chunk. Rank 0 needs the
+# gradient from stage 1, rank 1 needs it from stage 2, rank 2 from stage 3, and rank 3 from stage 4. Stage 4
+# is rank 0's second chunk, but rank 0 would do its backward only after the backward at which it is stuck.
 #
-# **In production.** PyTorch has `ScheduleInterleaved1F1B`, and Megatron-LM the option
-# `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and such a schedule,
-# changed so that m need not be a multiple of p (Llama 3, §3.3).
+# **In production.** PyTorch provides `ScheduleInterleaved1F1B`, and Megatron-LM the option
+# `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and a schedule of this
+# kind, changed so that m does not have to be a multiple of p (Llama 3, §3.3).
 
 # %% [markdown]
 # ## 5 · Half of a backward can wait
 #
 # | | |
 # |---|---|
-# | you will write | `zero_bubble_h1(stages, microbatches)`; your last predictions |
+# | you will write | `zero_bubble_h1(stages, microbatches)`, and your last predictions |
 # | builds on | §3 |
 # | time | 25 minutes |
 # | points | 7 |
 #
-# A linear layer y = x Aᵀ has two products in its backward: dx = dy A, and dA = dyᵀ x. The stage before waits
-# for dx. No rank waits for dA before the optimizer's step. So cut B in two: **I** computes the gradient of
-# the stage's input, **W** that of its weights. A rank does each **I** at once, and a **W** when it would
-# otherwise idle. (The idea is from Qi et al. 2024. They call I "B".)
+# A linear layer y = x Aᵀ has two products in its backward, dx = dy A and dA = dyᵀ x. The stage before it
+# waits for dx, but no rank waits for dA before the optimizer's step. So let's cut B in two. **I** computes
+# the gradient of the stage's input, and **W** the gradient of its weights. A rank does each **I**
+# immediately, and a **W** whenever it would otherwise idle. (The idea is from Qi et al. 2024, who call I
+# "B".)
 #
-# *ZB-H1* takes the order of 1F1B with I in the place of B. Rank i puts off its W's until i of them are in
-# store; from then on it does one W after each I. Rank 0 does each W right after its I. Rank 3 does its first
-# W, that of microbatch 0, after its fourth I, and so on. When no forwards and I's are left, rank i has i W's
-# to fill the white at the end.
+# *ZB-H1* takes the order of 1F1B, with I instead of B. Rank i delays its W's until i of them are in store,
+# and from then on it does one W after each I. So rank 0 does each W right after its I, whereas rank 3 does
+# its first W, for microbatch 0, after its fourth I. When no forwards and I's are left, rank i still has i W's
+# with which to fill the white at the end.
 #
-# **Predict.** In the chart of 1F1B a rank idles (p − 1)(F + I + W). How much of that is left, and what
-# happens to the memory? For each layer a forward keeps 34 s·b·h bytes, if attention's scores are computed
-# again or never stored. From I to W a rank keeps x and dy of each linear layer, 32 s·b·h bytes (Qi et al.,
-# table 1). So the action I frees hardly any memory: count a microbatch as kept until its W.
+# **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this is left, and what
+# happens to the memory? For each layer, a forward keeps 34 s·b·h bytes, if attention's scores are computed
+# again or never stored. Between I and W, a rank keeps x and dy of each linear layer, which are 32 s·b·h bytes
+# (Qi et al., table 1). So the action I frees hardly any memory, and you should count a microbatch as kept
+# until its W.
 #
-# <details><summary>Answer</summary>(p − 1)(F + I − W). If F = I = W this is a third of 1F1B's bubble, and
-# easy to see: rank i waits i F for its first input and (p − 1 − i) I for its first gradient, since no rank
-# below does a W before it sends that gradient. The W's fill the rest. On rank i, p − i microbatches await I,
-# as before, and up to i more await W. So every rank keeps up to p microbatches, as many as rank 0 of 1F1B.
-# (`peak_activations` counts those that await I.)</details>
+# <details><summary>Answer</summary>The bubble shrinks to (p − 1)(F + I − W). If F = I = W, this is a third of
+# 1F1B's bubble, and easy to see. Rank i waits i F for its first input and (p − 1 − i) I for its first
+# gradient, since no rank below does a W before it sends that gradient. The W's fill the rest. On rank i, p −
+# i microbatches await I, as before, and up to i more await W. So every rank keeps up to p microbatches, as
+# many as rank 0 of 1F1B. (`peak_activations` counts only the microbatches that await I.)</details>
 #
-# **Build.** m has to be at least p. With fewer microbatches rank 0 runs out of forwards earlier and waits
-# longer for its first gradient, so the bubble is longer than the formula says. Refuse a smaller m with a
-# ValueError (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
+# **Build.** m has to be at least p, because with fewer microbatches rank 0 runs out of forwards earlier and
+# waits longer for its first gradient. Then the bubble is longer than the formula says, so refuse a smaller m
+# with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -817,7 +830,7 @@ def zero_bubble_h1(stages: int, microbatches: int) -> list:
 
 # %% [markdown]
 # <details><summary>Hint: where the W's go</summary>Number the I's of rank i: 0, 1, 2, ... After I number k
-# comes W number k − i, if there is one. At the end come the last i W's.</details>
+# comes W number k − i, if there is one. The last i W's come at the end.</details>
 #
 # **Check.**
 
@@ -829,14 +842,15 @@ report = check("07_pipeline/zero_bubble_h1", zero_bubble_h1, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Measure.** Green is W.
+# **Measure.** In this chart, green is W.
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** It matters *when* a rank does its W's. Compare three schedules: each W right after its I; yours;
-# and all W's at the end. Before you run the cell: which step is the shortest, and which one keeps the most?
+# **Break it.** It matters *when* a rank does a W. The cell compares three schedules: each W right after its
+# I, your order, and all W's at the end. Before you run it, say which step is the shortest, and which one
+# keeps the most.
 
 
 # %% tags=["skip-in-grading"]
@@ -863,20 +877,20 @@ if schedule:
         print(f"W {name:10}: total {timing.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
-# "At once" is a gain already, 30 instead of 33: the stage before gets its gradient earlier. (PyTorch's
-# autograd cannot do that by itself: it computes dx and dA of a layer one after the other, and a stage's input
-# gradient is there only when the whole stage is done. `course_lib/pipeline/halves.py` shows how to take the
-# two apart.) With all W's at the end a rank keeps 8 microbatches, as many as in GPipe, and gains nothing over
-# "at once".
+# "At once" is already a gain, 30 instead of 33, because the stage before gets its gradient earlier.
+# (PyTorch's autograd cannot do this by itself. It computes dx and dA of a layer one after the other, so a
+# stage's input gradient is ready only when the whole stage is done. `course_lib/pipeline/halves.py` shows how
+# to take the two apart.) With all W's at the end, a rank keeps 8 microbatches, as many as in GPipe, but gains
+# nothing over "at once".
 #
-# And the white that is left in your chart? Before its first gradient rank i waits (p − 1 − i) I. A longer
-# warm-up fills this white, and costs memory. Before its first input rank i waits i F, and there is no work to
-# put there. That white can go only if each rank begins its step later, and ends it later, than the rank
-# before. ZB-H2 does both: its warm-up is twice as long, so rank 0 has 2p − 1 microbatches in flight, and there
-# is no white between a rank's first action and its last. The next step must then begin on rank 0 while the
-# last rank is still at work on this one, so there can be no barrier, and no global gradient norm before the
-# optimizer's step. ZB-V does the same in 1F1B's memory: each rank has two chunks, laid as a V, so that rank 0
-# holds the first stage and the last. The library has both:
+# And what about the white that is left in your chart? Before its first gradient, rank i waits (p − 1 − i) I.
+# A longer warm-up fills this white, but costs memory. Before its first input, rank i waits i F, and there is
+# no work to put there. This white can go only if each rank begins its step later, and ends it later, than the
+# rank before. ZB-H2 does both. Its warm-up is twice as long, so rank 0 has 2p − 1 microbatches in flight, and
+# there is no white between a rank's first action and its last. But then the next step must begin on rank 0
+# while the last rank is still at work on this one, so there can be no barrier, and no global gradient norm
+# before the optimizer's step. ZB-V does the same in the memory of 1F1B. Each rank has two chunks, laid out as
+# a V, so rank 0 holds both the first stage and the last. The library provides both:
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -884,17 +898,18 @@ from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
 drawn(zero_bubble_h2, 4, 8)
 
 # %% [markdown]
-# The line below the chart says 27, as for H1: it counts from the first rank's beginning to the last rank's
-# end. But each rank is busy for 24 without a gap, and the white before and after belongs to the neighbouring
-# steps. Here is the V. Its actions take half as long; the paler ones are the second chunk. Each of the "8
-# activations in flight" is what one microbatch leaves in one chunk, so together they are 1F1B's 4 microbatches:
+# The line below the chart says 27, as for H1, because it counts from the first rank's beginning to the last
+# rank's end. But each rank is busy for 24 without a gap, and the white before and after belongs to the
+# neighbouring steps. Now look at the V. Its actions take half as long, and the paler ones belong to the
+# second chunk. Each of the "8 activations in flight" is what one microbatch leaves in one chunk, so together
+# they are the 4 microbatches of 1F1B:
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
-# Are F, I and W equal? Measure them on this machine, with two blocks of a GPT. The process uses one thread,
-# as each of our ranks does:
+# Are F, I and W equal? The next cell measures them on this machine, with two blocks of a GPT. The process
+# uses one thread, as each of our ranks does:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -910,7 +925,7 @@ def own_durations(repeats=12):
     positions = torch.arange(64, device=device())
 
     def clock():
-        synchronize()  # on a GPU: until it has done what it was asked for
+        synchronize()  # wait until a GPU has done its work
         return time.perf_counter()
 
     seconds = []
@@ -943,14 +958,15 @@ for name, generator in generators.items():
         print(f"{name:44} {shares[0]:15.1%} {shares[1]:13.1%}")
 
 # %% [markdown]
-# W is the shortest of the three, here as in the models of the paper: the scores of attention, the norms and
-# the activation functions have an input gradient, but hardly any weights. So there is less work with which to
-# fill the white. Qi et al. measured the times of real models and let a program search for the best order (their
-# "ZB-1p" and "ZB-2p"); the handmade orders are made for F = I = W.
+# W is the shortest of the three, here and in the models of the paper, because the scores of attention, the
+# norms and the activation functions have an input gradient, but hardly any weights. So there is less work
+# with which to fill the white. Qi et al. therefore measured the times of real models and let a program search
+# for the best order (their "ZB-1p" and "ZB-2p"), whereas the handmade orders are made for F = I = W.
 #
-# **In production.** PyTorch has `ScheduleZBVZeroBubble`. The next cell has sliders: look at every schedule of
-# this notebook with other p, m and v, and other durations, step by step. (Choose "critical path" to see a chain
-# of actions, each of which waits for the one before it: if one of them took longer, so would the step.)
+# **In production.** PyTorch provides `ScheduleZBVZeroBubble`. The next cell has sliders, so you can look at
+# every schedule of this notebook step by step, with other p, m and v, and other durations. (Choose "critical
+# path" to see a chain of actions, each of which waits for the one before it. If one of them took longer, so
+# would the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_explorer import explorer
@@ -963,8 +979,9 @@ SCHEDULES = [
 explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe": 2})
 
 # %% [markdown]
-# **Try it.** Place a schedule by hand. A button places the next microbatch of its kind on its rank, and if that is
-# not possible, the bench says why. Can you end at 15 or earlier, with no more than three activations on a rank?
+# **Try it.** Place a schedule by hand. A button places the next microbatch of its kind on its rank, and if
+# this is not possible, the bench says why. Can you end at 15 or earlier, with at most three activations on a
+# rank?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_workbench import Workbench
@@ -976,13 +993,13 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 #
 # | | |
 # |---|---|
-# | you will write | nothing new: the functions in §2, if they do not know all five schedules yet |
+# | you will write | nothing new, unless the functions in §2 do not know all five schedules yet |
 # | builds on | §2 to §5 |
 # | time | 5 minutes |
 # | points | 7 |
 #
 # First compare your formulas with your schedules under the clock. The table shows the schedules' numbers. If
-# your formulas give other numbers for a schedule, these stand at the end of its row.
+# your formulas give others, the end of the row shows them.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
@@ -1034,27 +1051,27 @@ report.points(7)
 # | | |
 # |---|---|
 # | you will write | `run_schedule(stage, actions, microbatches, group=None)` |
-# | builds on | §3; notebook 00: deadlocks |
+# | builds on | §3, and deadlocks (notebook 00) |
 # | time | 45 minutes |
 # | points | 13 |
 #
-# So far no tensor has moved. Now you *run* a schedule: forwards and whole backwards of a real model, one
-# stage a rank, with activations sent down and gradients sent up. (Chunks and halves need the same idea and
-# more bookkeeping.) The schedule gives the order of the computing. It does not give the order of the
-# messages, and a wrong order of messages hangs the pipeline.
+# So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank,
+# with activations sent down and gradients sent up. (Chunks and halves need the same idea, but more
+# bookkeeping.) The schedule gives the order of the computing. But it does not give the order of the messages,
+# and a wrong order of messages hangs the pipeline.
 #
-# In the obvious program each rank goes through its own list: for each action it receives the input, computes,
-# and sends the output. The next cell does so without a model: each message is a single number. It sends
-# either with `send`, which on gloo returns when the receiver has taken the message, or with `isend`, which
-# returns at once.
+# In the obvious program, each rank goes through its own list. For each action it receives the input,
+# computes, and sends the output. The next cell does this without a model, so each message is a single number.
+# It sends either with `send`, which on gloo returns when the receiver has taken the message, or with `isend`,
+# which returns immediately.
 #
 # **Break it.** There are three runs on two ranks: GPipe with `send`, 1F1B with `send`, and 1F1B with `isend`.
-# Which will hang?
+# Which of them will hang?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def tokens_only(schedule, blocking):
-    """Each rank through its own list."""
+    """Each rank goes through its own list."""
     rank, under_way = dist.get_rank(), []
     for _, kind, k in schedule[rank]:
         src, dst = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
@@ -1075,66 +1092,67 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
         print(f"{generator.__name__}, {'send' if blocking else 'isend'}: done")
 
 # %% [markdown]
-# In GPipe all messages go one way, and then all go the other. In 1F1B's steady state rank 0 sends an
-# activation down while rank 1 sends a gradient up: each waits for the other to receive. With `isend` it works
-# on gloo. On NCCL it can hang, as the note in the output says: NCCL does a rank's operations in a group
-# *one after the other*, in the order in which the rank posted them, so two ranks that both post a send first
-# can wait for each other again. (Megatron-LM therefore has calls like `send_forward_recv_backward`, which
-# post both at once with `batch_isend_irecv`.)
+# In GPipe, all messages go one way, and then all go back. In 1F1B's steady state, however, rank 0 sends an
+# activation down while rank 1 sends a gradient up, so each waits for the other to receive. With `isend` it
+# works on gloo, but on NCCL it can still hang, as the note in the output says, because NCCL does a rank's
+# operations in a group *one after the other*, in the order in which the rank posted them. So if two ranks
+# both post a send first, they can wait for each other again. (Megatron-LM therefore has calls like
+# `send_forward_recv_backward`, which post both at the same time with `batch_isend_irecv`.)
 #
-# **One order for all ranks** helps everywhere. You have it: `simulate(actions).events` is the list of all
-# actions of all ranks, sorted by the time at which they start; each event has `rank`, `action`, `start`,
-# `end`. The list is the same on every rank. So each rank walks through the *whole* list. At each action:
+# **One order for all ranks** helps everywhere. You have it, because `simulate(actions).events` is the list of
+# all actions of all ranks, sorted by the time at which they start. Each event has `rank`, `action`, `start`
+# and `end`. The list is the same on every rank, so let each rank walk through the *whole* list. At each
+# action:
 #
-# 1. If the action is this rank's own, the rank waits for the message that the action needs (it has posted the
-#    receive before), and does the action.
+# 1. If the action is this rank's own, the rank waits for the message the action needs (it has posted the
+#    receive before), and then does the action.
 # 2. Then comes the message with the action's output, if there is one. If this rank sends it, it posts an
 #    `isend`. If the message is for this rank, it posts an `irecv` into an empty tensor and remembers the
-#    handle. It does not wait for the message now.
+#    handle, but does not wait for the message now.
 #
-# This order cannot deadlock. Put each message into the list, right behind its action, and take the first entry
-# that is not done yet. If it is an action, its input has arrived, because that message stands before it. If it
-# is a message, its sender and its receiver have done everything that stands before it, so both are there.
-# Either way this entry can be done, and then the next one. Hence no rank waits for ever, even if every call
-# blocks. And because the list is sorted by the *start*, a rank posts each receive before it begins its next
-# action: the message can travel while the rank computes.
+# This order cannot deadlock. To see why, put each message into the list, right behind its action, and take
+# the first entry that is not done yet. If it is an action, its input has arrived, because that message is
+# earlier in the list. If it is a message, its sender and its receiver have done everything before it, so both
+# are ready. Either way this entry can be done, and then the next one, so no rank waits for ever, even if
+# every call blocks. And because the list is sorted by the *start*, a rank posts each receive before it begins
+# its next action, so the message can travel while the rank computes.
 #
 # **Predict.** There are m microbatches and p ranks, and an activation at a border has M bytes. How many bytes
-# do rank 0, a rank in the middle and the last rank each send in a step? Is that more than an all-reduce of
+# do rank 0, a rank in the middle and the last rank each send in a step? Is this more than an all-reduce of
 # the gradients sends?
 #
-# <details><summary>Answer</summary>m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code> says,
-# for every schedule with one stage a rank. The number of parameters does not occur in it. So with many tokens
-# and few parameters it is more than an all-reduce sends, and with few tokens and many parameters
-# less.</details>
+# <details><summary>Answer</summary>They send m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code>
+# says, for every schedule with one stage per rank. The number of parameters does not occur here. So with many
+# tokens and few parameters this is more than an all-reduce sends, and with few tokens and many parameters it
+# is less.</details>
 #
 # **Build.** `stage` is this rank's part of the model:
 #
 # | | |
 # |---|---|
-# | `stage.module` | takes the output of the stage before (on the first stage, the microbatch's inputs); returns one tensor |
-# | `stage.first`, `stage.last` | whether it is the first or the last one |
-# | `stage.loss(output, targets)` | on the last stage: the *sum* of the losses |
-# | `stage.count(targets)` | how many targets count: some may be masked |
-# | `stage.shape(inputs)`, `stage.dtype` | shape and dtype of the activations between stages, for a microbatch with these inputs |
+# | `stage.module` | takes the output of the stage before (on the first stage, the microbatch's inputs), and returns one tensor |
+# | `stage.first`, `stage.last` | tell whether it is the first or the last stage |
+# | `stage.loss(output, targets)` | is, on the last stage, the *sum* of the losses |
+# | `stage.count(targets)` | is the number of targets that count, because some may be masked |
+# | `stage.shape(inputs)`, `stage.dtype` | are the shape and dtype of the activations between stages, for a microbatch with these inputs |
 #
-# - Stage i lies on rank i of `group`, whose ranks need not be those of the world: `dist.isend(tensor, group=group,
-#   group_dst=...)`, `dist.irecv(tensor, group=group, group_src=...)`.
+# - Stage i is on rank i of `group`, whose ranks do not have to be the ranks of the world. So write
+#   `dist.isend(tensor, group=group, group_dst=...)` and `dist.irecv(tensor, group=group, group_src=...)`.
 # - `microbatches` is a list of (inputs, targets), the same on every rank. The microbatches have *different
-#   sizes*. The loss is the mean over the targets of the whole batch: divide each microbatch's sum by the
-#   count of **all** targets.
-# - At the backward of a microbatch, give up everything that you kept of it. The check counts the tensors that
-#   forward keeps for backward. In one run it also measures the memory of each rank's process, where a clone of
-#   an activation counts as well. Messages cost memory, too: a tensor that is being sent lives until its `wait`,
-#   and if it has a graph, so do all tensors that the graph needs. So send `output.detach()`, and before you
-#   send an activation, wait for the previous activation that you sent; do the same with gradients. (That is
-#   safe: the previous message comes earlier in the list. The check is more generous: it leaves room for one
-#   message of each microbatch.)
-# - Add the gradients to `param.grad` (autograd does that). Do not change the inputs. The kinds are F and B.
+#   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum by
+#   the count of **all** targets.
+# - At the backward of a microbatch, drop everything you kept of it. The check counts the tensors that forward
+#   keeps for backward. In one run it also measures the memory of each rank's process, which includes clones
+#   of activations. Messages cost memory as well. A tensor that is being sent lives until its `wait`, and if
+#   it has a graph, so do all tensors the graph needs. So send `output.detach()`, and before you send an
+#   activation, wait for the activation you sent before it. Do the same with gradients. (This is safe, because
+#   the previous message is earlier in the list. The check is more generous, since it leaves room for one
+#   message per microbatch.)
+# - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
-# The check runs over gloo. An order of messages that works on gloo and can hang on NCCL costs no points; the
-# check says so in a remark.
+# The check runs over gloo. An order of messages that works on gloo but can hang on NCCL costs no points, but
+# the check says so in a remark.
 
 
 # %% nbgrader={"grade_id": "run_schedule", "solution": true}
@@ -1207,11 +1225,11 @@ def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> di
 #         ...      # post the receive</pre></details>
 # <details><summary>Hint: the forward</summary>Keep the input and the output of each forward, in a dictionary
 # by microbatch. An activation that arrives needs <code>requires_grad_()</code>, so that autograd leaves its
-# gradient in <code>x.grad</code>. Send <code>output.detach()</code>: otherwise the graph lives as long as the
-# message.</details>
-# <details><summary>Hint: the backward</summary><code>x, output = kept.pop(k)</code>, then
-# <code>torch.autograd.backward(output, gradient)</code>, with no gradient on the last stage, whose output is
-# the loss. The stage before waits for <code>x.grad</code>.</details>
+# gradient in <code>x.grad</code>. Send <code>output.detach()</code>, because otherwise the graph lives as
+# long as the message.</details>
+# <details><summary>Hint: the backward</summary>Take <code>x, output = kept.pop(k)</code>, then call
+# <code>torch.autograd.backward(output, gradient)</code>. On the last stage there is no gradient, because the
+# output is the loss. The stage before waits for <code>x.grad</code>.</details>
 #
 # **Check.**
 
@@ -1223,11 +1241,11 @@ report = check("07_pipeline/run_schedule", run_schedule, cases="hidden")
 report.points(13)
 
 # %% [markdown]
-# **Measure.** Run a GPT on four ranks, with eight microbatches of one to three sequences, in float64.
-# `gpt_stages` cuts it so that all stages have equal work: the head counts as well, so the last stage gets
-# fewer blocks. The cell compares loss and gradients with those of one process, and bytes with your formula.
-# The formula wants microbatches of one size: the cell gives it the number of sequences for m, and the bytes of
-# one sequence for M.
+# **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
+# float64. `gpt_stages` cuts it so that all stages have equal work. The head counts as well, so the last stage
+# gets fewer blocks. The cell compares loss and gradients with the results of one process, and bytes with your
+# formula. Since the formula wants microbatches of one size, the cell gives it the number of sequences for m,
+# and the bytes of one sequence for M.
 
 
 # %% tags=["skip-in-grading"]
@@ -1300,11 +1318,11 @@ for generator in (naive, gpipe, one_f_one_b):
             )
 
 # %% [markdown]
-# How much memory do the ranks need? The next cell prints the peak of the tensors alive on rank 0 of 2, weights
-# and gradients included, for more and more microbatches.
+# How much memory do the ranks need? The next cell prints the peak of the tensors alive on rank 0 of 2,
+# including weights and gradients, for more and more microbatches.
 #
-# **Break it.** In the last row a list keeps every tensor that autograd saves. Code for debugging may do that,
-# or a `retain_graph=True` that was copied from somewhere. The gradients are still right. Is the memory?
+# **Break it.** In the last row, a list keeps every tensor that autograd saves. Code for debugging may do
+# that, or a `retain_graph=True` copied from somewhere. The gradients are still right. Is the memory?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1338,13 +1356,13 @@ for name, generator, keep in (
         print(f"{name:15}", *(f"{peak:5.1f}" for peak in run[0]), "MiB")
 
 # %% [markdown]
-# A schedule only *allows* memory to be freed. If you keep the graphs, you have 1F1B's complexity and GPipe's
-# memory.
+# A schedule only *allows* memory to be freed. If you keep the graphs anyway, you get the complexity of 1F1B
+# but the memory of GPipe.
 #
 # How long do the actions take? `measure` takes the times of any executor, by hooks at the edges of the stage.
-# The next cell shows two of your runs on two ranks. Below each is a simulation with the medians of the run's
-# own F and B, and with the time that a message took. Of twelve measured steps the cell shows the shortest,
-# which other processes on the same cores disturbed the least.
+# The next cell shows two of your runs on two ranks. Below each is a simulation which uses the medians of the
+# run's own F and B, and the time a message took. Of twelve measured steps the cell shows the shortest,
+# because other processes on the same cores disturbed it the least.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.gantt import gantts
@@ -1377,13 +1395,14 @@ for generator in (naive, one_f_one_b):
 gantts(charts, seconds=True) if charts else None
 
 # %% [markdown]
-# If a run and its simulation differ, the simulator did not know of something slow: another process on the
-# same cores, or a message that had to wait for the receiver. (With more ranks than cores every action takes
-# longer, and the bubble seems to shrink: ranks that wait lend their core to others.)
+# If a run and its simulation differ, the simulator did not know of something slow, for example another
+# process on the same cores, or a message that had to wait for the receiver. (With more ranks than cores,
+# every action takes longer, but the bubble seems to shrink, because ranks that wait lend their core to
+# others.)
 #
-# **Break it.** Here is the classic mistake in the loss: the code takes each microbatch's own mean, as a loop
-# without a pipeline does, and forgets to divide by m. Gradients are m times too large. The next cell trains
-# for forty steps on two ranks, with four equal microbatches. Which optimizer notices?
+# **Break it.** Here is the classic mistake in the loss. The code takes each microbatch's own mean, as a loop
+# without a pipeline does, but forgets to divide by m, so gradients are m times too large. The next cell
+# trains for forty steps on two ranks, with four equal microbatches. Which optimizer notices?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1421,14 +1440,14 @@ for name, make_optimizer in OPTIMIZERS.items():
         )
 
 # %% [markdown]
-# AdamW divides a gradient by its own size: the factor hardly shows, until you clip gradients or compare the
-# runs' norms. SGD takes steps four times as long: its curve is different, for better or worse, and with a
-# larger learning rate it diverges. Check gradients, not losses. (A well-known teaching implementation of
-# pipelines has this mistake, and AdamW hides it there.)
+# AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
+# norms of two runs. SGD takes steps four times as long, so its curve is different, for better or worse, and
+# with a larger learning rate it diverges. So check gradients rather than losses. (A well-known teaching
+# implementation of pipelines makes this mistake, and AdamW hides it there.)
 #
-# **The two ends of the model.** Many GPTs tie the head to the embedding: one matrix is used on the first rank
-# *and* on the last. In one process autograd adds up the gradients of the two uses. Here each end has one term
-# of that sum:
+# **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
+# rank *and* on the last. In one process, autograd adds up the gradients of the two uses. Here each end has
+# only one term of this sum:
 
 # %% tags=["skip-in-grading"]
 TIED = GPTConfig(width=32, heads=4, layers=7, context=32)
@@ -1443,27 +1462,27 @@ if run:
         print(f"{what:17}:", "that of one process" if off < 1e-9 else f"off by {off:.2f}")
 
 # %% [markdown]
-# If you forget the sum, you train two matrices that were meant to be one; nothing crashes. Megatron-LM has an
-# "embedding group" of the two ranks, and all-reduces this one gradient between them at the end of the step.
-# (So does the library's `course_lib.pipeline.run.run_schedule`; your function need not.)
+# If you forget the sum, you train two matrices that were meant to be one, but nothing crashes. Megatron-LM
+# has an "embedding group" of the two ranks, and all-reduces this one gradient between them at the end of the
+# step. (The library's `course_lib.pipeline.run.run_schedule` also does this, but yours does not have to.)
 #
-# **In production.** `torch.distributed.pipelining` puts a `PipelineStage` around the module, and has schedule
-# classes whose `step` does the same as your function. Its runtime takes schedules as text, so it can run
-# *yours*. The next cell gives it the same stages and microbatches, and compares its gradients with those of
-# your own run.
+# **In production.** `torch.distributed.pipelining` wraps the module in a `PipelineStage`, and provides
+# schedule classes whose `step` does the same as your function. Its runtime takes schedules as text, so it can
+# run *yours*. The next cell gives it the same stages and microbatches, and compares its gradients with the
+# gradients of your own run.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def theirs(stage, schedule, microbatches, how="text"):
-    """A step by PyTorch: by a schedule of its own, or by the rows of ours."""
+    """A step by PyTorch, with one of its own schedules or with the rows of ours."""
     from torch.distributed import pipelining
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     inputs, targets = (torch.cat(part) for part in zip(*microbatches, strict=True))
     wrapped = pipelining.PipelineStage(stage.module, stage.index, stage.length, device())
     options = {"loss_fn": lambda y, t: next_token_loss(y, t, "sum") / targets.numel()}
-    if torch.__version__ >= "2.7":  # before that nothing was scaled
-        options["scale_grads"] = False  # they would divide by the number of microbatches
+    if torch.__version__ >= "2.7":  # earlier versions scale nothing
+        options["scale_grads"] = False  # else PyTorch divides by the number of microbatches
     if how == "text":
         runtime = _PipelineScheduleRuntime([wrapped], len(microbatches), **options)
         with tempfile.TemporaryDirectory() as folder:
@@ -1495,13 +1514,13 @@ for how, generator in cases if ours else ():
 
 # %% [markdown]
 # PyTorch's version cuts the batch into microbatches for you, and can find the stages by tracing
-# (`pipelining.pipeline`). It overlaps the computing with FSDP's gathers and reductions, which are actions too
-# and stand in the same rows. It needs all microbatches of one size. And by default it divides gradients by m,
-# whatever your loss does (`scale_grads`). With PyTorch 2.9 the cell prints errors: there each stage begins with
-# a message of 8 bytes for a neighbour that receives 4, and `launch` stops both.
+# (`pipelining.pipeline`). It overlaps the computing with FSDP's gathers and reductions, which are also
+# actions in the same rows. But it needs all microbatches to have one size, and by default it divides
+# gradients by m, whatever your loss does (`scale_grads`). With PyTorch 2.9 the cell prints errors, because
+# there each stage begins with a message of 8 bytes for a neighbour that receives 4, and `launch` stops both.
 
 # %% [markdown]
-# ## 8 · PipeDream: without a flush
+# ## 8 · PipeDream: no flush
 #
 # | | |
 # |---|---|
@@ -1510,37 +1529,37 @@ for how, generator in cases if ours else ():
 # | time | 15 minutes |
 # | points | 6 |
 #
-# Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills it once and never flushes:
-# it does 1F1B over the whole stream of data, with **an update after every backward**. You pay for the bubble
-# only once in a whole training run.
+# Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills it once and never flushes.
+# It does 1F1B over the whole stream of data, with **an update after every backward**. So you pay for the
+# bubble only once in a whole training run.
 #
-# But the weights change under way. In the steady state there are p − 1 − i updates on rank i between a
-# microbatch's forward and its backward. The activations come from the old weights. A backward through the
-# *new* ones gives dx = dy A_new and mixes the two: this is the gradient of no function at all.
+# But now the weights change while microbatches are in flight. In the steady state, rank i makes p − 1 − i
+# updates between the forward and the backward of a microbatch. The activations come from the old weights, but
+# a backward through the *new* ones gives dx = dy A_new. This mixes the two, so it is the gradient of no
+# function at all.
 #
-# So a stage keeps, for each microbatch in flight, the version of the weights that its forward saw: *weight
-# stashing*. Backward uses that version, and the optimizer updates the newest weights with the gradient that
-# comes out.
+# So for each microbatch in flight, a stage keeps the version of the weights its forward saw (*weight
+# stashing*). Backward uses that version, but the optimizer applies the gradient to the newest weights.
 #
-# **Predict.** How many versions does rank i of p keep? And is the gradient then that of ordinary SGD?
+# **Predict.** How many versions does rank i of p keep? And is the gradient then the same as in ordinary SGD?
 #
-# <details><summary>Answer</summary>p − i, one for each microbatch in flight (on the last rank only the
-# newest). No: it is a gradient at weights that are up to p − 1 updates old, and their age differs from rank
-# to rank. Versions make the forward and the backward of one microbatch agree; the gradient is as stale as
-# before (§3.3 of the paper).</details>
+# <details><summary>Answer</summary>It keeps p − i versions, one for each microbatch in flight (on the last
+# rank only the newest). And no, the gradient is taken at weights up to p − 1 updates old, and their age
+# differs from rank to rank. Versions make the forward and the backward of one microbatch agree, but the
+# gradient is as stale as before (§3.3 of the paper).</details>
 #
-# **Build.** There is one process and there are no messages: the caller calls `forward` and `backward` in the
+# **Build.** There is one process, so there are no messages. The caller calls `forward` and `backward` in the
 # order of 1F1B.
 #
-# - `optimizer` has been made over `module.parameters()`: `step()` changes the module's own weights, in place.
-#   So the weights that a forward runs with have to be a *copy*.
-# - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor} for its
-#   parameters.
-# - After a backward the module holds the newest weights. The gradient of one microbatch must not enter the
+# - `optimizer` was made over `module.parameters()`, so `step()` changes the module's own weights in place.
+#   Therefore the weights a forward runs with have to be a *copy*.
+# - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor}
+#   instead of its parameters.
+# - After a backward, the module holds the newest weights. The gradient of one microbatch must not enter the
 #   step of another.
-# - x belongs to the caller, and so does its `requires_grad`: `x.detach()` is a tensor of your own, which may
-#   ask for a gradient. The output that you return may still have its graph, as the module's own output has.
-#   You need not detach the output: the next stage's `forward` detaches its x.
+# - x belongs to the caller, and so does its `requires_grad`. But `x.detach()` is a tensor of your own, so it
+#   can require a gradient. The output you return can still have its graph, as the module's own output has.
+#   You don't have to detach it, because the next stage's `forward` detaches its x.
 
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
@@ -1590,9 +1609,9 @@ class PipeDreamStage:
 
 
 # %% [markdown]
-# <details><summary>Hint: a version</summary><code>{name: param.detach().clone().requires_grad_() for name,
-# param in module.named_parameters()}</code>. Its tensors get the gradients; hand them to the module's
-# parameters before the optimizer's step.</details>
+# <details><summary>Hint: a version</summary>Make it with <code>{name: param.detach().clone().requires_grad_()
+# for name, param in module.named_parameters()}</code>. Its tensors get the gradients, so hand these to the
+# module's parameters before the optimizer's step.</details>
 #
 # **Check.**
 
@@ -1604,13 +1623,13 @@ report = check("07_pipeline/pipedream_stage", PipeDreamStage, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Break it.** Leave out the versions. The plain way comes first: run the module, call backward, step.
+# **Break it.** Leave out the versions. First try the plain way: run the module, call backward, step.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class WithLoss(nn.Module):
-    """The last stage with the loss behind it; `targets` are those
-    of the microbatch that is to come."""
+    """The last stage, with the loss behind it. `targets` are the targets
+    of the next microbatch."""
 
     def __init__(self, module):
         super().__init__()
@@ -1679,9 +1698,9 @@ except RuntimeError as error:
     print(str(error).partition(":")[0])
 
 # %% [markdown]
-# PyTorch counts the changes of every tensor that autograd has saved, and refuses a
-# backward through a changed one. To make the mistake you must go round that count. Older code and custom
-# kernels do so with `weight.data`:
+# PyTorch counts the changes of every tensor saved by autograd, and refuses a backward through a changed one.
+# So to make the mistake, you have to get around that count. Older code and custom kernels do so with
+# `weight.data`:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1761,20 +1780,20 @@ figure if run else None
 
 # %% [markdown]
 # Each of the two processes runs all eight stages, with its own seed and plain SGD. Losses of single
-# microbatches are noisy, so each point is a mean of 16: two seeds, and eight microbatches in a row. *Left*,
-# the weights change little in the seven updates that lie between a forward and its backward on stage 0. Stale
-# or not, with versions or without, the curves can hardly be told apart, and you would not notice that the
-# dotted one follows gradients of no function at all. *Right*, the learning rate is five times as large. With
-# versions the stale gradients still do as well as those of one microbatch at a time. Without versions the
-# loss is not finite after a dozen microbatches; the cross marks the end of the curve.
+# microbatches are noisy, so each point is a mean of 16 (two seeds, eight microbatches in a row). On the
+# *left*, the weights change little in the seven updates between a forward and its backward on stage 0. So the
+# curves can hardly be told apart, stale or not, with versions or without, and you would not notice that the
+# dotted one follows gradients of no function at all. On the *right*, the learning rate is five times as
+# large. With versions, the stale gradients still do as well as the gradients of one microbatch at a time. But
+# without versions, the loss is not finite after a dozen microbatches (the cross).
 #
-# **In production.** No large language model is trained this way: the versions cost most memory on the first
-# ranks, which have least to spare; results depend on the number of ranks; and a loss curve with eight ages of
-# weights is hard to explain. PipeDream's order is still in use, with a flush: §3. (PipeDream-2BW (2021) keeps
-# two versions for all microbatches, with gradients that are one update old.)
+# **In production.** No large language model is trained this way. The versions cost the most memory on the
+# first ranks, which have the least to spare. Results also depend on the number of ranks, and a loss curve
+# with eight ages of weights is hard to explain. But PipeDream's order is still in use, with a flush (§3).
+# (PipeDream-2BW (2021) keeps only two versions for all microbatches, with gradients that are one update old.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
-# staleness". They do not avoid it: the gradient is as stale with versions as without.</details>
+# staleness". But they do not avoid it, because the gradient is as stale with versions as without.</details>
 
 # %% [markdown]
 # ## 9 · Was it wise to pipeline?
@@ -1785,18 +1804,19 @@ figure if run else None
 # | builds on | all of it |
 # | time | 5 minutes |
 #
-# At NeurIPS 2024 Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
+# At NeurIPS 2024, Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
 # pipelining is not wise." That model had each of its four layers on a GPU of its own and the softmax on four
-# more, and ran 3.7 times as fast on the 8 as on one (6,300 against 1,700 words a second: Sutskever et al.
-# 2014, §3.5): 46 % of the ideal. You know why, and you know the schedules that came later.
+# more. It ran 3.7 times as fast on the 8 as on one (6,300 against 1,700 words per second, Sutskever et al.
+# 2014, §3.5), which is 46 % of the ideal. You know why, and you know the schedules that came later.
 #
-# So ask again, with numbers. The model is LLaMA 3 70B, with sequences of 4,096 tokens, one to a microbatch.
-# The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p nodes are the
-# pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s; it has 80 GB.
+# So let's ask again, with numbers. The model is LLaMA 3 70B, with sequences of 4,096 tokens and one sequence
+# per microbatch. The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p
+# nodes form the pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s. It has 80 GB.
 #
-# Which schedule is best for which p, m and link? The next cell simulates everything, messages included. A
-# schedule must fit into memory: 16 bytes a parameter (twice as many with DualPipe, which has two copies of
-# the model: §11), and 34 s·b·h/t bytes for each microbatch in flight in each layer, of which W needs 32.
+# Which schedule is best for which p, m and link? The next cell simulates all of them, messages included. A
+# schedule must fit into memory, with 16 bytes per parameter (twice as many with DualPipe, because it has two
+# copies of the model, §11), and 34 s·b·h/t bytes for each microbatch in flight in each layer, of which W
+# needs 32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1812,12 +1832,12 @@ LLAMA = GPTConfig(
     layers=1, width=8192, heads=64, kv_heads=8, hidden=28672, mlp="swiglu", norm="rms", positions="rotary", bias=False
 )  # fmt: skip
 LAYERS, SEQ, GPUS = 80, 4096, 8
-SPEED = 0.4 * gpu("H100").flops * GPUS  # of a node
+SPEED = 0.4 * gpu("H100").flops * GPUS  # FLOP/s of a node
 WEIGHTS = 2 * SEQ * (attention_parameters(LLAMA) + mlp_parameters(LLAMA)) / SPEED
-SCORES = attention_flops(LLAMA, 1, SEQ, causal=True) / SPEED  # they have no weights: no W
+SCORES = attention_flops(LLAMA, 1, SEQ, causal=True) / SPEED  # scores have no weights, so no W
 PARAMETERS = LAYERS * (attention_parameters(LLAMA) + mlp_parameters(LLAMA))
 ACTIVATIONS = korthikanti_activations(SEQ, SEQ, 8192, 64, GPUS, "regather", "selective")
-M = 2 * SEQ * LLAMA.width  # an activation, of which each GPU of a node sends an eighth
+M = 2 * SEQ * LLAMA.width  # an activation; each GPU of a node sends an eighth of it
 PORT = link("InfiniBand NDR").each_way
 LINKS = {
     "a port of 50 GB/s each": M / GPUS / PORT,
@@ -1880,18 +1900,20 @@ for name, *setting in candidates(8, 16):
     print(f"{name:24} {gigabytes(8, *setting):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
-# Read the first table by columns. *A port for each GPU*: halved backwards on a V are best, in the memory of
-# 1F1B; with few microbatches (m = p) many small chunks are best. *One port for the node*: a message takes
-# eight times as long, and schedules with many chunks lose time. *10 Gb/s*: a message takes longer than a
-# forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a rank should run far ahead before it needs a
-# gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at least the 2p − 1 that it needs.
-# With a smaller m GPipe is best. On 16 nodes GPipe is best with both m. For m = 16 there is no ZB-H2, since
-# it needs 31. For m = 64 even its warm-up is too short, and all 64 microbatches fit into memory. 1F1B's
-# steady state waits for two messages in every turn (real executors therefore let it run one microbatch
-# further ahead, and pay with memory). Plain 1F1B at m = 2 p works for 69 % of the time and idles for 31 %
-# even on the fast wire (the second table); your formula says 30.4 %. If pipelining is called unwise, this
-# schedule is meant, or the naive one. To work for 80 % of the time 1F1B needs about m = 4 p. On the fast wire
-# the newer schedules work for 82 to 92 % at m = 2 p.
+# Read the first table by columns. With *a port for each GPU*, halved backwards on a V are best, and need only
+# the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port for the
+# node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a
+# message takes longer than a forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a rank should run
+# far ahead before it needs a gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at
+# least the 2p − 1 it needs. With a smaller m, GPipe is best. On 16 nodes GPipe is best with both m. For m =
+# 16 there is no ZB-H2, since it needs 31. For m = 64 even its warm-up is too short, whereas all 64
+# microbatches fit into memory.
+#
+# 1F1B's steady state waits for two messages in every turn. (Real executors therefore let it run one
+# microbatch further ahead, and pay with memory.) In the second table, plain 1F1B at m = 2 p works for 69 % of
+# the time and idles for 31 % even on the fast wire, and your formula says 30.4 %. So when people call
+# pipelining unwise, they mean this schedule, or the naive one. To work for 80 % of the time, 1F1B needs about
+# m = 4 p, but on the fast wire the newer schedules work for 82 to 92 % at m = 2 p.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
@@ -1910,17 +1932,20 @@ print(f"64 sequences on 8 nodes compute {step:.1f} s, however they are shared")
 print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f} s)")
 
 # %% [markdown]
-# For 70B on these machines pipelining is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of
-# activations: 34 s·b·h/t bytes for each of 80 layers). They send nearly thirty times as much as the pipeline,
-# in 0.6 s. Half of that, 0.3 s for the gradients, can hide behind the backward of the last of a replica's
-# eight sequences, which takes 0.37 s. The other half, the new weights, can hide in part behind the next
-# forward, which takes 0.18 s. Even with nothing hidden, 0.6 s are 14 % of the step's 4.4. Replicas have no
-# bubble and no borders. With 405B no number of replicas helps: weights and gradients, 4 bytes a parameter,
-# are 200 GB a GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each
-# microbatch. And if a thin wire joins the nodes, a pipeline helps: it sends a thirtieth of what replicas
-# send. So use a pipeline if the model does not fit into a node even after the replicas have sharded their
-# optimizer states, or if the wire between nodes is thin. Take as many microbatches as the batch allows, and
-# measure F, I, W and the message before you choose the schedule.
+# For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit. They take 47 GB plus
+# 11 GB of activations (34 s·b·h/t bytes for each of 80 layers), and send nearly thirty times as much as the
+# pipeline, in 0.6 s. Half of this time, 0.3 s for the gradients, can hide behind the backward of the last of
+# a replica's eight sequences, which takes 0.37 s. The other half, for the new weights, can hide in part
+# behind the next forward, which takes 0.18 s. Even with nothing hidden, 0.6 s are only 14 % of the step's 4.4
+# s. And replicas have no bubble and no borders.
+#
+# With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) are 200 GB per
+# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. A
+# pipeline also helps if a thin wire joins the nodes, because it sends a thirtieth of what replicas send.
+#
+# So use a pipeline if the model does not fit into a node even after the replicas have sharded their optimizer
+# states, or if the wire between nodes is thin. Take as many microbatches as the batch allows, and measure F,
+# I, W and the message before you choose the schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # Lecture 001 calls a utilization of 80-90 % typical.</details>
@@ -1931,8 +1956,8 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** F, I and W of four blocks of width 2,048 on a GPU, in 16 bits. On the CPU W was the shortest.
-# Here?
+# **Predict.** The cell times F, I and W of four blocks of width 2,048 on a GPU, in 16 bits. On the CPU, W was
+# the shortest. Is it here as well?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1941,8 +1966,8 @@ from course_lib.gpu.pipelines import ACTIONS, PIPELINE
 on_gpus = on_your_gpus(ACTIONS)
 
 # %% [markdown]
-# **Predict.** 1F1B over all your GPUs, with microbatches of one size. A step of m microbatches takes m slots
-# and the bubble. The slot is taken from the step with one microbatch, and the bubble from your
+# **Predict.** Now 1F1B runs over all your GPUs, with microbatches of one size. A step of m microbatches takes
+# m slots and the bubble. The slot comes from the step with one microbatch, and the bubble from your
 # `bubble_of_ideal`.
 
 
@@ -1954,11 +1979,11 @@ def slots(of, run):
 
 on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # %% [markdown]
-# The prediction takes all stages as equal. But the head of GPT-2 small weighs as much as 5.5 of its blocks,
-# so that with four GPUs or more the last stage is slower than the mean, and many microbatches take longer
-# than predicted. The single microbatch also pays for the start of kernels, for messages, and for the
-# exchange of the tied embedding's gradient, once a step. If many microbatches take less than predicted,
-# look for the reason among these.
+# The prediction assumes that all stages are equal. But the head of GPT-2 small weighs as much as 5.5 of its
+# blocks, so with four GPUs or more the last stage is slower than the mean, and many microbatches take longer
+# than predicted. The single microbatch also pays for the start of kernels, for messages, and for the sum of
+# the tied embedding's gradients, once per step. If many microbatches take less than predicted, look for the
+# reason among these.
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1969,18 +1994,18 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # | time | 5 minutes |
 # | points | 4 |
 #
-# A number may be written as arithmetic. In questions 1, 2 and 4, forwards take equally long on all stages,
-# and so do backwards.
+# You may write a number as arithmetic. In questions 1, 2 and 4, forwards take equally long on all stages, and
+# so do backwards.
 #
-# 1. 8 stages, 32 microbatches, 1F1B. For which **share of the total** time (0 to 1) does a rank idle?
-# 2. 8 stages, 1F1B. How many **microbatches** are needed at least, if no more than a tenth of the total time
-#    may be idle?
-# 3. 1F1B instead of GPipe, with the same p and m. What gets smaller: `"the bubble"`, `"the peak of activations"` or
-#    `"the bytes sent"`?
-# 4. 8 stages, 32 microbatches, 1F1B. The activations of one microbatch on one stage take 1.5 GB. How many **GB** does
-#    stage 2, counted from 0, hold at most?
-# 5. PipeDream keeps versions of its weights so that: `"gradients are not stale"`, `"forward and backward see the same
-#    weights"` or `"a stage needs less memory"`?
+# 1. With 8 stages, 32 microbatches and 1F1B, for which **share of the total** time (0 to 1) does a rank idle?
+# 2. With 8 stages and 1F1B, how many **microbatches** are needed at least, if no more than a tenth of the
+#    total time may be idle?
+# 3. With 1F1B instead of GPipe, and the same p and m, what gets smaller? `"the bubble"`, `"the peak of
+#    activations"` or `"the bytes sent"`
+# 4. Take 8 stages, 32 microbatches and 1F1B. The activations of one microbatch on one stage take 1.5 GB. How
+#    many **GB** does stage 2, counted from 0, hold at most?
+# 5. Why does PipeDream keep versions of its weights? So that `"gradients are not stale"`, `"forward and
+#    backward see the same weights"` or `"a stage needs less memory"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # share, 0 to 1
@@ -2015,22 +2040,22 @@ report.points(4)
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They lie on many nodes:
-# every layer sends tokens to them and back, and that takes as long as the computing. A forward
-# and a backward of *different* microbatches do not need each other's results. So compute the two as one
-# block, and hide each one's messages behind the other's computing. For that a rank must always have a forward
-# and a backward at hand. DualPipe feeds the pipeline from **both ends**: there are two copies of the model,
-# in opposite directions, and half of the microbatches go into each.
+# A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They are spread over
+# many nodes, so every layer sends tokens to them and back, and this takes as long as the computing. But a
+# forward and a backward of *different* microbatches do not need each other's results. So compute the two as
+# one block, and hide each one's messages behind the other's computing. For this a rank always needs a forward
+# and a backward, so DualPipe feeds the pipeline from **both ends**. There are two copies of the model, in
+# opposite directions, and half of the microbatches go into each.
 #
 # Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
-# numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, the
-# others through p to 2p − 1. p is even, m even and at least 2p. A forward and a backward as one block are a
-# `Pair(forward, backward)`; its backward is a whole B.
+# numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, and
+# the others through p to 2p − 1. p is even, and m is even and at least 2p. A forward and a backward as one
+# block are a `Pair(forward, backward)`, and its backward is a whole B.
 #
-# One rank's list has eight phases. Each copy of the model begins at one end of the pipeline. Of the rank's
-# two stages, *near* is the one whose copy begins at the closer end (on rank 0 it is stage 0), and *far* is
-# the other one. `place` is the distance to the closer end, min(i, p − 1 − i). `below` = p/2 − 1 − place is
-# the number of ranks between this one and the middle.
+# A rank's list has eight phases. Each copy of the model begins at one end of the pipeline. Of the rank's two
+# stages, *near* is the stage whose copy begins at the closer end (on rank 0 it is stage 0), and *far* is the
+# other stage. `place` is the distance to the closer end, min(i, p − 1 − i). `below` = p/2 − 1 − place is the
+# number of ranks between this one and the middle.
 #
 # | phase | times | what |
 # |---|---|---|
@@ -2039,16 +2064,17 @@ report.points(4)
 # | 3 | below | I far, W, F far |
 # | 4 | m/2 − p + place + 1 | Pair(F near, B far), Pair(F far, B near) |
 # | 5 | below | B far, Pair(F far, B near) |
-# | 6 | place + 1 | two backwards, far and then near: B at first, later I (see below) |
+# | 6 | place + 1 | two backwards, far and then near, at first as B and later as I (see below) |
 # | 7 | below | W, I near |
 # | 8 | | all W that are left |
 #
-# The two ranks in the middle (below = 0) do the first pair of phase 4 as two actions, F near and then B far:
-# a pair would make the backward wait. Phase 6 has 2 (place + 1) backwards in all. The first place + 1 of them
-# are whole B's, the others I's, whose W's come in phases 7 and 8. W is always the oldest that is waiting.
+# The two ranks in the middle (below = 0) do the first pair of phase 4 as two actions, F near and then B far,
+# because a pair would make the backward wait. Phase 6 has 2 (place + 1) backwards in all. The first place + 1
+# of them are a whole B each, and the others an I, whose W comes in phases 7 and 8. W is always the oldest one
+# waiting.
 #
-# `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, then the next one of far.
-# It leaves out actions after the last microbatch.
+# `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, and then the next one of
+# far. It leaves out actions after the last microbatch.
 
 
 # %%
@@ -2153,10 +2179,10 @@ def dualpipe(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Each phase is one loop with the calls for its row of the table:
-# <code>row.do</code>, <code>row.pair</code>, <code>row.weight</code>. On the first half of the ranks,
-# <code>near</code> is the stage with the lower number of the rank's two; on the second half it is the other
-# one.</details>
+# <details><summary>Hint</summary>Each phase is one loop with the calls for its row of the table
+# (<code>row.do</code>, <code>row.pair</code>, <code>row.weight</code>). On the first half of the ranks,
+# <code>near</code> is the stage with the lower number of the rank's two, and on the second half it is the
+# other one.</details>
 #
 # **Check.**
 
@@ -2168,8 +2194,8 @@ report = check("07_pipeline/dualpipe", dualpipe, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** In the chart a box in two halves is a pair, and the paler colours are those of the second copy.
-# How long is the step if a pair takes as long as its parts, and if it takes a quarter less?
+# **Measure.** In the chart, a box in two halves is a pair, and the paler colours belong to the second copy.
+# How long is the step if a pair takes as long as its parts? And if it takes a quarter less?
 
 # %% tags=["skip-in-grading"]
 schedule = made(dualpipe, 4, 12, copies=2)
@@ -2182,18 +2208,19 @@ if plain:
 drawn(dualpipe, 4, 12, copies=2) if schedule else None
 
 # %% [markdown]
-# The bubble of the ranks in the middle is (p/2 − 1)(F&B + B − 3W), F&B being the block and B a whole backward
-# (DeepSeek-V3, table 2, which assumes an executor that overlaps). The price is two copies of the weights, and
-# p + 1 microbatches in flight. DeepSeek-V3 could afford the weights, since most of them are experts, spread
-# over 64 GPUs. Folded at the middle, DualPipe becomes DualPipeV, with one copy: `library.dualpipe_v`.
+# The bubble of the ranks in the middle is (p/2 − 1)(F&B + B − 3W). Here F&B is the block and B a whole
+# backward (DeepSeek-V3, table 2, which assumes an executor that overlaps). The price is two copies of the
+# weights, and p + 1 microbatches in flight. DeepSeek-V3 could afford the weights, because most of them are
+# experts, spread over 64 GPUs. If you fold DualPipe at the middle, you get DualPipeV, which has only one copy
+# (`library.dualpipe_v`).
 
 # %% [markdown]
 # ## Scorecard
 #
 # Here are the three criteria, computation, memory and bytes sent, for one step of AdamW on 4 ranks. The model
-# is a GPT with 3.3 million parameters. The batch has 8 sequences, each of 128 tokens. In the card M stands
-# for the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each; ranks that share
-# layers get all eight; a pipeline gets them as eight microbatches.
+# is a GPT with 3.3 million parameters. The batch has 8 sequences of 128 tokens each. In the card, M stands
+# for the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that
+# share layers get all eight, and a pipeline gets them as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2262,7 +2289,7 @@ def pipelined(generator):
 
 
 def row_of(name, run):
-    """One line of the card; the bytes are those after the last barrier."""
+    """One line of the card. Only bytes after the last barrier count."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
@@ -2290,32 +2317,35 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation*: no strategy computes a matrix product twice; the products of all ranks add up to those of one
-# process. *Memory*: a rank of the pipeline holds a quarter of the weights, the
-# gradients and Adam's two moments, and the activations of the microbatches in flight, which make the
-# difference between the last two lines. *Bytes*: the pipeline sends the least of all, one activation at each
-# border and one gradient back. Tensor parallelism with sequence parallelism sends ten all-gathers and
-# reduce-scatters in every layer, each half of an all-reduce: four in forward, and six in backward, which
-# gathers activations again. ZeRO-3 sends the parameters three times. The card does not show *time*, and the
-# price of a pipeline is time: the bubble.
+# For *computation*, no strategy computes a matrix product twice, so the products of all ranks add up to the
+# products of one process. In *memory*, a rank of the pipeline holds a quarter of the weights, the gradients
+# and Adam's two moments, and the activations of the microbatches in flight, which make the difference between
+# the last two lines. The pipeline sends the fewest *bytes*, one activation at each border and one gradient
+# back. Tensor parallelism with sequence parallelism sends ten all-gathers and reduce-scatters in every layer,
+# each half of an all-reduce. Four are in forward, and six in backward, because backward gathers activations
+# again. ZeRO-3 sends the parameters three times. The card does not show *time*, but the price of a pipeline
+# is time, namely the bubble.
 #
-# **You have built** five schedules, from one rank at a time to halved backwards, the formulas of their idle
-# time, memory and bytes, an executor for every order of whole forwards and backwards with one stage a rank,
-# and a stage of a pipeline that never runs empty. (The library's executor, `course_lib.pipeline.run`, does
-# chunks, halves and pairs as well.)
+# **You have built** five schedules, from one rank at a time to halved backwards, and the formulas for their
+# idle time, memory and bytes. You have also built an executor for any order of whole forwards and backwards
+# with one stage per rank, and a stage of a pipeline that never runs empty. (The library's executor,
+# `course_lib.pipeline.run`, also does chunks, halves and pairs.)
 #
 # **Read on.**
-# - Huang et al. (2019), *GPipe*: §2.3 has the bubble, and recomputation.
-# - Narayanan et al. (2019), *PipeDream*: §3.3, weight stashing, and the *vertical sync* that was not built here.
-# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §2.2, both schedules of
-#   Megatron-LM, measured up to 3,072 GPUs.
-# - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: the halves, H1, H2, V, and a search for the best order with
-#   measured times.
-# - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1, DualPipe.
-# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3, a pipeline in which m need not be a multiple of p.
-# - `course_lib/pipeline/`: read it after you have written yours; `halves.py` and `generators/` first.
+# - Huang et al. (2019), *GPipe*: §2.3 explains the bubble, and recomputation.
+# - Narayanan et al. (2019), *PipeDream*: §3.3 explains weight stashing, and the *vertical sync*, which was
+#   not built here.
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §2.2 describes
+#   both schedules of Megatron-LM, measured up to 3,072 GPUs.
+# - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: the halves, H1, H2, V, and a search for the best
+#   order with measured times.
+# - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1 on DualPipe.
+# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3 on a pipeline in which m does not have to be a
+#   multiple of p.
+# - `course_lib/pipeline/` is a reference. Read it after you have written yours, `halves.py` and `generators/`
+#   first.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In

@@ -3,22 +3,24 @@
 #
 # **Is it fast, is it healthy, and what happens when a rank dies?**
 #
-# Llama 3 was trained on 16,384 GPUs. In a window of 54 days the run was interrupted 419 times
-# unexpectedly, which is once in 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024
-# of them fails once in 2.1 days. So for a long run the question isn't whether something fails, but what it costs.
+# Llama 3 was trained on 16,384 GPUs. In a window of 54 days, the run was interrupted 419 times unexpectedly,
+# which is once in 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024 of
+# them fails once in 2.1 days. So for a long run the question isn't whether something fails, but what it
+# costs.
 #
-# In part A a rank is really killed, and at first nothing is left of its run. Then you write the pieces that save it.
-# They are the state of a run, a save that may be cut off at any moment, a plan for another number of ranks, and the
-# best time between two saves. The check cuts the power after each operation of your save. In part B nothing dies, but the run
-# is slow. You find out where the time goes, which rank the others wait for, and what to do about it.
+# In part A, a rank is really killed, and at first nothing is left of its run. So you write the pieces that
+# save it, namely the state of a run, a save that may be cut off at any moment, a plan for another number of
+# ranks, and the best time between two saves. The check cuts the power after each operation of your save. In
+# part B nothing dies, but the run is slow. There you find out where the time goes, which rank the others wait
+# for, and what to do about it.
 #
 # | | |
 # |---|---|
 # | you will build | a state that holds all of a run; a save that survives every power failure; a plan that loads four ranks' files on three; the best interval; a breakdown of a step's time; a test for slow ranks |
-# | you need | notebook 02: collectives and the ledger; notebook 03: replicas; `state_dict` and `torch.save` |
+# | you need | collectives and the ledger (notebook 02); replicas (notebook 03); `state_dict` and `torch.save` |
 # | time | three hours |
 # | points | 60, and 16 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. No cell needs a GPU |
+# | on a rented machine | nothing to rent, because two cores are enough. No cell needs a GPU |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -30,7 +32,7 @@
 # | 5 Save on four, load on three | 25 | 10 | |
 # | 6 How often to save | 10 | 4 | |
 # | **B · It is slow** | | | |
-# | 7 Where the time goes | 24 | 10 | nothing of A |
+# | 7 Where the time goes | 24 | 10 | nothing in A |
 # | 8 Which rank is slow | 16 | 6 | 7 |
 # | 9 Six symptoms, one lever each | 16 | 4 | 7, 8 |
 # | 10 Questions | 7 | 3 | all |
@@ -45,16 +47,16 @@
 #
 # | | |
 # |---|---|
-# | checkpoint | the bytes of a run at one step, from which it can go on |
+# | checkpoint | the bytes of a run at one step, from which the run can go on |
 # | agent | the process that `torchrun` starts on each node. It starts the node's ranks, watches them, and starts them again |
 # | rendezvous | the meeting at which agents agree on who takes part |
 # | SIGKILL | the signal that ends a process immediately. It can't be caught |
 # | part | a name and its bytes. A checkpoint consists of parts |
-# | δ, τ | seconds for which a save stops the run; seconds of work between two saves |
-# | M, R | mean seconds between two failures of the job (MTBF); seconds for a restart |
-# | goodput | the share of the time that becomes work which is kept |
-# | dp, tp, pp | ways to divide the work: ranks are replicas; they hold parts of each matrix (notebook 06); they hold some layers each, called a *stage* (07) |
-# | microbatch, bubble | a part of a batch on its way through the stages; the time for which a stage has none |
+# | δ, τ | the seconds for which a save stops the run, and the seconds of work between two saves |
+# | M, R | the mean seconds between two failures of the job (MTBF), and the seconds for a restart |
+# | goodput | the share of the time that becomes work the run keeps |
+# | dp, tp, pp | the ways to divide the work. With dp, ranks are replicas. With tp, they hold parts of each matrix (notebook 06). With pp, each holds some of the layers, called a *stage* (notebook 07) |
+# | microbatch, bubble | a part of a batch on its way through the stages, and the time for which a stage has none |
 # | issued, waited, done | when a rank called a collective, when it began to wait for it, and when it was over |
 
 # %%
@@ -75,7 +77,7 @@ from matplotlib.patches import Rectangle
 from torch import nn
 
 from course_lib import check, device
-from course_lib import operation as reference  # for comparison; your own versions come below
+from course_lib import operation as reference  # for comparison, since you write your own versions
 from course_lib.data import batch, library_text
 from course_lib.mesh import Mesh, held_boxes, mesh_stages, parameters, train_step
 from course_lib.models import GPT, GPTConfig
@@ -95,31 +97,32 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 #
 # | | |
 # |---|---|
-# | you will write | nothing: you watch |
+# | you will write | nothing, because you only watch |
 # | builds on | nothing |
 # | time | 7 minutes |
 #
-# The lab runs two agents on this machine, as `torchrun` would on two nodes. Each of them has two ranks, and the four
-# ranks train a small network together. In step 7, rank 3 sends SIGKILL to itself.
+# The lab runs two agents on this machine, as `torchrun` would on two nodes. Each of them has two ranks, and
+# the four ranks train a small network together. But in step 7, rank 3 sends SIGKILL to itself.
 #
 # **Predict.** Nothing is saved. How many of the four processes are replaced, and at which step do the ranks
 # start again?
 #
-# <details><summary>Answer</summary>All four are replaced. An agent that loses a rank ends its other ranks and asks for
-# a new rendezvous, and so the other agent does the same. They start at step 0, because the seven finished steps were
-# only in memory.</details>
+# <details><summary>Answer</summary>All four are replaced. An agent that loses a rank ends its other ranks and
+# asks for a new rendezvous, so the other agent does the same. The ranks start at step 0, because the seven
+# finished steps were only in memory.</details>
 #
-# **Measure.** The cell starts the agents and prints the journal. The line `from 0 of 4 ranks` says that a rank of four
-# starts at step 0, and the *starter* is the process that starts the agents. The cell takes about six seconds.
+# **Measure.** The cell starts the agents and prints the journal. The line `from 0 of 4 ranks` says that a
+# rank of four starts at step 0, and the *starter* is the process that starts the agents. The cell takes about
+# six seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def save_nothing(disk, step, parts):
-    """In the place of a save."""
+    """Takes the place of a save."""
 
 
 def find_nothing(disk):
-    """In the place of a search for a checkpoint."""
+    """Takes the place of a search for a checkpoint."""
 
 
 def lab(steps=15, every=5, nodes=(2, 2), kills=(), **options):
@@ -140,8 +143,8 @@ forgetful = lab(dies=(3, 7), commit=save_nothing, newest=find_nothing)
 journal(forgetful, but=("step", "saved"))
 
 # %% [markdown]
-# **Look.** The picture shows the same journal, a process per row. A triangle is the start of a rank, the cross is the
-# kill, and a dot is a step, which rank 0 notes for all. In §4, a vertical line is a save.
+# **Look.** The picture shows the same journal, with one process per row. A triangle is the start of a rank,
+# the cross is the kill, and a dot is a step, which rank 0 notes for all. In §4, a vertical line is a save.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -172,12 +175,12 @@ def timeline(run, saves=True):
 display(timeline(forgetful, saves=False))
 
 # %% [markdown]
-# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were faults of GPUs,
-# including their memory (§3.3.4). MegaScale restarted its run of several weeks more than 100 times, and more than 90 % of
-# the time was effective training (Jiang et al. 2024, §6).
+# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were faults of
+# GPUs, including their memory (§3.3.4). MegaScale restarted its run of several weeks more than 100 times, but
+# more than 90 % of the time was still effective training (Jiang et al. 2024, §6).
 #
-# **Question.** The lab replaced four processes because one died. What would have happened if the other three had gone
-# on? (They would wait in their next all-reduce for a rank that never comes.)
+# **Question.** The lab replaced four processes because one died. What would have happened if the other three
+# had gone on? (They would have waited in their next all-reduce for a rank that never came.)
 
 # %% [markdown]
 # ## 2 · What a run has to remember
@@ -189,13 +192,14 @@ display(timeline(forgetful, saves=False))
 # | time | 20 minutes |
 # | points | 8 |
 #
-# A run has more in memory than its weights. AdamW holds two moments for each parameter and counts its steps. The
-# schedule of the learning rate knows how far it has come. The data are drawn from the number of the step. Dropout
-# draws from a random generator, whose state is hidden in PyTorch, and a run may have a generator of its own. If one
-# of these is missing, the run goes on and the loss looks plausible, but it isn't the same run.
+# A run keeps more in memory than its weights. AdamW holds two moments for each parameter and counts its
+# steps, and the schedule of the learning rate knows how far it has come. The number of the step decides which
+# data are drawn. Dropout draws from a random generator, whose state is hidden in PyTorch, and a run may also
+# have its own generator. If one of these is missing, the run goes on and the loss looks plausible, but it
+# isn't the same run.
 #
-# There is a second trap. `state_dict()` doesn't copy. It returns the very tensors that the next step changes, so a
-# state taken after step 3 holds the values of step 5 if you write it after step 5.
+# There is also a second trap, because `state_dict()` doesn't copy. It returns the very tensors the next step
+# changes, so a state taken after step 3 holds the values of step 5 if you write it after step 5.
 #
 # | in `run` | what it is | how it is read and set |
 # |---|---|---|
@@ -204,14 +208,14 @@ display(timeline(forgetful, saves=False))
 # | `generator` | the run's own generator | `get_state()`, `set_state(...)` |
 # | | the default generator of the CPU | `torch.get_rng_state()`, `torch.set_rng_state(...)` |
 #
-# **Predict.** You forget the default generator, and the model has dropout of 0.1. When do the losses begin to differ
-# from the losses of the undisturbed run?
+# **Predict.** Suppose you forget the default generator, and the model has dropout of 0.1. When do the losses
+# begin to differ from the losses of the undisturbed run?
 #
-# <details><summary>Answer</summary>In the first step after the restart, because its dropout masks are different. Without
-# dropout you would never notice.</details>
+# <details><summary>Answer</summary>In the first step after the restart, because its dropout masks are
+# different. But without dropout you would never notice.</details>
 #
-# **Build.** `copy.deepcopy`, or a `clone()` of each tensor, makes a copy that stays as it is. Copy in `restore` as well,
-# because an optimizer keeps the tensors that it loads, and its next step changes them.
+# **Build.** `copy.deepcopy`, or a `clone()` of each tensor, makes a copy that stays as it is. Copy in
+# `restore` as well, because an optimizer keeps the tensors it loads, and its next step changes them.
 
 
 # %% nbgrader={"grade_id": "capture", "solution": true}
@@ -245,12 +249,12 @@ def restore(run, state):
 
 
 # %% [markdown]
-# <details><summary>Hint: the entries</summary>Six entries: the three state_dicts, the step, and the states of
-# two generators.</details>
-# <details><summary>Hint: the copy</summary><code>copy.deepcopy(run.model.state_dict())</code>, and the same for the
-# optimizer and the scheduler.</details>
+# <details><summary>Hint: the entries</summary>There are six entries: the three state_dicts, the step, and the
+# states of two generators.</details>
+# <details><summary>Hint: the copy</summary>Take <code>copy.deepcopy(run.model.state_dict())</code>, and do
+# the same for the optimizer and the scheduler.</details>
 #
-# **Check.** It trains three steps, captures, trains on, and restores into a new run.
+# **Check.** The check trains three steps, captures, trains on, and then restores into a new run.
 
 # %% nbgrader={"grade_id": "capture_check", "points": 8}
 report = check("12_in_operation/capture", capture, restore)
@@ -261,8 +265,9 @@ report.points(8)
 
 
 # %% [markdown]
-# **Break it.** The cell captures a run after three steps and restores it into a fresh one, but leaves out one entry at
-# a time, so the fresh run keeps its own. How far are the losses of the next five steps from the undisturbed ones?
+# **Break it.** The cell captures a run after three steps and restores it into a fresh one, but leaves out one
+# entry at a time, so the fresh run keeps its own. How far are the losses of the next five steps from the
+# losses of the undisturbed run?
 
 
 # %% tags=["skip-in-grading"]
@@ -302,11 +307,12 @@ if ready(capture, restore):
         print(f"without {left_out or 'nothing':10}: losses up to {apart:.1e} apart")
 
 # %% [markdown]
-# **In production.** The loader of the data has a state as well, unless rows come from the number of the step as here.
-# `torch.distributed.checkpoint` leaves all of this to you, because it saves only what is in your dict. And each rank
-# has generators of its own, so a job has one such state per rank.
+# **In production.** The loader of the data has a state as well, unless the number of the step decides the
+# rows, as it does here. `torch.distributed.checkpoint` leaves all of this to you, because it saves only what
+# is in your dict. Each rank also has its own generators, so a job has one such state per rank.
 #
-# **Question.** Which entries could you leave out if the model had no dropout and the run no generator of its own?
+# **Question.** Which entries could you leave out if the model had no dropout and the run had no generator of
+# its own?
 
 # %% [markdown]
 # ## 3 · A save that may be cut off
@@ -318,31 +324,33 @@ if ready(capture, restore):
 # | time | 38 minutes |
 # | points | 15 |
 #
-# You write your state to a file, over the old one, and the power fails in the middle. Now the file is *torn*: it is cut
-# off, or its end is zeros. And the old one is gone. In this section you write a save that leaves a whole checkpoint on
-# the disk, whenever the power fails.
+# Suppose you write your state to a file, over the old one, and the power fails in the middle. Now the file is
+# *torn*, which means that it is cut off, or that its end is zeros. And the old state is lost as well. So in
+# this section you write a save that leaves a whole checkpoint on the disk, whenever the power fails.
 #
-# A program doesn't write to the disk. It writes to the **page cache**, which is memory of the kernel, and the kernel
-# writes it to the disk later, in an order of its own. `fsync` waits until the bytes of a file are on the disk. The
-# *name* of a file belongs to its folder, so a new name is safe only after an `fsync` of the folder. A `rename` happens
-# in one step, so a name always stands for the whole old file or the whole new one (POSIX, `rename`).
+# A program doesn't write directly to the disk. It writes to the **page cache**, which is memory of the
+# kernel, and the kernel writes it to the disk later, in an order of its own. `fsync` waits until the bytes of
+# a file are on the disk. But the *name* of a file belongs to its folder, so a new name is safe only after an
+# `fsync` of the folder. A `rename` happens in one step, so a name always refers to the whole old file or the
+# whole new one (POSIX, `rename`).
 #
 # The disk of this section is a model in memory with seven operations:
 #
 # | operation | in the cache | on the disk |
 # |---|---|---|
 # | `write(name, data)` | the file has these bytes | nothing yet |
-# | `sync(name)` | | the file's bytes are there, its name perhaps not |
+# | `sync(name)` | | the file's bytes are safe, but perhaps not its name |
 # | `rename(old, new)`, `remove(name)` | done, in one step | nothing yet |
-# | `sync_folder()` | | all names are there, their bytes perhaps not |
+# | `sync_folder()` | | all names are safe, but perhaps not their bytes |
 # | `read(name)`, `names()` | are read from the cache | |
 #
-# After a power failure, the folder is as it was last synced, plus none, some or all of the later changes of names, in
-# their order. Each file that was not synced may be old, new or torn. This is only a model. POSIX doesn't even promise
-# the order, and Pillai et al. (OSDI 2014) found 60 faults of this kind in eleven programs.
+# After a power failure, the folder is as it was last synced, plus none, some or all of the later changes of
+# names, in their order. Each file that was not synced can be old, new or torn. This is only a model, because
+# POSIX doesn't even promise the order. Pillai et al. (OSDI 2014) found 60 faults of this kind in eleven
+# programs.
 #
-# **Look.** The cell writes over a file and renames it, without any sync. Then it lists all states in which the disk may
-# be after a power failure.
+# **Look.** The cell writes over a file and renames it, without any sync. Then it lists all states in which
+# the disk can be after a power failure.
 
 # %% tags=["skip-in-grading"]
 disk = Disk({"a": b"old."})
@@ -352,17 +360,18 @@ for state in disk.after_power_failure():
     print(state)
 
 # %% [markdown]
-# A checkpoint has several parts, so one of its files is a *manifest*, which lists the files that belong together.
+# A checkpoint has several parts, so one of its files is a *manifest*, which lists the files that belong
+# together.
 #
-# **Predict.** A program writes the manifest first, then the parts, and syncs everything at the end. The power fails
-# after the manifest. What does a loader find?
+# **Predict.** A program writes the manifest first, then the parts, and syncs everything only at the end. The
+# power fails after the manifest. What does a loader find?
 #
-# <details><summary>Answer</summary>A manifest that names files which don't exist, or a torn manifest. Both look like a
-# new checkpoint.</details>
+# <details><summary>Answer</summary>It finds a manifest that names files which don't exist, or a torn
+# manifest. Both look like a new checkpoint.</details>
 #
-# **Build.** Let the manifest come last, under a name that `newest` doesn't read, and make a checkpoint of it by one
-# rename. Ask before each operation what must already be on the disk. Parts of an interrupted save may still be there
-# when the next one begins.
+# **Build.** Write the manifest last, under a name that `newest` doesn't read, and make a checkpoint of it by
+# one rename. Before each operation, ask what must already be on the disk. The next save may find parts of an
+# interrupted save in the folder.
 
 
 # %% nbgrader={"grade_id": "commit", "solution": true}
@@ -407,17 +416,19 @@ def newest(disk):
 
 
 # %% [markdown]
-# <details><summary>Hint: the order</summary>The parts, their syncs, the folder's sync; the manifest under a draft name,
-# its sync; the rename; the folder's sync. Why is there one at the end? (In this model, names reach the disk in their
-# order, so it would also work without the first sync of the folder. A real disk may reorder them.)</details>
-# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a new prefix, such as
-# <code>f"{step}.{attempt}."</code> with the first attempt that no name begins with.</details>
-# <details><summary>Hint: the manifest</summary><code>json.dumps({name: file}).encode()</code>, renamed to
-# <code>f"step-{step}"</code>. The newest step is the greatest <i>number</i>: as a name, step-9 comes after
-# step-10.</details>
+# <details><summary>Hint: the order</summary>First write the parts, sync each of them, and sync the folder.
+# Then write the manifest under a draft name and sync it. Finally rename it, and sync the folder again. Why
+# again? (In this model, names reach the disk in their order, so it would also work without the first sync of
+# the folder. But a real disk may reorder them.)</details>
+# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a new prefix,
+# such as <code>f"{step}.{attempt}."</code>, and count the attempts up until no name begins with the
+# prefix.</details>
+# <details><summary>Hint: the manifest</summary>Write <code>json.dumps({name: file}).encode()</code>, and
+# rename it to <code>f"step-{step}"</code>. The newest step is the greatest <i>number</i>, because as a name,
+# step-9 comes after step-10.</details>
 #
-# **Check.** It carries out the first k operations of your save for every k, lists the states of the disk, and asks
-# your `newest` in each of them.
+# **Check.** The check carries out the first k operations of your save for every k, lists the states of the
+# disk, and asks your `newest` in each of them.
 
 # %% nbgrader={"grade_id": "commit_check", "points": 15}
 report = check("12_in_operation/commit", commit, newest)
@@ -427,7 +438,8 @@ report = check("12_in_operation/commit", commit, newest, cases="hidden")
 report.points(15)
 
 # %% [markdown]
-# **Measure.** The cell counts the power failures of two saves of yours, and what `newest` makes of each.
+# **Measure.** The cell goes through the power failures in two of your saves, and counts what `newest` finds
+# after each.
 
 
 # %% tags=["skip-in-grading"]
@@ -459,8 +471,9 @@ if ready(commit, newest):
         )
 
 # %% [markdown]
-# **Break it.** Most programs begin with this save, which writes a new file and renames it over the old one. It passes
-# every test that kills only the *program*, because the page cache survives. What is missing for a power failure?
+# **Break it.** Most programs begin with this save, which writes a new file and renames it over the old one.
+# It passes every test that kills only the *program*, because the page cache survives. But what is missing for
+# a power failure?
 
 
 # %% tags=["skip-in-grading"]
@@ -482,11 +495,11 @@ for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).
     print(f"after {count:2} {after:28}", ", ".join(f"{result} ({n})" for result, n in row.items()))
 
 # %% [markdown]
-# The name can be on the disk before the bytes behind it, and then the loader raises an error. The sync before the
-# rename, which is one line, mends it.
+# The name can reach the disk before the bytes behind it, and then the loader raises an error. One more line
+# mends this, a sync before the rename.
 #
-# **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again, kills it
-# with SIGKILL at drawn moments, and asks `newest` for a whole checkpoint.
+# **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again,
+# kills it with SIGKILL at random moments, and asks `newest` for a whole checkpoint.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if ready(commit, newest, capture, restore):
@@ -499,29 +512,31 @@ if ready(commit, newest, capture, restore):
         )
 
 # %% [markdown]
-# **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata` by a rename.
-# The course's `protocol.py` also writes a checksum of each part into the manifest, because a bit can flip and a file
-# can be cut short without any power failure. Then it loads the checkpoint before, and says which file is damaged.
+# **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata` by
+# a rename. The course's `protocol.py` also writes a checksum of each part into the manifest, because a bit
+# can flip and a file can be cut short without any power failure. If a checksum doesn't match, it loads the
+# checkpoint before, and says which file is damaged.
 #
-# **Question.** Why does the folder have to be synced after the last rename? (See what the check says without it.)
+# **Question.** Why does the folder have to be synced after the last rename? (See what the check says without
+# it.)
 
 # %% [markdown]
 # ## 4 · Killed, and back
 #
 # | | |
 # |---|---|
-# | you will write | nothing: your four functions run |
+# | you will write | nothing, because your four functions run |
 # | builds on | §2, §3 |
 # | time | 12 minutes |
 #
-# Now the run of §1 gets your `capture`, `restore`, `commit` and `newest`. It saves every five steps. The library's
-# functions stand in for those that you have not written, and the cell says so.
+# Now the run of §1 gets your `capture`, `restore`, `commit` and `newest`. It saves every five steps. If you
+# have not written some of them, the cell takes the library's functions instead, and says so.
 #
-# **Predict.** Rank 3 dies in step 7. How many steps are done twice, and by how much does the loss at the end differ from
-# the loss of an undisturbed run?
+# **Predict.** Rank 3 dies in step 7. How many steps are done twice, and by how much does the loss at the end
+# differ from the loss of an undisturbed run?
 #
-# <details><summary>Answer</summary>All four ranks go on from step 5, so steps 5 and 6 are done twice. The losses are
-# equal to the last digit.</details>
+# <details><summary>Answer</summary>All four ranks go on from step 5, so steps 5 and 6 are done twice. But the
+# losses are equal to the last digit.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 functions = {"commit": commit, "newest": newest, "capture": capture, "restore": restore}
@@ -543,26 +558,27 @@ display(timeline(killed))
 
 # %% [markdown]
 # **Measure.** Now a whole node dies, because the agent itself gets SIGKILL as soon as step 5 is saved. With
-# `nodes=(1, 2)` one node is enough, so the other agent goes on with two ranks. The global batch stays the same, since
-# the rows of a step are dealt out to as many ranks as there are.
+# `nodes=(1, 2)` one node is enough, so the other agent goes on with two ranks. The global batch stays the
+# same, since the rows of a step are dealt out to as many ranks as there are.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 smaller = lab(nodes=(1, 2), kills=[Kill(1, "saved 5")], **own)
 journal(smaller)
 
 # %% [markdown]
-# The loss at the end agrees with the four ranks' loss up to rounding. If instead each rank kept the number of its own
-# rows, the batch would be half as large from then on, and the losses would be different.
+# The loss at the end agrees with the four ranks' loss up to rounding. If each rank kept the number of its own
+# rows instead, the batch would be half as large from then on, and the losses would be different.
 #
-# <details><summary>A setting of the lab, and why</summary>By default, PyTorch's agents share the store of their
-# rendezvous with the ranks. With two nodes and this default, a killed rank wasn't replaced within 60 s in any of three
-# trials (PyTorch 2.13, on this course's machine). The lab therefore sets
+# <details><summary>A setting of the lab, and why</summary>By default, PyTorch's agents share the store of
+# their rendezvous with the ranks. With two nodes and this default, a killed rank wasn't replaced within 60 s
+# in any of three trials (PyTorch 2.13, on this course's machine). The lab therefore sets
 # <code>TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1</code>.</details>
 #
-# **In production.** `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen: *all* ranks start again. Each agent
-# has a `TORCHELASTIC_RESTART_COUNT` of its own, so don't name files by it. `--max-restarts` is 0 unless you set it, and
-# counts only failures of the agent's own ranks. torchft doesn't restart the others. Groups of replicas leave and come
-# back, and the rows of a lost group's step are not seen again (`torchft/data.py`).
+# **In production.** `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen, so *all* ranks start
+# again. Each agent has its own `TORCHELASTIC_RESTART_COUNT`, so don't name files by it. `--max-restarts` is 0
+# unless you set it, and counts only failures of the agent's own ranks. torchft, however, doesn't restart the
+# other ranks. Instead, groups of replicas leave and come back, and the rows of a lost group's step are not
+# seen again (`torchft/data.py`).
 #
 # A rank that hangs is harder to find than one that dies.
 #
@@ -570,9 +586,9 @@ journal(smaller)
 #
 # | set or call | what you get |
 # |---|---|
-# | `TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` | PyTorch's flight recorder: the last 2,000 collectives of each rank, written when one runs into its time-out. `python -m torch.distributed.flight_recorder.fr_trace` compares the ranks |
-# | `torch.distributed.debug.start_debug_server()` | a page with the stacks and the recorded collectives of all ranks, while the job runs (experimental, in PyTorch since November 2025) |
-# | `NCCL_DEBUG=INFO`, `py-spy dump --pid ...` | NCCL's connections; the Python stack of one process |
+# | `TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` | PyTorch's flight recorder writes the last 2,000 collectives of each rank when one runs into its time-out. `python -m torch.distributed.flight_recorder.fr_trace` compares the ranks |
+# | `torch.distributed.debug.start_debug_server()` | a page shows the stacks and the recorded collectives of all ranks, while the job runs (experimental, in PyTorch since November 2025) |
+# | `NCCL_DEBUG=INFO`, `py-spy dump --pid ...` | NCCL's connections, and the Python stack of one process |
 # | TorchComms' `FlightRecorderHook` | the same record for its communicators, which wrap NCCL, gloo and others |
 #
 # </details>
@@ -589,20 +605,21 @@ journal(smaller)
 # | time | 25 minutes |
 # | points | 10 |
 #
-# A node is gone and doesn't come back, or twice as many are free. The checkpoint was saved on other ranks than
-# the ranks that load it. So what a file holds is described without ranks, as a **box** of the whole tensor: a list of
-# (start, stop), one per dimension. The second half of the columns of a matrix with 8 rows and 6 columns is
-# [(0, 8), (3, 6)]. How the ranks were divided into pp, dp and tp doesn't matter any more.
+# Suppose a node is lost and doesn't come back, or twice as many become free. Then the ranks that load the
+# checkpoint are not the ranks that saved it. So we describe the contents of a file without ranks, as a
+# **box** of the whole tensor, which is a list of (start, stop), one per dimension. For example, the second
+# half of the columns of a matrix with 8 rows and 6 columns is [(0, 8), (3, 6)]. How the ranks were divided
+# into pp, dp and tp doesn't matter any more.
 #
-# **Predict.** The matrix was saved in two boxes, columns 0 to 3 and 3 to 6. Three ranks want its rows in three parts:
-# 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and what part of each?
+# **Predict.** The matrix was saved in two boxes, columns 0 to 3 and 3 to 6. Three ranks want its rows in
+# three parts, 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and what part of each?
 #
-# <details><summary>Answer</summary>From both, since each row was cut. Rank 1 reads rows 3 to 6 of each file, which are
-# the left and the right half of its own box.</details>
+# <details><summary>Answer</summary>From both, since each row was cut. For example, rank 1 reads rows 3 to 6
+# of each file, which are the left and the right half of its own box.</details>
 #
-# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap is counted in
-# the whole tensor. Subtract the start of the saved box to get its place in the saved box, and the start of the wanted
-# box to get its place in the wanted box.
+# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap is
+# counted in the whole tensor. So subtract the start of the saved box to get its place in the saved box, and
+# the start of the wanted box to get its place in the wanted box.
 
 
 # %% nbgrader={"grade_id": "read_plan", "solution": true}
@@ -636,10 +653,10 @@ def read_plan(saved, wanted):
 
 
 # %% [markdown]
-# <details><summary>Hint: the overlap</summary><code>[(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box,
-# wanted)]</code>; it is empty if a start is not below its stop.</details>
-# <details><summary>Hint: a hole</summary>Count the elements of all pieces. Saved boxes don't overlap, so the sum is
-# the number of wanted elements unless something is missing.</details>
+# <details><summary>Hint: the overlap</summary>It is <code>[(max(a, c), min(b, d)) for (a, b), (c, d) in
+# zip(box, wanted)]</code>, and it is empty if a start is not below its stop.</details>
+# <details><summary>Hint: a hole</summary>Count the elements of all pieces. Saved boxes don't overlap, so the
+# sum is the number of wanted elements unless something is missing.</details>
 #
 # **Check.**
 
@@ -651,8 +668,8 @@ report = check("12_in_operation/read_plan", read_plan, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Look.** Four ranks saved a matrix in four quarters. The cell draws the thirds that three ranks fill from them. The
-# colour is the file from which an element comes.
+# **Look.** Four ranks saved a matrix in four quarters. The cell draws the thirds that three ranks fill from
+# them. The colour tells you from which file an element comes.
 
 # %% tags=["skip-in-grading"]
 shape = (24, 16)
@@ -680,10 +697,11 @@ if ready(read_plan):
     display(figure)
 
 # %% [markdown]
-# **Measure.** Now a model is saved on pp 2 × tp 2, four ranks, and loaded on dp 3, three ranks.
-# `course_lib.mesh.held_boxes` gives each rank's boxes by name, and the library's `save_shards` and `load_shards` do the
-# rest: a file per piece, your kind of plan, and one commit by rank 0. The cell prints the bytes written and read. Each
-# of the three is a replica, so it reads all that the four have written.
+# **Measure.** Now a model is saved on four ranks (pp 2 × tp 2), and loaded on three ranks (dp 3).
+# `course_lib.mesh.held_boxes` gives each rank's boxes by name, and the library's `save_shards` and
+# `load_shards` do the rest, with a file per piece, your kind of plan, and one commit by rank 0. The cell
+# prints the bytes written and read. Since each of the three is a replica, it reads everything the four have
+# written.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -728,15 +746,15 @@ if saving and loading:
     print("losses on three ranks:   ", [f"{loss:.6f}" for loss in loading[0][1]])
 
 # %% [markdown]
-# **Break it.** Let rank 0 write everything. The bytes are the same, but three ranks wait while one writes, and it needs
-# the memory of the full model. With replicas there is the other extreme: every rank writes all that it holds, and four
-# copies of each norm are on the disk.
+# **Break it.** Let rank 0 write everything. The bytes are the same, but three ranks wait while rank 0 writes,
+# and it needs the memory of the full model. With replicas there is also the other extreme, in which every
+# rank writes all it holds, so four copies of each norm are on the disk.
 #
 # **In production.** `torch.distributed.checkpoint` makes these plans (`DefaultSavePlanner`, and
 # `create_read_items_for_chunk_list`, which cuts boxes as you did). Notebook 05 runs it.
 #
-# **Question.** In notebook 04, all parameters are one flat row, and each rank keeps a shard of it. What is a box then?
-# (One pair, the start and the stop of the shard in the row.)
+# **Question.** In notebook 04, all parameters are one flat row, and each rank keeps a shard of it. What is a
+# box then? (It is one pair, the start and the stop of the shard in the row.)
 
 # %% [markdown]
 # ## 6 · How often to save
@@ -748,16 +766,18 @@ if saving and loading:
 # | time | 10 minutes |
 # | points | 4 |
 #
-# A save stops the run for δ seconds, and a failure costs the work since the last one. If you save often, you pay for
-# saves; if you save seldom, you lose work. Let τ be the seconds of work between the end of one save and the start of the
-# next. Failures come once in M seconds, at no particular time.
+# A save stops the run for δ seconds, and a failure costs the work since the last save. If you save often, you
+# pay for the saves, but if you save seldom, you lose work. Let τ be the seconds of work between the end of
+# one save and the start of the next. Failures come once in M seconds, at no particular time.
 #
-# Write down the two shares of the time that are lost. Saves cost δ seconds in every τ seconds. A failure costs *half*
-# of an interval on average, once in M seconds. Then find the τ at which the sum of the two shares is least.
+# First write down the two shares of the time you lose. Saves cost δ seconds in every τ seconds. A failure
+# costs *half* of an interval on average, once in M seconds. Then find the τ at which the sum of the two
+# shares is least.
 #
 # **Predict.** You use half of the GPUs, so M doubles. Should you save half as often?
 #
-# <details><summary>Answer</summary>No. The best τ grows with the root of M, so it is 1.41 times as long.</details>
+# <details><summary>Answer</summary>No, because the best τ grows with the root of M, so it is 1.41 times as
+# long.</details>
 
 
 # %% nbgrader={"grade_id": "best_interval", "solution": true}
@@ -785,9 +805,10 @@ report.points(4)
 
 
 # %% [markdown]
-# **Measure.** The share of the time that becomes kept work is the **goodput**. If failures come at random, an attempt at
-# τ + δ seconds succeeds with probability exp(−(τ + δ) / M), and after a failure the run needs R seconds to start. The
-# cell plots the formula over τ, for δ = 60 s, M = 3 h and R = 600 s, and for saves that stop the run for 2 s only.
+# **Measure.** The **goodput** is the share of the time that becomes kept work. If failures come at random, an
+# attempt at τ + δ seconds succeeds with probability exp(−(τ + δ) / M), and after a failure the run needs R
+# seconds to start. The cell plots the formula over τ, for δ = 60 s, M = 3 h and R = 600 s, and also for saves
+# that stop the run for only 2 s.
 
 
 # %% tags=["skip-in-grading"]
@@ -816,12 +837,13 @@ axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput",
 display(figure)
 
 # %% [markdown]
-# The curve is flat at its top. At half or twice the best interval you lose about two percent of the time for δ = 60 s
-# and half a percent for δ = 2 s, so you don't have to know δ and M well.
+# The curve is flat at its top. At half or twice the best interval, you lose about two percent of the time for
+# δ = 60 s and half a percent for δ = 2 s, so you don't have to know δ and M well.
 #
-# **Look.** The lab of §3 measures the goodput of a real process, in which seconds stand for hours. The formula gives a
-# mean over many failures, and a handful of kills may be far from it. So the cell also draws a hundred runs with as
-# many failures, without processes, and prints the range of nine of ten. Compare the measurement with this range.
+# **Look.** The lab of §3 measures the goodput of a real process, in which seconds play the part of hours. The
+# formula gives a mean over many failures, but a handful of kills can be far from it. So the cell also
+# simulates a hundred runs with as many failures, without processes, and prints the range of nine of ten.
+# Compare the measurement with this range.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -835,13 +857,13 @@ print(f"{kills} kills: measured {means.goodput:.2f}, by the formula {goodput(*co
 print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 
 # %% [markdown]
-# **Break it.** By the same count, one of Llama 3's GPUs fails once in 5.8 years. If you take this for M, you save once in
-# 1.7 days (δ = 60 s). But the job fails once in 3.1 hours, so it never reaches its first save.
+# **Break it.** By the same count, one of Llama 3's GPUs fails once in 5.8 years. If you take this for M, you
+# save once in 1.7 days (δ = 60 s). But the job fails once in 3.1 hours, so it never reaches its first save.
 #
-# **In production.** Young published the root in 1974. Asynchronous saves (§13) make δ the time of a copy in memory, so τ
-# falls with the root of δ.
+# **In production.** Young published the root in 1974. Asynchronous saves (§13) make δ the time of a copy in
+# memory, so τ falls with the root of δ.
 #
-# **Question.** δ goes to 0. What bounds the goodput then? (R alone: M / (M + R).)
+# **Question.** Suppose δ goes to 0. What bounds the goodput then? (Only R does. The bound is M / (M + R).)
 #
 # *Take a break here if you like. Part B needs only the first cell of this notebook.*
 
@@ -857,16 +879,17 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # | time | 24 minutes |
 # | points | 10 |
 #
-# A profiler says that ranks spend a third of the step in all-reduces. Should you buy a faster network? You can't know
-# yet, because a rank in a collective does one of two things. A collective can't move anything before its *last* rank has
-# called it. Until then the early ranks **wait**, and no network shortens that. From then on bytes **move**.
+# A profiler says that ranks spend a third of the step in all-reduces. Should you buy a faster network? You
+# can't know yet, because a rank in a collective does one of two things. A collective can't move anything
+# before its *last* rank has called it. Until then the early ranks **wait**, and no network shortens that.
+# From then on bytes **move**.
 #
-# Each call has three times: `issued`, when the rank called it; `waited`, when it began to wait for it; and `done`. A call
-# that blocks has waited = issued. With `async_op=True` the rank computes between the two, and bytes that move meanwhile
-# are **hidden**: they cost the rank nothing.
+# Each call has three times. At `issued` the rank called it, at `waited` the rank began to wait for it, and at
+# `done` it was over. For a call that blocks, waited = issued. But with `async_op=True` the rank computes
+# between the two, and bytes that move during that time are **hidden**, because they cost the rank nothing.
 #
-# **Look.** The cell draws three calls on three ranks. Grey is moving, white with a frame is waiting, blue is computing,
-# and the hatched blue is computing while something moves.
+# **Look.** The cell draws three calls on three ranks. Grey is moving, white with a frame is waiting, blue is
+# computing, and the hatched blue is computing while something moves.
 
 
 # %% tags=["skip-in-grading"]
@@ -912,15 +935,15 @@ def draw_calls(calls, end):
 display(draw_calls(EXAMPLE, 18))
 
 # %% [markdown]
-# **Predict.** Take the second call on rank 0: it was issued at 7, rank 2 called it last at 9, rank 0 waited for it from 10
-# on, and it was done at 11. How long did rank 0 wait for the last rank, how long did bytes move, and how long were they
-# hidden?
+# **Predict.** Take the second call on rank 0. It was issued at 7, rank 2 called it last at 9, rank 0 waited
+# for it from 10 on, and it was done at 11. How long did rank 0 wait for the last rank, how long did bytes
+# move, and how long were they hidden?
 #
-# <details><summary>Answer</summary>It waited 0 s, because all had called when it began to wait. Bytes moved from 9 to 11:
-# one second hidden, and one second for which it was blocked.</details>
+# <details><summary>Answer</summary>It waited 0 s, because all ranks had called when it began to wait. Bytes
+# moved from 9 to 11. For one second they were hidden, and for one second rank 0 was blocked.</details>
 #
-# **Build.** Find the two intervals, waiting and moving, in the picture. A call that is already over when its rank begins
-# to wait has cost nothing, as the second call on rank 2 above.
+# **Build.** Find the two intervals, waiting and moving, in the picture. A call that is already over when its
+# rank begins to wait has cost nothing, like the second call on rank 2 above.
 
 
 # %% nbgrader={"grade_id": "breakdown", "solution": true}
@@ -958,13 +981,14 @@ def breakdown(calls, rank, start, end):
 
 
 # %% [markdown]
-# <details><summary>Hint: one call</summary>last = the largest `issued` of all ranks. The rank waits from `waited` to
-# min(last, done), and bytes move from max(waited, last) to done. If an interval ends before it begins, it is
-# empty.</details>
-# <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all for which this rank is blocked.
-# Seconds in at least one of them, minus seconds in at least one of the latter.</details>
-# <details><summary>Hint: seconds in at least one interval</summary>Sort them. Remember how far you have come, and add
-# only what lies beyond.</details>
+# <details><summary>Hint: one call</summary>Let last be the largest `issued` of all ranks. The rank waits from
+# `waited` to min(last, done), and bytes move from max(waited, last) to done. If an interval ends before it
+# begins, it is empty.</details>
+# <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
+# this rank is blocked. The hidden time is the seconds in at least one of all these intervals, minus the
+# seconds in at least one blocked interval.</details>
+# <details><summary>Hint: seconds in at least one interval</summary>Sort them. Remember how far you have got,
+# and add only the part beyond it.</details>
 #
 # **Check.**
 
@@ -976,9 +1000,10 @@ report = check("12_in_operation/breakdown", breakdown, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** The cell runs four programs on four ranks. The first computes a lot, and the second sends a lot. In the
-# third, one rank computes three times as long, and in the fourth, a call runs while the rank computes. The cell sleeps instead of computing, so it needs no core. A rank
-# learns that a call is over only when it waits, so `hidden` of the last program is an upper bound.
+# **Measure.** The cell runs four programs on four ranks. The first computes a lot, and the second sends a
+# lot. In the third, one rank computes three times as long, and in the fourth, a call runs while the rank
+# computes. The cell sleeps instead of computing, so it needs no core. A rank learns that a call is over only
+# when it waits, so `hidden` of the last program is an upper bound.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1016,8 +1041,8 @@ for name, arguments in PROGRAMS.items():
             print(f"{name:15} rank {rank}: {line}")
 
 # %% [markdown]
-# **Look.** The bars are the shares of ranks 0 to 3, from the top, in the colours of the picture above. In the third
-# program three ranks wait, and the rank that doesn't wait is the cause.
+# **Look.** The bars are the shares of ranks 0 to 3, from the top, in the colours of the picture above. In the
+# third program three ranks wait, but the rank that doesn't wait is the cause.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
@@ -1035,8 +1060,8 @@ if shares:
     display(figure)
 
 # %% [markdown]
-# **Break it.** Buy a faster network for the third program. Even if bytes took no time at all, it would save only the
-# moving, and the waiting would stay.
+# **Break it.** Buy a faster network for the third program. Even if bytes took no time at all, you would save
+# only the moving, but the waiting would stay.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
@@ -1046,10 +1071,10 @@ if shares:
         )
 
 # %% [markdown]
-# **In production.** `torch.profiler` records a GPU's kernels, and Meta's Holistic Trace Analysis cuts them into
-# computing, communication and idle time. A kernel of NCCL that waits for another rank looks like one that moves bytes:
-# only the comparison of all ranks tells them apart, which is what you did. "GPU utilization" counts moments at which any
-# kernel runs, so a rank that spins in NCCL shows 100 %.
+# **In production.** `torch.profiler` records a GPU's kernels, and Meta's Holistic Trace Analysis cuts them
+# into computing, communication and idle time. An NCCL kernel that waits for another rank looks like a kernel
+# that moves bytes, so only a comparison of all ranks, such as yours, tells them apart. "GPU utilization"
+# counts moments at which any kernel runs, so a rank that spins in NCCL shows 100 %.
 #
 # **Question.** Rank 1 waits for a third of its time. Whom do you call?
 
@@ -1063,14 +1088,14 @@ if shares:
 # | time | 16 minutes |
 # | points | 6 |
 #
-# In each collective some rank comes last. That means nothing yet, because each of four equal ranks is last in about one
-# collective of four. If one is last in 12 of 39, is it slow? By chance, the number of times is binomial. The
-# probability that a *given* rank is last at least m times in c is the tail
+# In each collective, some rank comes last. This means nothing yet, because each of four equal ranks is last
+# in about one collective of four. But if a rank is last in 12 of 39, is it slow? By chance, the number of
+# times is binomial, so the probability that a *given* rank is last at least m times in c is the tail
 #
 # > P(X ≥ m), X binomial with c trials and probability 1/n
 #
-# and the probability that *some* rank is last so often is at most n times that. If this bound is at most
-# 1 − confidence, chance is not the cause.
+# and the probability that *some* rank is last so often is at most n times that. If this bound is at most 1 −
+# confidence, chance is not the cause.
 
 
 # %%
@@ -1082,10 +1107,11 @@ def binomial_tail(trials, hits, probability):
 
 
 # %% [markdown]
-# **Predict.** Take four ranks and 39 collectives. How often must a rank be last before you call it a straggler, at 99 %?
+# **Predict.** Take four ranks and 39 collectives. How often must a rank be last before you call it a
+# straggler, at 99 %?
 #
-# <details><summary>Answer</summary>19 times, which is almost twice its share. At 18 times the bound is 1.3 %, and at 19
-# times 0.5 %.</details>
+# <details><summary>Answer</summary>19 times, which is almost twice its share. At 18 times the bound is still
+# 1.3 %, but at 19 times it is 0.5 %.</details>
 
 # %% tags=["skip-in-grading"]
 for hits in range(12, 22):
@@ -1094,10 +1120,12 @@ for hits in range(12, 22):
     )
 
 # %% [markdown]
-# How slow is it? In a collective, a rank is late by its time minus the latest time of the others, because all could have
-# begun that much sooner. Take the median over all collectives, since a single pause of two seconds would move a mean.
+# How slow is it? In a collective, a rank is late by its time minus the latest time of the other ranks,
+# because all could have begun that much sooner. Take the median over all collectives, since a single pause of
+# two seconds would move a mean.
 #
-# **Build.** Count, compute the tail, and return None if chance is enough. The rank that *waits* most is the fastest.
+# **Build.** Count, compute the tail, and return None if chance is enough. Don't accuse the rank that *waits*
+# most, because it is the fastest.
 
 
 # %% nbgrader={"grade_id": "find_straggler", "solution": true}
@@ -1122,10 +1150,10 @@ def find_straggler(arrivals, confidence=0.99):
 
 
 # %% [markdown]
-# <details><summary>Hint: the last rank</summary><code>times[r] == max(times)</code>, summed over the collectives, for each
-# r.</details>
-# <details><summary>Hint: how late</summary><code>statistics.median</code> of <code>times[rank]</code> minus the largest
-# of the other times.</details>
+# <details><summary>Hint: the last rank</summary>Sum <code>times[r] == max(times)</code> over the collectives,
+# for each r.</details>
+# <details><summary>Hint: how late</summary>Take the <code>statistics.median</code> of
+# <code>times[rank]</code> minus the largest of the other times.</details>
 #
 # **Check.**
 
@@ -1138,8 +1166,8 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The cell runs four real ranks with a step of 20 ms, for 39 collectives. In the second run rank 2 needs
-# 25 % longer.
+# **Measure.** The cell runs four real ranks with a step of 20 ms, for 39 collectives. But in the second run,
+# rank 2 needs 25 % longer.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1158,8 +1186,8 @@ for delay in (0.0, 0.005):
         print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
-# **Look.** The cell draws how much later than the first rank each rank came, for each collective. White is 0 ms, and black
-# is 8 ms or more. MegaScale found its slow machines with a heat map of this kind.
+# **Look.** The cell draws how much later than the first rank each rank came, for each collective. White is 0
+# ms, and black is 8 ms or more. MegaScale found its slow machines with such a heat map.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if by_delay:
@@ -1174,11 +1202,12 @@ if by_delay:
     display(figure)
 
 # %% [markdown]
-# On a busy machine a rank that is late once is often late for a while, and the binomial doesn't know that. So a rank
-# may be named here with a median far below a millisecond. Look at the seconds before you call anyone.
+# On a busy machine, a rank that is late once often stays late for a while, but the binomial doesn't know
+# that. So a rank may be named here although its median is far below a millisecond. Look at the seconds before
+# you call anyone.
 #
-# **Break it.** Always name the rank that was last most often. The cell does it for a thousand runs of equal ranks, and
-# counts how often each rule accuses one.
+# **Break it.** Always name the rank that was last most often. The cell does this for a thousand runs of equal
+# ranks, and counts how often each rule accuses one.
 
 # %% tags=["skip-in-grading"]
 if ready(find_straggler):
@@ -1188,12 +1217,12 @@ if ready(find_straggler):
     print("always naming one: 1000 of 1000 equal runs; yours:", accused)
 
 # %% [markdown]
-# **In production.** MegaScale (Jiang et al. 2024) reports two findings. About 0.5 % of the machines were slow and set the
-# pace for all (§5.1). Other hosts needed about 10 % more time for the same forward pass, and removing them gained about
-# 0.7 % of MFU (§6.3).
+# **In production.** MegaScale (Jiang et al. 2024) reports two findings. About 0.5 % of the machines were slow
+# and set the pace for all (§5.1). Other hosts needed about 10 % more time for the same forward, and removing
+# them gained about 0.7 % of MFU (§6.3).
 #
-# **Question.** Why do you compare ranks only inside a group of dp or tp? (The last stage of a pipeline is always late,
-# because it comes last.)
+# **Question.** Why do you compare ranks only inside a group of dp or tp? (The last stage of a pipeline is
+# always late, because it comes last.)
 
 # %% [markdown]
 # ## 9 · Six symptoms, one lever each
@@ -1205,13 +1234,13 @@ if ready(find_straggler):
 # | time | 16 minutes |
 # | points | 4 |
 #
-# You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which rank?
-# A cause counts if it costs at least 5 % of the step. One run is healthy.
+# You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which
+# rank? A cause counts only if it costs at least 5 % of the step, and one run is healthy.
 #
 # | kind | what you see | first lever |
 # |---|---|---|
 # | `"straggler"` | one rank is always last, and the others wait for it | take its host out |
-# | `"unequal work"` | some ranks compute longer, and none is always last | balance experts, move layers |
+# | `"unequal work"` | some ranks compute longer, but none is always last | balance experts, move layers |
 # | `"data"` | the step's input is late | use more loaders, prefetch |
 # | `"checkpoint"` | seconds go into saves | save behind, or less often |
 # | `"bubble"` | stages have no microbatch | use more microbatches, interleave |
@@ -1220,9 +1249,10 @@ if ready(find_straggler):
 # | `"memory"` | a rank is near its limit, or has twice the others' peak | shard, recompute |
 # | `"healthy"` | nothing costs 5 % | leave it alone |
 #
-# **Predict.** The operations room holds 60 drawn steps of another run, on 16 ranks that do the same work. In steps 53 to
-# 58, a fifth of each step goes into moving. By how much would a network with twice the bandwidth shorten such a step?
-# Set `step` to 55 and pull `faster network`, then find the lever that ends one of the other four incidents.
+# **Predict.** The operations room holds 60 drawn steps of another run, on 16 ranks that do the same work. In
+# steps 53 to 58, a fifth of each step goes into moving. By how much would a network with twice the bandwidth
+# shorten such a step? Set `step` to 55 and pull `faster network`, and then find the lever that ends one of
+# the other four incidents.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.operations_room import operations_room
@@ -1230,11 +1260,11 @@ from course_lib.pictures.operations_room import operations_room
 operations_room()
 
 # %% [markdown]
-# <details><summary>Answer</summary>By 0.4 %. Moving takes 0.31 s, but 0.30 s of it are starts of messages, and no
-# bandwidth shortens those. Fewer and larger messages shorten the step by 19 %.</details>
+# <details><summary>Answer</summary>By 0.4 %. Moving takes 0.31 s, but 0.30 s of it are starts of messages,
+# and no bandwidth shortens those. Fewer and larger messages, however, shorten the step by 19 %.</details>
 #
-# **Look.** The cell prints seconds per rank. `late` is the result of `find_straggler` among ranks that do the same work.
-# Its seconds are per collective, of which a step may have many.
+# **Look.** The cell prints seconds per rank. `late` is the result of `find_straggler` among ranks that do the
+# same work. Its seconds are per collective, but a step can have many collectives.
 
 # %% tags=["skip-in-grading"]
 drawn = reference.draw_profiles(1)
@@ -1258,8 +1288,8 @@ for name, profile in runs.items():
     )
 
 # %% [markdown]
-# **Build.** Write a pair for each run. It holds the kind and the rank that is the cause. Write None for the rank if the
-# cause lies on several ranks or on none.
+# **Build.** For each run, write a pair of the kind and the rank that is the cause. Write None instead of the
+# rank if the cause is on several ranks or on none.
 
 # %% nbgrader={"grade_id": "symptoms", "solution": true}
 run_a = ...  # (kind, rank)
@@ -1285,19 +1315,20 @@ report = check("12_in_operation/symptoms", run_a, run_b, run_c, run_d, run_e, ru
 report.points(4)
 
 # %% [markdown]
-# **In production.** Every team has thresholds of its own, and the order of the questions matters more than the numbers.
-# First ask whether ranks wait or bytes move, then which rank is last, and only then pick a lever.
+# **In production.** Every team has its own thresholds, but the order of the questions matters more than the
+# numbers. First ask whether ranks wait or bytes move, then which rank is last, and only then pick a lever.
 
 # %% [markdown]
 # ## On your GPUs
 #
 # *No points. With GPUs this takes a minute. Without them the cells show a recorded run, if there is one.*
 #
-# **Predict.** A state of 2.1 GB is saved from a GPU in three ways: a copy into pinned memory of the host (pages that stay
-# where they are, so the GPU can write into them directly), a copy into its ordinary memory, and a file with `fsync`.
-# An asynchronous save stops the run only for a copy, and any other save stops it until the file is on the disk. The
-# prediction is the bytes divided by the speed of the link to the host in the card's data sheet. Which of the three
-# ways comes near it? By which factor is the best interval shorter with a copy than with a file?
+# **Predict.** A 2.1 GB state is saved from a GPU in three ways: a copy into pinned memory of the host (pages
+# that stay where they are, so the GPU can write into them directly), a copy into its ordinary memory, and a
+# file with `fsync`. An asynchronous save stops the run only for a copy, whereas any other save stops it until
+# the file is on the disk. The prediction is the bytes divided by the speed of the link to the host in the
+# card's data sheet. Which of the three ways comes near it? By which factor is the best interval shorter with
+# a copy than with a file?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1313,8 +1344,10 @@ if saved_from_gpu and ready(best_interval):
         print(f"{row.what}: save every {tau:.0f} s, if a job fails once in 3.1 hours")
 
 # %% [markdown]
-# Out of memory on a GPU has two kinds. `torch.cuda.memory_stats()` counts failed allocations under `num_ooms`, and the
-# bytes of free blocks that no request fits under `inactive_split_bytes.all.peak`, which is fragmentation.
+# A GPU can run out of memory in two ways. Either no memory is free, or the free blocks are too small for the
+# request, which is called fragmentation. `torch.cuda.memory_stats()` counts failed allocations under
+# `num_ooms`. Under `inactive_split_bytes.all.peak` it counts bytes that are free but can't be released,
+# because they are pieces of larger blocks.
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1325,16 +1358,17 @@ if saved_from_gpu and ready(best_interval):
 # | time | 7 minutes |
 # | points | 3 |
 #
-# A number may be written as arithmetic.
+# You may write a number as arithmetic.
 #
-# 1. A job fails once in 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should it save?
+# 1. A job fails once in 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should it
+#    save?
 # 2. Four ranks wait for 0.33, 0.00, 0.32 and 0.33 of their step in all-reduces. Which **rank** is slow?
 # 3. Replicas start from the same parameters, and in each step all of them apply the average gradient from the
-#    all-reduce. The loss jumps up, and you find that the parameters of all replicas still agree in every bit. Which
-#    cause is *ruled out*? `"a"`: a bit flipped in the parameters of one rank. `"b"`: a bit flipped in one rank's
-#    gradient, before the all-reduce. `"c"`: a batch with strange rows.
-# 4. A model was saved on tp 8, pp 8, and is loaded on tp 4, pp 16. Each rank saved its part of each matrix as one file.
-#    From how many **files** does a rank read its part of one matrix?
+#    all-reduce. The loss jumps up, but you find that the parameters of all replicas still agree in every bit.
+#    Which cause is *ruled out*? `"a"`, a bit flipped in the parameters of one rank; `"b"`, a bit flipped in
+#    one rank's gradient before the all-reduce; or `"c"`, a batch with strange rows
+# 4. A model was saved on tp 8, pp 8, and is loaded on tp 4, pp 16. Each rank saved its part of each matrix as
+#    one file. From how many **files** does a rank read its part of one matrix?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # seconds
@@ -1365,15 +1399,17 @@ report.points(3)
 # | time | 15 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# A dashboard shows a loss, tokens per second, and seconds per step. Monitors often print rank 0's loss or the mean of the
-# ranks' means, rank 0's tokens times the number of ranks, tokens since the start divided by the time since then, and this
-# rank's seconds. All of these are wrong, and all look plausible. Ranks may have different numbers of targets, and
-# every rank waits for the slowest.
+# A dashboard shows a loss, tokens per second, and seconds per step. For the loss, monitors often print rank
+# 0's loss or the mean of the ranks' means. For the tokens per second, they take rank 0's tokens times the
+# number of ranks, or the tokens since the start divided by the time since then. For the seconds, they take
+# only their own rank's seconds. All of these look plausible, but all are wrong, because ranks can have
+# different numbers of targets, and every rank waits for the slowest.
 #
-# **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 with a mean loss of 4. What is the loss of
-# the batch?
+# **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 with a mean loss of 4. What is
+# the loss of the batch?
 #
-# <details><summary>Answer</summary>(20 + 120) / 40 = 3.5, and not 3.</details>
+# <details><summary>Answer</summary>It is (20 + 120) / 40 = 3.5, although the mean of the means is
+# 3.</details>
 #
 # **Build.** Give every rank the same three numbers. Two collectives are enough, a sum and a maximum.
 
@@ -1410,9 +1446,9 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 
 
 # %% [markdown]
-# **In production.** TensorBoard and Weights & Biases draw what they get. The library's `EventWriter` writes the files that
-# TensorBoard reads, without TensorBoard. MFU counts only the model's FLOPs, and HFU counts the FLOPs of
-# recomputation as well.
+# **In production.** TensorBoard and Weights & Biases draw what they get. The library's `EventWriter` writes
+# the files that TensorBoard reads, without TensorBoard. MFU counts only the model's FLOPs, whereas HFU also
+# counts the FLOPs of recomputation.
 
 # %% [markdown]
 # ## 12 · Optional: which rank writes what
@@ -1424,15 +1460,16 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 # | time | 20 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Replicas hold the same boxes, and each box is to be written once. If rank 0 writes everything, the others wait. Deal the
-# largest box first, each to the rank with the fewest bytes so far. If every rank holds every box, the busiest then writes
-# at most 4/3 of the least possible (Graham 1969).
+# Replicas hold the same boxes, but each box should be written only once. If rank 0 writes everything, the
+# others wait. So deal out the boxes, the largest first, each to the rank with the fewest bytes so far among
+# those that hold it. If every rank holds every box, the busiest rank then writes at most 4/3 of the least
+# possible (Graham 1969).
 #
-# **Predict.** Two ranks both hold boxes of 5, 4, 3, 3 and 3 bytes. How many bytes does the busier rank write by this
-# rule, and how many at best?
+# **Predict.** Two ranks both hold boxes of 5, 4, 3, 3 and 3 bytes. How many bytes does the busier rank write
+# by this rule, and how many at best?
 #
-# <details><summary>Answer</summary>5 to rank 0, 4 and 3 to rank 1, 3 to rank 0, then 3 to rank 1: 8 and 10. At best, 9
-# and 9.</details>
+# <details><summary>Answer</summary>By this rule, 5 goes to rank 0, 4 and 3 to rank 1, 3 to rank 0, and then 3
+# to rank 1, so the ranks write 8 and 10. At best, they write 9 and 9.</details>
 
 
 # %% nbgrader={"grade_id": "write_plan", "solution": true}
@@ -1466,8 +1503,8 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **In production.** PyTorch's `dedup_save_plans` does the same. The bound of 4/3 holds only if every rank holds every box.
-# With few holders, the busiest rank can write twice the least possible.
+# **In production.** PyTorch's `dedup_save_plans` does the same. The bound of 4/3 holds only if every rank
+# holds every box. But with few holders, the busiest rank can write twice the least possible.
 
 # %% [markdown]
 # ## 13 · Optional: save without stopping
@@ -1479,9 +1516,10 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # | time | 20 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# The run stops only for a copy in memory, and a thread writes the copy while the next steps are computed. Four things can
-# go wrong. If nothing is copied, the file of step 1 holds the values of step 2. If two writes overlap, the older one may
-# end last. An error of the thread may be lost, and the program may end while the thread still writes.
+# Now the run stops only for a copy in memory, because a thread writes the copy while the next steps are
+# computed. But four things can go wrong. If nothing is copied, the file of step 1 holds the values of step 2.
+# If two writes overlap, the older one can end last. An error in the thread can get lost, and the program can
+# end while the thread still writes.
 #
 # **Predict.** A save stops the run for δ = 2 s instead of 60 s. By which factor does the best interval fall?
 #
@@ -1533,8 +1571,8 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **In production.** `torch.distributed.checkpoint.async_save` does this. The thread must not call collectives, because
-# the collectives of two threads have no common order on all ranks.
+# **In production.** `torch.distributed.checkpoint.async_save` does this. The thread must not call
+# collectives, because the collectives of two threads have no common order on all ranks.
 
 # %% [markdown]
 # ## 14 · Optional: the replica that is wrong
@@ -1546,18 +1584,18 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 # | time | 10 minutes |
 # | extra credit | 2 points, on top of the 60. You lose nothing if you skip it |
 #
-# A chip that computes wrongly raises no error. Llama 3's table 5 lists six interruptions by silent data corruption. But
-# replicas that took the same steps have the same parameters to the last bit. So eight bytes per rank are enough to compare
-# them. The bytes hold a checksum of the *bits*, for example their sum as integers. A sum of floats depends on its order and
-# loses small differences.
+# A chip that computes wrongly raises no error. For example, Llama 3's table 5 lists six interruptions by
+# silent data corruption. But replicas that took the same steps have the same parameters to the last bit, so
+# eight bytes per rank are enough to compare them. The bytes hold a checksum of the *bits*, for example their
+# sum as integers. A sum of floats would not do, because it depends on its order and loses small differences.
 #
-# If more than half of the ranks have the same checksum, the others are odd. Two ranks against two show that something is
-# wrong, but not where.
+# If more than half of the ranks have the same checksum, the others are odd. Two ranks against two, however,
+# show that something is wrong, but not where.
 #
 # **Predict.** A bit flips in one rank's gradient before the all-reduce. Which ranks does the comparison name?
 #
-# <details><summary>Answer</summary>None. The wrong gradient is in everyone's average, and all take the same wrong
-# step.</details>
+# <details><summary>Answer</summary>None, because the wrong gradient is in everyone's average, so all take the
+# same wrong step.</details>
 
 
 # %% nbgrader={"grade_id": "odd_ranks", "solution": true}
@@ -1600,16 +1638,17 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | | |
 # |---|---|
 # | you will write | `local_steps(model, optimizer, batches, steps_between, outer_lr, outer_momentum, group=None)` |
-# | builds on | nothing of this notebook; notebook 03: replicas |
+# | builds on | nothing in this notebook, but replicas (notebook 03) |
 # | time | 22 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Suppose the ranks are in two cities, with a slow link between them. An all-reduce in every step would take longer than
-# the step, and overlap can't hide it. So let each rank take H steps alone, with an optimizer of its own. Then the ranks
-# average how far they have moved, and all start again from the same parameters. This is DiLoCo (Douillard et al. 2023).
+# Suppose the ranks are in two cities, with a slow link between them. An all-reduce in every step would take
+# longer than the step, and overlap can't hide it. So let each rank take H steps without the others, with its
+# own optimizer. Then the ranks average how far they have moved, and all start again from the same parameters.
+# This is DiLoCo (Douillard et al. 2023).
 #
-# The movement, start − end, points up the loss like a gradient. It's called the *outer gradient*, and a second optimizer
-# takes it, which is SGD with Nesterov momentum:
+# The movement, start − end, points up the loss like a gradient, so it's called the *outer gradient*. A second
+# optimizer takes it, which is SGD with Nesterov momentum:
 #
 # | | | |
 # |---|---|---|
@@ -1618,15 +1657,15 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | outer gradient | g = mean over r of (θ − θᵣ) | one all-reduce |
 # | outer step | m ← μ m + g, then θ ← θ − η (g + μ m) | every rank computes the same |
 #
-# At first m is zero, and it lives through all periods. The state of the inner optimizer stays on its rank, and it's
-# neither sent nor reset. Each rank's movement counts the same, so the loss is the mean over all targets only if you give
-# the ranks equally large batches.
+# At first m is zero, and it is kept through all periods. The state of the inner optimizer stays on its rank,
+# and it's neither sent nor reset. Since each rank's movement counts the same, the loss is the mean over all
+# targets only if you give the ranks equally large batches.
 #
-# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and which share of data parallelism's
-# bytes does it send?
+# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and which share of data
+# parallelism's bytes does it send?
 #
-# <details><summary>Answer</summary>Three all-reduces, because the last period has one step and is sent as well. The
-# share is 3/7. For many steps it is 1/H.</details>
+# <details><summary>Answer</summary>It makes three all-reduces, because the last period has only one step but
+# is sent as well. The share is 3/7. For many steps it is 1/H.</details>
 #
 # **Build.** Put the trained parameters into one row, so that a period needs a single all-reduce.
 
@@ -1659,10 +1698,12 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 
 # %% [markdown]
-# <details><summary>Hint: one row</summary><code>nn.utils.parameters_to_vector(parameters)</code> makes a copy of the
-# parameters in one row, and <code>nn.utils.vector_to_parameters(row, parameters)</code> writes a row back.</details>
-# <details><summary>Hint: a start that moves along</summary>After <code>vector_to_parameters(row, ...)</code> the
-# parameters are views of the row, and the next inner step changes it. Give it a <code>clone()</code>.</details>
+# <details><summary>Hint: one row</summary><code>nn.utils.parameters_to_vector(parameters)</code> makes a copy
+# of the parameters in one row, and <code>nn.utils.vector_to_parameters(row, parameters)</code> writes a row
+# back.</details>
+# <details><summary>Hint: a start that moves along</summary>After <code>vector_to_parameters(row, ...)</code>
+# the parameters are views of the row, so the next inner step changes the row. Therefore pass a
+# <code>clone()</code> of it.</details>
 
 # %% nbgrader={"grade_id": "local_steps_check", "points": 0}
 # Extra credit, 3 points
@@ -1672,8 +1713,8 @@ report = check("12_in_operation/local_steps", local_steps, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell trains a small GPT on four nodes of one rank each, over an emulated wire with 10 ms per operation
-# and 10 MB/s. With H = 1, SGD inside and the outer step (1, 0), it is data parallelism.
+# **Measure.** The cell trains a small GPT on four nodes of one rank each, over an emulated wire with 10 ms
+# per operation and 10 MB/s. With H = 1, SGD inside and the outer step (1, 0), the method is data parallelism.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import launch
@@ -1720,9 +1761,9 @@ if ready(local_steps):
         )
 
 # %% [markdown]
-# The bytes fall to 1/H exactly, and the time falls until only the computing is left. But bytes and seconds are only half
-# of the account. Here is the other half, with a GPT of 0.8M parameters on four ranks, AdamW inside, 200 steps from random
-# weights, and the loss on text which no rank has seen:
+# The bytes fall to 1/H exactly, and the time falls until only the computing is left. But bytes and seconds
+# are only half of the account. Here is the other half, for a GPT of 0.8M parameters on four ranks, with AdamW
+# inside, 200 steps from random weights, and the loss on text which no rank has seen:
 #
 # | | bytes | loss |
 # |---|---|---|
@@ -1733,42 +1774,46 @@ if ready(local_steps):
 # | H = 10, as published | 1/10 | 2.69 |
 # | four models that never talk | 0 | 2.61 to 2.66 |
 #
-# In 200 steps, local steps don't reach the loss of data parallelism. With H = 10, the published outer step doesn't even
-# reach the loss of models that never talk. Three things may be the reason:
+# In 200 steps, local steps don't reach the loss of data parallelism. With H = 10, the published outer step
+# doesn't even reach the loss of models that never talk. There are three possible reasons:
 #
-# - An outer momentum of 0.9 needs about 10 outer steps to build up, and this run has only 20. Once it has built up, the
-#   outer step is 7 times the mean movement, and overshoots if the direction changes.
+# - An outer momentum of 0.9 needs about 10 outer steps to build up, but this run has only 20. Once it has
+#   built up, the outer step is 7 times the mean movement, so it overshoots if the direction changes.
 # - The run is short. A single period of the paper (H = 500) is longer than all of it.
-# - These are figures of one seed and one learning rate, and nothing was tuned.
+# - These figures come from one seed and one learning rate, and nothing was tuned.
 #
-# So don't take the table as a verdict on the method. Take it as a reason to measure the loss whenever you save bytes.
+# So don't take the table as a verdict on the method. Instead, take it as a reason to measure the loss
+# whenever you save bytes.
 #
-# **In production.** The paper trains on eight groups of machines with H = 500 and reports a loss close to that of
-# synchronous training, for 1/500 of the messages. The whole model still travels in one burst, though, so later work sends
-# one part of it at a time (Douillard et al. 2025, *Streaming DiLoCo*).
+# **In production.** The paper trains on eight groups of machines with H = 500 and reports nearly the same
+# loss as synchronous training, for 1/500 of the messages. But the whole model still travels in one burst, so
+# later work sends one part of it at a time (Douillard et al. 2025, *Streaming DiLoCo*).
 #
-# **Question.** With H = 1, AdamW inside and the outer step (1, 0), is it data parallelism? (No. Each rank's AdamW divides
-# by the size of its own gradients, and the mean of four such steps isn't the step of the mean gradient.)
+# **Question.** With H = 1, AdamW inside and the outer step (1, 0), is it data parallelism? (No, because each
+# rank's AdamW divides by the size of its own gradients, and the mean of four such steps isn't the step of the
+# mean gradient.)
 
 # %% [markdown]
 # ## What you have built
 #
-# You have built a state from which a run goes on to the last bit, a save that survives every power failure of the model, a
-# plan by which three ranks load what four have saved, and a formula for the best time between two saves. Then you have
-# built a breakdown that tells waiting from moving, and a test that accuses a rank only if chance can't be the cause. A
-# rank was really killed, and the run ended at the same digits.
+# You have built a state from which a run goes on to the last bit, a save that survives every power failure of
+# the model, a plan by which three ranks load what four have saved, and a formula for the best time between
+# two saves. Then you have built a breakdown that tells waiting from moving, and a test that accuses a rank
+# only if chance can't be the cause. A rank was really killed, but the run still ended with the same digits.
 #
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
 # - Jiang et al. (2024), *MegaScale*: §5 and §6 on slow machines and restarts.
-# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: faults between two writes.
-# - Young (1974), *A first order approximation to the optimum checkpoint interval*; Daly (2006) for long saves.
-# - Dixit et al. (2021), *Silent Data Corruptions at Scale*: chips that compute wrongly.
+# - Pillai et al. (2014), *All File Systems Are Not Created Equal*, on faults between two writes.
+# - Young (1974), *A first order approximation to the optimum checkpoint interval*; Daly (2006) for long
+#   saves.
+# - Dixit et al. (2021), *Silent Data Corruptions at Scale*, on chips that compute wrongly.
 # - PyTorch's pages on `torchrun`, `torch.distributed.elastic` and `torch.distributed.checkpoint`.
-# - `course_lib/operation/`: read it after you have written yours; `disk.py` first.
+# - `course_lib/operation/` is a reference. Read it after you have written yours, `disk.py` first.
 #
-# <details><summary>In the lectures</summary>Lecture 002's monitor reports rank 0's loss, and samples times the number of
-# ranks: §11 mends it. Its "add or remove nodes" is what §4 runs: all ranks start again.</details>
+# <details><summary>In the lectures</summary>Lecture 002's monitor reports rank 0's loss, and samples times
+# the number of ranks. §11 mends it. Its "add or remove nodes" happens in §4, in which all ranks start
+# again.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
