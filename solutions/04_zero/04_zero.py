@@ -3,21 +3,22 @@
 #
 # **Which of the N copies of everything did we need?**
 #
-# Eight GPUs train a 7B model as replicas (notebook 03). In mixed precision with Adam each of them holds
-# 16 bytes for every parameter: 2 of weights, 2 of gradients, 12 of the optimizer's state. That is 112 GB.
-# An H100 has 80. So the model does not fit, and eight more GPUs do not help: each would need 112 GB
-# again.
+# Eight GPUs train a 7B model as replicas (notebook 03). In mixed precision with Adam, each of them holds
+# 16 bytes for every parameter: 2 of weights, 2 of gradients and 12 of the optimizer's state. That is
+# 112 GB, but an H100 has 80. So the model does not fit, and eight more GPUs do not help, because each of
+# them would need 112 GB again.
 #
-# But the eight copies are equal. Here you keep each part once instead of eight times: first the optimizer's
-# state, then the gradients, then the weights. From 112 GB you come down to 38.5, 26.25 and 14.
+# But the eight copies are equal. So in this notebook you keep each part once instead of eight times,
+# first the optimizer's state, then the gradients, then the weights. This brings you from 112 GB down to
+# 38.5, 26.25 and 14.
 #
 # | | |
 # |---|---|
 # | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a unit and a module of sharded weights (ZeRO-3) |
-# | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
+# | you need | reduce-scatter and all-gather (notebook 02); replicas and gradient hooks (notebook 03) |
 # | time | four hours, and 45 minutes for the optional sections |
 # | points | 60, and 8 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -37,18 +38,19 @@
 #
 # | | |
 # |---|---|
-# | N | ranks; in data parallelism each has its own part of the batch |
-# | P | parameters of the model |
-# | K | microbatches whose gradients add up before a step |
-# | model states | weights, gradients and the optimizer's state. ZeRO shards these; activations do not belong to them |
+# | N | the number of ranks. In data parallelism, each rank has its own part of the batch |
+# | P | the number of the model's parameters |
+# | K | the number of microbatches whose gradients add up before a step |
+# | model states | weights, gradients and the optimizer's state. ZeRO shards these, but not the activations |
 # | replicated | every rank has all of the tensor, with the same values |
 # | partial | every rank has a tensor of full size, but it is only this rank's term of the sum. The gradients after backward are partial |
 # | sharded | every rank has one of N equal parts of the tensor, its *shard*; rank r *owns* the r-th |
-# | master copy | the float32 weights on which the optimizer works when the model's are in 16 bits |
-# | unit | parameters that are gathered and freed together: here, a block |
+# | master copy | the float32 weights the optimizer updates when the model's weights are in 16 bits |
+# | unit | parameters that are gathered and freed together (here, a block) |
 #
-# Traffic is counted in *units of traffic*, which are not the units of this table. One unit of traffic is
-# **(N−1)/N · P** elements, as many as each rank sends in one reduce-scatter or one all-gather of P elements:
+# Traffic is counted in *units of traffic*, which have nothing to do with the units of this table. One
+# unit of traffic is **(N−1)/N · P** elements, as many as each rank sends in one reduce-scatter or one
+# all-gather of P elements:
 #
 # | collective | before | after | sent |
 # |---|---|---|---|
@@ -84,11 +86,12 @@ WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 
 # %% [markdown]
-# The next cell holds the tools of this notebook; you need not read it now. `Network` is a small model whose
-# layers stand in `blocks`. `train` trains it for a few steps on every rank and measures how many bytes of
-# tensors the rank holds: after the last backward, after the last step, and whenever forward leaves a block or
-# backward enters one. `most` is the largest of these measurements. `memory_picture` draws the measurements of
-# the last step. `sent` reads from the ledger how much a rank sent in that step.
+# The next cell holds the tools of this notebook, and you don't have to read it now. `Network` is a small
+# model with its layers in `blocks`. `train` trains it for a few steps on every rank, and measures how
+# many bytes of tensors the rank holds. It does so after the last backward, after the last step, and
+# whenever forward leaves a block or backward enters one. `most` is the largest of these measurements, and
+# `memory_picture` draws the measurements of the last step. `sent` reads from the ledger how much a rank
+# sent in that step.
 
 
 # %%
@@ -114,8 +117,8 @@ class Network(nn.Module):
 
 
 def held():
-    """Bytes of the tensors that exist on this rank, and were not there before the training."""
-    time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
+    """Bytes of the tensors on this rank that did not exist before the training."""
+    time.sleep(0.003)  # gloo's threads free the tensors of their last operation late
     storages = {}
     for item in gc.get_objects():
         if issubclass(type(item), torch.Tensor):
@@ -139,7 +142,7 @@ def train(make, steps=2, microbatches=1, samples=2):
         if output.requires_grad:
             output.register_hook(lambda grad: most.append(held()))
 
-    for block in network.blocks:  # make()'s hooks run first: in backward a gathered block is seen
+    for block in network.blocks:  # make()'s hooks run first, so backward sees a gathered block
         block.register_forward_hook(look)
     generator = torch.Generator().manual_seed(100 + rank)
     data = [torch.randn(2, samples, WIDTH, generator=generator) for _ in range(microbatches)]
@@ -167,8 +170,8 @@ def sent(run, rank=0, since=-1):
 
 
 def memory_picture(runs):
-    """Bytes a parameter at every look of the last step on rank 0,
-    a panel for each run of `train`."""
+    """Bytes per parameter at every measurement of the last step on rank 0,
+    with one panel for each run of `train`."""
     runs = {name: run for name, run in runs.items() if run}  # None: not written yet
     figure = picture(9.0, 2.2)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
@@ -186,7 +189,7 @@ def memory_picture(runs):
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_xticks([])
     panels[0].set_ylim(0, 17)
-    panels[0].set_ylabel("bytes a parameter", fontsize=9)
+    panels[0].set_ylabel("bytes per parameter", fontsize=9)
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, -0.08), "ncols": 3, "frameon": False}
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, **place)
     return figure
@@ -202,18 +205,18 @@ def memory_picture(runs):
 # | time | 20 minutes |
 # | points | 6 |
 #
-# Where do the 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m
-# and a variance v in float32: 4 + 4. And Adam needs the weights themselves in float32, because a step of 1e-5
-# on a weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 for weights, 4 for gradients, and 8
-# for m and v: 16 again, but that is a coincidence. (PyTorch's `autocast` also takes 16 bytes: there weights
-# and gradients stay in float32. DeepSpeed and Megatron-LM have 2 + 2 + 12, or 2 + 4 + 12 if gradients add up
-# in float32.)
+# Where do the 16 bytes per parameter come from? Weights and gradients in 16 bits take 2 + 2. Adam keeps a
+# mean m and a variance v in float32, which take 4 + 4. But Adam also needs the weights themselves in
+# float32, because a step of 1e-5 on a weight of 1 is lost in bf16. They take 4 more. Plain float32
+# training takes 4 for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by
+# coincidence. (PyTorch's `autocast` also takes 16 bytes, because weights and gradients stay in float32
+# there. DeepSpeed and Megatron-LM take 2 + 2 + 12, or 2 + 4 + 12 if gradients add up in float32.)
 #
-# You will read other figures for the optimizer's state. 4 bytes a parameter, 28 GB for 7B, are m and v in 16
-# bits, without a master copy. 8 bytes are m and v in float32, without the master copy. 12 bytes are all
-# three. Always say which of them you count.
+# You will read other figures for the optimizer's state. 4 bytes per parameter, 28 GB for 7B, are m and v
+# in 16 bits, without a master copy. 8 bytes are m and v in float32, also without the master copy. 12
+# bytes are all three. So always say which of them you count.
 #
-# First look at replicas. Here is a small model with plain AdamW in float32, on one rank:
+# Let's look at replicas first. The cell trains a small model with plain AdamW in float32, on one rank:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -227,26 +230,26 @@ for when in ("after backward", "after step"):
     print(f"{when:15} {run[0][when]:10,} bytes: {run[0][when] / P:5.2f} for each parameter")
 
 # %% [markdown]
-# After the backward pass there are 16 bytes for each parameter; after the step the gradients are gone. (The
-# other 0.02 are inputs and targets. Backward has freed the activations by then. A real model has many
-# activations: ZeRO does not shard them, and notebook 09 makes them smaller.)
+# After backward, there are 16 bytes for each parameter, but the step then frees the gradients. (The other
+# 0.02 are inputs and targets. Backward has freed the activations by then. A real model has many
+# activations, but ZeRO does not shard them. Notebook 09 makes them smaller.)
 #
 # **Predict.** ZeRO shards in three stages. Each stage shards one more part, which is then divided by N:
 #
 # | stage | sharded | whole on every rank |
 # |---|---|---|
 # | 0, replicas | nothing | weights, gradients, state |
-# | 1 | the optimizer's state: master copy, m, v | weights, gradients |
+# | 1 | the optimizer's state (master copy, m, v) | weights, gradients |
 # | 2 | state, gradients | weights |
 # | 3 | state, gradients, weights | nothing |
 #
-# With `offload` some of the tensors lie in the memory of the host, the computer in which the GPU sits, and do
-# not count: in every stage the optimizer's state, from stage 2 on also the gradient shard (ZeRO-Offload), and
-# in stage 3 also the weights' shard (ZeRO-Infinity). Count the bytes that stay on the GPU between backward
-# and step.
+# With `offload`, some of the tensors are in the memory of the host, which is the computer around the GPU,
+# so they do not count. In every stage, this is the optimizer's state. From stage 2 on, it is also the
+# gradient shard (ZeRO-Offload), and in stage 3 also the shard of the weights (ZeRO-Infinity). Count the
+# bytes that stay on the GPU between backward and step.
 
 # %%
-WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter
+WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes per parameter
 
 
 # %% nbgrader={"grade_id": "memory_per_rank", "solution": true}
@@ -273,8 +276,8 @@ def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) ->
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Three numbers, 2, 2 and 12. Each is divided by n from its own stage on:
-# weights from 3, gradients from 2, states from 1.</details>
+# <details><summary>Hint</summary>There are three numbers, 2, 2 and 12. Each is divided by n from its own
+# stage on (weights from 3, gradients from 2, states from 1).</details>
 #
 # **Check.**
 
@@ -286,7 +289,7 @@ report = check("04_zero/memory_prediction", memory_per_rank, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Here is the table of 7B parameters on 8 GPUs, from your function.
+# **Measure.** The cell prints the table for 7B parameters on 8 GPUs, from your function.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):  # prints nothing before you have written it
@@ -299,13 +302,14 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
     print(f"175B on 64 GPUs, stage 3: {memory_per_rank(175e9, 64, 3) / 1e9:.2f} GB")
 
 # %% [markdown]
-# Note two things. Stage 1 alone saves 112 − 38.5 = 73.5 GB of the 112 − 14 = 98 GB that stage 3 saves. And
-# the weights set a floor under stages 1 and 2. ZeRO-2 is sometimes recommended for models of up to 70B, but
-# it keeps 2 bytes a parameter on every GPU: 140 GB for 70B, however many GPUs there are.
+# Note two things. First, stage 1 already saves 112 − 38.5 = 73.5 GB of the 112 − 14 = 98 GB that stage 3
+# saves. Second, the weights set a floor under stages 1 and 2. ZeRO-2 is sometimes recommended for models
+# of up to 70B, although it keeps 2 bytes per parameter on every GPU. For 70B, that is 140 GB, however
+# many GPUs there are.
 #
-# **Break it.** How large a model can you train on 1 GPU of 80 GB, and on 8? Divide the memory by the bytes a
-# parameter. Then keep 20 GB free for the parts that the formula leaves out: activations, buffers for the
-# communication, gaps between the allocator's pieces.
+# **Break it.** How large a model can you train on 1 GPU with 80 GB, and on 8? Divide the memory by the
+# bytes per parameter. Then keep 20 GB free for the parts the formula leaves out: activations,
+# communication buffers, and gaps between the allocator's pieces.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -316,14 +320,15 @@ with contextlib.suppress(NotImplementedError):
 # %% [markdown]
 # One GPU trains less than 5B. And if you budget all 80 GB for states, no room is left for activations.
 #
-# **In production.** Figure 1 of the ZeRO paper has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB for stages 0
-# to 3. The next cell prints the same numbers from your function.
+# **In production.** Figure 1 of the ZeRO paper shows a 7.5B model on 64 GPUs, with 120, 31.4, 16.6 and
+# 1.9 GB for stages 0 to 3. The next cell prints the same numbers from your function.
 #
-# <details><summary>In the lectures</summary>Lecture 000 has "~28 GB" of optimizer states for 7B: m and v in
-# 16 bits. Lecture 002 has 8 bytes a parameter, without the master copy. Lecture 001 has the 12, shows 2 + 2 +
-# 12 as PyTorch's, and once calls the 12 "fp32 momentum + variance", which are 8. It gives parts of the table
-# of 7B, and recommends "FSDP or ZeRO-2" for 10 to 70B. Its 5.5 GB for 175B on 64 GPUs are the weights alone,
-# and its "&lt;10B" for one GPU without parallelism is more than fits.</details>
+# <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which
+# are m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001
+# counts the 12, but shows 2 + 2 + 12 as PyTorch's numbers, and once calls the 12 "fp32
+# momentum + variance", although these are only 8. It shows parts of the table for 7B, and recommends
+# "FSDP or ZeRO-2" for 10 to 70B. Its 5.5 GB for 175B on 64 GPUs are only the weights, and its "&lt;10B"
+# for one GPU without parallelism is more than fits.</details>
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -338,19 +343,19 @@ with contextlib.suppress(NotImplementedError):
 # | time | 15 minutes |
 # | points | 6 |
 #
-# How do you cut a model into N equal parts? Not by layers: an embedding can be half of a small model. And
-# collectives want parts of *equal* size. So lay all parameters in one row, append zeros until N divides its
-# length, and cut the row. A boundary may fall inside a parameter. That does no harm: Adam and SGD treat every
-# element by itself.
+# How do you cut a model into N equal parts? You can't cut it by layers, because an embedding can be half
+# of a small model, and collectives want parts of *equal* size. So write all parameters into one row,
+# append zeros until N divides its length, and cut the row. A boundary can fall inside a parameter. That
+# does no harm, because Adam and SGD treat every element separately.
 #
 #     parameters   [ a a a a a | b b | c c c c ]
 #     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
 #
-# Here *every* layer is spread over *all* ranks. (To give each GPU some whole layers is pipelining: notebook
-# 07.)
+# Here *every* layer is spread over *all* ranks. (If you give each GPU some whole layers instead, that is
+# pipelining, as in notebook 07.)
 #
-# **Predict.** 14 parameters, 4 ranks: how long is a shard, and how many zeros are there? At most how many
-# zeros can there ever be? (4 elements, 2 zeros; N − 1.)
+# **Predict.** For 14 parameters and 4 ranks, how long is a shard, and how many zeros are there? At most
+# how many zeros can there ever be? (4 elements, 2 zeros; N − 1.)
 #
 # **Build.**
 
@@ -404,9 +409,9 @@ def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
 
 
 # %% [markdown]
-# <details><summary>Hint: round up</summary><code>-(-total // n)</code> is total / n, rounded up. Make a row
-# of n times that length with <code>new_zeros</code>, copy the parameters into it, and cut it with
-# <code>chunk</code> or <code>tensor_split</code>.</details>
+# <details><summary>Hint: round up</summary><code>-(-total // n)</code> is total / n, rounded up. Make a
+# row of n times that length with <code>new_zeros</code>, copy the parameters into it, and then cut it
+# with <code>chunk</code> or <code>tensor_split</code>.</details>
 #
 # **Check.**
 
@@ -418,10 +423,10 @@ report = check("04_zero/flatten_and_shard", flatten_and_shard, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Padding costs little: a model of 7B on 1,024 ranks has at most 1,023 zeros, 2 kB in bf16. A
-# LLaMA of 7B has 291 tensors: 9 in each of 32 blocks, and 3 more. If you cut each tensor by itself, there are
-# at most 291 times as many zeros, 0.6 MB, which is still nothing. If you cut *small* tensors on many ranks,
-# padding costs more:
+# **Measure.** Padding costs little. For example, a 7B model on 1,024 ranks has at most 1,023 zeros, which
+# take 2 kB in bf16. A 7B LLaMA has 291 tensors: 9 in each of 32 blocks, and 3 more. If you cut each
+# tensor separately, there are at most 291 times as many zeros, but their 0.6 MB are still next to
+# nothing. Padding costs more if you cut *small* tensors on many ranks:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -429,7 +434,8 @@ with contextlib.suppress(NotImplementedError):
     print("a bias of 100 over 1,024 ranks:", sum(map(len, shards)), "elements")
 
 # %% [markdown]
-# **Break it.** Leave out the zeros: 5 elements, 2 ranks, `tensor_split`. What does the collective say?
+# **Break it.** Leave out the zeros, and cut 5 elements for 2 ranks with `tensor_split`. What does the
+# collective say?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -443,12 +449,13 @@ def uneven():
 try_it(uneven, world_size=2)
 
 # %% [markdown]
-# **In production.** FSDP1 calls this a `FlatParameter`, DeepSpeed a `flat` partition. FSDP2 (`fully_shard`)
-# cuts each parameter along its first dimension instead. It has some more padding and one more copy, between
-# the parameters and the buffer of the collective. In return every shard is still a parameter with a name.
+# **In production.** FSDP1 calls this a `FlatParameter`, and DeepSpeed a `flat` partition. FSDP2
+# (`fully_shard`) cuts each parameter along its first dimension instead. This costs some more padding and
+# one more copy, between the parameters and the buffer of the collective. In return, every shard is still
+# a parameter with a name.
 #
-# <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g. layers
-# 0-3 of 32)". That is pipelining.</details>
+# <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g.
+# layers 0-3 of 32)". But that is pipelining.</details>
 
 # %% [markdown]
 # ## 3 · ZeRO-1: the optimizer's state
@@ -460,50 +467,50 @@ try_it(uneven, world_size=2)
 # | time | 45 minutes |
 # | points | 14 |
 #
-# The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement of
-# all tensors of the rank: when forward leaves each of the eight blocks, when backward enters each of them,
-# and twice at the end.
+# The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement
+# of all tensors of the rank. There is one when forward leaves each of the eight blocks, one when backward
+# enters each of them, and two at the end.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 measured = {0: launch(train, replicas, world_size=1)}
 memory_picture({"replicas": measured[0]})
 
 # %% [markdown]
-# 4 bytes are weights, and 4 are gradients, which come in backward and go after the step. The other 8 are
-# Adam's state. It is the largest part (in mixed precision 12 of 16 bytes) and it is there all the time, but
-# it is used only in the step.
+# 4 bytes are weights, and 4 are gradients, which are made in backward and freed after the step. The other
+# 8 are Adam's state. It is the largest part (12 of 16 bytes in mixed precision). It takes up memory all
+# the time, although it is used only in the step.
 #
-# So rank r keeps the state of its shard and makes the step for its shard alone. What must it know for that?
-# It needs the mean gradient of *its shard*. And what must the others know afterwards? They need its new
-# weights.
+# So let rank r keep the state of its shard, and take the step only for its shard. What must it know for
+# that? It needs the mean gradient of *its shard*. And what must the other ranks know afterwards? They
+# need its new weights.
 #
 # | | from | to | sent |
 # |---|---|---|---|
-# | 1. reduce-scatter the gradients: rank r gets the sum of shard r, and divides it by N | partial | sharded | 1 |
-# | 2. the optimizer's step, on the shard | sharded | sharded | 0 |
-# | 3. all-gather the shards: every rank has all new weights | sharded | replicated | 1 |
+# | 1. reduce-scatter the gradients. Rank r gets the sum of shard r, and divides it by N | partial | sharded | 1 |
+# | 2. take the optimizer's step, on the shard | sharded | sharded | 0 |
+# | 3. all-gather the shards. Then every rank has all new weights | sharded | replicated | 1 |
 #
-# Together they send 2 units of traffic. An all-reduce of the gradients alone, which replicas need, sends 2 as
-# well. The memory is saved without any more traffic.
+# Together they send 2 units of traffic. Replicas need only an all-reduce of the gradients, but it also
+# sends 2. So you save the memory without any more traffic.
 #
-# Over K microbatches the traffic stays 2: the partial gradients add up on each rank, and the step exchanges
-# them once.
+# Over K microbatches the traffic is still 2, because the partial gradients add up on each rank, and only
+# the step sends them.
 #
-# **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather the
-# parameters. How many times the bytes of the workflow above does it send? Write your number down as
-# `answer_2` in §8. You will measure it at the end of this section.
+# **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather
+# the parameters. How many times as many bytes does it send as the workflow above? Write your number down
+# as `answer_2` in §8. You will measure it at the end of this section.
 #
-# **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an ordinary
-# optimizer, which knows a single parameter: the shard.
+# **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an
+# ordinary optimizer, which knows only a single parameter, the shard.
 #
-# - `params`: all parameters of the model, without parameter groups. Often `params` is `model.parameters()`,
-#   an iterator that can be used only once, so make a list of it. Some parameters may be frozen
-#   (`requires_grad` is False): those are not trained, and they belong to no shard, so a step sends nothing
-#   for them. All parameters, frozen ones too, get the values of the first rank of `group`, which need not be
-#   rank 0.
-# - A missing gradient counts as zeros: a rank need not use every part of the model.
-# - After the step keep no large tensor but the shard and the inner optimizer's state: the shard's gradient
-#   goes, too.
+# - `params`: all parameters of the model, without parameter groups. Often `params` is
+#   `model.parameters()`, an iterator that can be used only once, so make a list of it. Some parameters
+#   can be frozen (`requires_grad` is False). Since these are not trained, they belong to no shard, and a
+#   step sends nothing for them. All parameters, including the frozen ones, get the values of the first
+#   rank of `group`, which is not necessarily rank 0.
+# - A missing gradient counts as zeros, because a rank does not have to use every part of the model.
+# - After the step, keep no large tensor except the shard and the inner optimizer's state. Free the
+#   shard's gradient as well.
 
 
 # %% nbgrader={"grade_id": "zero1_optimizer", "solution": true}
@@ -573,20 +580,21 @@ class Zero1Optimizer:
 
 
 # %% [markdown]
-# <details><summary>Hint: the two collectives</summary><code>dist.reduce_scatter_tensor(shard, whole)</code>
-# and <code>dist.all_gather_into_tensor(whole, shard)</code>. <code>torch.cat(flatten_and_shard(grads,
-# n))</code> is the whole row.</details>
-# <details><summary>Hint: the inner optimizer</summary><code>shard = nn.Parameter(own.clone())</code> and
-# <code>optimizer_cls([shard], **defaults)</code>. Before its step, give it the mean:
-# <code>shard.grad = ...</code>. It never sees a parameter of the model.</details>
-# <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in the
-# same order: <code>param.copy_(whole[offset : offset + param.numel()].view_as(param))</code>.</details>
+# <details><summary>Hint: the two collectives</summary>Call <code>dist.reduce_scatter_tensor(shard,
+# whole)</code> and then <code>dist.all_gather_into_tensor(whole, shard)</code>.
+# <code>torch.cat(flatten_and_shard(grads, n))</code> is the whole row.</details>
+# <details><summary>Hint: the inner optimizer</summary>Write <code>shard =
+# nn.Parameter(own.clone())</code> and <code>optimizer_cls([shard], **defaults)</code>. Before its step,
+# give it the mean: <code>shard.grad = ...</code>. It never sees a parameter of the model.</details>
+# <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in
+# the same order: <code>param.copy_(whole[offset :
+# offset + param.numel()].view_as(param))</code>.</details>
 #
-# **Check.** The check compares the values with those of one process on all data, and the bytes with the
-# formula. It also bounds the memory that the operating system counts for the process. In its lines P stands
-# for the bytes of the parameters in float32. Its memory runs use SGD with momentum: P is the weights, and
-# 2P/N is the shard and its momentum. A further P/N is the shard's gradient, which only the step needs. After
-# backward the whole gradients are a further P.
+# **Check.** The check compares your values with the values of one process on all data, and your bytes
+# with the formula. It also limits the memory the operating system counts for the process. In its
+# messages, P stands for the bytes of the parameters in float32. Its memory runs use SGD with momentum. So
+# P is the weights, and 2P/N is the shard and its momentum. A further P/N is the shard's gradient, which
+# only the step needs. After backward, the full gradients are a further P.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -596,9 +604,9 @@ report = check("04_zero/zero1_optimizer", Zero1Optimizer, cases="hidden")
 report.points(14)
 
 # %% [markdown]
-# **Measure.** Here is your optimizer on four ranks, AdamW in float32: weights 4P, gradients 4P, and 12P/N for
-# the shard, m and v. (The shard is a copy of its part of the weights. In mixed precision that copy *is* the
-# float32 master: you have built it already.)
+# **Measure.** The cell runs your optimizer on four ranks, with AdamW in float32. We expect 4P for
+# weights, 4P for gradients, and 12P/N for the shard, m and v. (The shard is a copy of its part of the
+# weights. In mixed precision that copy *is* the float32 master, so you have built it already.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -607,13 +615,13 @@ def zero1(model):
 
 
 def show(name, make, expected, world_size=4, **options):
-    """Run `train`; print the bytes a parameter, measured and expected,
+    """Run `train`; print the bytes per parameter, measured and expected,
     and the traffic of a step."""
     run = try_it(train, make, world_size=world_size, **options)
     if run:
         text = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
         said = ", ".join(f"{value:.2f}" for value in expected.values())
-        print(f"{name}: bytes a parameter {text} (expected {said}); a step sends {sent(run):.2f}")
+        print(f"{name}: bytes per parameter {text} (expected {said}); a step sends {sent(run):.2f}")
     return run
 
 
@@ -622,9 +630,9 @@ measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step":
 # %% [markdown]
 # The bytes above the expected value are inputs and targets.
 #
-# **Break it.** In practice the replicas of notebook 03 stand in `DistributedDataParallel`. Keep the model in
-# it, and give the model's parameters to your optimizer. Will the values still be right? Which line of the
-# check would notice?
+# **Break it.** In practice, the replicas of notebook 03 are wrapped in `DistributedDataParallel`. Keep
+# the model in it, and give the model's parameters to your optimizer. Will the values still be right?
+# Which line of the check would notice?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -636,15 +644,16 @@ def under_ddp(model):
 _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 # %% [markdown]
-# The mean of equal gradients is the same again, so the values do not show the waste. The bytes do: DDP sends
-# 2 and your optimizer 2. (DDP also keeps its buckets, a second copy of the gradients: 4 bytes more.) If you
-# cut the shards out of DDP's result instead, you send 3: that is the other workflow. A test that looks at
-# values alone accepts both programs, and also plain AdamW behind an all-reduce, which sends 2 and keeps all
-# of the state. Which line of the check refuses which of these three?
+# The mean of equal gradients is the same gradient again, so the values do not show the waste. But the
+# bytes do, because DDP sends 2 and then your optimizer sends 2. (DDP also keeps its buckets, a second
+# copy of the gradients, which takes 4 bytes more.) If you cut the shards out of DDP's result instead, you
+# send 3. That is the other workflow. A test that looks only at values accepts both programs. It also
+# accepts plain AdamW behind an all-reduce, which sends 2 and keeps all of the state. Which line of the
+# check refuses which of these three?
 #
-# **In production.** PyTorch has `torch.distributed.optim.ZeroRedundancyOptimizer`, for use under
-# `DistributedDataParallel`. DDP averages all gradients, as it always does; the optimizer then broadcasts each
-# rank's part of the new parameters. Which workflow is that?
+# **In production.** PyTorch provides `torch.distributed.optim.ZeroRedundancyOptimizer`, for use under
+# `DistributedDataParallel`. DDP averages all gradients, as it always does, and then the optimizer
+# broadcasts each rank's part of the new parameters. Which workflow is that?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -662,7 +671,7 @@ def trained(make, steps=3):
 
 
 def row(make):
-    """All parameters of the model that `trained` returns, whole, in one row."""
+    """All parameters of the model returned by `trained`, in full, in one row."""
     model = trained(make)
     if hasattr(model, "full_state_dict"):
         tensors = list(model.full_state_dict().values())
@@ -679,7 +688,7 @@ def torchs(model):
 
 
 def step_in_two(make):
-    """Two steps; before the second one's optimizer step there is a barrier."""
+    """Two steps, with a barrier before each backward and each optimizer step."""
     model, optimizer = make(Network(seed=5).to(device()))
     for _ in range(2):
         x, y = torch.randn(2, 4, WIDTH, device=device())
@@ -702,21 +711,22 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# PyTorch's optimizer gives the same values and sends one and a half times the bytes. It follows the other
-# workflow, because DDP was there first. That workflow has one advantage: its all-reduce runs *during*
-# backward, and your reduce-scatter waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1
-# and Megatron-LM's distributed optimizer do as you do: they reduce-scatter the gradients.)
+# PyTorch's optimizer computes the same values, but sends one and a half times the bytes. It follows the
+# other workflow, because DDP already existed when it was written. That workflow has one advantage. Its
+# all-reduce runs *during* backward, while your reduce-scatter waits until the step. ZeRO-2 will not have
+# to wait. (DeepSpeed's stage 1 and Megatron-LM's distributed optimizer work like yours, so they
+# reduce-scatter the gradients.)
 #
-# **On this machine.** For a built-in collective the ledger *books* the fewest bytes that any algorithm must
-# send, here 1 unit for the reduce-scatter and 1 for the all-gather. That is why the booked bytes can be
-# compared with a formula on any machine. The bytes that are really sent may differ: gloo, the CPU's backend,
-# has no reduce-scatter of its own. It makes an all-reduce and throws (N−1)/N of the sum away: 2 on the wire
-# (notebook 02 §2). NCCL sends the bytes that are booked.
+# **On this machine.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must
+# send, here 1 unit for the reduce-scatter and 1 for the all-gather. This is why you can compare the
+# booked bytes with a formula on any machine. But the bytes really sent can differ. For example, gloo, the
+# CPU's backend, has no reduce-scatter of its own. It runs an all-reduce and throws (N−1)/N of the sum
+# away, which puts 2 on the wire (notebook 02 §2). NCCL sends the booked bytes.
 #
-# The ring that you wrote in notebook 02 sends the bytes that are booked, on gloo too, and is called as
-# PyTorch's functions are, but without `op` and `async_op`. The next cell puts the ring in their place, but
-# only in ranks that end with the cell, so nothing stays changed. Linux counts the bytes of every connection.
-# What do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
+# The ring you wrote in notebook 02 sends the booked bytes on gloo as well. You call it like PyTorch's
+# functions, but without `op` and `async_op`. The next cell replaces them with the ring, but only in ranks
+# that end with the cell, so nothing stays changed. Linux counts the bytes of every connection. What do
+# you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -775,15 +785,15 @@ for world_size in (2, 4):
             print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
 
 # %% [markdown]
-# With PyTorch's functions your ZeRO-1 sends 3 over gloo instead of 2, as much as the other workflow. With the
-# ring it sends 2. The library's classes take such functions as arguments: `Zero1Optimizer(...,
+# With PyTorch's functions, your ZeRO-1 sends 3 over gloo instead of 2, as much as the other workflow. But
+# with the ring it sends 2. The reference classes take such functions as arguments: `Zero1Optimizer(...,
 # reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`. (Linux counts everything on the
-# connection, even the bytes that TCP had to send again: a few hundredths more.) Stages 2 and 3
-# reduce-scatter, too, so the ring saves bytes there as well: try `over_the_ring(zero2)` in the cell above
-# after §4, if yours passes no `async_op`.
+# connection, even the bytes that TCP had to send again, so it shows a few hundredths more.) Stages 2 and
+# 3 also reduce-scatter, so the ring saves bytes there as well. After §4, try `over_the_ring(zero2)` in
+# the cell above, if yours passes no `async_op`.
 #
-# <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce. Lecture 004 has the
-# reduce-scatter.</details>
+# <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
+# with the reduce-scatter.</details>
 
 # %% [markdown]
 # ## 4 · ZeRO-2: the gradients
@@ -795,7 +805,7 @@ for world_size in (2, 4):
 # | time | 40 minutes |
 # | points | 12 |
 #
-# Here is the library's ZeRO-1 on four ranks, beside the replica:
+# The picture shows the reference's ZeRO-1 on four ranks, next to the replica:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import zero as reference  # for the pictures
@@ -806,7 +816,7 @@ def library1(model):
 
 
 def library2(model):
-    parameters, bucket = model.parameters(), 4 * WIDTH * (WIDTH + 1)  # a bucket to a block
+    parameters, bucket = model.parameters(), 4 * WIDTH * (WIDTH + 1)  # one bucket per block
     return model, reference.Zero2Optimizer(parameters, torch.optim.AdamW, bucket_bytes=bucket)
 
 
@@ -814,31 +824,36 @@ drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4
 memory_picture(drawn)
 
 # %% [markdown]
-# The floor is lower: m and v are 8/4 bytes now. In the replica's picture the bars of backward rise like
-# stairs; here they have become a plateau, since the library keeps one row for all gradients from step to
-# step: 4 of weights + 4 of gradients + 8/4 of state = 10 bytes throughout. (Your optimizer keeps no gradient
-# after the step, so its bars climb from 7 to 11. The 11 is 4/4 more than the library's 10, because your shard
-# is a copy; the library's shard is a part of the row in which the weights lie.) Either way all gradients stay
-# until the step, though each rank will read only 1/N of them. So send them off while backward produces them:
-# when the gradients of some neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep your
-# own shard, and free the rest. The full gradient never exists.
+# The floor is lower, because m and v take only 8/4 bytes now. In the replica's picture, the bars of
+# backward rise like stairs. Here they have become a plateau, because the reference keeps one row for all
+# gradients from step to step. So there are 4 of weights + 4 of gradients + 8/4 of state = 10 bytes
+# throughout. (Your optimizer keeps no gradient after the step, so its bars climb from 7 to 11. The 11 is
+# 4/4 more than the reference's 10, because your shard is a copy, while the reference's shard is a part of
+# the row that stores the weights.)
+#
+# Either way, all gradients stay until the step, though each rank will read only 1/N of them. So send them
+# off while backward produces them. As soon as the gradients of a few neighbouring parameters (a *bucket*)
+# are ready, reduce-scatter them, keep your own shard, and free the rest. Then the full gradient never
+# exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 #
-# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. In mixed precision
-# that is 2P + 14P/N bytes. The peak is higher by a bucket or two.</details>
+# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. So in mixed
+# precision a rank keeps 2P + 14P/N bytes. The peak is higher by a bucket or two.</details>
 #
-# Over K microbatches no rank keeps full gradients in which those of the next microbatch could add up, so
-# every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then send? That is
-# `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory. This is true for one microbatch.)
+# Over K microbatches, no rank keeps full gradients to which the gradients of the next microbatch could be
+# added, so every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then
+# send? That is `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory, but this is true only
+# for one microbatch.)
 #
-# **Build.** Each bucket has its own row, its own zeros and its own shard; the inner optimizer gets the
-# list of shards. Backward runs from the last layer to the first: fill the buckets in reverse order.
+# **Build.** Each bucket has its own row, its own zeros and its own shard, and the inner optimizer gets
+# the list of shards. Backward runs from the last layer to the first, so fill the buckets in reverse
+# order.
 #
 # Three rules make the result right on all ranks.
-# 1. Buckets leave *in order*. Gradients may arrive in another order on another rank, and some may not arrive
-#    at all; a bucket that is full before its turn waits.
-# 2. When backward ends, send the buckets that have not been sent yet: a missing gradient counts as zeros.
+# 1. Buckets leave *in order*. Gradients can arrive in another order on another rank, and some might not
+#    arrive at all. So a bucket that is full before its turn waits.
+# 2. When backward ends, send the buckets not sent yet, because a missing gradient counts as zeros.
 #    `after_backward(function)`, called from a hook, calls `function` when backward ends.
 # 3. The gradient shards of several backwards add up.
 
@@ -926,12 +941,12 @@ class Zero2Optimizer:
 
 
 # %% [markdown]
-# <details><summary>Hint: the hook</summary><code>param.register_post_accumulate_grad_hook(hook)</code> calls
-# <code>hook(param)</code> when <code>param.grad</code> is complete. The argument is the <i>parameter</i>.
-# A bucket is full when no <code>.grad</code> in it is None.</details>
-# <details><summary>Hint: the turn</summary>Keep the number of the bucket that leaves next. In the hook:
-# <code>while</code> the bucket with this number is full, send it. In the first hook of a backward set the
-# number to 0 and ask <code>after_backward</code> for the rest.</details>
+# <details><summary>Hint: the hook</summary><code>param.register_post_accumulate_grad_hook(hook)</code>
+# calls <code>hook(param)</code> when <code>param.grad</code> is complete. The argument is the
+# <i>parameter</i>. A bucket is full when no <code>.grad</code> in it is None.</details>
+# <details><summary>Hint: the turn</summary>Keep the number of the bucket that leaves next. In the hook,
+# <code>while</code> the bucket with this number is full, send it. In the first hook of a backward, set
+# the number to 0 and also ask <code>after_backward</code> to send the rest.</details>
 #
 # **Check.**
 
@@ -943,9 +958,9 @@ report = check("04_zero/zero2_optimizer", Zero2Optimizer, cases="hidden")
 report.points(12)
 
 # %% [markdown]
-# **Measure.** Here are one microbatch, then four, beside ZeRO-1. In float32 we expect 4P + 16P/N after
-# backward: 4P of weights, and for each parameter of the shard 4 of gradient, 4 of the shard itself, and 8 of
-# m and v.
+# **Measure.** The cell runs one microbatch and then four, for comparison with ZeRO-1. In float32 we
+# expect 4P + 16P/N after backward. The weights take 4P. For each parameter of the shard, the gradient
+# takes 4 bytes, the shard itself 4, and m and v 8.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -958,11 +973,12 @@ _ = show("ZeRO-1, 4 microbatches", zero1, {"after backward": 8 + 12 / 4}, microb
 _ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microbatches=4)
 
 # %% [markdown]
-# With four microbatches ZeRO-2 sends 5 units instead of ZeRO-1's 2: you pay for memory with traffic. If
-# gradients must add up over many microbatches, take ZeRO-1. Pipelines have many (notebook 07).
+# With four microbatches, ZeRO-2 sends 5 units while ZeRO-1 sends 2, so you pay for memory with traffic.
+# If gradients must add up over many microbatches, take ZeRO-1. This is the case in pipelines (notebook
+# 07).
 #
-# **Break it.** Break rule 1, with two ranks and two buckets. On rank 1 the gradients arrive in another order,
-# and the rank sends each bucket as soon as the bucket is full. The buckets have different sizes here:
+# **Break it.** Break rule 1, with two ranks and two buckets. On rank 1 the gradients arrive in another
+# order, and the rank sends each bucket as soon as it is full. The buckets have different sizes here:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -977,15 +993,15 @@ def in_order_of_arrival():
 try_it(in_order_of_arrival, world_size=2)
 
 # %% [markdown]
-# With buckets of *equal* size there would be no error: gradients of one layer would be added to those of
-# another. That is why the order is fixed, in DDP and FSDP as well.
+# With buckets of *equal* size there would be no error, but the gradients of one layer would be added to
+# the gradients of another. This is why the order is fixed in DDP and FSDP as well.
 #
-# **In production.** DeepSpeed has `"stage": 2`. The nearest setting of FSDP is `reshard_after_forward=False`:
-# weights are gathered once and stay for backward. (FSDP1 called it `SHARD_GRAD_OP`.) There is a difference:
-# FSDP shards the weights between steps, too, and ZeRO-2 does not.
+# **In production.** DeepSpeed calls it `"stage": 2`. The nearest setting of FSDP is
+# `reshard_after_forward=False`, which gathers weights once and keeps them for backward. (FSDP1 called it
+# `SHARD_GRAD_OP`.) But FSDP also shards the weights between steps, and ZeRO-2 does not.
 #
-# <details><summary>In the lectures</summary>Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except with
-# lower memory requirement".</details>
+# <details><summary>In the lectures</summary>Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except
+# with lower memory requirement".</details>
 
 # %% [markdown]
 # ## 5 · ZeRO-3: the weights
@@ -997,35 +1013,35 @@ try_it(in_order_of_arrival, world_size=2)
 # | time | 100 minutes: 40 for the unit, 60 for the module |
 # | points | 16: 7 for the unit, 9 for the module |
 #
-# Here is the library's ZeRO-2, whose buckets are one block each:
+# The picture shows the reference's ZeRO-2 with one bucket per block:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 drawn["ZeRO-2"] = launch(train, library2, world_size=4)
 memory_picture(drawn)
 
 # %% [markdown]
-# The bars of backward rise by only one byte now, from 6 to 7; this byte is the shard of the gradients. The
-# weights are the largest part, 4 bytes of the 7; for 7B in 16 bits they are 14 GB on every rank. A block's
-# weights are needed twice in a step, in its forward and in its backward. In between they only take room. So
-# keep the shard, and gather a block when it is used.
+# The bars of backward rise by only one byte now, from 6 to 7. This byte is the shard of the gradients.
+# The weights are now the largest part, with 4 bytes of the 7. For 7B in 16 bits, they take 14 GB on every
+# rank. But a step needs a block's weights only twice, in its forward and in its backward. In between,
+# they only take up room. So keep the shard, and gather a block when it is used.
 #
 # | for each block | from | to | sent |
 # |---|---|---|---|
 # | forward: all-gather its weights, compute, free them | sharded | replicated, for a moment | 1 |
 # | backward: all-gather them again, compute, free them | sharded | replicated, for a moment | 1 |
 # | backward: reduce-scatter its gradients, keep this rank's shard | partial | sharded | 1 |
-# | step: on the shards. The next forward gathers them | sharded | sharded | 0 |
+# | step: update the shards. The next forward gathers them | sharded | sharded | 0 |
 #
-# Together they send 3 units of traffic instead of a replica's 2: half as much again. In return a rank keeps
-# 16P/N bytes instead of a replica's 16P.
+# Together they send 3 units of traffic instead of a replica's 2, which is half as much again. In return,
+# a rank keeps 16P/N bytes instead of a replica's 16P.
 #
-# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB on each, and one block at a time beside that. How large
-# is one of its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
+# **Predict.** On 64 GPUs, a 7B model needs 1.75 GB on each, plus one block at a time. How large is one of
+# its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
 #
-# The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself, and
-# autograd has kept views of the weights for the backward. If you give `param.data` another tensor, autograd
-# still holds the old storage, and nothing is freed. So make the storage under all views empty, and fill it
-# again later:
+# The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself,
+# and autograd has kept views of the weights for backward. If you give `param.data` another tensor,
+# autograd still holds the old storage, so nothing is freed. Instead, empty the storage under all views,
+# and fill it again later:
 
 # %%
 flat = torch.arange(4.0)
@@ -1037,20 +1053,22 @@ flat.copy_(torch.arange(4.0) + 10)
 print("again:", view)
 
 # %% [markdown]
-# **Build a unit first.** A `Unit(params)` does all the work for one block. The module of the next exercise is
-# then a list of units and the hooks that call them. The check asks this of a unit:
+# **Build a unit first.** A `Unit(params)` does all the work for one block. Then the module of the next
+# exercise is just a list of units and the hooks that call them. The check asks this of a unit:
 #
-# - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2. The
-#   unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, which is frozen if `params` are.
-# - `gather()` makes every parameter whole, in its shape, with the values that the shards hold *now*: the
-#   optimizer may have changed them since the last `gather()`. A second `gather()` without a `free()` in
-#   between sends nothing.
-# - `free()` gives the memory back. The parameters and every view that autograd keeps of them stay views of
-#   one storage, which is empty until the next `gather()`. In a new unit this storage is empty, too.
-# - `reduce()` is called when the parameters' gradients are there. It adds the mean over the ranks to
-#   `shard.grad` and sets the gradients of the parameters to None. A missing gradient counts as zeros.
-# - Between uses a rank holds its shard and the shard's gradient. No attribute keeps a copy of a whole row of
-#   parameters or gradients: the check measures the rank's process.
+# - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2.
+#   The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, which is frozen if `params`
+#   are.
+# - `gather()` makes every parameter whole, in its shape, with the values the shards hold *now*, because
+#   the optimizer might have changed them since the last `gather()`. A second `gather()` without a
+#   `free()` in between sends nothing.
+# - `free()` gives the memory back. The parameters, and every view autograd keeps of them, stay views of
+#   one storage, which is empty until the next `gather()`. In a new unit this storage is also empty.
+# - `reduce()` is called as soon as the parameters' gradients are ready. It adds the mean over the ranks
+#   to `shard.grad`, and then sets the gradients of the parameters to None. A missing gradient counts as
+#   zeros.
+# - Between uses, a rank holds only its shard and the shard's gradient. No attribute keeps a copy of a
+#   whole row of parameters or gradients, since the check measures the rank's process.
 
 
 # %% nbgrader={"grade_id": "zero3_unit", "solution": true}
@@ -1104,17 +1122,18 @@ class Unit:
 
 
 # %% [markdown]
-# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor. In the constructor make every
-# parameter a view of it, once: <code>param.data = flat[...].view(shape)</code>. The shard is a copy of 1/N of
-# it, <code>.clone()</code>: a view would be empty after <code>free()</code>. <code>gather()</code> and
-# <code>free()</code> resize the storage of the flat tensor and leave the views alone.</details>
-# <details><summary>Hint: reduce</summary>It is ZeRO-2's bucket: a row of the gradients, a reduce-scatter, and
-# the mean added to <code>shard.grad</code>. It reads no parameter. Write <code>@torch.no_grad()</code> above
-# <code>gather()</code> and <code>reduce()</code>: the shard requires a gradient, and autograd is not to
-# record these two methods.</details>
+# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor. In the constructor, make every
+# parameter a view of it, once: <code>param.data = flat[...].view(shape)</code>. The shard is a copy of
+# 1/N of it, made with <code>.clone()</code>, because a view would be empty after <code>free()</code>.
+# Then <code>gather()</code> and <code>free()</code> resize the storage of the flat tensor and leave the
+# views as they are.</details>
+# <details><summary>Hint: reduce</summary>It works like ZeRO-2's bucket: a row of the gradients, a
+# reduce-scatter, and the mean added to <code>shard.grad</code>. It reads no parameter. Write
+# <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
+# requires a gradient, but autograd must not record these two methods.</details>
 #
 # **Check.** The check takes one unit, without a model. It looks at the unit's shard, at the unit's memory
-# after every call, and at the values that autograd finds after a `free()` and a `gather()`. Then it measures
+# after every call, and at the values autograd finds after a `free()` and a `gather()`. Then it measures
 # the memory of each rank with a larger unit, of 4 MB.
 
 # %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
@@ -1127,29 +1146,29 @@ report.points(7)
 # %% [markdown]
 # **Build the module.** The check asks this of your class:
 #
-# - The module has `blocks`, an `nn.ModuleList`; the parameters of each block are a *unit*. All other
-#   parameters form one more unit, which is gathered for the forward of the whole module, and again for its
-#   backward; so do *tied weights*, which two blocks share, or a block and a module outside the blocks. A block
-#   may stand in the list twice.
-# - `parameters()` gives this rank's flat shards, and any torch optimizer can be made of them. A unit is
-#   frozen or trained as a whole: a block with frozen and with trained parameters has two units. The
+# - The module has `blocks`, an `nn.ModuleList`. The parameters of each block are a *unit*. All other
+#   parameters form one more unit, which is gathered for the forward of the whole module, and again for
+#   its backward. *Tied weights*, shared by two blocks or by a block and a module outside the blocks, also
+#   belong to it. The same block can be in the list twice.
+# - `parameters()` returns this rank's flat shards, so you can give them to any torch optimizer. A unit is
+#   frozen or trained as a whole, so a block with both frozen and trained parameters has two units. The
 #   same holds outside the blocks.
-# - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A gradient that is
-#   missing on all ranks counts as zeros. (If it were missing on some ranks only, the ranks would reduce units
-#   in different orders, as in §4: the check does not try that.)
+# - After backward, `shard.grad` holds the mean over the ranks, and several backwards add up. A gradient
+#   that is missing on all ranks counts as zeros. (If it were missing only on some ranks, the ranks would
+#   reduce units in different orders, as in §4. The check does not try that.)
 # - All ranks may call `full_state_dict()` at any time between steps. It returns a whole copy of every
-#   parameter, frozen and unused ones too, by its name in `module.named_parameters()`. No unit stays gathered
-#   after it.
-# - Beside the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
-#   any time: a block's weights, its gradients, and the row in which these are sent. Keep no block gathered
-#   outside its forward or backward, not even after the constructor.
-# - All ranks start with the first rank's values. All of them run the same blocks in the same order.
+#   parameter, including frozen and unused ones, by its name in `module.named_parameters()`. Afterwards,
+#   no unit stays gathered.
+# - In addition to the shards, their gradients and the optimizer's state, the check allows the size of
+#   three blocks at any time: a block's weights, its gradients, and the row in which these are sent. Keep
+#   no block gathered outside its forward or backward, not even after the constructor.
+# - All ranks start with the first rank's values, and all of them run the same blocks in the same order.
 #
-# Your tools are `register_forward_pre_hook` and `register_forward_hook` of a module;
-# `output.register_hook(f)` of its output, here always one tensor, which calls `f(grad)` when the gradient of
-# that output is there, just before the module's backward; `register_post_accumulate_grad_hook` of a
-# parameter; and `after_backward`. The hooks call your `Unit`, or another class in its place: the check looks
-# at the module alone.
+# Your tools are hooks. On a module, there are `register_forward_pre_hook` and `register_forward_hook`. On
+# its output, which is always one tensor here, `output.register_hook(f)` calls `f(grad)` when the gradient
+# of that output is ready, just before the module's backward. On a parameter, there is
+# `register_post_accumulate_grad_hook`. You also have `after_backward`. The hooks can call your `Unit` or
+# another class instead, because the check looks only at the module.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1242,13 +1261,13 @@ class Zero3Module(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the work of each hook</summary>The forward pre-hook gathers. The forward hook frees,
-# and puts a hook on the output, which gathers again. The post-accumulate hook of each parameter reduces and
-# frees if all gradients of the unit are there. After backward, reduce the units that are not complete, and
-# free them and the frozen ones.</details>
-# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Do you
-# free in a full <i>backward</i> hook? If a module's input needs no gradient, like the first block's, this
-# hook fires before the module's own backward.</details>
+# <details><summary>Hint: the work of each hook</summary>The forward pre-hook gathers. The forward hook
+# frees, and then puts a hook on the output, which gathers again. The post-accumulate hook of each
+# parameter reduces and frees if all gradients of the unit are ready. After backward, reduce the units
+# that are not complete, and free both these and the frozen ones.</details>
+# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Do
+# you free in a full <i>backward</i> hook? If a module's input needs no gradient, like the input of the
+# first block, this hook fires before the module's own backward.</details>
 #
 # **Check.**
 
@@ -1260,7 +1279,8 @@ report = check("04_zero/zero3_module", Zero3Module, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** In float32 we expect 16P/N after backward, and 12P/N after the step. And how high is the peak?
+# **Measure.** In float32 we expect 16P/N after backward, and 12P/N after the step. And how high is the
+# peak?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1272,23 +1292,23 @@ def zero3(model):
 measured[3] = show("ZeRO-3", zero3, {"after backward": 16 / 4, "after step": 12 / 4})
 for stage, run in measured.items():
     if run:
-        print(f"stage {stage}: at most {run[0]['most'] / P:5.2f} bytes a parameter")
+        print(f"stage {stage}: at most {run[0]['most'] / P:5.2f} bytes per parameter")
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# These are your own four stages. The highest bar of stage 3 is where backward enters the first block. The
-# rank then holds 12/4 bytes of shard, m and v; 7/8 of the 4/4 bytes of gradients, since seven of the eight
-# blocks have theirs; and 4/8 for one whole block. Together they are 4.38; inputs, targets and activations
-# come on top. The measurements miss stage 2's bucket, and in stage 3 a block's whole gradients: both come and
-# go between two measurements.
+# These are your own four stages. The highest bar of stage 3 is the measurement when backward enters the
+# first block. The rank then holds 12/4 bytes of shard, m and v. It also holds 7/8 of the 4/4 bytes of
+# gradients, since seven of the eight blocks have theirs, and 4/8 for one whole block. Together they are
+# 4.38, but inputs, targets and activations come on top. The measurements miss stage 2's bucket, and in
+# stage 3 also a block's full gradients, because both are made and freed between two measurements.
 #
-# Here are the four stages in one picture. The left half is 7B on 8 GPUs in mixed precision; the numbers are
-# your `memory_per_rank`'s. The right half is float32 on 4 ranks, and on one rank for replicas: the bars are
-# the formula, and the dots are your own runs. The formula has 4 bytes of weights, 4 of gradients, and 8 of
-# state, or 12 in stages 1 and 2, where the shard is a copy.
+# The next cell shows the four stages in one picture. The left half is 7B on 8 GPUs in mixed precision,
+# with the numbers from your `memory_per_rank`. The right half is float32 on 4 ranks, and on one rank for
+# replicas. Its bars are the formula, and the dots are your own runs. The formula counts 4 bytes of
+# weights, 4 of gradients, and 8 of state, or 12 in stages 1 and 2, because the shard is a copy there.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
+FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
 LOOKS = {
     "weights": {"color": FORWARD, "edgecolor": "white"},
     "gradients": {"color": BACKWARD, "hatch": "///", "edgecolor": "white"},
@@ -1313,7 +1333,7 @@ for stage in range(4):
         right.text(units + 0.5, stage, f"{units:.2f}", va="center", fontsize=9)
 left.axvline(80, color=INK, linestyle=":", linewidth=1, label="an H100's 80 GB")
 left.set_xlabel("GB per GPU", fontsize=9)
-right.set_xlabel("bytes a parameter, after backward", fontsize=9)
+right.set_xlabel("bytes per parameter, after backward", fontsize=9)
 left.set_yticks(range(4), ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
 right.set_yticks([])
 left.set_xlim(0, 132)
@@ -1325,8 +1345,8 @@ for axes in (left, right):
 figure
 
 # %% [markdown]
-# **Break it.** Free a weight before its backward. Then, in a second program, read one that was freed. What
-# will the ranks say?
+# **Break it.** Free a weight before its backward. Then, in a second program, read a weight that was
+# freed. What will the ranks say?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1347,14 +1367,15 @@ try_it(freed_too_early, world_size=2)
 try_it(read_after_free, world_size=2)
 
 # %% [markdown]
-# The first program was lucky: backward makes a view of the weight before it computes, and a view is checked
-# against its storage. A kernel checks nothing: the second program went on with a number that no rank has
-# computed, or its rank is dead. On a GPU the memory may by then belong to another tensor, or the kernel ends
-# with "an illegal memory access", after which the rank cannot use its GPU any more. Between uses the
-# library's `Zero3Module` puts NaN in the place of the freed weights, so that a mistake can be seen.
+# The first program was lucky, because backward makes a view of the weight before it computes, and a view
+# is checked against its storage. But a kernel checks nothing. So either the second program went on with a
+# number that no rank has computed, or its rank is dead. On a GPU, the memory might belong to another
+# tensor by then. Or the kernel ends with "an illegal memory access", after which the rank cannot use its
+# GPU any more. Between uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that
+# you can see a mistake.
 #
-# **In production.** FSDP2 has `fully_shard`, which you call on each block and then on the whole model. Here
-# it is side by side with yours:
+# **In production.** In FSDP2 you call `fully_shard` on each block and then on the whole model. The cell
+# compares it with yours:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1362,7 +1383,7 @@ def fsdp(model):
     from torch.distributed.fsdp import fully_shard
 
     if torch.__version__ < "2.7" and device().type == "cpu":
-        raise RuntimeError("PyTorch 2.6 runs fully_shard on GPUs alone")
+        raise RuntimeError("PyTorch 2.6 runs fully_shard only on GPUs")
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
@@ -1389,9 +1410,9 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# The bytes are the same, and so are the values. (FSDP would keep parameters outside of the blocks whole
-# between forward and backward; this model has none.) FSDP saves *time* besides: it gathers the next block
-# while this one computes, on streams of their own. That is notebook 05.
+# The bytes are the same, and so are the values. (FSDP would keep parameters outside the blocks whole
+# between forward and backward, but this model has none.) FSDP also saves *time*, because it gathers the
+# next block while this one computes, on separate streams. That is the subject of notebook 05.
 
 # %% [markdown]
 # ## 6 · Offload: memory that is cheaper
@@ -1402,22 +1423,24 @@ if ours and theirs:
 # | builds on | §3 |
 # | time | 5 minutes |
 #
-# Sharding needs ranks. On *one* GPU it saves nothing: the only shard is everything. But the optimizer's step
-# reads and writes each byte of its state once and computes next to nothing. So it can run on a processor
-# whose memory is cheap. ZeRO-Offload runs it in the host's memory, on the host's processor: gradients go
-# down, weights come up, 2 + 2 bytes a parameter over PCIe in each step. ZeRO-Infinity goes on to NVMe disks.
+# Sharding needs ranks. On *one* GPU it saves nothing, because the only shard is everything. But the
+# optimizer's step reads and writes each byte of its state once and computes next to nothing, so it can
+# run on a processor whose memory is cheap. ZeRO-Offload runs it in the host's memory, on the host's
+# processor. Gradients go down and weights come up, 2 + 2 bytes per parameter over PCIe in each step.
+# ZeRO-Infinity also uses NVMe disks.
 #
-# **In numbers.** 7B on one GPU, stage 2 with offload: 14 GB stay. Over PCIe 4.0 (32 GB/s each way) the 14 GB
-# of gradients go down in 0.44 s, and the 14 GB of weights come up in the same time. You may read that offload
-# trains 10B at 0.1 to 0.2 tokens a second on each GPU. But ZeRO-Offload measured 40 TFLOP/s on one V100 at
-# 10B. A token costs 6P FLOPs in forward and backward, and 8P if the activations are computed again: 80e9 for
-# 10B. So the measured speed is 40e12 / 80e9 = 500 tokens a second: 2,500 to 5,000 times as many.
+# **In numbers.** For 7B on one GPU, stage 2 with offload leaves 14 GB on the GPU. Over PCIe 4.0 (32 GB/s
+# each way), the 14 GB of gradients go down in 0.44 s, and the 14 GB of weights come up in the same time.
+# You will also read that offload trains 10B at 0.1 to 0.2 tokens per second on each GPU. But the
+# ZeRO-Offload paper measured 40 TFLOP/s on one V100 at 10B. A token costs 6P FLOPs in forward and
+# backward, and 8P if the activations are computed again, which makes 80e9 for 10B. So the measured speed
+# is 40e12 / 80e9 = 500 tokens per second, 2,500 to 5,000 times as many.
 #
-# **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder the shard and
-# its state lie in files that are mapped into memory (§9 says more). The optimizer still sees tensors, but
-# their pages are the files': the operating system writes them to disk when it needs room, and reads them
-# again when they are used. On a CPU, `"cpu"` changes nothing, so here are the files. `MappedFile(folder)`
-# stands for the folder, and counts the bytes of its files:
+# **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder, the
+# shard and its state are in files that are mapped into memory (§9 says more). The optimizer still sees
+# tensors, but their pages belong to the files. So the operating system writes them to disk when it needs
+# room, and reads them again when they are used. On a CPU, `"cpu"` changes nothing, so the cell uses
+# files. `MappedFile(folder)` stands for the folder, and counts the bytes of its files:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1450,16 +1473,16 @@ if run:
         )
 
 # %% [markdown]
-# The files of a rank hold 12 bytes for each parameter of its shard: the shard itself, m and v. The step
-# itself has not changed by a line.
+# The files of a rank hold 12 bytes for each parameter of its shard, for the shard itself, m and v. No
+# line of the step had to change.
 #
-# **In production.** `CPUOffloadPolicy` in FSDP2, `CPUOffload` in FSDP1. The host's memory should be pinned
-# (page-locked), or copies make the GPU wait. The host's optimizer should be a vectorised one (DeepSpeed's
-# `CPUAdam`), or its step makes the GPU wait.
+# **In production.** The setting is called `CPUOffloadPolicy` in FSDP2 and `CPUOffload` in FSDP1. The
+# host's memory should be pinned (page-locked), because otherwise copies make the GPU wait. The host's
+# optimizer should also be vectorised (like DeepSpeed's `CPUAdam`), or its step makes the GPU wait.
 #
-# <details><summary>In the lectures</summary>The 0.1 to 0.2 tokens a second are lecture 001's. It says in one
-# place that FSDP has no offload, and shows FSDP1's <code>CPUOffload</code> in another. FSDP has had it all
-# along.</details>
+# <details><summary>In the lectures</summary>The 0.1 to 0.2 tokens per second come from lecture 001. It
+# says in one place that FSDP has no offload, but shows FSDP1's <code>CPUOffload</code> in another. FSDP
+# has had it all along.</details>
 
 # %% [markdown]
 # ## 7 · DeepSpeed's configuration, line by line
@@ -1470,8 +1493,8 @@ if run:
 # | builds on | all of it |
 # | time | 5 minutes |
 #
-# Here is a configuration of DeepSpeed. You have met most of its lines; the table below says what each of them
-# is in this notebook.
+# The next cell contains a DeepSpeed configuration. You have met most of its lines, and the table below
+# says what each of them is in this notebook.
 
 # %%
 config = json.loads("""
@@ -1493,17 +1516,17 @@ config = json.loads("""
 # %% [markdown]
 # | line | here |
 # |---|---|
-# | `stage` | 1: `Zero1Optimizer`, 2: `Zero2Optimizer`, 3: `Zero3Module` |
-# | `offload_optimizer` | `offload="cpu"`: the state (and the step) on the host. From stage 1 on |
-# | `offload_param` | the parameter shards on the host too: **stage 3 only**. With this line the configuration is ZeRO-Infinity; ZeRO-Offload keeps 2 bytes a parameter on the GPU |
-# | `overlap_comm` | reduce while backward goes on: `async_op=True`, wait later |
-# | `contiguous_gradients` | gradients are copied into the flat buffer as they arrive: your row of gradients, without a second copy |
-# | `sub_group_size` | the step is done in pieces of this many elements, which come from the host or disk one after another |
-# | `reduce_bucket_size` | your `bucket_bytes`, in *elements*: 5e8 are 1 GB in bf16, and with overlap there are two |
-# | `stage3_prefetch_bucket_size` | the amount that is gathered ahead, in elements: notebook 05 |
-# | `stage3_param_persistence_threshold` | parameters with fewer elements are never freed: biases and norms. That saves one message for each, and costs the memory of all of them |
+# | `stage` | 1 is `Zero1Optimizer`, 2 is `Zero2Optimizer`, 3 is `Zero3Module` |
+# | `offload_optimizer` | `offload="cpu"` puts the state (and the step) on the host, from stage 1 on |
+# | `offload_param` | puts the parameter shards on the host as well, in **stage 3 only**. With this line the configuration is ZeRO-Infinity, while ZeRO-Offload keeps 2 bytes per parameter on the GPU |
+# | `overlap_comm` | reduces while backward goes on, with `async_op=True` and a later wait |
+# | `contiguous_gradients` | copies gradients into the flat buffer as they arrive. This is your row of gradients, without a second copy |
+# | `sub_group_size` | The step is done in pieces of this many elements, which arrive from the host or disk one after another |
+# | `reduce_bucket_size` | is your `bucket_bytes`, but in *elements*. 5e8 are 1 GB in bf16, and with overlap there are two |
+# | `stage3_prefetch_bucket_size` | the amount that is gathered ahead, in elements (notebook 05) |
+# | `stage3_param_persistence_threshold` | Parameters with fewer elements are never freed, such as biases and norms. This saves one message for each, but costs the memory of all of them |
 #
-# The next cell makes the arguments of the library's classes from DeepSpeed's:
+# The next cell turns DeepSpeed's arguments into the arguments of the reference classes:
 
 
 # %%
@@ -1530,24 +1553,24 @@ except ValueError as error:
     print(f"refused: {error}")
 
 # %% [markdown]
-# Many configurations also have `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling (notebook 09).
-# And which stage do you take? Take the lowest that fits. Stage 1 sends no byte more than replicas. Stage 2
-# sends none more as long as you do not accumulate gradients. Stage 3 sends 3 units for every forward and
-# backward; replicas send 2 for a step. If the activations of a model are too large, stage 3 does *not* help:
-# they are not sharded at all.
+# Many configurations also contain `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling
+# (notebook 09). And which stage should you take? Take the lowest that fits. Stage 1 sends no more bytes
+# than replicas, and neither does stage 2, as long as you do not accumulate gradients. But stage 3 sends 3
+# units for every forward and backward, while replicas send 2 for a step. If the activations of a model
+# are too large, stage 3 does *not* help, because it does not shard them at all.
 #
-# <details><summary>In the lectures</summary>The configuration is lecture 001's, which calls it ZeRO-Offload.
-# The one with <code>"fp16"</code> is lecture 002's.</details>
+# <details><summary>In the lectures</summary>The configuration comes from lecture 001, which calls it
+# ZeRO-Offload. The configuration with <code>"fp16"</code> comes from lecture 002.</details>
 
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# *No points. With GPUs this takes a few minutes. Without them, the cells show a recorded run, if there is
 # one.*
 #
 # **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the bandwidth of the
-# card's host link, by the data sheet. Which of the four copies comes close to it: to the host or to the
-# GPU, with pageable memory or with pinned memory?
+# card's host link, taken from the data sheet. There are four copies, to the host or to the GPU, with
+# pageable memory or with pinned memory. Which of them comes close to the prediction?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1557,13 +1580,13 @@ from course_lib.gpu.memory import HOST_COPIES, STATES
 on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host_link).each_way)
 
 # %% [markdown]
-# The system may move or swap pageable memory at any time, so the driver first copies it to a buffer that
-# stays in its place. Offloading frameworks therefore pin the memory that they copy from, and the host can
-# use pinned memory for nothing else.
+# The system can move or swap pageable memory at any time, so the driver first copies it to a buffer that
+# stays where it is. This is why offloading frameworks pin the memory they copy from, although the host
+# can then use it for nothing else.
 #
-# **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, by stage? Here a
-# parameter has 4 bytes of weights, 4 of gradients and 8 of moments, and the stages cut them in the order of
-# your `memory_per_rank`.
+# **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, by stage? Here
+# a parameter has 4 bytes of weights, 4 of gradients and 8 of moments, and the stages cut them in the
+# order of your `memory_per_rank`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1572,15 +1595,15 @@ def left(of, run):
         (8, 1),
         (4, 2),
         (4, 3),
-    )  # bytes a parameter, and the stage from which on they are cut
+    )  # bytes per parameter, and the first stage that cuts them
     shares = (nbytes / (of["ranks"] if of["stage"] >= stage else 1) for nbytes, stage in cut_from)
     return of["params"] * sum(shares)
 
 
 on_gpus = on_your_gpus(STATES, predicted=left)
 # %% [markdown]
-# Stage 1 lies above the prediction if the row of all gradients and this rank's averaged shard of it are
-# both kept until the next step. PyTorch's allocator counts every tensor.
+# Stage 1 is above the prediction if both the row of all gradients and this rank's averaged shard of it
+# are kept until the next step. PyTorch's allocator counts every tensor.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1591,19 +1614,19 @@ on_gpus = on_your_gpus(STATES, predicted=left)
 # | time | 10 minutes |
 # | points | 6 |
 #
-# A number may be written as arithmetic, such as `16 * 7 / 8`. All questions are about mixed-precision Adam,
-# 16 bytes a parameter.
+# You can write a number as arithmetic, such as `16 * 7 / 8`. All questions are about mixed-precision
+# Adam, with 16 bytes per parameter.
 #
-# 1. 13B parameters, 16 GPUs, ZeRO-2: how many **GB** of model states on each?
-# 2. The other ZeRO-1 workflow of §3 (all-reduce, step, all-gather): how many **times** as many bytes as yours
-#    does it send?
-# 3. Eight microbatches a step: how many **times** as many bytes as ZeRO-1 does ZeRO-2 send?
-# 4. 70B, ZeRO-3, GPUs of 80 GB of which 20 are taken by activations and buffers: at least how many
-#    **GPUs**?
-# 5. The 112 GB of a 7B model do not fit into your *one* GPU of 80 GB. Which helps: `"stage 3"` or
+# 1. A 13B model is trained on 16 GPUs with ZeRO-2. How many **GB** of model states are on each GPU?
+# 2. How many **times** as many bytes as yours does the other ZeRO-1 workflow of §3 (all-reduce, step,
+#    all-gather) send?
+# 3. With eight microbatches per step, how many **times** as many bytes as ZeRO-1 does ZeRO-2 send?
+# 4. You train 70B with ZeRO-3 on 80 GB GPUs, but activations and buffers take 20 GB of each. At least how
+#    many **GPUs** do you need?
+# 5. The 112 GB of a 7B model do not fit into your *one* 80 GB GPU. Which helps: `"stage 3"` or
 #    `"offload"`?
-# 6. After a block's forward you set `param.data = torch.empty(0)`, and the memory does not shrink. Which of
-#    these still holds the memory: `"autograd"`, `"the optimizer"` or `"gloo"`?
+# 6. After a block's forward you set `param.data = torch.empty(0)`, but the memory does not shrink. Which
+#    of these still holds the memory: `"autograd"`, `"the optimizer"` or `"gloo"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # GB
@@ -1647,11 +1670,11 @@ report.points(6)
 # | time | 20 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# In §6 the library put the optimizer's state into files. Now you write such code, for any optimizer, and then
-# use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because the file is
-# *mapped*. Its pages appear in the process's address space; the first touch of a page reads it from the disk,
-# and a page that was written goes back to the disk when the operating system wants the room. A tensor in
-# these pages works like any other:
+# In §6 the reference put the optimizer's state into files. Now you write such code, for any optimizer,
+# and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because the
+# file is *mapped*, which means its pages appear in the process's address space. The first touch of a page
+# reads it from the disk, and a page that was written goes back to the disk when the operating system
+# wants the room. A tensor in these pages works like any other:
 
 # %% tags=["skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -1666,23 +1689,24 @@ with tempfile.TemporaryDirectory() as folder:
         print("the tensor:", numbers.tolist(), " the file:", list(struct.unpack("4f", file.read())))
 
 # %% [markdown]
-# `shared=False` is a trap: the first write to a page makes a private copy of it, in memory, and the file
-# never gets the new values.
+# `shared=False` is a trap, because the first write to a page makes a private copy of it, in memory, and
+# so the file never gets the new values.
 #
-# **Predict.** 7B parameters on one GPU, 12 bytes of state each, on an NVMe disk that reads 6 GB/s and writes
-# 6 GB/s. How long does the optimizer's step take at least? How many tokens must a training step hold so that
-# the optimizer takes no more than a tenth of the step's time, on an A100 that computes at 40 % of its 312
-# TFLOP/s?
+# **Predict.** Take 7B parameters on one GPU, with 12 bytes of state each, on an NVMe disk that reads
+# 6 GB/s and writes 6 GB/s. How long does the optimizer's step take at least? How many tokens must a
+# training step hold so that the optimizer takes no more than a tenth of the step's time? Assume an A100
+# that computes at 40 % of its 312 TFLOP/s.
 #
-# <details><summary>After you have said it</summary>84 GB are read and 84 GB written: 14 s + 14 s, or 14 s if
-# both go on at once. Ten times 28 s is 280 s, and in 252 s of them the GPU computes, 6P FLOPs a token: 252 ·
-# 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. This does not pay on one GPU. On 64 GPUs, each with its own disk
-# and shard, the optimizer takes 0.44 s, and a training step needs about 12,000 tokens a GPU: ZeRO-Infinity
-# lives on <i>sharded</i> states.</details>
+# <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14
+# s + 14 s, or 14 s if both happen at the same time. Ten times 28 s is 280 s. In 252 s of them the GPU
+# computes, with 6P FLOPs per token: 252 · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So this does not pay
+# on one GPU. But on 64 GPUs, each with its own disk and shard, the optimizer takes 0.44 s, and a training
+# step needs about 12,000 tokens per GPU. ZeRO-Infinity lives on <i>sharded</i> states.</details>
 #
-# **Build.** Your function returns a class of optimizers. In its first step such an optimizer moves its states
-# into files, and then goes on as if nothing had happened. Adam makes its states in this step; some optimizers
-# make them earlier. Move only tensors with dimensions: Adam's count of steps is a single number.
+# **Build.** Your function returns a class of optimizers. In its first step, such an optimizer moves its
+# states into files, and then continues as if nothing had happened. Adam makes its states in this step,
+# but some optimizers make them earlier. Move only tensors with dimensions, because Adam's count of steps
+# is a single number.
 
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
@@ -1726,13 +1750,13 @@ def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>A subclass whose <code>step</code> calls
-# <code>super().step(closure)</code> and then goes through <code>self.state</code>: a dict for each parameter,
-# with tensors under names. It is enough to replace the entry, since the optimizer updates in place the tensor
-# that it finds there.</details>
-# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a name
-# of its own. For a tensor that is mapped already, <code>value.untyped_storage().filename</code> is not
-# None.</details>
+# <details><summary>Hint: the idea</summary>Write a subclass whose <code>step</code> calls
+# <code>super().step(closure)</code> and then goes through <code>self.state</code>, which has a dict for
+# each parameter, with tensors under names. It is enough to replace the entry, since the optimizer updates
+# in place whatever tensor it finds there.</details>
+# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a
+# name of its own. For a tensor that is mapped already, <code>value.untyped_storage().filename</code> is
+# not None.</details>
 #
 # **Check.**
 
@@ -1744,9 +1768,9 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** Here is your `Zero1Optimizer` with your optimizer inside, on two ranks. The cell adds up all
-# tensors that exist after a step and divides by the number of parameters. A mapped file is memory of the
-# host, so these ranks run on the CPU.
+# **Measure.** The cell runs your `Zero1Optimizer` with your optimizer inside, on two ranks. It adds up
+# all tensors that exist after a step and divides by the number of parameters. A mapped file is memory of
+# the host, so these ranks run on the CPU.
 
 
 # %% tags=["skip-in-grading"]
@@ -1763,7 +1787,7 @@ def memory_and_files(folder):
         optimizer.step()
         optimizer.zero_grad()
     del x, y
-    time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
+    time.sleep(0.003)  # gloo's threads free the tensors of their last operation late
     storages = {}
     for item in gc.get_objects():
         if issubclass(type(item), torch.Tensor):
@@ -1782,17 +1806,19 @@ with tempfile.TemporaryDirectory() as folder:
         if run:
             memory, files = (size / P for size in run[0])
             print(
-                f"m and v {name:9}: {memory:5.2f} bytes a parameter in memory, {files:5.2f} in files"
+                f"m and v {name:9}: {memory:5.2f} bytes per parameter in memory, {files:5.2f} in files"
             )
 
 # %% [markdown]
-# 4 bytes of weights stay, and 4/2 of the shard, the copy on which the optimizer works. m and v of half the
-# parameters, 2 · 4 / 2 bytes, are gone. To be exact: while there is room, their pages reside in memory as
-# before. But the operating system may take these pages back at any time; those of the other tensors stay.
+# 4 bytes of weights stay, and so do 4/2 of the shard, the copy on which the optimizer works. But m and v
+# of half the parameters, 2 · 4 / 2 bytes, have left the memory. To be exact, their pages still reside in
+# memory while there is room, but the operating system can take these pages back at any time, whereas the
+# pages of the other tensors stay.
 #
 # **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map
-# files: it reads and writes them by itself, asynchronously, in large pieces, and each piece ahead of the step
-# that needs it. A mapping reads a page at a time, on first touch, and would not reach a disk's bandwidth.
+# files. Instead, it reads and writes them itself, asynchronously, in large pieces, and each piece ahead
+# of the step that needs it. A mapping reads one page at a time, on first touch, so it would not reach a
+# disk's bandwidth.
 
 # %% [markdown]
 # ## 10 · Optional: an optimizer that needs whole matrices
@@ -1804,10 +1830,11 @@ with tempfile.TemporaryDirectory() as folder:
 # | time | 25 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# Adam treats each element by itself, so it doesn't notice that your shards cut matrices in the middle. *Muon*
-# (Jordan et al. 2024) notices. It makes its update from the momentum of a whole matrix: it keeps the singular
-# vectors and brings all singular values close to 1, so that a rare direction counts as much as a frequent one.
-# Five *Newton-Schulz* iterations do this, and they consist of matrix products, which are fast on GPUs:
+# Adam treats each element separately, so it doesn't notice that your shards cut matrices in the middle.
+# But *Muon* (Jordan et al. 2024) does. It makes its update from the momentum of a whole matrix. It keeps
+# the singular vectors and brings all singular values close to 1, so that a rare direction counts as much
+# as a frequent one. Five *Newton-Schulz* iterations do this, and they consist of matrix products, which
+# are fast on GPUs:
 
 
 # %% tags=["skip-in-grading"]
@@ -1824,7 +1851,7 @@ def orthogonalize(matrix):
 
 
 # %% [markdown]
-# **Break it.** Two ranks hold half of a matrix each, as in ZeRO-2, and each orthogonalizes its half.
+# **Break it.** Two ranks hold half of a matrix each, as in ZeRO-2, and each rank orthogonalizes its half.
 
 # %% tags=["skip-in-grading"]
 generator = torch.Generator().manual_seed(0)
@@ -1837,31 +1864,32 @@ for name, update in (("the whole", whole), ("the halves", halves)):
     print(f"{name:10}: singular values from {values.min():.2f} to {values.max():.2f}")
 
 # %% [markdown]
-# **Look.** The update is off by a third of its size, because every element of the orthogonalized matrix depends on
-# every element of the matrix. And no rank raises an error.
+# **Look.** The update is off by a third of its size, because every element of the orthogonalized matrix
+# depends on every element of the matrix. And no rank raises an error.
 #
-# So deal out whole matrices. Each gets one *owner*, which alone holds its momentum and orthogonalizes it:
+# So deal out whole matrices. Each matrix gets one *owner*, and only the owner holds its momentum and
+# orthogonalizes it:
 #
 # | | ZeRO-2 with Adam | Muon with owners |
 # |---|---|---|
-# | reduce-scatter | a shard of the gradients | the gradients of the own matrices |
-# | kept on the rank | m and v of the shard, 2 P/N elements | the momentum of the own matrices, P/N elements |
-# | all-gather | the shard's new weights | the new weights of the own matrices |
+# | reduce-scatter | a shard of the gradients | the gradients of the rank's own matrices |
+# | kept on the rank | m and v of the shard, 2 P/N elements | the momentum of the rank's own matrices, P/N elements |
+# | all-gather | the shard's new weights | the new weights of the rank's own matrices |
 #
-# The bytes are those of ZeRO-2, 2 (N−1)/N · P elements, if the dealing comes out even.
+# A rank sends as many bytes as in ZeRO-2, 2 (N−1)/N · P elements, if the dealing comes out even.
 #
-# **Predict.** An orthogonalization of m rows and n ≥ m columns takes 5 (4 m² n + 2 m³) FLOPs. In a block of the
-# 124M model, four matrices have 768 × 768 elements and two have 768 × 3072. Each rank trains on 8,192 tokens per
-# step, 6 FLOPs per parameter and token. By how much would the step grow if every rank orthogonalized every
-# matrix, and by how much with 8 owners?
+# **Predict.** To orthogonalize a matrix with m rows and n ≥ m columns takes 5 (4 m² n + 2 m³) FLOPs. In a
+# block of the 124M model, four matrices have 768 × 768 elements and two have 768 × 3072. Each rank trains
+# on 8,192 tokens per step, with 6 FLOPs per parameter and token. By how much would the step grow if every
+# rank orthogonalized every matrix, and by how much with 8 owners?
 #
-# <details><summary>After you have said it</summary>30 · 768 = 23,040 FLOPs per element of a square matrix, and
-# 17,280 of the others: 19,200 on average. Forward and backward take 6 · 8,192 = 49,152, so the step would grow by
-# 39 %. With 8 owners it grows by 5 %.</details>
+# <details><summary>After you have said it</summary>A square matrix takes 30 · 768 = 23,040 FLOPs per
+# element, and the other matrices take 17,280, so the average is 19,200. Forward and backward take 6 ·
+# 8,192 = 49,152, so the step would grow by 39 %. But with 8 owners it grows by only 5 %.</details>
 #
-# **Build.** First decide which rank owns which matrix. A collective wants rows of one length, and all ranks wait
-# for the slowest. So no rank should hold much more than its share. Take the largest matrix first, and give each
-# matrix to the rank with the fewest elements so far.
+# **Build.** First decide which rank owns which matrix. A collective wants rows of one length, and all
+# ranks wait for the slowest, so no rank should hold much more than its share. Take the largest matrix
+# first, and give each matrix to the rank with the fewest elements so far.
 
 
 # %% nbgrader={"grade_id": "deal", "solution": true}
@@ -1890,8 +1918,8 @@ report = check("04_zero/deal", deal, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell deals out the 72 matrices of the 124M model, and prints the elements of the fullest rank
-# divided by the mean.
+# **Measure.** The cell deals out the 72 matrices of the 124M model, and prints the elements of the
+# fullest rank divided by the mean.
 
 # %% tags=["skip-in-grading"]
 shapes = 12 * [*4 * [(768, 768)], (3072, 768), (768, 3072)]
@@ -1908,17 +1936,18 @@ with contextlib.suppress(NotImplementedError):
         print(f"{n:2} ranks: yours {fullest(deal(shapes, n)):.2f}, in turn {fullest(in_turn):.2f}")
 
 # %% [markdown]
-# **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6 the same two ranks get all the large ones.
-# On 64 ranks no dealing is even, because the model has 72 matrices and the largest is 1.8 times the mean. So a
-# large run first divides its layers by other axes, such as the stages of notebook 07.
+# **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6 the same two ranks get all the
+# large ones. On 64 ranks no dealing is even, because the model has 72 matrices and the largest is 1.8
+# times the mean. So a large run first divides its layers by other axes, such as the stages of notebook
+# 07.
 #
-# **Build.** Now take a step. Lay the gradients in n rows, the matrices of rank r in row r, and fill the rows
-# with zeros to the length of the longest. One reduce-scatter gives each owner its row of the sum. For each of
-# its matrices W with gradient G, the owner computes
+# **Build.** Now take a step. Write the gradients into n rows, with the matrices of rank r in row r, and
+# fill the rows with zeros to the length of the longest. Then one reduce-scatter gives each owner its row
+# of the sum. For each of its matrices W with gradient G, the owner computes
 #
 # M ← β M + G,  W ← W − lr · √max(1, rows / columns) · orthogonalize(G + β M)
 #
-# and an all-gather brings the new rows to all ranks.
+# Finally, an all-gather brings the new rows to all ranks.
 
 
 # %% nbgrader={"grade_id": "muon_step", "solution": true}
@@ -1970,11 +1999,11 @@ def muon_step(
 
 
 # %% [markdown]
-# <details><summary>Hint: a rank that owns nothing</summary>It sends its gradients like all others, and its own row
-# is all zeros. <code>new_zeros(n, longest)</code> makes all rows at once, and you copy gradients into views of
-# them.</details>
-# <details><summary>Hint: is the mean needed?</summary>The check accepts the sum as well. Newton-Schulz divides by
-# the norm, so a factor in G and M has no effect.</details>
+# <details><summary>Hint: a rank that owns nothing</summary>It sends its gradients like all others, but
+# its own row is all zeros. <code>new_zeros(n, longest)</code> makes all rows together. Then you copy
+# gradients into views of them.</details>
+# <details><summary>Hint: is the mean needed?</summary>The check accepts the sum as well, because
+# Newton-Schulz divides by the norm, so a factor in G and M has no effect.</details>
 
 # %% nbgrader={"grade_id": "muon_step_check", "points": 0}
 # Extra credit, 3 points
@@ -1984,8 +2013,8 @@ report = check("04_zero/muon_step", muon_step, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell trains the eight 128 × 128 matrices of `Network` in float64, on 1, 2, 4 and 8 ranks, and
-# compares the weights with those of one rank.
+# **Measure.** The cell trains the eight 128 × 128 matrices of `Network` in float64, on 1, 2, 4 and 8
+# ranks, and then compares the weights with the weights of one rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2014,31 +2043,34 @@ for n in (1, 2, 4, 8):
         operations = run.ledger.operations(0)
         last = max(k for k, operation in enumerate(operations) if operation.op == "barrier")
         bytes_sent = sum(operation.bytes_sent for operation in operations[last:])
+        ranks = "1 rank:" if n == 1 else f"{n} ranks:"
         print(
-            f"{n} ranks: {(weights - alone).abs().max():.0e} from one rank, {bytes_sent:9,.0f} "
+            f"{ranks:8} {(weights - alone).abs().max():.0e} from one rank, {bytes_sent:9,.0f} "
             f"bytes sent in a step, {elements:7,} elements of momentum"
         )
 
 # %% [markdown]
-# **Look.** The weights agree to the last digits. P is 8 · 128² = 131,072 elements of 8 bytes, so the bytes are
-# exactly 2 (N−1)/N · P, and the momentum is P/N.
+# **Look.** The weights agree to the last digits. Since P is 8 · 128² = 131,072 elements of 8 bytes, the
+# bytes are exactly 2 (N−1)/N · P, and the momentum is P/N.
 #
-# **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Their ranks gather the momentum of each
-# matrix, orthogonalize the whole matrix wherever a part of it is needed, and keep that part. This costs up to a
-# quarter more bytes than AdamW, and it works with more ranks than matrices. In both publications, embeddings, the
-# head, norms and biases get AdamW. The library's `ShardedMuon` is in `course_lib/zero/muon.py`.
+# **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Their ranks gather the momentum of
+# each matrix, orthogonalize the whole matrix wherever a part of it is needed, and keep that part. This
+# costs up to a quarter more bytes than AdamW, but it works with more ranks than matrices. In both
+# publications, embeddings, the head, norms and biases get AdamW. The reference's `ShardedMuon` is in
+# `course_lib/zero/muon.py`.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four ranks with
-# two samples each. M is the 4P bytes of the parameters, so 4 M is 16 bytes a parameter. The computation is
-# compared with that of one process on all eight samples. Memory is `most`, as above.
+# The card lists the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four
+# ranks with two samples each. M is the 4P bytes of the parameters, so 4 M is 16 bytes per parameter. The
+# computation is compared with the computation of one process on all eight samples. Memory is `most`, as
+# above.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Replicas(torch.optim.AdamW):
-    """Notebook 03 without its overlap: the mean of all gradients, and every rank makes the step."""
+    """Notebook 03 without its overlap: the mean of all gradients, and every rank takes the step."""
 
     def step(self):
         for param in self.param_groups[0]["params"]:
@@ -2068,28 +2100,30 @@ rows = [
 Scorecard(rows, unit=4 * P, flops_alone=alone)
 
 # %% [markdown]
-# Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO (the 0.02 in its
-# 1.02 are the divisions by N); with more samples the difference is small beside forward and backward. Stage 1
-# brings 4 M down to 2.75, and sends no byte more. (In mixed precision it saves three quarters of what stage 3
-# saves: §1.) Each later stage buys memory: stage 2 with one more reduce-scatter for every further microbatch,
-# stage 3 with one more gather, and two more for every further microbatch. None of them splits the
-# *computation* of a layer: every rank still computes whole layers on its own part of the batch. So the
-# activations stay as they were, and so does the smallest possible batch, one sample a rank. Tensor
-# parallelism (notebook 06) splits this computation.
+# Read it row by row. Replicas do the optimizer's work four times, but ZeRO does it once (the 0.02 in its
+# 1.02 are the divisions by N). With more samples, the difference becomes small compared with forward and
+# backward. Stage 1 brings 4 M down to 2.75 without sending any more bytes. (In mixed precision, it saves
+# three quarters of what stage 3 saves, as you saw in §1.) Each later stage buys memory with traffic.
+# Stage 2 pays with one more reduce-scatter for every further microbatch. Stage 3 pays with one more
+# gather, and two more for every further microbatch. But none of them splits the *computation* of a layer,
+# because every rank still computes whole layers on its own part of the batch. So the activations stay as
+# they were, and so does the smallest possible batch, one sample per rank. Tensor parallelism
+# (notebook 06) splits this computation.
 #
-# **You have built** ZeRO in three stages, and know how much each of them keeps and sends.
+# **You have built** ZeRO in three stages, and you know how much each of them keeps and sends.
 #
 # **Read on.**
 # - Rajbhandari, Rasley, Ruwase, He (2020), *ZeRO: Memory Optimizations Toward Training Trillion Parameter
 #   Models*: §5 and figure 1 for the memory, §7 for the bytes.
 # - Ren et al. (2021), *ZeRO-Offload*; Rajbhandari et al. (2021), *ZeRO-Infinity*.
-# - Jordan et al. (2024), *Muon: An optimizer for hidden layers in neural networks* (blog post); Liu et al. (2025),
-#   *Muon is Scalable for LLM Training*.
+# - Jordan et al. (2024), *Muon: An optimizer for hidden layers in neural networks* (blog post); Liu et
+#   al. (2025), *Muon is Scalable for LLM Training*.
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*.
-# - `course_lib/zero/`: a reference that also saves with N ranks and loads with another number, keeps float32
-#   masters of 16-bit weights, and skips parameters that no rank used. Read it after you have written yours.
+# - `course_lib/zero/`: a reference that also saves with N ranks and loads with another number, keeps
+#   float32 masters of 16-bit weights, and skips parameters that no rank used. Read it after you have
+#   written yours.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria come from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In

@@ -3,23 +3,24 @@
 #
 # **What does a mixture of experts send, and to whom?**
 #
-# In a dense layer every parameter costs FLOPs for every token. A mixture of experts breaks this rule, because
-# it has E MLPs in the place of one, and a router sends each token to only k of them. Mixtral holds 46.7 billion
-# parameters and uses 12.9 billion for a token; DeepSeek-V3 holds 671 billion and uses 37.6 billion, its
-# embeddings included.
+# In a dense layer, every parameter costs FLOPs for every token. A mixture of experts breaks this rule,
+# because it has E MLPs instead of one, and a router sends each token to only k of them. For example,
+# Mixtral holds 46.7 billion parameters but uses only 12.9 billion for a token. DeepSeek-V3 holds 671
+# billion and uses 37.6 billion, including its embeddings.
 #
-# The experts do not fit on one rank, so they are dealt out, and tokens travel to theirs and back. No earlier
-# notebook had messages of this kind: how much a rank sends, and to whom, is decided by the data in the moment
-# of sending. You build the router, the layer on one rank, and the layer on many. Then you foretell every byte
-# from a histogram, watch a router collapse, and bring it back into balance.
+# The experts do not fit on one rank, so they are dealt out, and tokens travel to their experts and back.
+# No earlier notebook had messages of this kind, because the data decides how much a rank sends, and to
+# whom, only at the moment of sending. You build the router, the layer on one rank, and then the layer on
+# many. Finally, you predict every byte from a histogram, watch a router collapse, and bring it back into
+# balance.
 #
 # | | |
 # |---|---|
 # | you will build | a router; a mixture of experts on one rank; an all-to-all of unequal parts, with its backward; the mixture on many ranks; a loss and a bias that keep the experts busy |
-# | you need | notebook 02: all-to-all; notebook 03: averages of gradients; `torch.autograd.Function` |
+# | you need | all-to-all (notebook 02); averages of gradients (notebook 03); `torch.autograd.Function` |
 # | time | three hours |
 # | points | 60, and 7 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -39,13 +40,13 @@
 #
 # | | |
 # |---|---|
-# | T, h | tokens of a rank, and numbers of a token (the width); x is (T, h) |
-# | E, k | experts in all, and experts of a token |
-# | f | numbers inside an expert (hidden) |
-# | expert | w2 (silu(w1 x) ∘ w3 x), with the names of Mixtral: `w1` and `w3` are (E, f, h), `w2` is (E, h, f). It has three matrices, where the MLP of our GPT has two: the f numbers silu(w1 x) gate the f numbers w3 x |
+# | T, h | the number of tokens on a rank, and of elements in a token (the width); x is (T, h) |
+# | E, k | the number of experts in all, and of experts per token |
+# | f | the number of elements inside an expert (hidden) |
+# | expert | w2 (silu(w1 x) ∘ w3 x), with the names of Mixtral: `w1` and `w3` are (E, f, h), `w2` is (E, h, f). It has three matrices, while the MLP of our GPT has two, because the f elements silu(w1 x) gate the f elements w3 x |
 # | router | one matrix (E, h). Its product with a token gives E *logits* |
-# | assignment | one token and one of its experts. There are T·k; number a belongs to token a // k |
-# | n | ranks that share the experts. Each holds E/n of them, rank 0 the first ones |
+# | assignment | one token and one of its experts. There are T·k of them, and number a belongs to token a // k |
+# | n | the number of ranks that share the experts. Each holds E/n of them, and rank 0 holds the first ones |
 # | dispatch, combine | the way of the rows to the experts, and the way of the results back |
 
 # %%
@@ -69,7 +70,7 @@ from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import ready, try_it
 
 # %% [markdown]
-# Three idioms of PyTorch do most of the work here. Run the cell, and make sure that you see why each line
+# Three idioms of PyTorch do most of the work here. Run the cell, and make sure you see why each line
 # prints what it does.
 
 # %% tags=["skip-in-grading"]
@@ -79,7 +80,7 @@ print("how many of each:      ", experts.bincount(minlength=4).tolist())
 order = experts.argsort(stable=True)  # assignments, those of expert 0 first
 print("in expert order:       ", order.tolist(), "->", experts[order].tolist())
 
-back = order.argsort()  # the inverse: where each assignment stands now
+back = order.argsort()  # the inverse: where each assignment is now
 print("and back again:        ", experts[order][back].tolist())
 
 sums = torch.zeros(3).index_add(0, torch.tensor([0, 2, 2]), torch.tensor([1.0, 10.0, 20.0]))
@@ -95,27 +96,28 @@ print("added where they belong:", sums.tolist())
 # | time | 20 minutes |
 # | points | 8 |
 #
-# A router's logits become probabilities by softmax. The k experts with the largest ones are chosen. This
-# choice has no gradient: an index does not change a little if a logit does. So a router can learn only through
-# the **weights** with which the experts' outputs are added, and these are the probabilities of the chosen
-# ones, divided by their sum:
+# Softmax turns a router's logits into probabilities, and the k experts with the largest probabilities are
+# chosen. This choice has no gradient, because an index does not change a little if a logit does. So a
+# router can learn only through the **weights** with which the experts' outputs are added. These are the
+# probabilities of the chosen experts, divided by their sum:
 #
 # > wᵢ = pᵢ / Σ p of the chosen
 #
-# Why divide? Without it the output would shrink when the router is unsure, since the k largest of E
-# probabilities may sum to little. With k = 1 there is a trap. The quotient p / p is 1, whatever the router
-# says, and its gradient is 0, so the router would never learn. A single expert is weighted by its probability
-# itself, as in the Switch Transformer.
+# Why divide? Otherwise the output would shrink when the router is unsure, since the sum of the k largest
+# of E probabilities can be small. But with k = 1 there is a trap. The quotient p / p is 1, whatever the
+# router says, and its gradient is 0, so the router would never learn. A single expert is therefore
+# weighted by its probability itself, as in the Switch Transformer.
 #
-# The `bias` is for §6: a number for each expert that is added to the probabilities *for the choice alone*.
+# The `bias` is for §6. It adds one number per expert to the probabilities *only for the choice*.
 #
 # **Predict.** A token has the logits 2, 1, 0, 0, and k is 2. Which weight does its second expert get?
 #
-# <details><summary>Answer</summary>exp(1) / (exp(2) + exp(1)) = 0.27: the other logits fall out of the
-# quotient.</details>
+# <details><summary>Answer</summary>It gets exp(1) / (exp(2) + exp(1)) = 0.27, because the other logits
+# cancel in the quotient.</details>
 #
-# **Build.** Four lines are enough. `sort(dim=-1, descending=True, stable=True)` keeps equal numbers in their
-# order; `topk` does not promise that. `gather(1, experts)` takes from each row the numbers in these columns.
+# **Build.** Four lines are enough. `sort(dim=-1, descending=True, stable=True)` keeps equal numbers in
+# their order, but `topk` does not promise that. `gather(1, experts)` takes from each row the numbers in
+# these columns.
 
 
 # %% nbgrader={"grade_id": "route", "solution": true}
@@ -137,8 +139,9 @@ def route(logits, bias=None, *, k):
 
 
 # %% [markdown]
-# <details><summary>Hint: the order of things</summary>Probabilities; scores = probabilities + bias, detached;
-# `topk` of them; the probabilities (not the scores) at these places; divide by their sum unless k is 1.
+# <details><summary>Hint: the order of things</summary>First compute the probabilities. The scores are the
+# probabilities + bias, detached. Take `topk` of the scores, and then the probabilities (not the scores)
+# at these positions. Divide them by their sum unless k is 1.
 # </details>
 #
 # **Check.**
@@ -151,9 +154,9 @@ report = check("11_experts/route", route, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the sources
-# of Python's standard library, each by a random vector, and routes them to 8 experts. A character always goes
-# to the same two experts, and the text does not use all characters equally often.
+# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the
+# sources of Python's standard library, each by a random vector, and routes them to 8 experts. The same
+# character always goes to the same two experts, but the text does not use all characters equally often.
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(3)
@@ -184,12 +187,12 @@ if ready(route):
     print(f"the busiest has {max_violation(counts):.2f} of the mean more than the mean")
 
 # %% [markdown]
-# The last number is called **MaxVio**, the *maximal violation*: (largest count − mean) / mean. It is 0 if all
-# experts have equally much to do, and E/k − 1 = 3 here if two experts of eight get everything. Remember it:
-# the slowest rank decides how long a layer takes.
+# The last number is called **MaxVio**, the *maximal violation*: (largest count − mean) / mean. It is 0 if
+# all experts have equally much to do, and E/k − 1 = 3 here if two experts of eight get everything.
+# Remember it, because the slowest rank decides how long a layer takes.
 #
-# **Break it.** A bias in the weights looks harmless. Here is one that makes expert 0 popular, used for the
-# choice alone as it should be, and used for the weights as well. What happens to the output's weights?
+# **Break it.** A bias in the weights looks harmless. The cell uses a bias that makes expert 0 popular
+# only for the choice, as it should, and then also for the weights. What happens to the output's weights?
 
 # %% tags=["skip-in-grading"]
 if ready(route):
@@ -201,14 +204,14 @@ if ready(route):
     print("in the weights, too: ", (best / best.sum()).tolist())
 
 # %% [markdown]
-# Expert 0 now counts three times as much as the other one, though the router finds them equally good. A bias
-# that is meant to move *load* would change what the model computes.
+# Expert 0 now counts three times as much as the other expert, although the router finds them equally
+# good. So a bias that is meant to move *load* would change what the model computes.
 #
-# **In production.** Mixtral has softmax over the k chosen logits, which is the same quotient. DeepSeek-V3 has
-# a sigmoid for each expert in place of the softmax, and the bias for the choice alone (§2.1.2 of its report).
-# Megatron-Core refuses k = 1 with a renormalised weight, since it "would yield a zero gradient". DeepSpeed's top-k
-# gate compared the logits of different tokens when it had to drop some. It kept 0.006 of the routes where 0.0625
-# were meant, until pull request 7986.
+# **In production.** Mixtral applies softmax to the k chosen logits, which is the same quotient.
+# DeepSeek-V3 uses a sigmoid for each expert instead of the softmax, and the bias only for the choice
+# (§2.1.2 of its report). Megatron-Core refuses k = 1 with a renormalised weight, since it "would yield a
+# zero gradient". DeepSpeed's top-k gate compared the logits of different tokens when it had to drop some.
+# So it kept 0.006 of the routes instead of the intended 0.0625, until pull request 7986.
 
 # %% [markdown]
 # ## 2 · Experts on one rank
@@ -220,14 +223,14 @@ if ready(route):
 # | time | 25 minutes |
 # | points | 9 |
 #
-# Every token is sent through its k experts, and their results are added, each multiplied by its weight. A loop
-# over tokens does that, but it is slow, because a product of one row with a matrix uses a GPU's units badly. The other
-# extreme is one line: all tokens through all experts, and a mask. It costs E/k times the FLOPs, which gives
-# away the reason for having experts.
+# Every token goes through its k experts, and their results are added, each multiplied by its weight. A
+# loop over tokens does that, but it is slow, because a product of one row with a matrix uses a GPU's
+# units badly. The other extreme is one line that sends all tokens through all experts, with a mask. But
+# it costs E/k times the FLOPs, so you lose the reason for having experts.
 #
-# So sort. The T·k assignments are put in the order of their experts, so that the rows of one expert stand
-# beside one another, and each expert has one product, whatever its number of rows. With three tokens and
-# k = 2:
+# So sort. Put the T·k assignments in the order of their experts, so that the rows of one expert are next
+# to each other. Then each expert needs only one product, whatever its number of rows. With three tokens
+# and k = 2:
 #
 # | assignment | 0 | 1 | 2 | 3 | 4 | 5 |
 # |---|---|---|---|---|---|---|
@@ -237,18 +240,19 @@ if ready(route):
 # | token of each row | 0 | 1 | 2 | 1 | 0 | 2 |
 # | | expert 0 | expert 0 | expert 0 | expert 1 | expert 2 | expert 2 |
 #
-# The results are in this order, too. `index_add` adds each of them to the row of its token.
+# The results are also in this order, so `index_add` adds each of them to the row of its token.
 #
-# **Predict.** 4,096 tokens, E = 8, k = 2, h = 512, f = 1,024. How many FLOPs do the experts need forward, two
-# for each multiplication? How many would all experts for all tokens need?
+# **Predict.** For 4,096 tokens, E = 8, k = 2, h = 512 and f = 1,024, how many FLOPs do the experts need
+# in a forward, two per multiplication? How many would all experts need for all tokens?
 #
-# <details><summary>Answer</summary>8,192 assignments, each with three products of 512 × 1,024: 8,192 · 3 · 2 ·
-# 512 · 1,024 = 25.8 GFLOPs, and four times as many, 103 GFLOPs.</details>
+# <details><summary>Answer</summary>There are 8,192 assignments, each with three products of 512 × 1,024.
+# This makes 8,192 · 3 · 2 · 512 · 1,024 = 25.8 GFLOPs. All experts would need four times as many, 103
+# GFLOPs.</details>
 #
 # The experts themselves are given. `rows.split(counts)` has a part for every expert, and an empty part is
 # multiplied by its expert's matrices like all others. So an expert that no token chose has a gradient of
-# *zeros*. Where every expert is a module of its own, an `if len(part):` would leave None there, and replicas
-# that sum their gradients would hang.
+# *zeros*. If every expert were a module of its own, an `if len(part):` would leave None there instead,
+# and replicas that sum their gradients would hang.
 
 
 # %%
@@ -263,8 +267,8 @@ def through_experts(rows, counts, w1, w3, w2):
 
 
 # %% [markdown]
-# **Build.** Sort, go through the experts, add. The weight comes after the expert, because silu(w · x) is not
-# w · silu(x).
+# **Build.** Sort, go through the experts, and then add. The weight comes after the expert, because silu(w
+# · x) is not w · silu(x).
 
 
 # %% nbgrader={"grade_id": "moe", "solution": true}
@@ -284,12 +288,14 @@ def moe(x, experts, weights, w1, w3, w2):
 
 
 # %% [markdown]
-# <details><summary>Hint: the rows</summary><code>order = experts.flatten().argsort(stable=True)</code>,
-# <code>token = order // k</code>, and the rows are <code>x[token]</code>.</details>
-# <details><summary>Hint: the experts</summary><code>counts =
-# experts.flatten().bincount(minlength=len(w1)).tolist()</code> for <code>through_experts</code>.</details>
-# <details><summary>Hint: the end</summary><code>torch.zeros_like(x).index_add(0, token, out *
-# weights.flatten()[order, None])</code>.</details>
+# <details><summary>Hint: the rows</summary>Write <code>order =
+# experts.flatten().argsort(stable=True)</code> and <code>token = order // k</code>. Then the rows are
+# <code>x[token]</code>.</details>
+# <details><summary>Hint: the experts</summary>Compute <code>counts =
+# experts.flatten().bincount(minlength=len(w1)).tolist()</code> for
+# <code>through_experts</code>.</details>
+# <details><summary>Hint: the end</summary>Return <code>torch.zeros_like(x).index_add(0, token,
+# out * weights.flatten()[order, None])</code>.</details>
 #
 # **Check.**
 
@@ -301,12 +307,13 @@ report = check("11_experts/moe", moe, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** Yours, all experts with a mask, and a loop over tokens, for 1,024 tokens of width 256.
+# **Measure.** The cell compares your function, all experts with a mask, and a loop over tokens, for 1,024
+# tokens of width 256.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def all_masked(x, experts, weights, w1, w3, w2):
-    """Every token through every expert, those that were not chosen with the weight 0."""
+    """Every token through every expert, with the weight 0 for experts that were not chosen."""
     dense = torch.zeros(len(x), len(w1)).scatter(1, experts, weights)
     inner = F.silu(torch.einsum("th,efh->tef", x, w1)) * torch.einsum("th,efh->tef", x, w3)
     return torch.einsum("te,tef,ehf->th", dense, inner, w2)
@@ -331,7 +338,7 @@ def mixture(tokens, count=8, width=64, hidden=128, k=2, dtype=torch.float32):
 
 
 def milliseconds(function, *args, times=5):
-    """The shortest of five runs, on one thread: other work on the machine disturbs it least."""
+    """The shortest of five runs, on one thread, because other work disturbs it least."""
     threads, best = torch.get_num_threads(), float("inf")
     torch.set_num_threads(1)
     for _ in range(times):
@@ -350,12 +357,12 @@ if ready(moe):
         print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms   off by {off:.0e}")
 
 # %% [markdown]
-# The mask costs E/k = 4 times as much or more, and the loop over tokens most of all.
+# The mask costs E/k = 4 times as much or more, and the loop over tokens costs most of all.
 #
-# **In production.** PyTorch's `F.grouped_mm(rows, weights, offs=...)` (2.13 has it)
-# has the products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel in
-# place of E, and a CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) has a kernel for blocks of
-# rows. Both need what you made: rows in the order of their experts, and the counts.
+# **In production.** PyTorch's `F.grouped_mm(rows, weights, offs=...)` (available in 2.13) computes the
+# products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel instead of E,
+# but a CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) uses a kernel for blocks of rows.
+# Both need what you made: rows in the order of their experts, and the counts.
 
 # %% [markdown]
 # ## 3 · Rows to other ranks
@@ -367,14 +374,15 @@ if ready(moe):
 # | time | 27 minutes |
 # | points | 9 |
 #
-# In notebook 02 all parts of an all-to-all had one size. Here the i-th of n parts goes to rank i, and each has
-# as many rows as the router decided. `dist.all_to_all_single` can do that:
+# In notebook 02, all parts of an all-to-all had one size. Here the i-th of n parts also goes to rank i,
+# but each part has as many rows as the router decided. `dist.all_to_all_single` can do that:
 #
 # > `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)`
 #
-# The two lists are not symmetric. `input_split_sizes` says how many of *my* rows go to each rank, and
-# `output_split_sizes` how many rows come from each. Rank 0's number for rank 1 in the one list is rank 1's
-# number for rank 0 in the other. Here are three ranks, with rows[i][j] the number of rows that rank i has for rank j:
+# The two lists are not symmetric. `input_split_sizes` says how many of *my* rows go to each rank, while
+# `output_split_sizes` says how many rows come from each. So rank 0's number for rank 1 in one list is
+# rank 1's number for rank 0 in the other list. For example, take three ranks, with rows[i][j] the number
+# of rows rank i has for rank j:
 #
 # | | to 0 | to 1 | to 2 | `send` |
 # |---|---|---|---|---|
@@ -385,14 +393,14 @@ if ready(moe):
 #
 # A rank's `send` is its row of the matrix, and its `receive` is its column.
 #
-# `dist.all_to_all_single` knows nothing of autograd. If you call it in a forward, the result has no history,
-# and backward ends there without an error. So write a `torch.autograd.Function`.
+# `dist.all_to_all_single` knows nothing of autograd. If you call it in a forward, the result has no
+# history, so backward ends there without an error. This is why you write a `torch.autograd.Function`.
 #
-# **Predict.** Rank 1 got a row of rank 0. In backward it has the gradient of that row. Who needs it? What are
-# `send` and `receive` of the exchange in backward?
+# **Predict.** Rank 1 got a row from rank 0, so in backward it has the gradient of that row. Which rank
+# needs it? What are `send` and `receive` of the exchange in backward?
 #
-# <details><summary>Answer</summary>Rank 0 needs it: the row is an output of its forward. Every row goes back
-# the way it came, so `send` and `receive` change places.</details>
+# <details><summary>Answer</summary>Rank 0 needs it, because the row is an output of its forward. Every
+# row goes back the way it came, so `send` and `receive` are swapped.</details>
 #
 # **Build.**
 
@@ -435,10 +443,10 @@ def exchange(rows, send, receive, group=None):
 # %% [markdown]
 # <details><summary>Hint: room for what comes</summary><code>rows.new_empty((sum(receive),
 # *rows.shape[1:]))</code> has the dtype and the device of <code>rows</code>.</details>
-# <details><summary>Hint: the Function</summary><code>forward(ctx, rows, send, receive, group)</code> keeps
-# <code>send</code>, <code>receive</code> and <code>group</code> on <code>ctx</code>.
-# <code>backward(ctx, grad)</code> returns four values: the gradient of <code>rows</code>, and three
-# times None. A gradient need not be contiguous: <code>grad.contiguous()</code>.</details>
+# <details><summary>Hint: the Function</summary><code>forward(ctx, rows, send, receive, group)</code>
+# keeps <code>send</code>, <code>receive</code> and <code>group</code> on <code>ctx</code>.
+# <code>backward(ctx, grad)</code> returns four values, the gradient of <code>rows</code> and three times
+# None. Since a gradient does not have to be contiguous, send <code>grad.contiguous()</code>.</details>
 #
 # **Check.**
 
@@ -450,8 +458,8 @@ report = check("11_experts/exchange", exchange, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** The example from above. Every rank fills its rows with its own number, and the ledger's matrix
-# has the bytes from rank to rank. A rank's part for itself is not sent.
+# **Measure.** The cell runs the example from above. Every rank fills its rows with its own number, and
+# the ledger's matrix lists the bytes from rank to rank. A rank does not send its part for itself.
 
 # %% tags=["skip-in-grading"]
 ROWS = [[1, 2, 0], [3, 0, 1], [0, 0, 2]]
@@ -471,9 +479,9 @@ if run:
     print(run.ledger.matrix())
 
 # %% [markdown]
-# **Break it.** Two ranks, and rank 0 makes room for one row too few. On its own gloo would end the whole
-# process here; with one row too *many* it would say nothing, and the last row would be whatever lay in memory.
-# The course's recorder compares both ends first:
+# **Break it.** On two ranks, rank 0 makes room for one row too few. Without the course, gloo would end
+# the process here. With one row too *many*, it would say nothing, and the last row would be whatever was
+# in memory. But the course's recorder compares both ends first:
 
 
 # %% tags=["skip-in-grading"]
@@ -500,41 +508,43 @@ except RankError as error:
 # | time | 40 minutes |
 # | points | 14 |
 #
-# n ranks share E experts. Rank r holds the E/n experts from r·E/n on, and has T tokens of its own. A step of the
-# layer has five parts:
+# n ranks share E experts. Rank r holds the E/n experts from r·E/n on, and has T tokens of its own. The
+# layer works in five parts:
 #
 # | part | content | sent |
 # |---|---|---|
 # | 1 counts | how many rows each rank has for each expert | an all-to-all of E numbers |
 # | 2 dispatch | the rows, in the order of their experts, go to the experts' ranks | an all-to-all of rows |
-# | 3 compute | each expert: its rows, from all ranks | |
-# | 4 combine | the results, the same way back | an all-to-all of rows |
-# | 5 add | each result times its weight, where the token lives | |
+# | 3 compute | each expert computes its rows, from all ranks | |
+# | 4 combine | the results take the same way back | an all-to-all of rows |
+# | 5 add | each result times its weight, on the token's own rank | |
 #
-# Part 1 is needed because the sizes are unknown until the routers have decided, so each rank tells all others
-# how many rows come. If you sort your rows by expert, they are sorted by rank as well, since rank r holds
-# experts in succession.
+# Part 1 is needed because only the routers decide the sizes, so each rank tells all others how many rows
+# will arrive. If you sort your rows by expert, they are also sorted by rank, since rank r holds
+# consecutive experts.
 #
-# Part 3 is the difficult one, because rows arrive **by source**. Rank 0's rows come first, in the order of their
-# experts, then rank 1's, and so on. The products need them **by expert**, so the rows are sorted again.
-# They are sorted back before they leave, because every rank expects its rows in the order in which it sent them.
+# Part 3 is the difficult one, because rows arrive **by source**. Rank 0's rows come first, in the order
+# of their experts, then the rows of rank 1, and so on. But the products need them **by expert**, so the
+# rows are sorted again. Then they are sorted back before they leave, because every rank expects its rows
+# in the order in which it sent them.
 #
-# **Predict.** The experts on rank r saw rows of all ranks. After backward, do their gradients still have to be
-# summed over the n ranks? What about the gradient of the router, which is whole on every rank?
+# **Predict.** The experts on rank r saw rows of all ranks. After backward, do their gradients still have
+# to be summed over the n ranks? What about the gradient of the router, which is whole on every rank?
 #
-# <details><summary>Answer</summary>Those of the experts do not. In backward the gradients of all results came
-# back to them, so their gradient is the sum over all ranks' tokens already. The router's does: it saw its own
-# rank's tokens alone, like any replica (§7).</details>
+# <details><summary>Answer</summary>The experts' gradients do not. In backward, the gradients of all
+# results came back to the experts, so their gradient already is the sum over all ranks' tokens. But the
+# router's gradient does, because the router saw only the tokens of its own rank, like any replica
+# (§7).</details>
 #
-# **Build.** Part 1 is written. The rest uses `through_experts` and your `exchange`; if that is not finished,
-# take the library's here: `reference.exchange`.
+# **Build.** Part 1 is written. The rest uses `through_experts` and your `exchange`. If yours is not
+# finished, use `reference.exchange` instead.
 #
-# - `counts` has this rank's rows for each of the E experts. One `all_to_all_single` without sizes gives each
-#   rank the counts for its own experts, E/n numbers from rank 0, then E/n from rank 1, and so on. These are
-#   `arriving`. `send` and `receive` are the sums that `exchange` wants.
-# - The expert of each row that arrived, from 0 for the first one here:
+# - `counts` has this rank's rows for each of the E experts. One `all_to_all_single` without sizes gives
+#   each rank the counts for its own experts, E/n numbers from rank 0, then E/n from rank 1, and so on.
+#   These are `arriving`. `send` and `receive` are the sums that `exchange` wants.
+# - To get the expert of each row that arrived, counted from 0 for the first one here, write
 #   `torch.arange(held).repeat(n).repeat_interleave(arriving)`.
-# - A rank without tokens takes part in everything, because others need its experts.
+# - A rank without tokens also takes part in everything, because others need its experts.
 
 
 # %% nbgrader={"grade_id": "expert_parallel_moe", "solution": true}
@@ -565,11 +575,11 @@ def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
 
 
 # %% [markdown]
-# <details><summary>Hint: the two sorts</summary><code>sort = expert.argsort(stable=True)</code>: the rows for
-# the experts are <code>rows[sort]</code>, and <code>out[sort.argsort()]</code> is in the order in which they
-# came.</details>
-# <details><summary>Hint: the way back</summary><code>exchange(out, receive, send, group)</code>: the lists
-# have changed places.</details>
+# <details><summary>Hint: the two sorts</summary>After <code>sort = expert.argsort(stable=True)</code>,
+# the rows for the experts are <code>rows[sort]</code>, and <code>out[sort.argsort()]</code> is in the
+# order in which they arrived.</details>
+# <details><summary>Hint: the way back</summary>Call <code>exchange(out, receive, send, group)</code>,
+# with the two lists swapped.</details>
 # <details><summary>Hint: a skeleton</summary>
 # <pre>
 # order, token          as in §2
@@ -590,9 +600,9 @@ report = check("11_experts/expert_parallel_moe", expert_parallel_moe, cases="hid
 report.points(14)
 
 # %% [markdown]
-# **Measure.** Four ranks, eight experts, 64 tokens each, and a router for which two experts of rank 1 are
-# popular. The first matrix has the rows from each rank to each; the second the bytes of the *dispatch*
-# alone, by the ledger. The popular rank is a column.
+# **Measure.** The cell takes four ranks, eight experts, 64 tokens per rank, and a router with two popular
+# experts on rank 1. The first matrix lists the rows from each rank to each. The second lists the bytes of
+# only the *dispatch*, as the ledger counts them. You can see the popular rank as a column.
 
 
 # %% tags=["skip-in-grading"]
@@ -628,25 +638,25 @@ if run:
         print([0 if to == rank else part for to, part in enumerate(operation.parts)])
 
 # %% [markdown]
-# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first one sends the counts:
-# 64 bytes, but its bar can be the longest, since it waits for the rank that begins last. The next two are
-# dispatch and combine, and the last two belong to backward. All four ranks have to wait until the popular
-# rank has computed. With 64 tokens that is too short to be seen; with real sizes it is a white gap before the
-# combine.
+# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the counts.
+# They are only 64 bytes, but its bar can be the longest, since it waits for the rank that begins last.
+# The next two are dispatch and combine, and the last two belong to backward. All four ranks have to wait
+# until the popular rank has computed. With 64 tokens this is too short to be seen, but with real sizes it
+# is a white gap before the combine.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
     display(run.ledger.timeline())
 
 # %% [markdown]
-# **Break it.** If the results are not sorted back, they leave in the order of the experts. All shapes fit, no
-# exchange complains, and the loss goes down in training, only more slowly. The cell compares the outputs of
-# three ranks with those of one process.
+# **Break it.** If the results are not sorted back, they leave in the order of the experts. All shapes
+# fit, no exchange complains, and in training the loss still goes down, only more slowly. The cell
+# compares the outputs of three ranks with the outputs of one process.
 
 
 # %% tags=["skip-in-grading"]
 def unsorted(x, experts, weights, w1, w3, w2, group=None):
-    """As it should be, but for one line."""
+    """As it should be, except for one line."""
     n, held = dist.get_world_size(group), len(w1)
     order = experts.flatten().argsort(stable=True)
     counts = experts.flatten().bincount(minlength=n * held)
@@ -660,14 +670,14 @@ def unsorted(x, experts, weights, w1, w3, w2, group=None):
         (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
         for e, part in enumerate(rows[sort].split(arriving.view(n, held).sum(0).tolist()))
     ]
-    out = reference.exchange(torch.cat(outs), receive, send, group)  # and not [sort.argsort()]
+    out = reference.exchange(torch.cat(outs), receive, send, group)  # without [sort.argsort()]
     return torch.zeros_like(x).index_add(
         0, order // experts.shape[1], out * weights.flatten()[order, None]
     )
 
 
 def right_tokens(layer):
-    """How many of a rank's tokens have the output that one process gives them."""
+    """How many of a rank's tokens have the same output as in one process."""
     x, experts, weights, w1, w3, w2 = (part.to(device()) for part in mixture(60, count=6))
     rank, n = dist.get_rank(), dist.get_world_size()
     tokens = [part.chunk(n)[rank] for part in (x, experts, weights)]
@@ -679,11 +689,12 @@ def right_tokens(layer):
 print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, world_size=3)))
 
 # %% [markdown]
-# **In production.** Megatron-Core has this layer as `MoEAlltoAllTokenDispatcher`, torchtitan in
-# `expert_parallel.py`. DeepEP (DeepSeek, 2025) has kernels for dispatch and combine alone: on H800 they move
-# 153 GB/s inside a node of eight GPUs, where NVLink carries about 160, and 43 GB/s between nodes, where a
-# card carries about 50 (its README). Parts 2 and 4 are the price of the layer, and both are hidden only if
-# there is something else to compute meanwhile: a shared expert, or another microbatch.
+# **In production.** Megatron-Core calls this layer `MoEAlltoAllTokenDispatcher`, and torchtitan has it in
+# `expert_parallel.py`. DeepEP (DeepSeek, 2025) provides kernels just for dispatch and combine. According
+# to its README, they move 153 GB/s on H800 inside a node of eight GPUs, where NVLink carries about 160,
+# and 43 GB/s between nodes, where a card carries about 50. Parts 2 and 4 are the price of the layer. Both
+# are hidden only if there is something else to compute at the same time, such as a shared expert or
+# another microbatch.
 
 # %% [markdown]
 # ## 5 · The bytes, from a histogram
@@ -695,20 +706,22 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # | time | 15 minutes |
 # | points | 6 |
 #
-# `counts[r][e]` is the number of rows that rank r has for expert e. This histogram is all that you need: how
-# many bytes does a rank send in one layer, forward and backward?
+# `counts[r][e]` is the number of rows rank r has for expert e. This histogram is all you need. How many
+# bytes does a rank send in one layer, forward and backward?
 #
-# Take the matrix of rows from rank to rank, without its diagonal. In the dispatch, rank r sends its *row*. In
-# the combine it sends the results of what came, which is its *column*. Backward has the same two again, the
-# other way round. So a rank whose experts are popular sends much, though its own tokens may go nowhere.
+# Take the matrix of rows from rank to rank, without its diagonal. In the dispatch, rank r sends its
+# *row*. In the combine it sends the results of the rows it received, which is its *column*. Backward
+# sends the same two again, in the opposite direction. So a rank whose experts are popular sends much,
+# even if its own tokens go nowhere.
 #
-# **Predict.** On two ranks with two experts each, counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many rows does
-# rank 0 send, in all four exchanges together?
+# **Predict.** On two ranks with two experts each, counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many rows
+# does rank 0 send, in all four exchanges together?
 #
-# <details><summary>Answer</summary>Rank 0 has 2 rows for rank 1's experts, and gets 5 of rank 1. Dispatch 2,
-# combine 5, and the same backward: 14 rows.</details>
+# <details><summary>Answer</summary>Rank 0 has 2 rows for rank 1's experts, and gets 5 from rank 1. So it
+# sends 2 in the dispatch and 5 in the combine, and then the same in backward, which makes 14
+# rows.</details>
 #
-# **Build.** Count the rows only, and leave out the counts themselves, which take 8 bytes an expert.
+# **Build.** Count only the rows, and leave out the counts themselves, which take 8 bytes per expert.
 
 
 # %% nbgrader={"grade_id": "all_to_all_bytes", "solution": true}
@@ -738,8 +751,8 @@ report = check("11_experts/all_to_all_bytes", all_to_all_bytes, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Your prediction beside the ledger, for the run of §4. Each rank's counts are eight numbers of
-# eight bytes, of which it keeps two: 48 bytes more.
+# **Measure.** The cell prints your prediction next to the ledger, for the run of §4. Each rank's counts
+# are eight numbers of eight bytes, of which it keeps two, so the ledger counts 48 bytes more.
 
 # %% tags=["skip-in-grading"]
 if run and ready(all_to_all_bytes):
@@ -749,14 +762,16 @@ if run and ready(all_to_all_bytes):
         print(f"{rank:4}{foretold:12,}{run.ledger.bytes_sent(rank) - 48:14,}")
 
 # %% [markdown]
-# Every byte was known before it was sent, and to the rank: from a histogram.
+# So you can predict every byte, rank by rank, from a histogram, before anything is sent.
 #
-# **In production.** DeepSeek-V3 has 256 experts on 8 nodes and k = 8. If any eight experts were as likely as
-# any others, a token would touch 5.29 nodes. So its router may choose experts on four nodes only
-# (*node-limited routing*), and a row crosses the network once for each node; inside, NVLink passes it on.
+# **In production.** DeepSeek-V3 has 256 experts on 8 nodes and k = 8. If any eight experts were as likely
+# as any others, a token would touch 5.29 nodes. So its router can choose only experts on four nodes
+# (*node-limited routing*), and a row crosses the network once for each node. Inside the node, NVLink
+# passes it on.
 #
 # *This is a good place for a break. When you come back, run the imports and the cells of `route`,
-# `through_experts`, `moe`, `exchange` and `expert_parallel_moe` again. §6 needs the first three, the scorecard all.*
+# `through_experts`, `moe`, `exchange` and `expert_parallel_moe` again. §6 needs the first three, but the
+# scorecard needs all.*
 
 # %% [markdown]
 # ## 6 · Balance, by a loss and by a bias
@@ -768,31 +783,35 @@ if run and ready(all_to_all_bytes):
 # | time | 30 minutes |
 # | points | 9 |
 #
-# A router that is left alone collapses. An expert that is a little better gets more tokens, learns more, gets
-# better, and is chosen still more often. On many ranks the popular experts' rank computes, and the others
-# wait. There are two remedies.
+# If you leave a router to itself, it collapses. An expert that is a little better gets more tokens, so it
+# learns more, gets better, and is chosen still more often. On many ranks, the rank of the popular experts
+# computes while the others wait. There are two remedies.
 #
-# **A loss.** Let fᵢ be the share of all assignments that expert i gets, and pᵢ the mean of its probability
-# over all tokens. The loss is
+# **A loss.** Let fᵢ be the share of all assignments that expert i gets, and pᵢ the mean of its
+# probability over all tokens. The loss is
 #
 # > L = E · Σ fᵢ pᵢ
 #
-# It is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. f has no gradient (it counts choices).
-# p has one: the probabilities of the experts with a large f are pushed down the most. On many ranks f is that
-# of *all* tokens, so the counts are summed; p may be this rank's own, because a mean is a sum of shares. Each
-# rank returns E · Σ fᵢ · (the sum of pᵢ over its own tokens) / (the number of tokens of *all* ranks). These
-# shares add up to L, and their gradients to its gradient.
+# It is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. f has no
+# gradient, because it counts choices. But p has one, which pushes down the probabilities of the experts
+# with a large f the most. On many ranks, f is the share of *all* tokens, so the counts are summed. But p
+# can be this rank's own, because a mean is a sum of shares. Each rank returns E · Σ fᵢ · (the sum of pᵢ
+# over its own tokens) / (the number of tokens of *all* ranks). These shares add up to L, and their
+# gradients to its gradient.
 #
-# **A bias.** After each step, raise the bias of every expert that got less than the mean by a fixed `speed`,
-# and lower it for every expert that got more. No gradient is bent by it (Wang et al. 2024; DeepSeek-V3).
+# **A bias.** After each step, raise the bias of every expert that got less than the mean by a fixed
+# `speed`, and lower it for every expert that got more. This doesn't distort any gradient (Wang et al.
+# 2024; DeepSeek-V3).
 #
-# **Predict.** 8 experts, k = 2, and the router sends every token to experts 0 and 1, each with the probability
-# 1/2. What is L? By how much does the bias of expert 5 change in ten steps with speed 0.01?
+# **Predict.** There are 8 experts, k = 2, and the router sends every token to experts 0 and 1, each with
+# the probability 1/2. What is L? By how much does the bias of expert 5 change in ten steps with speed
+# 0.01?
 #
-# <details><summary>Answer</summary>f = p = (1/2, 1/2, 0, ...): L = 8 · (1/4 + 1/4) = 4 = E/k. It rises by 0.1.</details>
+# <details><summary>Answer</summary>Since f = p = (1/2, 1/2, 0, ...), L = 8 · (1/4 + 1/4) = 4 = E/k. The
+# bias rises by 0.1.</details>
 #
-# **Build.** `logits.softmax(-1)` are the probabilities. How many tokens have all ranks? The summed counts
-# tell you: each token has k assignments, and so nothing else has to be sent.
+# **Build.** `logits.softmax(-1)` are the probabilities. How many tokens do all ranks have together? The
+# summed counts tell you, because each token has k assignments. So nothing else has to be sent.
 
 
 # %% nbgrader={"grade_id": "load_balancing_loss", "solution": true}
@@ -830,10 +849,10 @@ def update_bias(bias, counts, speed=0.001, group=None):
 
 
 # %% [markdown]
-# <details><summary>Hint: the loss</summary>Sum the counts over the ranks; f = counts / counts.sum(); the number
-# of tokens is counts.sum() / k; and only logits.softmax(-1).sum(0) has a gradient.</details>
-# <details><summary>Hint: the bias</summary><code>(mean - counts).sign()</code> is +1, 0 or −1. An all-reduce
-# writes into its argument: give it a copy.</details>
+# <details><summary>Hint: the loss</summary>Sum the counts over the ranks. Then f = counts / counts.sum(),
+# the number of tokens is counts.sum() / k, and only logits.softmax(-1).sum(0) has a gradient.</details>
+# <details><summary>Hint: the bias</summary><code>(mean - counts).sign()</code> is +1, 0 or −1. An
+# all-reduce writes into its argument, so give it a copy.</details>
 #
 # **Check.**
 
@@ -852,14 +871,14 @@ report = check("11_experts/update_bias", update_bias, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** A GPT of two layers with your mixtures in the place of its MLPs, 8 experts and k = 2, learns to
-# write Python from the standard library's sources: 120 steps, three times, with the same numbers at the start.
-# Nothing is done for balance in the first run; the second has the loss, with the coefficient 0.1; the third
-# has the bias, with the speed 0.01. The cell takes about 20 seconds.
+# **Measure.** A two-layer GPT with your mixtures instead of its MLPs, 8 experts and k = 2, learns to
+# write Python from the standard library's sources. The cell trains it for 120 steps, three times, from
+# the same initial weights. The first run does nothing for balance. The second has the loss, with the
+# coefficient 0.1, and the third has the bias, with the speed 0.01. The cell takes about 20 seconds.
 #
-# `AddLoss.apply(y, loss, scale)` is y, and in backward it gives `loss` the gradient `scale`. So a loss that is
-# made inside a layer takes part without being handed through the model. (Megatron-Core does it in the same
-# way.)
+# `AddLoss.apply(y, loss, scale)` is y, but in backward it gives `loss` the gradient `scale`. So a loss
+# made inside a layer takes part without being passed through the model. (Megatron-Core does it in the
+# same way.)
 
 
 # %% tags=["skip-in-grading"]
@@ -935,14 +954,14 @@ if runs:
         print(f"{name:10}  {violations[0]:8.2f} {violations[1]:8.2f}     {loss:7.3f}")
 
 # %% [markdown]
-# The grey line is the collapse, 3 = E/k − 1. Without a remedy both routers are near it within a dozen steps, and
-# one of them stays there. The bias is slow, because it is added to probabilities between 0 and 1: at 0.01 a step
-# it needs fifty steps to make up a gap of 0.5, and until then the router collapses under it. Look at the losses,
-# too: at this size balance makes the model neither better nor worse by much. It is bought for *speed*. Where the
-# busiest expert has four times the mean, its rank takes four times as long as in a balanced layer, and the others
-# wait.
+# The grey line is the collapse, 3 = E/k − 1. Without a remedy, both routers are near it within a dozen
+# steps, and one of them stays there. The bias is slow, because it is added to probabilities between 0
+# and 1. At 0.01 per step it needs fifty steps to make up a gap of 0.5, and until then the router
+# collapses in spite of it. Look at the losses as well. At this size, balance makes the model neither much
+# better nor much worse, so you buy it for *speed*. If the busiest expert has four times the mean, its
+# rank takes four times as long as in a balanced layer, and the others wait.
 #
-# **Break it.** A negative speed raises the bias of the experts that are popular already.
+# **Break it.** A negative speed raises the bias of the experts that are already popular.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if runs:
@@ -952,10 +971,10 @@ if runs:
         print(f"speed {speed:5}: MaxVio of the layers {first:.2f} and {second:.2f}")
 
 # %% [markdown]
-# **In production.** DeepSeek-V3 uses both: the bias with speed 0.001, and a loss with a coefficient of 0.0001
-# that only keeps single sequences from extremes (§4.2 of its report). If activations are recomputed, the
-# router runs twice and counts twice; torchtitan halves its counts for that reason. A sign is the same for
-# doubled counts.
+# **In production.** DeepSeek-V3 uses both, the bias with speed 0.001, and a loss with a coefficient of
+# 0.0001 that only keeps single sequences from extremes (§4.2 of its report). If activations are
+# recomputed, the router runs twice and counts twice. For that reason torchtitan halves its counts,
+# although the sign is the same for doubled counts.
 
 # %% [markdown]
 # ## 7 · Two labs: places that run out, gradients and their groups
@@ -966,13 +985,13 @@ if runs:
 # | builds on | §4 |
 # | time | 15 minutes |
 #
-# **Places that run out.** Older systems (GShard, the Switch Transformer) give each expert a fixed number of
-# places, its *capacity* C = ⌈factor · k · T / E⌉. Then all sizes are known in advance, and no counts have to
-# be exchanged. A token that finds no place is *dropped*: that expert adds nothing to it, and only the residual
-# connection carries it on.
+# **Places that run out.** Older systems (GShard, the Switch Transformer) give each expert a fixed number
+# of places, its *capacity* C = ⌈factor · k · T / E⌉. Then all sizes are known in advance, so no counts
+# have to be exchanged. But a token that finds no place is *dropped*. That expert adds nothing to it, and
+# only the residual connection carries it on.
 #
-# **Predict.** 64 tokens, 8 experts, k = 2, a router that is perfectly fair *on average*, and factor 1.0, so
-# that there are exactly as many places as assignments. Is anything dropped?
+# **Predict.** Take 64 tokens, 8 experts, k = 2, a router that is perfectly fair *on average*, and factor
+# 1.0, so that there are exactly as many places as assignments. Is anything dropped?
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(0)
@@ -987,18 +1006,18 @@ for tokens in (64, 1024):
         print(f"{tokens:5} tokens, factor {factor:4}: {lost:6.2%} of the assignments are dropped")
 
 # %% [markdown]
-# Chance is enough. With few tokens on a rank a fair router drops almost 9 % of its assignments at factor 1.0.
-# Systems of today (Megatron-Core by default, MegaBlocks, DeepSeek-V3) drop nothing, and pay with counts and
-# unequal parts, as you did.
+# Chance is enough. If a rank has few tokens, a fair router drops almost 9 % of its assignments at factor
+# 1.0. Today's systems (Megatron-Core by default, MegaBlocks, DeepSeek-V3) drop nothing, but pay with
+# counts and unequal parts, as you did.
 #
-# **Play.** Here are 4,096 drawn tokens in all, dealt out to up to 64 ranks, eight in a node; a row has 7,168
-# numbers in bf16. `skew` makes some experts popular, `places` is the factor above, and `nodes` is the limit of
-# §5. Find three things:
+# **Play.** The widget draws 4,096 tokens in all, dealt out to up to 64 ranks, with eight in a node. A row
+# has 7,168 elements in bf16. `skew` makes some experts popular, `places` is the factor above, and `nodes`
+# is the limit of §5. Find three things:
 #
-# 1. a fair router: from how many ranks on do at least half of the rows leave their node?
-# 2. 64 experts on 16 ranks and k = 4: the skew at which the slowest rank has twice the mean's rows;
-# 3. with 256 experts on 64 ranks and k = 8: the share of the bytes between nodes that a limit of 4 nodes saves,
-#    if a row goes to each node once.
+# 1. For a fair router, from how many ranks on do at least half of the rows leave their node?
+# 2. With 64 experts on 16 ranks and k = 4, at what skew does the slowest rank have twice the mean's rows?
+# 3. With 256 experts on 64 ranks and k = 8, what share of the bytes between nodes does a limit of 4 nodes
+#    save, if a row goes to each node once?
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.router_playground import router_playground
@@ -1006,18 +1025,19 @@ from course_lib.pictures.router_playground import router_playground
 router_playground()
 
 # %% [markdown]
-# <details><summary>Answers</summary>From 16 ranks on, which are two nodes; with 32, three in four rows leave
-# theirs. The skew is 0.5. The limit saves a quarter: the bytes "once for each node" fall from 4.3 to 3.2 MB. It
-# saves nothing where every expert gets a row of its own.</details>
+# <details><summary>Answers</summary>The first answer is 16 ranks, which are two nodes. With 32, three in
+# four rows leave their node. The skew is 0.5. The limit saves a quarter, because the bytes "once for each
+# node" fall from 4.3 to 3.2 MB. But it saves nothing if every expert gets a row of its own.</details>
 #
-# **Gradients and their groups.** Put the experts on a mesh with replicas: dp = 2 and ep = 2, so four ranks,
-# all with rows of their own. Rank r has the coordinate (dp, ep) = (r // 2, r % 2). Which ranks hold the same
-# experts? Which hold the same router?
+# **Gradients and their groups.** Put the experts on a mesh with replicas. With dp = 2 and ep = 2, there
+# are four ranks, all with rows of their own. Rank r has the coordinate (dp, ep) = (r // 2, r % 2). Which
+# ranks hold the same experts? Which hold the same router?
 #
-# The loss of the batch is a sum over its targets, each divided by the number of all targets. So every rank has
-# *terms of a sum*, and nothing is divided later. A dense parameter is on all four ranks, each of which saw a
-# quarter of the rows: its gradient is summed over dp × ep. An expert is on the two ranks with the same ep. The
-# rows of its ep partners came to it in forward, so its gradient has them already: it is summed over dp alone.
+# The loss of the batch is a sum over its targets, each divided by the number of all targets. So every
+# rank has *terms of a sum*, and nothing is divided later. A dense parameter is on all four ranks, each of
+# which saw a quarter of the rows, so its gradient is summed over dp × ep. But an expert is on the two
+# ranks with the same ep. In forward, the expert already got the rows of its ep partners, so its gradient
+# contains them, and it is summed only over dp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.mesh.coordinates import axis_ranks
@@ -1029,24 +1049,25 @@ for rank in range(4):
     print(f"{rank:4}   {dense!s:22}   {apart}")
 
 # %% [markdown]
-# Two mistakes are easy here. If an expert's gradient is summed over dp × ep, as if it were dense, then of four
-# experts rank 0's expert 0 is added to rank 1's expert 2. Shapes fit, and nothing complains. The other mistake
-# comes when each rank's loss is the mean over its own tokens. Dense gradients are then divided by the 4 ranks of
-# their sum, and someone divides an expert's by its 2. It is `ep` times too large, and AdamW hides that, since it
-# divides by the size of the gradient. torchtitan has a comment about this trap in its code.
+# Two mistakes are easy to make here. If an expert's gradient is summed over dp × ep, as if it were dense,
+# then of four experts rank 0's expert 0 is added to rank 1's expert 2. Shapes fit, and nothing complains.
+# The other mistake arises if each rank's loss is the mean over its own tokens. Dense gradients are then
+# divided by the 4 ranks over which they are summed, but an expert's gradient is divided by its 2. So it
+# is `ep` times too large, but AdamW hides that, since it divides by the size of the gradient. A comment
+# in torchtitan's code warns of this trap.
 
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# *No points. With GPUs this takes a few minutes. Without them, the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products for each
-# expert, `grouped_mm` three in all. From how many experts on does the loop lose? The prediction is the first
-# row's time: the FLOPs are the same in all rows.
+# **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products for
+# each expert, but `grouped_mm` starts three in all. From how many experts on does the loop lose? The
+# prediction is the first row's time, because the FLOPs are the same in all rows.
 #
-# <details><summary>Answer</summary>Where an expert's rows no longer fill the GPU's units: 128 experts have 128
-# rows each, and the loop starts 384 kernels for them.</details>
+# <details><summary>Answer</summary>It loses as soon as an expert's rows no longer fill the GPU's units.
+# For example, 128 experts have 128 rows each, and the loop starts 384 kernels for them.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1061,11 +1082,11 @@ def as_the_first(of, run):
 on_gpus = on_your_gpus(GROUPED, predicted=as_the_first)
 
 # %% [markdown]
-# **Predict.** An all-to-all between n GPUs, with equal parts, and with one rank that gets everything. The bytes
-# are the same in both. How many times as long does the second take?
+# **Predict.** The cell runs an all-to-all between n GPUs, first with equal parts, and then with one rank
+# that gets everything. The bytes are the same in both. How many times as long does the second take?
 #
-# <details><summary>Answer</summary>About n times, if all links are equally fast: one GPU's link carries what n
-# carried before.</details>
+# <details><summary>Answer</summary>It takes about n times as long if all links are equally fast, because
+# one GPU's link carries what n carried before.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 between_gpus = on_your_gpus(EXCHANGES)
@@ -1079,20 +1100,22 @@ between_gpus = on_your_gpus(EXCHANGES)
 # | time | 10 minutes |
 # | points | 5 |
 #
-# A number may be written as arithmetic. Where two things are asked for, write a pair: `(first, second)`.
+# You can write a number as arithmetic. If a question asks for two things, write a pair, `(first,
+# second)`.
 #
-# 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion for a token. With AdamW in mixed precision,
-#    at 16 bytes a parameter: how many **GB** (10⁹ bytes) do weights, gradients and states take, and how many
-#    **GFLOPs** does a token cost, forward and backward, at 6 FLOPs a parameter?
-# 2. 64 experts, k = 2, 8 ranks with 4,096 tokens each, h = 4,096, bf16, a balanced router. How many **MB**
-#    (10⁶ bytes) of rows does a rank send for one layer, forward and backward?
-# 3. A mesh of dp = 3 and ep = 4. Every rank's loss is the mean over its own tokens, and someone divides each
-#    gradient by the number of ranks over which it is summed: dense ones by 12, experts' by 3. How many
-#    **times** too large are the experts' gradients, and with which optimizer does it hardly show: `"sgd"`,
-#    `"sgd with momentum"` or `"adamw"`?
-# 4. The same mesh, {"dp": 3, "ep": 4}, ep the inner axis: rank r has dp = r // 4 and ep = r % 4. Over which
-#    **ranks** is the gradient of a dense parameter of rank 6 summed, and over which that of its experts? Two
-#    lists.
+# 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion for a token. With AdamW in mixed
+#    precision, it takes 16 bytes per parameter. How many **GB** (10⁹ bytes) do weights, gradients and
+#    states take? And how many **GFLOPs** does a token cost, forward and backward, at 6 FLOPs per
+#    parameter?
+# 2. Take 64 experts, k = 2, 8 ranks with 4,096 tokens each, h = 4,096, bf16, and a balanced router. How
+#    many **MB** (10⁶ bytes) of rows does a rank send for one layer, forward and backward?
+# 3. On a mesh of dp = 3 and ep = 4, every rank's loss is the mean over its own tokens. Someone divides
+#    each gradient by the number of ranks over which it is summed, so dense gradients by 12 and experts'
+#    gradients by 3. How many **times** too large are the experts' gradients, and with which optimizer
+#    does it hardly show: `"sgd"`, `"sgd with momentum"` or `"adamw"`?
+# 4. On the same mesh, {"dp": 3, "ep": 4}, ep is the inner axis, so rank r has dp = r // 4 and ep = r % 4.
+#    Over which **ranks** is the gradient of a dense parameter of rank 6 summed, and over which the
+#    gradient of its experts? Write two lists.
 # 5. DeepSeek-V3 took 180,000 GPU hours for each 10¹² tokens, on 2,048 H800. How many **days** is that?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
@@ -1128,15 +1151,19 @@ report.points(5)
 # | time | 15 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# If an expert has C places, which tokens get them? GShard and the Switch Transformer let the assignments queue:
-# all *first* choices in the order of the tokens, then all second choices. An assignment's place is the number
-# of those before it that want the same expert, and it is kept if its place is below C.
+# If an expert has C places, which tokens get them? GShard and the Switch Transformer let the assignments
+# queue, first all *first* choices in the order of the tokens, and then all second choices. An
+# assignment's place is the number of assignments before it that want the same expert. It is kept if its
+# place is below C.
 #
-# **Predict.** Three tokens choose (0, 1), (1, 0) and (0, 2). Which place has token 1's second choice?
+# **Predict.** Three tokens choose (0, 1), (1, 0) and (0, 2). Which place does token 1's second choice
+# get?
 #
-# <details><summary>Answer</summary>Expert 0 has the first choices of tokens 0 and 2 before it: place 2.</details>
+# <details><summary>Answer</summary>It gets place 2, because expert 0 has the first choices of tokens 0
+# and 2 before it.</details>
 #
-# **Build.** No loop is needed: `F.one_hot` of the choices in the order of the queue, and a `cumsum`.
+# **Build.** You don't need a loop, only `F.one_hot` of the choices in the order of the queue, and a
+# `cumsum`.
 
 
 # %% nbgrader={"grade_id": "queue", "solution": true}
@@ -1172,17 +1199,18 @@ report = check("11_experts/queue", queue, cases="hidden")
 # | time | 20 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# DeepSeek-V3 keeps each token on at most 4 of 8 nodes, and so a row crosses the network at most four times
-# (§2.1.2 of its report). Each node counts as much as the sum of its k / limit best scores. The `limit` nodes
-# that count most are kept, and the k best experts on them are chosen, wherever they lie.
+# DeepSeek-V3 keeps each token on at most 4 of 8 nodes, so a row crosses the network at most four times
+# (§2.1.2 of its report). Each node counts as much as the sum of its k / limit best scores. The `limit`
+# nodes that count most are kept, and then the k best experts on these nodes are chosen.
 #
-# **Predict.** Node 0 has the scores 5, 0, 0 and node 1 has 3, 3, 3. With k = 2 and a limit of one node, which
-# experts are chosen?
+# **Predict.** Node 0 has the scores 5, 0, 0 and node 1 has 3, 3, 3. With k = 2 and a limit of one node,
+# which experts are chosen?
 #
-# <details><summary>Answer</summary>k / limit = 2 scores count: 5 + 0 against 3 + 3. Node 1 is kept, and the
-# best expert of all is not chosen.</details>
+# <details><summary>Answer</summary>k / limit = 2 scores count, so compare 5 + 0 with 3 + 3. Node 1 is
+# kept, although the best expert of all is then not chosen.</details>
 #
-# **Build.** Scores may be below 0. `unflatten(1, (nodes, -1))` has the experts of each node in a row of its own.
+# **Build.** Scores can be below 0. `unflatten(1, (nodes, -1))` puts the experts of each node into a row
+# of its own.
 
 
 # %% nbgrader={"grade_id": "node_limited", "solution": true}
@@ -1210,14 +1238,14 @@ report = check("11_experts/node_limited", node_limited, cases="hidden")
 # %% [markdown]
 # ## Scorecard
 #
-# One step of AdamW of the small GPT, with 8 experts of 512 hidden numbers in each of two layers, on 4 ranks: all
-# experts on every rank and gradients averaged by all-reduces, as DDP does it, and your layer with two experts a rank. In the card M
-# is the size of all parameters, in bytes.
+# The card shows one step of AdamW of the small GPT, with 8 experts of 512 hidden elements in each of two
+# layers, on 4 ranks. Either all experts are on every rank, and all-reduces average the gradients, as in
+# DDP, or your layer has two experts per rank. M is the size of all parameters, in bytes.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Layer(nn.Module):
-    """The mixture of §6, with all experts here or with this rank's."""
+    """The mixture of §6, with all experts here or only the experts of this rank."""
 
     def __init__(self, width, hidden, count, k, shared):
         super().__init__()
@@ -1257,7 +1285,7 @@ def step_of(shared):
 
 
 def row_of(name, run):
-    """One line of the card; the bytes are those after the barrier."""
+    """One line of the card, with the bytes sent after the barrier."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
@@ -1287,28 +1315,30 @@ if alone_run:
     display(Scorecard(rows, unit=held, flops_alone=alone_run[0].flops))
 
 # %% [markdown]
-# *Bytes*: replicas send 2(N−1)/N of all parameters' gradients. With experts dealt out, their gradients are
-# never sent, and the rows of the tokens are, which have nothing to do with the experts' size: wide experts are
-# why a token travels and not the expert. *Memory*: weights, gradients and AdamW's two states of six experts
-# in eight are gone from each rank.
+# *Bytes*: Replicas send 2(N−1)/N of all parameters' gradients. If experts are dealt out, their gradients
+# are never sent. Instead, the rows of the tokens are sent, which have nothing to do with the experts'
+# size. With wide experts, this is why the token travels and not the expert. *Memory*: Each rank no longer
+# holds the weights, gradients and AdamW's two states of six experts in eight.
 #
-# **You have built** a router that learns through its weights alone; a mixture of experts on one rank and on many;
-# an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy. You can say
-# from a histogram how many bytes each rank sends, and over which ranks each gradient is summed.
+# **You have built** a router that learns only through its weights; a mixture of experts on one rank and
+# on many; an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy.
+# You can also say from a histogram how many bytes each rank sends, and over which ranks each gradient is
+# summed.
 #
 # **Read on.**
 # - Shazeer et al. (2017), *Outrageously Large Neural Networks*: the gate, and what collapses.
 # - Lepikhin et al. (2020), *GShard*: experts on many devices, capacity, two all-to-alls.
 # - Fedus, Zoph, Shazeer (2021), *Switch Transformers*: k = 1, and the loss of §6.
 # - Gale et al. (2022), *MegaBlocks*: nothing is dropped.
-# - Jiang et al. (2024), *Mixtral of Experts*: the layer of §2, in a model that you can download.
+# - Jiang et al. (2024), *Mixtral of Experts*: the layer of §2, in a model you can download.
 # - Wang et al. (2024), *Auxiliary-Loss-Free Load Balancing*: the bias.
 # - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §2.1.2 and §3.2.
-# - `course_lib/experts/`: read it after you have written yours; `parallel.py` first.
+# - `course_lib/experts/`: read it after you have written yours, and begin with `parallel.py`.
 #
-# <details><summary>In the lectures</summary>Lecture 002 says that experts "share parameters". They do not: each
-# has its own matrices, and attention, norms and embeddings are what tokens share. So Mixtral of eight experts
-# of a 7B model has 46.7 billion parameters, and not 56. Lecture 001's figure for GPT-4 is a rumour.</details>
+# <details><summary>In the lectures</summary>Lecture 002 says that experts "share parameters". But each
+# expert has its own matrices, and tokens share only attention, norms and embeddings. So Mixtral, which
+# has eight experts of a 7B model, has 46.7 billion parameters instead of 56. Lecture 001's figure for
+# GPT-4 is a rumour.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
