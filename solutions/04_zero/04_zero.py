@@ -16,7 +16,7 @@
 # |---|---|
 # | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a unit and a module of sharded weights (ZeRO-3) |
 # | you need | reduce-scatter and all-gather (notebook 02); replicas and gradient hooks (notebook 03) |
-# | time | four hours, and 45 minutes for the optional sections |
+# | time | three hours, with a break after §4; the *optional* §6 and §7 take ten minutes more, and §9 and §10 45 |
 # | points | 60, and 8 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
@@ -24,11 +24,11 @@
 # |---|---|---|---|
 # | 1 What a rank keeps | 20 | 6 | notebook 03 |
 # | 2 Flat shards | 15 | 6 | |
-# | 3 ZeRO-1: the optimizer's state | 45 | 14 | 2 |
-# | 4 ZeRO-2: the gradients | 40 | 12 | 3 |
-# | 5 ZeRO-3: the weights | 100 | 16 | 2, 4 |
-# | 6 Offload: memory that is cheaper | 5 | | 3 |
-# | 7 DeepSpeed's configuration, line by line | 5 | | all |
+# | 3 ZeRO-1: the optimizer's state | 40 | 14 | 2 |
+# | 4 ZeRO-2: the gradients | 30 | 12 | 3 |
+# | 5 ZeRO-3: the weights | 65 | 16 | 2, 4 |
+# | 6 Offload: memory that is cheaper *(optional)* | 5 | | 3 |
+# | 7 DeepSpeed's configuration, line by line *(optional)* | 5 | | all |
 # | 8 Questions | 10 | 6 | 1, 3, 4, 5 |
 # | 9 Optional: states in files | 20 | 3 extra | 3, 6 |
 # | 10 Optional: an optimizer that needs whole matrices | 25 | 2 + 3 extra | 4 |
@@ -464,7 +464,7 @@ try_it(uneven, world_size=2)
 # |---|---|
 # | you will write | `Zero1Optimizer(params, optimizer_cls, **defaults)` |
 # | builds on | §2 |
-# | time | 45 minutes |
+# | time | 40 minutes |
 # | points | 14 |
 #
 # The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement
@@ -802,7 +802,7 @@ for world_size in (2, 4):
 # |---|---|
 # | you will write | `Zero2Optimizer(params, optimizer_cls, *, bucket_bytes, **defaults)` |
 # | builds on | §3; notebook 03 §3, buckets and hooks |
-# | time | 40 minutes |
+# | time | 30 minutes |
 # | points | 12 |
 #
 # The picture shows the reference's ZeRO-1 on four ranks, next to the replica:
@@ -846,9 +846,9 @@ memory_picture(drawn)
 # send? That is `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory, but this is true only
 # for one microbatch.)
 #
-# **Build.** Each bucket has its own row, its own zeros and its own shard, and the inner optimizer gets
-# the list of shards. Backward runs from the last layer to the first, so fill the buckets in reverse
-# order.
+# **Build.** The constructor is given. Each bucket has its own row, its own zeros and its own shard, and the
+# inner optimizer gets the list of shards. Backward runs from the last layer to the first, so the buckets
+# are filled in reverse order. You write the hook, and what it calls.
 #
 # Three rules make the result right on all ranks.
 # 1. Buckets leave *in order*. Gradients can arrive in another order on another rank, and some might not
@@ -878,49 +878,57 @@ class Zero2Optimizer:
     def __init__(
         self, params, optimizer_cls, *, bucket_bytes: int = 1 << 20, group: Group = None, **defaults
     ):
-        ### BEGIN SOLUTION
         params = list(params)
         for param in params:
             dist.broadcast(param.detach(), group_src=0, group=group)
         self.group, self.n = group, dist.get_world_size(group)
-        self.buckets, room = [], 0
+        self.buckets, room = [], 0  # lists of parameters, from the last parameter to the first
         for param in reversed([param for param in params if param.requires_grad]):
             if param.nbytes > room:
                 self.buckets.append([])
                 room = bucket_bytes
             self.buckets[-1].append(param)
             room -= param.nbytes
-            param.register_post_accumulate_grad_hook(self._arrived)
+            param.register_post_accumulate_grad_hook(self.arrived)
         rank = dist.get_rank(group)
         cut = (flatten_and_shard(bucket, self.n)[rank].clone() for bucket in self.buckets)
-        self.shards = [nn.Parameter(own) for own in cut]
+        self.shards = [nn.Parameter(own) for own in cut]  # one for each bucket
         self.optimizer = optimizer_cls(self.shards, **defaults)
-        self._turn = None  # the bucket that leaves next; None between backwards
+        self.turn = None  # the number of the bucket that leaves next; None between backwards
 
-    def _arrived(self, param):
-        if self._turn is None:
-            self._turn = 0
-            after_backward(self._send_the_rest)
-        while self._turn < len(self.buckets) and self._is_full(self.buckets[self._turn]):
-            self._send()
+    def arrived(self, param):
+        """Hook: the gradient of this parameter is complete. It may be the first of a backward."""
+        ### BEGIN SOLUTION
+        if self.turn is None:
+            self.turn = 0
+            after_backward(self.send_the_rest)
+        while self.turn < len(self.buckets) and self.is_full(self.buckets[self.turn]):
+            self.send()
+        ### END SOLUTION
 
-    def _is_full(self, bucket):
+    def is_full(self, bucket):
+        """Whether all gradients of the bucket are here."""
         return all(param.grad is not None for param in bucket)
 
     @torch.no_grad()
-    def _send(self):
-        bucket, shard = self.buckets[self._turn], self.shards[self._turn]
+    def send(self):
+        """Reduce-scatter the bucket whose turn it is. The next bucket has its turn afterwards."""
+        ### BEGIN SOLUTION
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
         whole = flat_gradient(bucket, self.n)
         for param in bucket:
             param.grad = None
         mean = reduce_scatter_mean(whole, self.group)
         shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
-        self._turn += 1
+        self.turn += 1
+        ### END SOLUTION
 
-    def _send_the_rest(self):
-        while self._turn < len(self.buckets):
-            self._send()
-        self._turn = None
+    def send_the_rest(self):
+        """Backward is over."""
+        ### BEGIN SOLUTION
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
         ### END SOLUTION
 
     def step(self):
@@ -935,18 +943,17 @@ class Zero2Optimizer:
     def zero_grad(self):
         """Forget the gradients: each shard's is None afterwards,
         because zeros would keep the memory."""
-        ### BEGIN SOLUTION
         self.optimizer.zero_grad()
-        ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint: the hook</summary><code>param.register_post_accumulate_grad_hook(hook)</code>
 # calls <code>hook(param)</code> when <code>param.grad</code> is complete. The argument is the
-# <i>parameter</i>. A bucket is full when no <code>.grad</code> in it is None.</details>
-# <details><summary>Hint: the turn</summary>Keep the number of the bucket that leaves next. In the hook,
-# <code>while</code> the bucket with this number is full, send it. In the first hook of a backward, set
-# the number to 0 and also ask <code>after_backward</code> to send the rest.</details>
+# <i>parameter</i>. Inside <code>send</code>, the row of a bucket is
+# <code>flat_gradient(bucket, self.n)</code>.</details>
+# <details><summary>Hint: the turn</summary>In the hook, <code>while</code> the bucket with the number
+# <code>self.turn</code> is full, send it. In the first hook of a backward, set the number to 0 and also
+# ask <code>after_backward</code> to send the rest.</details>
 #
 # **Check.**
 
@@ -1010,7 +1017,7 @@ try_it(in_order_of_arrival, world_size=2)
 # |---|---|
 # | you will write | `Unit(params)`, and with it `Zero3Module(module)` |
 # | builds on | §2, §4 |
-# | time | 100 minutes: 40 for the unit, 60 for the module |
+# | time | 65 minutes: 35 for the unit, 30 for the module |
 # | points | 16: 7 for the unit, 9 for the module |
 #
 # The picture shows the reference's ZeRO-2 with one bucket per block:
@@ -1144,7 +1151,9 @@ report = check("04_zero/zero3_unit", Unit, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Build the module.** The check asks this of your class:
+# **Build the module.** The constructor is given. It makes the units and registers the hooks, which call
+# `after_forward`, `before_backward` and `arrived`. You write these, `end`, and the middle of
+# `full_state_dict`. The check asks this of the class:
 #
 # - The module has `blocks`, an `nn.ModuleList`. The parameters of each block are a *unit*. All other
 #   parameters form one more unit, which is gathered for the forward of the whole module, and again for
@@ -1167,8 +1176,8 @@ report.points(7)
 # Your tools are hooks. On a module, there are `register_forward_pre_hook` and `register_forward_hook`. On
 # its output, which is always one tensor here, `output.register_hook(f)` calls `f(grad)` when the gradient
 # of that output is ready, just before the module's backward. On a parameter, there is
-# `register_post_accumulate_grad_hook`. You also have `after_backward`. The hooks can call your `Unit` or
-# another class instead, because the check looks only at the module.
+# `register_post_accumulate_grad_hook`. You also have `after_backward`. You are free to write the class
+# in your own way, because the check looks only at the module.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1181,8 +1190,7 @@ class Zero3Module(nn.Module):
 
     def __init__(self, module: nn.Module, *, group: Group = None):
         super().__init__()
-        ### BEGIN SOLUTION
-        self.module, self._backward, self._unsent = module, False, set()
+        self.module, self.unsent, self.in_backward = module, set(), False
         owner = {}
         for block in dict.fromkeys(module.blocks):  # each once
             for param in block.parameters():
@@ -1197,74 +1205,78 @@ class Zero3Module(nn.Module):
         for (where, _), unit in zip(members, self.units, strict=True):
             where.register_forward_pre_hook(lambda _, args, unit=unit: unit.gather())
             where.register_forward_hook(
-                lambda _, args, output, unit=unit: self._after(unit, output)
+                lambda _, args, output, unit=unit: self.after_forward(unit, output)
             )
             for param in unit.params if unit.shard.requires_grad else ():
-                param.register_post_accumulate_grad_hook(lambda _, unit=unit: self._arrived(unit))
+                param.register_post_accumulate_grad_hook(lambda _, unit=unit: self.arrived(unit))
 
-    def _after(self, unit, output):
-        """The forward of the unit's module is over."""
+    def after_forward(self, unit, output):
+        """The forward of the unit's module is over. If a backward will come, let
+        `self.before_backward(unit)` be called when the gradient of this output is ready."""
+        ### BEGIN SOLUTION
         unit.free()
         if output.requires_grad:
-            output.register_hook(lambda grad: self._before(unit))
-
-    def _before(self, unit):
-        """The gradient of the output is there: the module's backward comes next."""
-        unit.gather()
-        if unit.shard.requires_grad:
-            self._unsent.add(unit)
-        if not self._backward:
-            self._backward = True
-            after_backward(self._end)
-
-    def _arrived(self, unit):
-        if all(param.grad is not None for param in unit.params):
-            self._send(unit)
-            unit.free()
-
-    def _send(self, unit):
-        unit.reduce()
-        self._unsent.discard(unit)
-
-    def _end(self):
-        """Send the units of which a parameter got no gradient; free these and the frozen ones."""
-        for unit in self.units:
-            if unit in self._unsent:
-                self._send(unit)
-            unit.free()
-        self._backward = False
+            output.register_hook(lambda grad: self.before_backward(unit))
         ### END SOLUTION
+
+    def before_backward(self, unit):
+        """The backward of the unit's module comes next. A trained unit is in `self.unsent`
+        from now until its gradients are reduced."""
+        if not self.in_backward:
+            self.in_backward = True
+            after_backward(self.end)
+        if unit.shard.requires_grad:
+            self.unsent.add(unit)
+        ### BEGIN SOLUTION
+        unit.gather()
+        ### END SOLUTION
+
+    def arrived(self, unit):
+        """A gradient of one of the unit's parameters is ready. Are all of them?"""
+        ### BEGIN SOLUTION
+        if all(param.grad is not None for param in unit.params):
+            unit.reduce()
+            self.unsent.discard(unit)
+            unit.free()
+        ### END SOLUTION
+
+    def end(self):
+        """Backward is over. What is left are units of which a parameter got no gradient, and
+        frozen units."""
+        ### BEGIN SOLUTION
+        for unit in self.units:
+            if unit in self.unsent:
+                unit.reduce()
+            unit.free()
+        ### END SOLUTION
+        self.unsent, self.in_backward = set(), False
 
     def forward(self, *args):
         """Run the module's forward."""
-        ### BEGIN SOLUTION
         return self.module(*args)
-        ### END SOLUTION
 
     def parameters(self, recurse: bool = True):
         """This rank's flat shards."""
-        ### BEGIN SOLUTION
         return iter([unit.shard for unit in self.units])
-        ### END SOLUTION
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Every parameter, whole, by its name in the module. Called by all ranks."""
-        ### BEGIN SOLUTION
         whole = {}
+        ### BEGIN SOLUTION
         for unit in self.units:
             unit.gather()
             whole |= {param: param.detach().clone() for param in unit.params}
             unit.free()
+        ### END SOLUTION
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: whole[param] for name, param in named}
-        ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint: the work of each hook</summary>The forward pre-hook gathers. The forward hook
-# frees, and then puts a hook on the output, which gathers again. The post-accumulate hook of each
-# parameter reduces and frees if all gradients of the unit are ready. After backward, reduce the units
-# that are not complete, and free both these and the frozen ones.</details>
+# <details><summary>Hint: the work of each hook</summary>The forward pre-hook has gathered. The forward
+# hook frees, and then puts a hook on the output, in which you gather again. The post-accumulate hook of
+# each parameter reduces and frees if all gradients of the unit are ready. After backward, reduce the
+# units in <code>self.unsent</code>, and free every unit.</details>
 # <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Do
 # you free in a full <i>backward</i> hook? If a module's input needs no gradient, like the input of the
 # first block, this hook fires before the module's own backward.</details>
@@ -1415,7 +1427,7 @@ if ours and theirs:
 # next block while this one computes, on separate streams. That is the subject of notebook 05.
 
 # %% [markdown]
-# ## 6 · Offload: memory that is cheaper
+# ## 6 · Offload: memory that is cheaper *(optional)*
 #
 # | | |
 # |---|---|
@@ -1485,7 +1497,7 @@ if run:
 # has had it all along.</details>
 
 # %% [markdown]
-# ## 7 · DeepSpeed's configuration, line by line
+# ## 7 · DeepSpeed's configuration, line by line *(optional)*
 #
 # | | |
 # |---|---|

@@ -801,7 +801,7 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 #
 # Now the list runs on ranks. But a program that trains has no list. Forward calls blocks, autograd computes
 # gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with gathers in
-# flight. Since you have written its units and hooks there, they are given here, and you write the order.
+# flight. Since you know its units and hooks from there, they are given here, and you write the order.
 #
 # `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
 # `root` is the list of the units of all other parameters, including those two blocks share. Trained and

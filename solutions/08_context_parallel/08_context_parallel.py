@@ -16,7 +16,7 @@
 # |---|---|
 # | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
 # | you need | from notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
-# | time | three hours and twenty minutes; ten more for §8 and §9, which have no exercises |
+# | time | three hours, with a break after §3; the *optional* parts take half an hour more: §6, which has 9 of the points, §8 and §9 |
 # | points | 60 |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
@@ -27,10 +27,10 @@
 # | 3 Attention in tiles | 45 | 12 | 2 |
 # | 4 The ring, forward and backward | 75 | 8 + 7 | 2, 3 |
 # | 5 Who idles | 15 | 5 | 4 |
-# | 6 Ulysses: tokens for heads | 20 | 9 | 3 |
+# | 6 Ulysses: tokens for heads *(optional)* | 20 | 9 | 3 |
 # | 7 When messages hide, and what you predicted | 15 | 7 | 4 to 6 |
-# | 8 How long a sequence fits | 5 | | 3, 4 |
-# | 9 PyTorch's version | 5 | | 4 |
+# | 8 How long a sequence fits *(optional)* | 5 | | 3, 4 |
+# | 9 PyTorch's version *(optional)* | 5 | | 4 |
 # | 10 Questions | 5 | 5 | all |
 
 # %% [markdown]
@@ -1475,7 +1475,7 @@ figure if curves else None
 # simpler, such as those that keep documents apart. Llama 3, §3.3.2.)
 
 # %% [markdown]
-# ## 6 · Ulysses: tokens for heads
+# ## 6 · Ulysses: tokens for heads *(optional)*
 #
 # | | |
 # |---|---|
@@ -1839,7 +1839,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # the node, for traffic that can't overlap.
 
 # %% [markdown]
-# ## 8 · How long a sequence fits
+# ## 8 · How long a sequence fits *(optional)*
 #
 # | | |
 # |---|---|
@@ -1906,7 +1906,7 @@ figure
 # rank. On a sequence eight times as long, with eight times the ranks, attention takes eight times as long.
 
 # %% [markdown]
-# ## 9 · PyTorch's version
+# ## 9 · PyTorch's version *(optional)*
 #
 # | | |
 # |---|---|
