@@ -230,9 +230,9 @@ for when in ("after backward", "after step"):
     print(f"{when:15} {run[0][when]:10,} bytes: {run[0][when] / P:5.2f} for each parameter")
 
 # %% [markdown]
-# After backward, there are 16 bytes for each parameter, but the step then frees the gradients. (The other
-# 0.02 are inputs and targets. Backward has freed the activations by then. A real model has many
-# activations, but ZeRO does not shard them. Notebook 09 makes them smaller.)
+# After backward, there are 16 bytes for each parameter, but after the step the gradients have been freed.
+# (The other 0.02 are inputs and targets. Backward has freed the activations by then. A real model has
+# many activations, but ZeRO does not shard them. Notebook 09 makes them smaller.)
 #
 # **Predict.** ZeRO shards in three stages. Each stage shards one more part, which is then divided by N:
 #
@@ -790,7 +790,7 @@ for world_size in (2, 4):
 # reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`. (Linux counts everything on the
 # connection, even the bytes that TCP had to send again, so it shows a few hundredths more.) Stages 2 and
 # 3 also reduce-scatter, so the ring saves bytes there as well. After §4, try `over_the_ring(zero2)` in
-# the cell above, if yours passes no `async_op`.
+# the cell above, if your class passes no `async_op`.
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
 # with the reduce-scatter.</details>
@@ -1165,7 +1165,7 @@ report.points(7)
 # - After backward, `shard.grad` holds the mean over the ranks, and several backwards add up. A gradient
 #   that is missing on all ranks counts as zeros. (If it were missing only on some ranks, the ranks would
 #   reduce units in different orders, as in §4. The check does not try that.)
-# - All ranks may call `full_state_dict()` at any time between steps. It returns a whole copy of every
+# - All ranks can call `full_state_dict()` at any time between steps. It returns a whole copy of every
 #   parameter, including frozen and unused ones, by its name in `module.named_parameters()`. Afterwards,
 #   no unit stays gathered.
 # - In addition to the shards, their gradients and the optimizer's state, the check allows the size of
@@ -1533,9 +1533,9 @@ config = json.loads("""
 # | `offload_param` | puts the parameter shards on the host as well, in **stage 3 only**. With this line the configuration is ZeRO-Infinity, while ZeRO-Offload keeps 2 bytes per parameter on the GPU |
 # | `overlap_comm` | reduces while backward goes on, with `async_op=True` and a later wait |
 # | `contiguous_gradients` | copies gradients into the flat buffer as they arrive. This is your row of gradients, without a second copy |
-# | `sub_group_size` | The step is done in pieces of this many elements, which arrive from the host or disk one after another |
+# | `sub_group_size` | does the step in pieces of this many elements, which arrive from the host or disk one after another |
 # | `reduce_bucket_size` | is your `bucket_bytes`, but in *elements*. 5e8 are 1 GB in bf16, and with overlap there are two |
-# | `stage3_prefetch_bucket_size` | the amount that is gathered ahead, in elements (notebook 05) |
+# | `stage3_prefetch_bucket_size` | the amount to gather ahead, in elements (notebook 05) |
 # | `stage3_param_persistence_threshold` | Parameters with fewer elements are never freed, such as biases and norms. This saves one message for each, but costs the memory of all of them |
 #
 # The next cell turns DeepSpeed's arguments into the arguments of the reference classes:

@@ -198,10 +198,10 @@ if ready(route):
 if ready(route):
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0]])
     bias = torch.tensor([0.5, 0.0, 0.0, 0.0])
-    print("for the choice alone:", route(logits, bias, k=2)[1].tolist())
+    print("only for the choice: ", route(logits, bias, k=2)[1].tolist())
     mixed = logits.softmax(-1) + bias
     best = mixed.topk(2).values
-    print("in the weights, too: ", (best / best.sum()).tolist())
+    print("also in the weights: ", (best / best.sum()).tolist())
 
 # %% [markdown]
 # Expert 0 now counts three times as much as the other expert, although the router finds them equally
@@ -219,7 +219,7 @@ if ready(route):
 # | | |
 # |---|---|
 # | you will write | `moe(x, experts, weights, w1, w3, w2)` |
-# | builds on | nothing: the routing is an argument |
+# | builds on | nothing, because the routing is an argument |
 # | time | 25 minutes |
 # | points | 9 |
 #
@@ -479,9 +479,9 @@ if run:
     print(run.ledger.matrix())
 
 # %% [markdown]
-# **Break it.** On two ranks, rank 0 makes room for one row too few. Without the course, gloo would end
-# the process here. With one row too *many*, it would say nothing, and the last row would be whatever was
-# in memory. But the course's recorder compares both ends first:
+# **Break it.** On two ranks, rank 0 makes room for one row too few. Without the course's recorder, gloo
+# would end the process here. With one row too *many*, it would say nothing, and the last row would be
+# whatever was in memory. But the recorder compares both ends first:
 
 
 # %% tags=["skip-in-grading"]
@@ -872,9 +872,9 @@ report.points(3)
 
 # %% [markdown]
 # **Measure.** A two-layer GPT with your mixtures instead of its MLPs, 8 experts and k = 2, learns to
-# write Python from the standard library's sources. The cell trains it for 120 steps, three times, from
-# the same initial weights. The first run does nothing for balance. The second has the loss, with the
-# coefficient 0.1, and the third has the bias, with the speed 0.01. The cell takes about 20 seconds.
+# write Python from the standard library's sources. The cell trains it for 120 steps, three times, with
+# the same seed. The first run does nothing for balance. The second has the loss, with the coefficient
+# 0.1, and the third has the bias, with the speed 0.01. The cell takes about 20 seconds.
 #
 # `AddLoss.apply(y, loss, scale)` is y, but in backward it gives `loss` the gradient `scale`. So a loss
 # made inside a layer takes part without being passed through the model. (Megatron-Core does it in the
