@@ -86,7 +86,7 @@ def rows(step: int):
     return batch(TEXT, step, batch_size=ROWS, length=MODEL.context)
 
 
-page = YourPage(  # §9 shows it; each section adds what it has measured
+page = YourPage(  # §9 shows it, and each section adds what it has measured
     "Your page",
     {
         "tokens/s of this machine": "§1",
@@ -603,7 +603,7 @@ def three_losses(make, sizes):
 
 
 def find_axes(make, sizes):
-    """The axes that the step needs to fail, and how far its losses are from one process then."""
+    """The axes the step needs to fail, and how far its losses then are from one process."""
     apart = {}
 
     def fails(asked):
@@ -951,7 +951,7 @@ predicted = {
     ("zero-3 4", "dp"): zero_3_bytes,
     ("tp 4", "tp"): tp_bytes,
     ("pp 2, v 2", "pp"): pp_bytes,
-    ("dp 2 tp 4", "dp"): dp_bytes,  # has a cross and no bar
+    ("dp 2 tp 4", "dp"): dp_bytes,  # has a cross, but no bar
 }
 predicted = {place: guess for place, guess in predicted.items() if isinstance(guess, int | float)}
 bars = layouts_figure.traffic(sent, predicted, halve=True)
@@ -1236,7 +1236,7 @@ from course_lib.gpu.layouts import ON_ALL, ON_ONE
 MODEL_124M = replace(PRESETS["124M"], tied=False, vocab_size=50_304)
 PARAMETERS = transformer_parameters(MODEL_124M)
 FLOPS = transformer_flops(MODEL_124M, 1, MODEL_124M.context) / MODEL_124M.context  # per token
-STATES = {  # bytes per parameter that a rank of n holds: weights, gradients, moments
+STATES = {  # bytes per parameter on one of n ranks, for weights, gradients and moments
     "one GPU": lambda n: 16,
     "dp": lambda n: 16,
     "dp, ZeRO-1": lambda n: 8 + 8 / n,
