@@ -1216,8 +1216,8 @@ if theirs_run:
 # **Build the heads.** Write causal self-attention, as in `course_lib.models.gpt.SelfAttention` for one
 # process, with as many heads of keys and values as of queries. `causal_attention` is given.
 #
-# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights, because
-#   §7 and §9 use these names.
+# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights. §7 and §9
+#   use these names.
 # - x is replicated, and enters only *once*, so backward sends one all-reduce of x's gradient.
 # - A rank's heads are neighbours, and the rank has the same heads in all four matrices.
 # - You don't have to write a backward here, because your functions of §1 have one, and autograd does the
