@@ -1,26 +1,27 @@
 # %% [markdown]
 # # 06 · Tensor parallelism
 #
-# **How is one layer split, and what must its parts send each other?**
+# **How is one layer split, and what do its parts have to send each other?**
 #
-# ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank and still computes *whole* layers: it gathers
-# each layer's weights, uses them on its own part of the batch, and frees them. Activations do not shrink.
-# GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens: 275 GB for its 96 layers, and
-# an H100 has 80 GB. (These are the numbers for 16 bits, without flash attention and without recomputation:
-# Korthikanti et al. 2022, table 2.) Splitting the batch cannot help: each rank needs at least one sequence.
+# ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank, but still computes *whole* layers. It gathers
+# each layer's weights, uses them on its own part of the batch, and frees them, so activations do not shrink.
+# GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens. This makes 275 GB for its 96
+# layers, but an H100 has only 80 GB. (These are the numbers for 16 bits, without flash attention and without
+# recomputation, from Korthikanti et al. 2022, table 2.) Splitting the batch cannot help, because each rank
+# needs at least one sequence.
 #
-# Here all ranks work on the *same* sequences, and each computes a part of each layer: some columns of a
-# matrix, some heads, some tokens of the vocabulary. Weights, gradients, optimizer states and most activations
-# are divided by N, and so is the work. The price is communication inside every layer, and the next operation
-# has to wait for it.
+# In this notebook, all ranks work on the *same* sequences, and each computes a part of each layer, such as
+# some columns of a matrix, some heads, or some tokens of the vocabulary. Weights, gradients, optimizer states
+# and most activations are divided by N, and so is the work. The price is communication inside every layer,
+# and the next operation has to wait for it.
 #
 # | | |
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
-# | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; the computation of a transformer's block |
+# | you need | all-reduce, reduce-scatter, all-gather and their bytes (notebook 02); `torch.autograd.Function`; how a transformer's block computes |
 # | time | three hours and a quarter |
 # | points | 60, and 7 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -41,20 +42,20 @@
 #
 # | | |
 # |---|---|
-# | N | ranks that share a layer (other texts: t). All of them get the same tokens |
-# | M | bytes of one whole activation: batch × sequence × width × bytes per number |
-# | replicated | the same tensor on every rank; a replicated tensor is *whole* |
-# | sharded | every rank holds only its own part, its shard; to shard a tensor is to *cut* it |
-# | partial | every rank holds a tensor of full size, a *term*; the tensor that is meant is the *sum* of all ranks' terms |
-# | region | the operations during which each rank has only some of the features: a layer's attention, or its MLP |
-# | residual stream | the activation that a block reads, and to which it adds its output |
+# | N | ranks that share a layer (other texts write t). All of them get the same tokens |
+# | M | bytes of one whole activation, which are batch × sequence × width × bytes per element |
+# | replicated | Every rank has the same tensor. A replicated tensor is *whole* |
+# | sharded | Every rank holds only its own part, its shard. To shard a tensor is to *cut* it |
+# | partial | Every rank holds a tensor of full size, which is only a *term*. The tensor you want is the *sum* of all ranks' terms |
+# | region | the operations during which each rank has only some of the features, such as a layer's attention or its MLP |
+# | residual stream | the activation a block reads, and to which it adds its output |
 # | hidden | the features between the two matrices of an MLP, usually 4 times the width |
 #
 # This notebook often counts bytes sent in **halves of an all-reduce**. A half is (N−1)/N · M. An all-reduce
-# sends two halves, an all-gather or a reduce-scatter sends one (notebook 02).
+# sends two halves, whereas an all-gather or a reduce-scatter sends only one (notebook 02).
 #
-# <details><summary>In the lectures</summary>Lecture 001 says in a sentence how the two methods differ: ZeRO-3
-# "shards weights for memory but reconstructs them for computation", tensor parallelism "splits the
+# <details><summary>In the lectures</summary>Lecture 001 says in a sentence how the two methods differ. ZeRO-3
+# "shards weights for memory but reconstructs them for computation", whereas tensor parallelism "splits the
 # computation itself".</details>
 
 # %%
@@ -91,9 +92,10 @@ warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two colle
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# The three functions of the next cell move data and know nothing of gradients. If you need gradients through
-# them, you must write the backward. Parts are cut as `torch.tensor_split` does: 10 elements on 4 ranks are 3,
-# 3, 2, 2. And `part` returns a *copy*: a view would keep the whole tensor in memory.
+# The three functions of the next cell move data, but know nothing about gradients. If you need gradients
+# through them, you have to write the backward. They cut parts as `torch.tensor_split` does, so 10 elements on
+# 4 ranks become 3, 3, 2, 2. And `part` returns a *copy*, because a view would keep the whole tensor in
+# memory.
 
 
 # %%
@@ -103,8 +105,8 @@ def part(x, dim, group: Group = None):
 
 
 def joined(x, dim, group: Group = None, size=None):
-    """All ranks' parts, one after the other along `dim`. size: that of the whole,
-    if parts may be unequal."""
+    """All ranks' parts, joined along `dim`. size: the size of the whole, needed if
+    parts can be unequal."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     sizes = [x.shape[dim]] * n if size is None else [size // n + (r < size % n) for r in range(n)]
     if x.shape[dim] != sizes[dist.get_rank(group)]:
@@ -131,15 +133,15 @@ def summed_part(x, dim, group: Group = None):
 
 # %% [markdown]
 # The next tools show you what happens in a run. `passes` runs a layer forward and backward on every rank. All
-# ranks have the same seed, so that they draw the same weights and the same input. `sent` reads from the
-# ledger how many bytes a rank sent in each direction, forward and backward. `alone` does what `passes` does
-# in one process, without any splitting.
+# ranks have the same seed, so they draw the same weights and the same input. `sent` reads from the ledger how
+# many bytes a rank sent in each direction, forward and backward. `alone` does the same as `passes`, but in
+# one process, without any splitting.
 
 
 # %%
 class Saved:
-    """A context that counts the bytes that forward keeps for backward,
-    each piece of memory once."""
+    """A context that counts the bytes forward keeps for backward, but each piece
+    of memory only once."""
 
     def __init__(self, apart_from=()):
         self.known = {tensor.untyped_storage().data_ptr() for tensor in apart_from}
@@ -157,13 +159,13 @@ class Saved:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.known:
             self.known.add(storage.data_ptr())
-            self.alive.append(tensor.detach())  # freed memory would be given out again
+            self.alive.append(tensor.detach())  # or else freed memory is given out again
             self.nbytes += storage.nbytes()
         return tensor
 
 
 def passes(make, shape=(2, 32, 64), cut=False):
-    """A forward and a backward of the layer that `make()` builds: this rank's results.
+    """Run the layer `make()` builds forward and backward, and return this rank's results.
 
     cut: the layer takes and returns the rank's part of the sequence (§7).
     """
@@ -178,7 +180,7 @@ def passes(make, shape=(2, 32, 64), cut=False):
     with Saved(layer.parameters()) as saved:
         y = layer(x)
     dist.barrier()
-    # Any loss would do: the same on all ranks, or (cut) each rank's part of one.
+    # Any loss would do, if it is the same on all ranks, or (cut) if each rank has a part of it.
     (y * weights).sum().backward()
     dist.barrier()
     return {
@@ -191,7 +193,7 @@ def passes(make, shape=(2, 32, 64), cut=False):
 
 
 def sent(run, rank=0):
-    """(forward, backward): bytes that a rank sent between the last three barriers."""
+    """(forward, backward): bytes a rank sent between the last three barriers."""
     operations = run.ledger.operations(rank)
     at = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-3:]
     return tuple(
@@ -229,14 +231,14 @@ def said(prediction, *args):
 # | time | 25 minutes |
 # | points | 6 |
 #
-# A linear layer is y = x A. There are two ways to cut A over the ranks.
+# A linear layer is y = x A. There are two ways to cut A over the ranks:
 #
 # | | A | each rank computes | x | y |
 # |---|---|---|---|---|
 # | **by columns** | [A₀ A₁] | yᵣ = x Aᵣ | replicated | sharded: y = [y₀ y₁] |
 # | **by rows** | A₀ above A₁ | yᵣ = xᵣ Aᵣ | sharded: x = [x₀ x₁] | partial: y = y₀ + y₁ |
 #
-# Look at 3 features in, 4 out, on two ranks:
+# The next cell takes 3 features in and 4 out, on two ranks:
 
 # %% tags=["skip-in-grading"]
 x, A = torch.arange(1.0, 4.0), torch.arange(12.0).view(3, 4)
@@ -247,37 +249,38 @@ print("columns:", (x @ left).tolist(), "beside", (x @ right).tolist())
 print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
 
 # %% [markdown]
-# So forward is easy: by columns nothing is sent, and by rows there is a sum. And backward? Autograd knows
-# nothing of other ranks. It sees one process with a smaller matrix.
+# So forward is easy. By columns nothing is sent, and by rows there is one sum. And backward? Autograd knows
+# nothing about other ranks. It sees only one process with a smaller matrix.
 #
-# *By columns.* Every rank uses x. A value that is used N times has a gradient from each use, and its gradient
-# is their **sum**. On one GPU autograd adds them up by itself. Here the uses are on N ranks.
+# *By columns.* Every rank uses x. If a value is used N times, it has a gradient from each use, and its
+# gradient is their **sum**. On one GPU, autograd adds them up by itself. But here the uses are on N ranks.
 #
-# *By rows.* The sum hands its gradient on to every term unchanged. And every rank has that gradient already:
-# all of them compute the same loss from the same y.
+# *By rows.* The sum hands its gradient on to every term unchanged. And every rank already has that gradient,
+# because all of them compute the same loss from the same y.
 #
 # A region begins with a matrix that is cut by columns and ends with one that is cut by rows (§4 shows why).
-# So at each edge of a region there is a function, and the two functions are mirror images:
+# So there is a function at each edge of a region, and the two functions are mirror images:
 #
 # | | forward | backward | in Megatron-LM's paper |
 # |---|---|---|---|
 # | into a region: `identity_all_reduce` | nothing | all-reduce | f |
 # | out of it: `all_reduce_identity` | all-reduce | nothing | g |
 #
-# **Predict.** M bytes on N ranks: how much does each function send, forward and backward? And what would
+# **Predict.** With M bytes on N ranks, how much does each function send, forward and backward? And what would
 # happen if you wrote no function, but called `dist.all_reduce(y)`, which works in place, on a layer's output?
 #
-# <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M backward and nothing forward;
-# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. In place of
-# all_reduce_identity it would give the right gradient by luck, and PyTorch would warn that this luck may end
-# with another release. It cannot replace identity_all_reduce, whose work is in backward: the gradients of x
-# would not be added up.</details>
+# <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M backward and nothing forward, and
+# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. Instead of
+# all_reduce_identity, it would give the right gradient by luck, and PyTorch would warn that this luck may end
+# with another release. But it cannot replace identity_all_reduce, whose work is in backward, so the gradients
+# of x would not be added up.</details>
 #
-# **Build.** Write two `torch.autograd.Function`s, and two functions that apply them.
+# **Build.** Write two `torch.autograd.Function`s, and two functions that apply them:
 #
-# - Neither may write into its input: x and the gradient may be used elsewhere. `dist.all_reduce` works in
-#   place, so give it a copy, and a contiguous one.
-# - `backward` returns one value for each argument of `forward`: a gradient for x, None for the group.
+# - Neither of them may write into its input, because x and the gradient might be used elsewhere.
+#   `dist.all_reduce` works in place, so give it a copy, which must be contiguous.
+# - `backward` returns one value for each argument of `forward`, so it returns a gradient for x and None for
+#   the group.
 
 
 # %% nbgrader={"grade_id": "conjugate_functions", "solution": true}
@@ -335,8 +338,9 @@ def all_reduce_identity(x, group: Group = None):
 #
 #     @staticmethod
 #     def backward(ctx, grad): ...</pre></details>
-# <details><summary>Hint: the copy</summary><code>x.clone(memory_format=torch.contiguous_format)</code>. If
-# the tensor is not contiguous, gloo adds up the wrong values, without an error (notebook 00, §5.6).</details>
+# <details><summary>Hint: the copy</summary>Use <code>x.clone(memory_format=torch.contiguous_format)</code>.
+# If the tensor is not contiguous, gloo adds up the wrong values, without an error (notebook 00,
+# §5.6).</details>
 #
 # **Check.**
 
@@ -353,12 +357,12 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The check has measured: "forward" and "backward" are the bytes that the ledger counted. Its x
-# has 96 bytes and there are 3 ranks: 2 · 2/3 · 96 = 128 in one direction, 0 in the other. Was that your
-# prediction?
+# **Measure.** The check has already measured this, because "forward" and "backward" are the bytes counted by
+# the ledger. Its x has 96 bytes and there are 3 ranks, so this is 2 · 2/3 · 96 = 128 in one direction and 0
+# in the other. Was that your prediction?
 #
-# **Break it.** PyTorch has an all-reduce that autograd knows: `torch.distributed.nn.functional.all_reduce`.
-# Use it in place of `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the
+# **Break it.** PyTorch has an all-reduce known to autograd, `torch.distributed.nn.functional.all_reduce`. Use
+# it instead of `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the
 # gradient of x?
 
 
@@ -382,14 +386,14 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
         print(f"{name:20} d loss / d x = {run[0]}")
 
 # %% [markdown]
-# 1 is right: raise one rank's x by a little, and the loss rises by as much. PyTorch's all-reduce says 4, and
-# 4 is not a bug. PyTorch takes the losses of the four ranks for *four* losses and differentiates their sum:
-# each of them contains x. In tensor parallelism the four are copies of one. This is the factor N that forums
-# speak of. With AdamW it hardly shows in the loss, since Adam divides by the gradient's size (notebook 03);
-# with gradient clipping or SGD it does.
+# 1 is right, because if you raise one rank's x by a little, the loss rises by as much. PyTorch's all-reduce
+# says 4, but this is not a bug. PyTorch takes the losses of the four ranks for *four* losses and
+# differentiates their sum, and each of them contains x. In tensor parallelism, however, the four are copies
+# of one loss. This is the factor N forums talk about. With AdamW it hardly shows in the loss, since Adam
+# divides by the gradient's size (notebook 03), but with gradient clipping or SGD it does.
 #
 # **In production.** In Megatron-LM your functions are called `copy_to_tensor_model_parallel_region` and
-# `reduce_from_tensor_model_parallel_region`: they are named after their forward. In backward each does the
+# `reduce_from_tensor_model_parallel_region`. They are named after their forward. In backward, each does the
 # forward of the other.
 
 # %% [markdown]
@@ -402,21 +406,22 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # | time | 22 minutes |
 # | points | 7 |
 #
-# `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a
-# **row** of `weight`: `ColwiseParallel`, PyTorch's class for this layer, cuts dimension 0. (If a text cuts
-# "the weight matrix W", ask which of the two it means.) A layer whose `weight` is cut along dimension 1 is
-# the row-parallel layer of §3.
+# `nn.Linear` does not store A, but its transpose. `weight` is (out, in), and y = x weightᵀ. So a *column* of
+# A is a **row** of `weight`, and `ColwiseParallel`, PyTorch's class for this layer, cuts dimension 0. (If a
+# text cuts "the weight matrix W", ask which of the two it means.) A layer whose `weight` is cut along
+# dimension 1 is the row-parallel layer of §3.
 #
 # **Predict.** A layer leads from 1,024 features to 4,096, on four ranks. Which shapes do a rank's weight and
 # bias have? Which tensor is communicated in which direction, and how many of its bytes are sent?
 #
-# <details><summary>Answer</summary>(1,024, 1,024) and (1,024,). Forward sends nothing. Backward adds up the
-# gradient of x: 2 · 3/4 of x's bytes. The bias is cut with its outputs, and sends nothing.</details>
+# <details><summary>Answer</summary>The shapes are (1,024, 1,024) and (1,024,). Forward sends nothing.
+# Backward adds up the gradient of x, which takes 2 · 3/4 of x's bytes. The bias is cut in the same way as the
+# outputs, so it sends nothing.</details>
 #
-# If the whole output is wanted (`gather_output`), the parts are gathered. What is the backward of this
-# gather? All later operations are the same on all ranks, so each rank has the gradient of the whole output
-# already, and takes its own part of it. `gather_parts` does both. `own_features` is its mirror image: it
-# takes the part forward and gathers backward. §3 uses it. Both functions are given:
+# If you want the whole output (`gather_output`), the parts are gathered. What is the backward of this gather?
+# All later operations are the same on all ranks, so each rank already has the gradient of the whole output,
+# and takes its own part of it. `gather_parts` does both. `own_features` is its mirror image, because it takes
+# the part forward and gathers backward. §3 uses it. Both functions are given:
 
 
 # %%
@@ -460,14 +465,14 @@ def own_features(x, group: Group = None):
 
 # %% [markdown]
 # **Build.** Where do the weights come from? Every rank makes the whole layer, `nn.Linear(in_features,
-# out_features, bias)`, and keeps its part. All ranks have the same seed, so the parts are those of one layer:
-# the very layer that one process would have drawn. (Real training has layers that are too large for one rank,
-# and draws them part by part.)
+# out_features, bias)`, and keeps its part. Since all ranks have the same seed, the parts belong to the layer
+# one process would have drawn. (In real training, layers are too large for one rank, so they are drawn part
+# by part.)
 #
 # - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
-# - Keep `gather_output` and `group` as attributes with these names, and `group` in §3 too: later cells read
-#   them.
-# - If N does not divide `out_features`, cut as `part` does: the first ranks have one feature more.
+# - Keep `gather_output` and `group` as attributes with these names, and also `group` in §3, because later
+#   cells read them.
+# - If N does not divide `out_features`, cut as `part` does, so that the first ranks have one more feature.
 
 
 # %% nbgrader={"grade_id": "column_parallel_linear", "solution": true}
@@ -499,9 +504,10 @@ class ColumnParallelLinear(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: four lines</summary>In the constructor <code>whole = nn.Linear(...)</code>, then
-# <code>part(whole.weight, 0, group)</code>. In forward: into the region with <code>identity_all_reduce</code>,
-# <code>F.linear</code>, and <code>gather_parts</code> if asked.</details>
+# <details><summary>Hint: four lines</summary>In the constructor, write <code>whole = nn.Linear(...)</code>,
+# then <code>part(whole.weight, 0, group)</code>. In forward, enter the region with
+# <code>identity_all_reduce</code>, then call <code>F.linear</code>, and finally <code>gather_parts</code> if
+# asked.</details>
 #
 # **Check.**
 
@@ -513,14 +519,15 @@ report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear
 report.points(7)
 
 # %% [markdown]
-# **Measure.** Here are four ranks, 64 features to 64, beside `nn.Linear` in one process; x has 2 × 32 tokens
-# of 64 float32 features, the shape in `passes`: 16,384 bytes.
+# **Measure.** The cell runs a layer from 64 features to 64 on four ranks, and compares it with `nn.Linear` in
+# one process. Its x has 2 × 32 tokens of 64 float32 features, which is the shape in `passes`, so M is 16,384
+# bytes.
 
 
 # %% tags=["skip-in-grading"]
 def beside(name, make, whole, world_size=4, **options):
-    """Compare output and gradient of x with one process's;
-    print the bytes sent and the share held."""
+    """Compare output and gradient of x with one process, and print the bytes sent
+    and the share held."""
     run = try_it(passes, make, world_size=world_size, **options)
     if run is None:
         return None
@@ -540,10 +547,10 @@ _ = beside(
 
 # %% [markdown]
 # Forward sends 3/4 of the output, because of `gather_output`. Backward sends 6/4 of x. A rank holds a quarter
-# of the weights. Without `gather_output` it would hold a quarter of the output as well. This saving is the
-# point, and §4 shows which layer can go on with a quarter of the features.
+# of the weights. Without `gather_output` it would also hold only a quarter of the output. This saving is the
+# point, and §4 shows which layer can continue with a quarter of the features.
 #
-# **Break it.** Leave out `identity_all_reduce`. What will be wrong: the output, the gradients of the rank's
+# **Break it.** Leave out `identity_all_reduce`. What will be wrong? The output, the gradients of the rank's
 # own weights, or the gradient of x?
 
 
@@ -566,14 +573,15 @@ if wrong:
         print(f"{key:12}", "the same" if off < 1e-5 else f"off by {off:.2g} of the largest number")
 
 # %% [markdown]
-# Only the gradient of x is wrong: rank 0 has its own columns' share of it. If this layer is the model's
-# first, nothing shows it. Anywhere else, all layers before it learn from a different gradient on each rank.
+# Only the gradient of x is wrong, because rank 0 has only the share from its own columns. If this layer is
+# the model's first, nothing shows it. But anywhere else, all layers before it learn from a different gradient
+# on each rank.
 #
 # **In production.** This layer is `ColwiseParallel()` in PyTorch and `ColumnParallelLinear` in Megatron-LM.
-# Megatron-LM's does not idle in backward: while the gradient of x is being summed, it computes that of the
-# weights, which needs no other rank.
+# Megatron-LM's version does not idle in backward. While the gradient of x is being summed, it computes the
+# gradient of the weights, because this needs no other rank.
 #
-# <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W" and do not say
+# <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W", but do not say
 # whether it is A or its transpose.</details>
 
 # %% [markdown]
@@ -586,21 +594,23 @@ if wrong:
 # | time | 15 minutes |
 # | points | 7 |
 #
-# Now cut the other way: each rank has some *input* features. To them belong rows of A, and so columns of
-# `weight`. The product is partial: each rank has a term of full size, y = y₀ + y₁. The sum is replicated.
+# Now let's cut the other way. Each rank has some *input* features, and therefore rows of A, or columns of
+# `weight`. The product is partial, because each rank has only a term of full size, y = y₀ + y₁. The sum is
+# replicated.
 #
-# **Predict.** And the bias? It belongs to y, which all ranks have, and it is not cut. If every rank adds it
-# to its term, what comes out of the sum on 4 ranks?
+# **Predict.** And the bias? It belongs to y, which all ranks have, so it is not cut. If every rank adds it to
+# its term, what comes out of the sum on 4 ranks?
 #
-# <details><summary>Answer</summary>Four times the bias. It is added once, after the sum. Every rank keeps all
-# of it and gets the same gradient for it, so nothing must be sent, and the copies stay equal.</details>
+# <details><summary>Answer</summary>The sum has four times the bias. So add it once, afterwards. Every rank
+# keeps all of it and gets the same gradient for it. Therefore nothing has to be sent, and the copies stay
+# equal.</details>
 #
 # **Build.**
 #
-# - `input_is_parallel=True`: x is sharded by features, as a `ColumnParallelLinear` leaves it.
-# - `input_is_parallel=False`: x is replicated, and the layer takes its part of it (`own_features`).
-# - Draw the whole layer and keep the part, as in §2; `bias` is replicated. If N does not divide `in_features`,
-#   cut as `part` does.
+# - If `input_is_parallel=True`, x is sharded by features, in the form a `ColumnParallelLinear` leaves it.
+# - If `input_is_parallel=False`, x is replicated, and the layer takes its part of it (`own_features`).
+# - Draw the whole layer and keep the part, as in §2, but keep `bias` replicated. If N does not divide
+#   `in_features`, cut as `part` does.
 
 
 # %% nbgrader={"grade_id": "row_parallel_linear", "solution": true}
@@ -633,8 +643,8 @@ class RowParallelLinear(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary><code>F.linear(x, self.weight)</code> without a bias, then
-# <code>all_reduce_identity</code>, then the bias.</details>
+# <details><summary>Hint</summary>Call <code>F.linear(x, self.weight)</code> without a bias, then
+# <code>all_reduce_identity</code>, and then add the bias.</details>
 #
 # **Check.**
 
@@ -646,7 +656,7 @@ report = check("06_tensor_parallel/row_parallel_linear", RowParallelLinear, case
 report.points(7)
 
 # %% [markdown]
-# **Measure.**
+# **Measure.** The cell compares the layer with one process:
 
 # %% tags=["skip-in-grading"]
 _ = beside(
@@ -654,11 +664,11 @@ _ = beside(
 )
 
 # %% [markdown]
-# Forward sends 6/4 of y. Backward sends 3/4 of x: x came whole, so the ranks gather the parts of its
-# gradient. The bias makes the share of parameters a little more than a quarter.
+# Forward sends 6/4 of y. Backward sends 3/4 of x, because x was whole, so the ranks have to gather the parts
+# of its gradient. The bias makes the share of parameters a little more than a quarter.
 #
-# **Break it.** Here every rank adds the bias, before the sum. Will the output be wrong? Will the bias's
-# gradient?
+# **Break it.** Here every rank adds the bias, before the sum. Will the output be wrong? And the gradient of
+# the bias?
 
 
 # %% tags=["skip-in-grading"]
@@ -685,13 +695,14 @@ if run:
     print("the bias's gradient is that of the right layer:", run[0][1])
 
 # %% [markdown]
-# The output has three biases too many, and the gradient looks innocent. If biases begin at 0, as in many
-# models, no comparison before the first step shows the mistake. Training goes on, with a bias that counts N
-# times. The mistake shows when the checkpoint is loaded on another number of ranks: the loss jumps.
+# The output has three biases too many, but the gradient looks innocent. If biases begin at 0, as in many
+# models, no comparison before the first step shows the mistake. Training continues, with a bias that counts N
+# times. The mistake shows only when the checkpoint is loaded on another number of ranks, because then the
+# loss jumps.
 #
 # **In production.** This layer is `RowwiseParallel()` in PyTorch. In Megatron-LM it is `RowParallelLinear`,
-# with your argument `input_is_parallel`. With `skip_bias_add` Megatron-LM's layer returns the bias instead of
-# adding it, for a kernel that handles bias, dropout and the residual stream in one pass.
+# with your argument `input_is_parallel`. With `skip_bias_add`, Megatron-LM's layer returns the bias instead
+# of adding it, for a kernel that handles bias, dropout and the residual stream together.
 #
 # <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", Y = Y₁ +
 # Y₂.</details>
@@ -706,12 +717,12 @@ if run:
 # | time | 27 minutes |
 # | points | 3 + 5, and the formula in §8 |
 #
-# An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each matrix can be cut in
-# two ways. If A is cut by rows and B by columns, x A is a sum of terms, and gelu(a + b) is not gelu(a) +
-# gelu(b). So the wide hidden features must be added up *before* the activation function. If A is cut by
-# columns and B by rows, every rank keeps its own hidden features from the first matrix to the second. The
-# activation function works elementwise, on each number by itself, and a rank's rows of B take just the
-# features that its columns of A computed.
+# An MLP is two matrices with an activation function between them, y = gelu(x A) B. Each matrix can be cut in
+# two ways. If A is cut by rows and B by columns, x A is a sum of terms, but gelu(a + b) is not gelu(a) +
+# gelu(b). So the wide hidden features must be added up *before* the activation function. If A is instead cut
+# by columns and B by rows, every rank keeps its own hidden features from the first matrix to the second. This
+# works because the activation function treats each element separately, and a rank's rows of B take exactly
+# the features its columns of A have computed.
 
 
 # %%
@@ -740,8 +751,8 @@ class MLP(nn.Module):
 
 # %% [markdown]
 # `stages` runs an MLP and records whether the inputs and outputs of its two matrices are *replicated*,
-# *sharded* or *partial*, with their shapes on this rank. `draw` draws them: a box is a tensor (tokens down,
-# features across), and the part that the rank has is coloured.
+# *sharded* or *partial*, with their shapes on this rank. `draw` draws them. Each box is a tensor (tokens
+# down, features across), and the part on this rank is coloured.
 
 # %% tags=["skip-in-grading"]
 TOKENS, WIDTH, HIDDEN = 32, 64, 256
@@ -775,7 +786,7 @@ def stages(make):
 
 
 def draw(run, title):
-    """Ranks are rows, forward runs right; operations and bytes are the ledger's."""
+    """Ranks are rows, forward runs right; operations and bytes come from the ledger."""
     n, unit = run.ledger.world_size, 4 * TOKENS * WIDTH
     talk = iter([operation for operation in run.ledger.operations(0) if operation.bytes_sent])
     figure = picture(9.5, 1.3 * n + 0.9)
@@ -820,17 +831,18 @@ run = try_it(stages, ParallelMLP, world_size=2)
 draw(run, "columns, then rows") if run else None
 
 # %% [markdown]
-# The two matrices need one sum, and nothing in between. Backward is the mirror image: nothing is sent until
-# the gradient of x, and then there is one sum. It is often said that the hidden features are concatenated
-# after the first layer. No rank concatenates: that would be the all-gather that this order avoids. (It is
-# also said that tensor parallelism takes one all-reduce per transformer layer. Forward, it takes one for the
-# MLP and one for attention. Backward takes two as well, so a transformer layer has four.)
+# The two matrices need only one sum, and nothing in between. Backward is the mirror image. Nothing is sent
+# until the gradient of x, and then there is one sum. You can often read that the hidden features are
+# concatenated after the first layer. But no rank concatenates, because that would be the all-gather this
+# order avoids. (You can also read that tensor parallelism takes one all-reduce per transformer layer.
+# Forward, it takes one for the MLP and one for attention. Backward also takes two, so a transformer layer has
+# four.)
 
 # %% [markdown]
 # ### Which kind is it?
 #
-# A copy and a term of a sum have the same shape. PyTorch computes with either, so a sum that is missing, or
-# that is there twice, raises no error. Therefore, give each tensor its kind:
+# A copy and a term of a sum have the same shape. PyTorch computes with either, so if a sum is missing or made
+# twice, there is no error. Therefore, give each tensor its kind:
 #
 # | kind | the rank has | and one process has |
 # |---|---|---|
@@ -838,9 +850,9 @@ draw(run, "columns, then rows") if run else None
 # | S(d), sharded | a part | the ranks' parts one after the other along dimension d |
 # | P, partial | a term | the sum of the ranks' terms |
 #
-# A tensor has a kind on each axis of the ranks. Take two replicas (dp) of two ranks each (tp). The replicas
-# read different tokens, so x is S(0) on dp. The two ranks of a replica read the same tokens, so x is R on tp.
-# Gradients are tensors too, and have kinds of their own.
+# A tensor has a kind on each axis of the ranks. For example, take two replicas (dp) of two ranks each (tp).
+# The replicas read different tokens, so x is S(0) on dp. But the two ranks of a replica read the same tokens,
+# so x is R on tp. Gradients are also tensors, and have their own kinds.
 
 
 # %%
@@ -880,10 +892,11 @@ kind_12 = "P"
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: forward</summary>Ask what one process would have in its place. Do the two ranks' tensors
-# have to be added, or laid side by side, or is each of them that tensor already?</details>
-# <details><summary>Hint: backward</summary>Every rank begins with the same gradient of y. Behind which operation
-# does a rank have only the gradient of its own use? The gradient of a part is a part.</details>
+# <details><summary>Hint: forward</summary>Ask what one process would have instead. Do the two ranks' tensors
+# have to be added, or laid side by side, or is each of them already that tensor?</details>
+# <details><summary>Hint: backward</summary>Every rank begins with the same gradient of y. After which
+# operation does a rank have only the gradient of its own use? The gradient of a part is also a
+# part.</details>
 #
 # **Check.**
 
@@ -904,11 +917,11 @@ report = check(
 report.points(3)
 
 # %% [markdown]
-# **Look.** A program can find the kinds too. Inside `axis_types`, the cell runs `block` once, in this process
-# and without other ranks. Each operation, forward and backward, is tried on two imaginary ranks with random
-# numbers. If both get the tensor of one process, the result is a copy. If their sum does, it is a term, and if
-# it is their results side by side, a part. No rule of any operation is needed. If nothing fits, the line
-# computes something that one process does not compute, and that is the mistake.
+# **Look.** A program can also find the kinds. Inside `axis_types`, the cell runs `block` once, in this
+# process and without other ranks. It tries each operation, forward and backward, on two imaginary ranks with
+# random numbers. If both get the same tensor as one process, the result is a copy. If their sum is that
+# tensor, it is a term, and if their results side by side are, it is a part. So no operation needs a rule of
+# its own. If nothing fits, the line computes something one process does not, which is the mistake.
 
 
 # %% tags=["skip-in-grading"]
@@ -937,11 +950,12 @@ def show_kinds(block):
 tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 
 # %% [markdown]
-# u and its gradient show why `identity_all_reduce` is needed: u is a copy, and its gradient is a term. For z it
-# is the other way around. The two functions of §1 make terms into copies, one forward and one backward.
+# u and its gradient show why `identity_all_reduce` is needed, because u is a copy, but its gradient is a
+# term. For z it is the other way around. The two functions of §1 turn terms into copies, one forward and one
+# backward.
 #
-# **Mend three blocks.** Each of them has one mistake, and one line is enough to mend it. None raises an error,
-# and the last one even has the right output. Read them, and say what is wrong.
+# **Mend three blocks.** Each of them has one mistake, and one line is enough to mend it. None raises an
+# error, and the last one even has the right output. Read them, and say what is wrong.
 
 
 # %% tags=["skip-in-grading"]
@@ -962,7 +976,7 @@ def norm_before(x, scale, w1, w2, group: Group = None):
 
 
 # %% [markdown]
-# Now ask the types. They show the first mistake, because behind a mistake everything is wrong.
+# Now ask the types. They show only the first mistake, because after a mistake everything is wrong.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -999,10 +1013,10 @@ tried(lambda: ask(*broken), identity_all_reduce, all_reduce_identity)
 # %% [markdown]
 # **Repair them.** The functions keep their names and arguments.
 #
-# - `rows_then_columns`: x has the rank's features, S(1), and w1 is cut by rows, w2 by columns. The output is
-#   S(1).
-# - `bias_behind` and `norm_before`: x is R, w1 is cut by columns, w2 by rows. The output is R.
-# - `scale` is the norm's weight, R. Its gradient must be R too.
+# - `rows_then_columns`: x has the rank's features, so it is S(1). w1 is cut by rows and w2 by columns. The
+#   output is S(1).
+# - `bias_behind` and `norm_before`: x is R, w1 is cut by columns, and w2 by rows. The output is R.
+# - `scale` is the norm's weight, so it is R. Its gradient must also be R.
 
 
 # %% nbgrader={"grade_id": "mend", "solution": true}
@@ -1032,12 +1046,12 @@ def norm_before(x, scale, w1, w2, group: Group = None):
 
 
 # %% [markdown]
-# <details><summary>Hint: rows_then_columns</summary>The product by rows is P. gelu needs R.</details>
-# <details><summary>Hint: bias_behind</summary>b2 is R, and must not be added to a term.</details>
-# <details><summary>Hint: norm_before</summary>Every rank computes the same norm, and uses its output for its own
-# hidden features. Which tensor is used N times?</details>
+# <details><summary>Hint: rows_then_columns</summary>The product by rows is P, but gelu needs R.</details>
+# <details><summary>Hint: bias_behind</summary>b2 is R, so it must not be added to a term.</details>
+# <details><summary>Hint: norm_before</summary>Every rank computes the same norm, but uses its output for its
+# own hidden features. Which tensor is used N times?</details>
 #
-# **Check.** The three blocks run on real ranks.
+# **Check.** It runs the three blocks on real ranks.
 
 # %% nbgrader={"grade_id": "mend_check", "points": 5}
 report = check("06_tensor_parallel/mend", rows_then_columns, bias_behind, norm_before)
@@ -1053,14 +1067,14 @@ mended = rows_then_columns, bias_behind, norm_before
 tried(lambda: ask(*mended), *mended)
 
 # %% [markdown]
-# Use the types for programs of your own, with tiny tensors. They do not see numbers that depend on the rank, so
-# §6's embedding and loss need a signature (`types.trusted`), and if a function takes its own part of a copy,
-# as `own_features` does, tell them with `types.set`. Meta's *spmd_types* checks the same kinds with a rule
-# for each operation.
+# You can use the types for your own programs, with tiny tensors. But they do not see numbers that depend on
+# the rank, so §6's embedding and loss need a signature (`types.trusted`), and if a function takes its own
+# part of a copy, as `own_features` does, tell them with `types.set`. Meta's *spmd_types* checks the same
+# kinds, but with a rule for each operation.
 #
 # **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
-# layer, in one direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; §7
-# asks for the other two values. The check is in §8.
+# layer, in one direction, if an activation has `nbytes` bytes? Write it down now for `sequence=None`, because
+# §7 will ask for the other two values. The check is in §8.
 
 
 # %% nbgrader={"grade_id": "layer_bytes_sent", "solution": true}
@@ -1077,10 +1091,10 @@ def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and two halves for each;
-# a half is (n - 1) / n * nbytes.</details>
+# <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and then two halves for
+# each. A half is (n - 1) / n * nbytes.</details>
 #
-# **Measure.** Here is the MLP on 2, 3 and 4 ranks, against one process. M is 16,384 bytes.
+# **Measure.** The cell compares the MLP on 2, 3 and 4 ranks with one process. M is 16,384 bytes.
 
 # %% tags=["skip-in-grading"]
 for n in (2, 3, 4):
@@ -1090,10 +1104,10 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# The output and the gradient of x are those of one process for every N, even for N = 3, which does not divide
-# the 256 features.
+# The output and the gradient of x agree with one process for every N, even for N = 3, although 3 does not
+# divide the 256 features.
 #
-# SwiGLU, the MLP of LLaMA, has three matrices: down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
+# SwiGLU, the MLP of LLaMA, has three matrices, down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
 # the same places, so that each rank can form its own part of their product. But write it with two
 # `ColumnParallelLinear`s, and look at the bytes:
 
@@ -1123,10 +1137,10 @@ for make in (Gated, GatedOnce):
         print(f"{make.__name__:10} forward {sent(run)[0]:,.0f} bytes, backward {sent(run)[1]:,.0f}")
 
 # %% [markdown]
-# x entered the region twice, and its gradient was summed twice. Let x enter once, and let autograd add up the
-# two gradients on the rank: the sum is the same. Attention has three matrices that read the same x.
+# x entered the region twice, so its gradient was summed twice. If x enters only once, autograd adds up the
+# two gradients on the rank, and the sum is the same. Attention even has three matrices that read the same x.
 #
-# **In production.** PyTorch's `parallelize_module` takes a plan: a dictionary that says how each layer is
+# **In production.** PyTorch's `parallelize_module` takes a plan, a dictionary that says how each layer is
 # cut. It makes every parameter a *DTensor*. A DTensor knows how it is cut, and inserts a collective when an
 # operation needs the whole tensor:
 
@@ -1171,10 +1185,10 @@ if theirs_run:
     print("yours sends", sent(ours), "bytes, theirs", sent(theirs_run))
 
 # %% [markdown]
-# The bytes are the same. With DTensors you get more: checkpoints that know which rank has which part, and
-# groups of ranks inside groups (tensor parallelism inside FSDP). If the input of a matrix is a DTensor
-# that is cut in the wrong way, it is cut anew before the product. But DTensors cost CPU time for every
-# operation; Megatron-LM and many others keep layers like yours.
+# The bytes are the same, but DTensors give you more, such as checkpoints that know which rank has which part,
+# and groups of ranks inside groups (tensor parallelism inside FSDP). If the input of a matrix is a DTensor
+# that is cut in the wrong way, it is cut again before the product. But DTensors cost CPU time for every
+# operation, so Megatron-LM and many others keep layers like yours.
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
 # "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
@@ -1190,22 +1204,24 @@ if theirs_run:
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
 # You have seen how an MLP is cut. Now find such a cut for attention. Query, key and value are three matrices,
-# from width to heads × head_dim features, with head_dim = width / heads. Then every head computes by itself.
-# An output matrix leads from heads × head_dim back to width. Which of the matrices are cut by columns, and
-# which by rows? In the MLP the function between the matrices is elementwise. Which step takes its place here?
+# from width to heads × head_dim features, with head_dim = width / heads. Then every head computes by itself,
+# and finally an output matrix leads from heads × head_dim back to width. Which of the matrices are cut by
+# columns, and which by rows? In the MLP, the function between the matrices is elementwise. Which step plays
+# its role here?
 #
-# <details><summary>Answer</summary>Heads do not look at each other. A rank with some heads' queries, keys and
-# values attends with them alone. Cut the three matrices by columns (whole heads of them) and the output
-# matrix by rows: one sum forward, one backward.</details>
+# <details><summary>Answer</summary>It is attention itself, because heads do not look at each other, so a rank
+# with some heads' queries, keys and values needs nothing else. Cut the three matrices by columns (into whole
+# heads) and the output matrix by rows. Then there is one sum forward and one backward.</details>
 #
-# **Build the heads.** Write causal self-attention, as `course_lib.models.gpt.SelfAttention` has it for one
+# **Build the heads.** Write causal self-attention, as in `course_lib.models.gpt.SelfAttention` for one
 # process, with as many heads of keys and values as of queries. `causal_attention` is given.
 #
-# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights
-#   (§7 and §9 use these names).
-# - x is replicated, and enters *once*: backward sends one all-reduce of x's gradient.
-# - A rank's heads lie side by side, and the rank has the same heads in all four matrices.
-# - You need not write a backward here: your functions of §1 have one, and autograd does the rest.
+# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights. §7 and §9
+#   use these names.
+# - x is replicated, and enters only *once*, so backward sends one all-reduce of x's gradient.
+# - A rank's heads are neighbours, and the rank has the same heads in all four matrices.
+# - You don't have to write a backward here, because your functions of §1 have one, and autograd does the
+#   rest.
 # - If N does not divide `heads`, raise a ValueError that says both numbers.
 
 
@@ -1254,11 +1270,11 @@ class ParallelHeads(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary><code>query</code>, <code>key</code>, <code>value</code> are
-# <code>ColumnParallelLinear</code>, <code>out</code> is <code>RowParallelLinear</code>. In forward <code>x =
-# identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code> and
-# so on: <code>self.query(x)</code> would let x in once more. <code>.unflatten(-1, (-1, head_dim))</code>
-# makes heads of features.</details>
+# <details><summary>Hint</summary><code>query</code>, <code>key</code> and <code>value</code> are
+# <code>ColumnParallelLinear</code>, and <code>out</code> is <code>RowParallelLinear</code>. In forward, write
+# <code>x = identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight,
+# self.query.bias)</code> and so on, because <code>self.query(x)</code> would let x in once more.
+# <code>.unflatten(-1, (-1, head_dim))</code> turns features into heads.</details>
 #
 # **Check the heads.**
 
@@ -1270,8 +1286,8 @@ report = check("06_tensor_parallel/parallel_heads", ParallelHeads, cases="hidden
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Here is a whole layer from your parts: attention and MLP, each behind a norm and added to the
-# residual stream. It has 8 heads on 4 ranks, and your prediction of §4 stands beside it.
+# **Measure.** The cell builds a whole layer from your parts. Attention and MLP each follow a norm, and are
+# added to the residual stream. There are 8 heads on 4 ranks, and the cell also prints your prediction of §4.
 
 
 # %% tags=["skip-in-grading"]
@@ -1301,10 +1317,10 @@ if run:
     print(run.ledger.table(times=False, rank=0))
 
 # %% [markdown]
-# There are four all-reduces: two regions, two directions.
+# There are four all-reduces, because there are two regions and two directions.
 #
-# **Break it.** Every rank r takes the features r, r + N, r + 2N, ... instead of features that lie side by
-# side. It does so in the matrices that are cut by columns and in the one that is cut by rows, so every shape
+# **Break it.** Every rank r takes the features r, r + N, r + 2N, ... instead of neighbouring features. It
+# does so both in the matrices that are cut by columns and in the one that is cut by rows, so every shape
 # fits. Is the MLP still right? Is attention?
 
 
@@ -1343,35 +1359,37 @@ for make, inward, outward in (
         )
 
 # %% [markdown]
-# The order of hidden features does not matter, so the MLP is right. A head *is* a run of features side by
-# side. Each "head" of this attention has two features from each of four heads, so its scores are not the
-# model's. For the same reason a fused (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be
-# cut into N equal parts. Each of the three must be cut by itself.
+# The order of hidden features does not matter, so the MLP is right. But a head *is* a run of neighbouring
+# features. Each "head" of this attention has two features from each of four heads, so its scores are wrong.
+# For the same reason, you can't cut a fused (query, key, value) matrix, as in GPT-2's checkpoints, into N
+# equal parts. Instead, each of the three must be cut by itself.
 
 # %% [markdown]
 # ### Optional: grouped queries and dropout
 #
-# *4 points of extra credit, on top of the 60. You lose nothing if you skip it.*
+# *This part has 4 points of extra credit, on top of the 60. You lose nothing if you skip it.*
 #
-# **Predict.** 8 heads on 4 ranks: rank 1 has heads 2 and 3. How many ranks can there be at most? And which
-# rank holds what with *grouped queries*: 8 query heads but only 2 heads of keys and values, on 4 ranks?
+# **Predict.** With 8 heads on 4 ranks, rank 1 has heads 2 and 3. How many ranks can there be at most? And
+# which rank holds what with *grouped queries*, if there are 8 query heads but only 2 heads of keys and
+# values, on 4 ranks?
 #
-# <details><summary>Answer</summary>8 ranks. With 2 key-value heads, head 0 serves queries 0 to 3, which are
-# on ranks 0 and 1: both hold a copy of it. Each copy has the gradient from its own queries, and the head's
-# gradient is the sum of both: <i>a value that is used on two ranks</i>, once more.</details>
+# <details><summary>Answer</summary>There can be 8 ranks. With 2 key-value heads, head 0 serves queries 0 to
+# 3, which are on ranks 0 and 1, so both hold a copy of it. Each copy has only the gradient from its own
+# queries, and the head's gradient is the sum of both. Again, this is <i>a value that is used on two
+# ranks</i>.</details>
 #
 # *Dropout* of the attention weights (the output of the softmax) is a trap. All ranks have the same seed, so
-# that they draw the same parameters and use the same mask on replicated tensors. But each rank has
-# *different* heads: with the same masks, the first head of every rank would lose the same attention weights.
-# Inside a region masks must differ, and behind it all ranks must draw the same random numbers again.
+# they draw the same parameters and use the same mask on replicated tensors. But each rank has *different*
+# heads, so with the same masks, the first head of every rank would lose the same attention weights. Therefore
+# masks must differ inside a region, but after it, all ranks must draw the same random numbers again.
 #
-# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It may be
-# a subclass of it or a class of its own.
+# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It can be
+# a subclass or a class of its own.
 #
 # - `kv_heads=None` means as many as heads. `kv_heads` must be a divisor or a multiple of N, and `heads` a
-#   multiple of N. If not, raise a ValueError that says N and the number that does not fit.
+#   multiple of N. If not, raise a ValueError that names N and the number that does not fit.
 # - If there are fewer key-value heads than ranks, N / kv_heads neighbouring ranks hold the same one, and its
-#   gradients are summed over them. `grid` makes two groups for each rank: `same` holds the ranks with a copy
+#   gradients are summed over them. `grid` makes two groups for each rank. `same` holds the ranks with a copy
 #   of the same head, and `across` holds one rank for each head. The rank itself is in both.
 # - `dropout` applies to the attention weights while training, within `own_random_state`.
 
@@ -1453,12 +1471,12 @@ class ParallelSelfAttention(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint: grouped queries</summary>Key and value have kv_heads · head_dim features.
-# <code>causal_attention</code> accepts keys and values with fewer heads than the queries; you need not repeat
-# them.</details>
-# <details><summary>Hint: a head that several ranks hold</summary><code>same, across = grid(N // kv_heads,
-# group)</code>: key and value are <code>ColumnParallelLinear(..., group=across)</code>, and in forward their
-# weights and biases go through <code>identity_all_reduce(weight, same)</code>: parameters are values like any
-# others.</details>
+# <code>causal_attention</code> accepts keys and values with fewer heads than the queries, so you don't have
+# to repeat them.</details>
+# <details><summary>Hint: a head that several ranks hold</summary>With <code>same, across = grid(N //
+# kv_heads, group)</code>, key and value are <code>ColumnParallelLinear(..., group=across)</code>. In forward,
+# their weights and biases go through <code>identity_all_reduce(weight, same)</code>, because parameters are
+# values like any others.</details>
 #
 # **Check the whole.**
 
@@ -1470,11 +1488,11 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **In production.** LLaMA 3 70B has 64 heads and 8 of keys and values, and runs on eight ranks. With at least
-# as many key-value heads as ranks no head has copies, and attention is simple.
+# **In production.** LLaMA 3 70B has 64 query heads, but only 8 heads of keys and values, and runs on eight
+# ranks. If there are at least as many key-value heads as ranks, no head has copies, and attention is simple.
 #
-# <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. That
-# holds with at least as many key-value heads as ranks.</details>
+# <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. That is
+# true only if there are at least as many key-value heads as ranks.</details>
 
 # %% [markdown]
 # ## 6 · The two ends: embedding and loss
@@ -1486,22 +1504,22 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # | time | 40 minutes |
 # | points | 4 + 8 |
 #
-# The vocabulary is the longest dimension of a language model. (In this section a *token* is an entry of the
-# vocabulary; a place in the text is a *position*.) LLaMA 3's is 128,256: at a width of 8,192 the embedding is
-# 2.1 GB in bf16, and so is the *head*, the matrix that leads from the width to the logits. And a micro-batch
-# of 4 × 2,048 = 8,192 positions has 8,192 × 128,256 logits: 4.2 GB in float32, and as much again for their
-# gradient. So cut the vocabulary.
+# The vocabulary is the longest dimension of a language model. (In this section, a *token* is an entry of the
+# vocabulary, whereas a place in the text is a *position*.) LLaMA 3's vocabulary has 128,256 tokens. So at a
+# width of 8,192, the embedding is 2.1 GB in bf16, and so is the *head*, the matrix that leads from the width
+# to the logits. And a microbatch of 4 × 2,048 = 8,192 positions has 8,192 × 128,256 logits, which take 4.2 GB
+# in float32, and as much again for their gradient. So let's cut the vocabulary.
 #
-# **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token that it does
-# not have it returns zeros, so the sum over the ranks is the table's row. An embedding is thus the
-# row-parallel layer of §3: its input at each position is a one for the token and zeros elsewhere.
+# **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token it does not
+# have, it returns zeros, so the sum over the ranks is the table's row. In other words, an embedding is the
+# row-parallel layer of §3, whose input at each position is a one for the token and zeros elsewhere.
 #
 # **Predict.** How much does the embedding send, forward and backward?
 #
-# <details><summary>Answer</summary>Forward sends one all-reduce of M. Backward sends nothing: every rank has
-# the gradient of the sum, and adds it to the rows that it has.</details>
+# <details><summary>Answer</summary>Forward sends one all-reduce of M. Backward sends nothing, because every
+# rank has the gradient of the sum, and adds it to its own rows.</details>
 #
-# **Build.** As in §2: draw the whole `nn.Embedding`, and keep the rank's rows, as the parameter `weight`.
+# **Build.** As in §2, draw the whole `nn.Embedding`, and keep the rank's rows as the parameter `weight`.
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_embedding", "solution": true}
@@ -1533,8 +1551,9 @@ class VocabParallelEmbedding(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: tokens that are elsewhere</summary>Look up row 0 for them, and put zeros in place of
-# the result: <code>masked_fill</code>. If you mask only afterwards, you read outside the table.</details>
+# <details><summary>Hint: tokens that are elsewhere</summary>Look up row 0 for them, and then replace the
+# result by zeros with <code>masked_fill</code>. If you mask only afterwards, you read outside the
+# table.</details>
 #
 # **Check.**
 
@@ -1548,16 +1567,16 @@ report = check(
 report.points(4)
 
 # %% [markdown]
-# **The head** is a `ColumnParallelLinear` from the width to the vocabulary: each rank gets the logits of its
-# part of the vocabulary. You could gather them, but the whole logits are the largest tensor of all. What does
-# the loss really need? For a position with the logits l₀, l₁, ...
+# **The head** is a `ColumnParallelLinear` from the width to the vocabulary, so each rank gets the logits of
+# its part of the vocabulary. You could gather them, but the whole logits are the largest tensor of all. What
+# does the loss really need? For a position with the logits l₀, l₁, ...
 #
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
-# The sum of exponentials is a sum of the ranks' sums. The target's logit is on *one* rank. And exp(1,000)
-# overflows, so the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). (This holds for
-# any m.) So the ranks need three numbers for each position: the largest logit, the sum of exponentials, and
-# the target's logit. Since the loss does not depend on m, no gradient goes through it.
+# The sum of exponentials is a sum of the ranks' sums. The target's logit is on only *one* rank. And since
+# exp(1,000) overflows, the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). (This
+# holds for any m.) So the ranks need three numbers for each position, which are the largest logit, the sum of
+# exponentials, and the target's logit. Since the loss does not depend on m, no gradient goes through it.
 #
 # **Predict.** How many bytes does a rank send for the loss, in float32, with targets at `tokens` positions,
 # on n ranks? §8 checks it.
@@ -1574,19 +1593,19 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 # %% [markdown]
 # **Build.**
 #
-# - `logits`: (..., this rank's part of the vocabulary), cut as `part` does. `target`: (...), tokens of the
-#   whole vocabulary, the same on all ranks. `vocab_size`: the size of the whole vocabulary.
-# - Return the mean over the targets that are not `ignore_index`, the same on every rank, in float32 at least.
-#   Do not change `logits`.
-# - The tensors kept for backward have the size of the rank's logits, not of all logits.
-# - At most three numbers for each target travel forward, and nothing backward.
+# - `logits` are (..., this rank's part of the vocabulary), cut as `part` does. `target` is (...), with tokens
+#   of the whole vocabulary, the same on all ranks. `vocab_size` is the size of the whole vocabulary.
+# - Return the mean over the targets that are not `ignore_index`. It is the same on every rank, and in float32
+#   at least. Do not change `logits`.
+# - The tensors kept for backward have the size of the rank's logits, instead of all logits.
+# - At most three numbers for each target travel forward, and nothing travels backward.
 #
-# What is the gradient of the loss with respect to a logit, and does a rank have everything that the gradient
+# What is the gradient of the loss with respect to a logit, and does a rank have everything this gradient
 # needs?
 #
-# <details><summary>Answer</summary>For the loss of one position: softmax − 1 at the target, softmax
+# <details><summary>Answer</summary>For the loss of one position, it is softmax − 1 at the target, and softmax
 # elsewhere. (The mean divides it by the number of targets.) The softmax is exp(l − m) / Σ, and Σ is the sum
-# of exponentials. Every rank has m and Σ from forward.</details>
+# of exponentials. So a rank has everything, because every rank has m and Σ from forward.</details>
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_cross_entropy", "solution": true}
@@ -1614,12 +1633,13 @@ def vocab_parallel_cross_entropy(
 # <details><summary>Hint: with the functions of §1</summary>The ranks' sums of exponentials are <i>terms</i>,
 # and so are the targets' logits, with zeros on the ranks that do not have the token.
 # <code>all_reduce_identity</code> adds up the terms, and autograd does the rest.</details>
-# <details><summary>Hint: the largest</summary><code>largest = logits.detach().amax(-1)</code>, then
-# <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>: outside of autograd.</details>
-# <details><summary>Hint: the target's logit</summary><code>local = target - start</code>, where start is the
-# rank's first token, <code>part(torch.arange(vocab_size), 0, group)[0]</code>. The token is here if 0 <=
-# local < the number of the rank's logits. If not, look at 0 (<code>gather</code> along the last dimension),
-# and mask.</details>
+# <details><summary>Hint: the largest</summary>Call <code>largest = logits.detach().amax(-1)</code>, then
+# <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>. Both are outside of
+# autograd.</details>
+# <details><summary>Hint: the target's logit</summary>Begin with <code>local = target - start</code>. Here
+# start is the rank's first token, <code>part(torch.arange(vocab_size), 0, group)[0]</code>. The token is here
+# if 0 <= local < the number of the rank's logits. If not, look at 0 (<code>gather</code> along the last
+# dimension), and then mask.</details>
 #
 # **Check.**
 
@@ -1633,9 +1653,9 @@ report = check(
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The loss of 512 positions with a vocabulary of 8,192 is computed on 4 ranks: once by gathering
-# the logits, once with your loss. The cell prints the bytes sent, and the most bytes of tensors that a rank
-# had alive at once.
+# **Measure.** The cell computes the loss of 512 positions with a vocabulary of 8,192 on 4 ranks, first by
+# gathering the logits, and then with your loss. It prints the bytes sent, and the most bytes of tensors a
+# rank had alive at the same time.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1672,7 +1692,7 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
 # Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits (512 × 8,192 × 4
-# bytes = 16 MiB). The cell draws them on every rank, before it counts, only to cut the parts from them.
+# bytes = 16 MiB). The cell does draw them on every rank, but only to cut them, and before it counts.
 #
 # **Break it.** Here are two shortcuts. The first takes every rank's own softmax, as if there were no other
 # tokens. The second does not subtract the largest logit. Which do you notice with small logits, and which
@@ -1697,7 +1717,7 @@ def without_largest(logits, target):
 
 
 def losses(size):
-    """The loss of 64 positions with random targets: in each of the three ways,
+    """The loss of 64 positions with random targets, computed in three ways
     and in one process."""
     generator = torch.Generator().manual_seed(0)
     whole = size * torch.randn(64, 256, generator=generator)
@@ -1714,15 +1734,15 @@ for size in (1, 50):
         print(f"logits to {4 * size:3}:", *(f"{loss:12.4f}" for loss in run[0]))
 
 # %% [markdown]
-# The first loss is too small. With small logits about log N is missing, 1.4 on 4 ranks; with large logits far
-# more is missing. Training looks *better*, because no rank's tokens compete with another's. The second is
-# right until a logit exceeds 88: there float32's exp overflows.
+# The first loss is too small. With small logits, about log N is missing, which is 1.4 on 4 ranks, and with
+# large logits far more is missing. So training looks *better*, because no rank's tokens compete with
+# another's. The second loss is right until a logit exceeds 88, because there float32's exp overflows.
 #
-# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside a context: `with loss_parallel():
-# ...`, and the head's plan is `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)`.
-# Megatron-LM's is a `torch.autograd.Function`: it writes the exponentials into the logits' own memory and
-# keeps little else. Megatron-LM pads the vocabulary with tokens that never occur, to a multiple of 128 · N:
-# 50,257 become 51,200 on 8 ranks.
+# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside the context `with
+# loss_parallel(): ...`, and the head's plan is `ColwiseParallel(output_layouts=Shard(-1),
+# use_local_output=False)`. Megatron-LM's loss is a `torch.autograd.Function`, which writes the exponentials
+# into the logits' own memory and keeps little else. Megatron-LM also pads the vocabulary with tokens that
+# never occur, to a multiple of 128 · N. For example, 50,257 become 51,200 on 8 ranks.
 
 # %% [markdown]
 # ## 7 · Sequence parallelism
@@ -1734,12 +1754,12 @@ for size in (1, 50):
 # | time | 28 minutes |
 # | points | 8 |
 #
-# What is not divided yet? Between the regions activations are replicated: the residual stream, and the inputs
-# of norms and of regions. And all ranks do the same work there. A norm needs all features of a token, so
-# features cannot be sharded; but a norm does not need other tokens. So between the regions shard the
-# **sequence**: rank r has s / N of the s positions.
+# What is not divided yet? Between the regions, the residual stream and the inputs of norms and regions are
+# still replicated. And all ranks do the same work there. A norm needs all features of a token, so features
+# cannot be sharded. But since a norm does not need other tokens, let's shard the **sequence** between the
+# regions, so that rank r has s / N of the s positions.
 #
-# An all-reduce is a reduce-scatter and an all-gather (notebook 02). Let the norm work between the two:
+# An all-reduce is a reduce-scatter and an all-gather (notebook 02). So let the norm work between the two:
 #
 #     tensor parallel      ... B | all-reduce     | norm of everything             | A ...
 #     sequence parallel    ... B | reduce-scatter | norm of a part    | all-gather | A ...
@@ -1749,21 +1769,22 @@ for size in (1, 50):
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# Sequence parallelism sends as many bytes as tensor parallelism: two halves of an all-reduce at each region
-# and in each direction. (You may read that sequence parallelism costs more communication. With these two
-# functions it adds only the gradients of norms and biases, a few vectors. A form that sends more comes below.)
+# Sequence parallelism sends as many bytes as tensor parallelism, which is two halves of an all-reduce at each
+# region and in each direction. (You may read that sequence parallelism costs more communication. But with
+# these two functions it adds only the gradients of norms and biases, a few vectors. A form that sends more
+# comes below.)
 #
-# And the norm's own weights? They are replicated, and each rank uses them on different tokens. They are
-# *values that are used on N ranks*, once more: their gradient is the sum.
+# And the norm's own weights? They are replicated, but each rank uses them on different tokens. So once more,
+# they are *values that are used on N ranks*, and their gradient is the sum.
 #
 # **Build.**
 #
-# - Both functions communicate, so you write their backward: a `torch.autograd.Function` each, as in §1.
-#   `SequenceParallelNorm` needs no such class: `identity_all_reduce` already has the backward that it needs.
-# - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; if N does not divide the
-#   sequence, raise a ValueError that says both numbers (`summed_part` does).
+# - Both functions communicate, so you write their backward, in a `torch.autograd.Function` each, as in §1.
+#   `SequenceParallelNorm` needs no such class, because `identity_all_reduce` already has the right backward.
+# - Dimension `dim` is the sequence, which is -2 in (batch, seq, width). Parts are equal, so if N does not
+#   divide the sequence, raise a ValueError that says both numbers (`summed_part` does).
 # - Neither function may write into its argument.
-# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`, with its `weight`, `bias` and `eps`: it
+# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`, with its `weight`, `bias` and `eps`. It
 #   normalizes the rank's part of the sequence, and the gradients of weight and bias are summed over the
 #   ranks.
 
@@ -1830,10 +1851,10 @@ class SequenceParallelNorm(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the pair</summary>As in §1, with the tools <code>joined</code> and
+# <details><summary>Hint: the pair</summary>Do as in §1, but with the tools <code>joined</code> and
 # <code>summed_part</code>, each once forward and once backward.</details>
 # <details><summary>Hint: the norm</summary>You have a function that does nothing forward and sums gradients
-# backward. It takes parameters, too.</details>
+# backward. You can also apply it to parameters.</details>
 #
 # **Check.**
 
@@ -1856,8 +1877,8 @@ report = check(
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Here is the picture of §4 once more, with your pair at the two edges. The residual stream is
-# sharded along the sequence now, and so is its norm.
+# **Measure.** The cell draws the picture of §4 once more, but with your pair at the two edges. The residual
+# stream is now sharded along the sequence, and so is its norm.
 
 
 # %% tags=["skip-in-grading"]
@@ -1872,7 +1893,7 @@ def sequence_stages():
     x = all_gather_reduce_scatter(normed)
     h = F.gelu(F.linear(x, mlp.up.weight, mlp.up.bias))
     terms = F.linear(h, mlp.down.weight)
-    bias = identity_all_reduce(mlp.down.bias)  # added to a part: its gradient is summed
+    bias = identity_all_reduce(mlp.down.bias)  # added to a part, so its gradient is summed
     y = stream + reduce_scatter_all_gather(terms) + bias
     dist.barrier()
     y.sum().backward()
@@ -1888,23 +1909,23 @@ run = try_it(sequence_stages, world_size=2)
 draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
-# The sequence is sharded outside the region and the features inside it, and at the edges a tensor changes
-# from the one form to the other. The region sends 1 M forward and 1 M backward, as in §4. The picture has 1.1
-# M backward: the gradients of the norm's weight and bias and of B's bias are summed, too.
+# The sequence is sharded outside the region and the features inside it, so at each edge a tensor changes from
+# one form to the other. The region sends 1 M forward and 1 M backward, as in §4. The picture shows 1.1 M
+# backward, because the gradients of the norm's weight and bias and of B's bias are also summed.
 #
-# One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence.
-# Should the layer keep all of it, as without sequence parallelism? Or should it keep the part, and gather
-# once more in backward?
+# One choice is left. A linear layer keeps its input for backward, but the input of A is the *gathered*
+# sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the part,
+# and gather again in backward?
 #
 # | | kept of a region's input | sent backward |
 # |---|---|---|
 # | `"keep"` | all of it | 2 halves of an all-reduce |
 # | `"regather"` | the rank's part | 3 halves |
 #
-# Megatron-LM gathers again, and does it while the gradient of x is being computed.
+# Megatron-LM gathers again, while the gradient of x is being computed.
 #
 # **Predict** the bytes sent and the bytes kept, for both. In `layer_bytes_sent` of §4 these two values of
-# `sequence` are still missing: add them there, and run that cell again. And how much does a layer keep for
+# `sequence` are still missing, so add them there, and run that cell again. And how much does a layer keep for
 # backward, in all? Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four
 # times the width, but no dropout. Neglect tensors with a single number for each position:
 #
@@ -1913,9 +1934,10 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 # | inputs of the two norms | 2 |
 # | inputs of the two regions | 2 |
 # | attention: q, k, v, and the output of the heads | 4 |
-# | MLP: before the GELU, and behind it | 4 + 4 |
+# | MLP: before the GELU, and after it | 4 + 4 |
 #
-# Which of these 16 are divided by N without sequence parallelism? Which with `"keep"`, which with `"regather"`?
+# Which of these 16 are divided by N without sequence parallelism? And which with `"keep"` or with
+# `"regather"`?
 
 
 # %% nbgrader={"grade_id": "layer_saved_bytes", "solution": true}
@@ -1931,11 +1953,11 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Some of the 16 activations are replicated; the others are divided by
+# <details><summary>Hint</summary>Some of the 16 activations are replicated, and all others are divided by
 # n.</details>
 #
-# **Measure.** Here is the layer of §5 with sequence parallelism, in both forms. It reads and returns parts of
-# the sequence. `GatheredLinear` shows how to keep less than autograd would.
+# **Measure.** The cell runs the layer of §5 with sequence parallelism, in both forms. The layer reads and
+# returns parts of the sequence. `GatheredLinear` shows how to keep less than autograd would.
 
 
 # %% tags=["skip-in-grading"]
@@ -1998,7 +2020,7 @@ class Hidden(ParallelMLP):
 
 
 def sequence_parallel(sequence, norm=SequenceParallelNorm):
-    """The layer of §5 with sequence parallelism: it reads and returns parts of the sequence."""
+    """The layer of §5 with sequence parallelism. It reads and returns parts of the sequence."""
     layer = Layer(lambda width: Heads(width, 8), Hidden)
     layer.attention_norm = norm(layer.attention_norm)
     layer.mlp_norm = norm(layer.mlp_norm)
@@ -2040,10 +2062,10 @@ for form, make in FORMS.items():
         )
 
 # %% [markdown]
-# Some figures are a little above the prediction. *Bytes sent backward*: each rank uses the norms' parameters
-# and the biases of the two row-parallel layers on different positions, so their gradients are summed. These
-# are 2,304 bytes in every backward, for any batch. *Bytes kept*: a norm also keeps two numbers for each
-# position, and attention keeps one for each position and head.
+# Some numbers are a little above the prediction. *Bytes sent backward* are more because each rank uses the
+# norms' parameters and the biases of the two row-parallel layers on different positions, so their gradients
+# are summed. These are 2,304 bytes in every backward, for any batch. *Kept for backward* is more because a
+# norm also keeps two numbers for each position, and attention keeps one for each position and head.
 #
 # The picture shows how much is kept for each part of the layer, on 4 ranks, in units of M.
 
@@ -2092,15 +2114,15 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# In 16 bits your 16 activations would be 32 bytes for each element of an activation. GPT-3 in 16 bits, with
+# In 16 bits, your 16 activations would be 32 bytes for each element of an activation. GPT-3 in 16 bits, with
 # dropout and without flash attention, keeps 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048
-# tokens, h = 12,288 features). The scheme is the same: in Korthikanti et al. (table 2) 10 of the 34 stay
-# whole with tensor parallelism. None stays whole with sequence parallelism in addition (in the form
-# "regather"). On 8 ranks the 114 bytes become 10 + 104/8 = 23, and 114/8 = 14.25. Of 2.9 GB for a layer 0.58
-# GB and 0.36 GB remain.
+# tokens, h = 12,288 features). The scheme is the same. In Korthikanti et al. (table 2), 10 of the 34 stay
+# whole with tensor parallelism, but none stays whole with sequence parallelism in addition (in the form
+# "regather"). So on 8 ranks the 114 bytes become 10 + 104/8 = 23, and then 114/8 = 14.25. Of the 2.9 GB per
+# layer, this leaves 0.58 GB and 0.36 GB.
 #
-# **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is right. Make two steps of SGD, and then
-# compare the ranks:
+# **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is still right. But make two steps of
+# SGD, and then compare the ranks:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2126,17 +2148,17 @@ for name, norm in (
         print(f"{name:20} after two steps the ranks' weights differ by {apart:.1e}")
 
 # %% [markdown]
-# With `nn.LayerNorm` the four ranks train four models that think they are one. Nothing crashes, and no shape
-# is wrong. Wherever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
+# With `nn.LayerNorm`, the four ranks train four models that think they are one. Nothing crashes, and no shape
+# is wrong. So whenever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
 #
-# For dropout between the regions the rule of §5 holds: on sharded activations every rank needs masks of its
-# own, on replicated ones all need the same. `course_lib/tensor_parallel/dropout.py` has both.
+# For dropout between the regions, the rule of §5 holds. On sharded activations every rank needs masks of its
+# own, but on replicated ones the same masks. `course_lib/tensor_parallel/dropout.py` provides both.
 #
-# **In production.** PyTorch has `SequenceParallel()` for the plan of `parallelize_module`, with
+# **In production.** PyTorch provides `SequenceParallel()` for the plan of `parallelize_module`, with
 # `PrepareModuleInput` at the beginning of a region and `RowwiseParallel(output_layouts=Shard(1))` at its end.
-# Megatron-LM has the option `--sequence-parallel`. (The "sequence parallelism" of DeepSpeed-Ulysses is
-# something else: it splits no matrix. The sequence is cut everywhere but inside attention, where the heads
-# are cut instead. See notebook 08.)
+# Megatron-LM provides the option `--sequence-parallel`. (The "sequence parallelism" of DeepSpeed-Ulysses is
+# something else, because it splits no matrix. The sequence is cut everywhere except inside attention, where
+# the heads are cut instead. See notebook 08.)
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that sequence parallelism comes "at the cost of
 # more comms".</details>
@@ -2169,25 +2191,25 @@ report = check(
 report.points(3)
 
 # %% [markdown]
-# In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the
-# sum. (In backward the weights' gradients need not wait; in forward everything waits.) So the time of a layer
-# is computing plus talking, and the two must be compared. For an MLP, forward, on each rank (two matrices, 2
-# FLOPs for each weight and token; activations of 2 bytes a number):
+# In data parallelism, communication is hidden behind backward. But here the next operation *is waiting* for
+# the sum. (In backward, the weights' gradients don't have to wait, but in forward everything waits.) So the
+# time of a layer is computing plus talking, and we have to compare the two. For an MLP, forward, on each rank
+# (two matrices, 2 FLOPs for each weight and token, activations of 2 bytes per element):
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
-# Divide: **hidden / (N − 1) FLOPs for each byte**. Tokens and width cancel: neither a longer sequence nor a
-# larger batch helps, only more hidden features. And each further rank makes it worse. A GPU has a ratio of
-# its own: an H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way), 2,198 FLOPs a byte; over a
-# network of 50 GB/s (400 Gb/s, one port for each GPU) 19,780. If the layer's ratio is above the GPU's, more
-# than half of the time is computing.
+# If you divide them, you get **hidden / (N − 1) FLOPs for each byte**. Tokens and width cancel, so neither a
+# longer sequence nor a larger batch helps. Only more hidden features do, and each further rank makes it
+# worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
+# which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) it is 19,780. If
+# the layer's ratio is above the GPU's ratio, more than half of the time is computing.
 #
-# Take a layer of LLaMA 3 70B, 4,096 tokens in bf16, forward. Up to 8 GPUs are in one node. Beyond that there
-# are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels (notebook 02
-# §7), inside the node and then across. Or the node has one port for all, and a flat ring goes through it.
-# Each round of a ring costs α seconds besides: 3.4 µs over NVLink and 14 µs over a network, as in NCCL's own
-# cost model (`course_lib/facts/hardware.py`). FLOP/s and bytes/s are those of the data sheets, which no
-# program reaches.
+# For example, take the forward of a layer of LLaMA 3 70B, with 4,096 tokens in bf16. Up to 8 GPUs are in one
+# node. Beyond that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has
+# two levels (notebook 02 §7), first inside the node and then across. Or the node has one port for all, and a
+# flat ring goes through it. Each round of a ring also costs α seconds, which is 3.4 µs over NVLink and 14 µs
+# over a network, as in NCCL's own cost model (`course_lib/facts/hardware.py`). FLOP/s and bytes/s are taken
+# from the data sheets, although no program reaches them.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -2243,13 +2265,13 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# Inside the node every doubling still helps, by less each time. Sixteen GPUs in two nodes are hardly faster
-# than eight in one, with a port for each GPU: twice the machines for nothing. With one port for the node they
-# take four times as long as eight. This is why tensor parallelism usually ends at the node.
+# Inside the node, every doubling still helps, but less each time. If each GPU has a port, sixteen GPUs in two
+# nodes are hardly faster than eight in one, so you pay twice the machines for nothing. With one port for the
+# node, they even take four times as long as eight. This is why tensor parallelism usually ends at the node.
 #
-# The next cell shows the same in FLOPs for each byte: it compares the ratio of the layer, with its two
-# all-reduces, to the ratio of the GPU. (The layer has attention, and its MLP has three matrices, so its ratio
-# is not quite hidden / (N − 1).)
+# The next cell shows the same in FLOPs for each byte. It compares the ratio of the layer, with its two
+# all-reduces, to the ratio of the GPU. (Since the layer also has attention, and its MLP has three matrices,
+# its ratio is not quite hidden / (N − 1).)
 
 # %% tags=["skip-in-grading"]
 print(
@@ -2261,15 +2283,15 @@ with contextlib.suppress(NotImplementedError):
         print(f"{n:2} GPUs: the layer has {intensity:8,.0f}")
 
 # %% [markdown]
-# So use as much tensor parallelism as memory asks for, and never go beyond the node. The rest of the GPUs get
+# So use as much tensor parallelism as memory asks for, but never go beyond the node. The rest of the GPUs get
 # other sequences (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08).
-# Ranks that share a layer share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048 sequences
-# are 256 for each *replica*, not 32 for each GPU. And the sequences of a step are a replica's batch ×
-# replicas, not × world size.
+# Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048
+# sequences are 256 for each *replica*, instead of 32 for each GPU. And the sequences of a step are a
+# replica's batch × replicas, instead of batch × world size.
 #
 # <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
 # that tensor parallelism is "only applied to GPUs in the same computing node". The "32 per GPU" are in
-# lecture 001's recipe, and batch × world size in lecture 002.</details>
+# lecture 001's recipe, and batch × world size is in lecture 002.</details>
 
 # %% [markdown]
 # ## 9 · Optional: a GPT with its layers replaced
@@ -2281,26 +2303,26 @@ with contextlib.suppress(NotImplementedError):
 # | time | 10 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Take a GPT and replace the layers of its MLPs by yours. Nothing else of the model changes. The GPT is that
-# of `course_lib/models/gpt.py`; you need only what follows here.
+# Take a GPT and replace the layers of its MLPs by yours. Nothing else in it changes. It is the model of
+# `course_lib/models/gpt.py`, but you need only the following.
 #
-# **Build.** `model.blocks` is a list of blocks; `block.mlp` has `up` and `down`, and `gate`, which is None if
-# the MLP has no gate. They are `nn.Linear`, with *weights of their own* that must be kept: your layers'
-# constructors draw others. `with_weights` gives a parallel layer its parts. The model is changed and
-# returned.
+# **Build.** `model.blocks` is a list of blocks. `block.mlp` has `up` and `down`, and also `gate`, which is
+# None if the MLP has no gate. They are `nn.Linear`, with *weights of their own*. Keep these weights, although
+# your layers' constructors draw others. `with_weights` gives a parallel layer its parts. Change the model in
+# place and return it.
 #
 # **Predict.** How much does this model send for each step, with L blocks?
 #
-# <details><summary>Answer</summary>One all-reduce of M for each block and direction: 2 L in all. With a gate
-# backward needs two for each block, as `Gated` in §4, since gate and up are layers of their own: 3 L.
-# Attention, norms and embedding are whole on every rank, and every rank computes the same with them: nothing
-# is sent for them.</details>
+# <details><summary>Answer</summary>It sends one all-reduce of M for each block and direction, so 2 L in all.
+# With a gate, backward needs two for each block, as in `Gated` in §4, since gate and up are layers of their
+# own, so there are 3 L. Attention, norms and embedding are whole on every rank, and every rank computes the
+# same with them, so nothing is sent for them.</details>
 
 
 # %%
 @torch.no_grad()
 def with_weights(parallel, whole, group: Group = None):
-    """`parallel`, with its parts of the parameters of `whole`: cut where their shapes differ."""
+    """`parallel`, with its parts of the parameters of `whole`, cut if their shapes differ."""
     for name, own in parallel.named_parameters():
         full = whole.get_parameter(name)
         for dim in range(full.dim()):
@@ -2327,9 +2349,9 @@ def parallelize_mlps(model, group: Group = None):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>For each block take the sizes and <code>bias is not None</code> from the old
-# layer, make a new one, call <code>with_weights(new, old, group)</code>, and put it in the old one's
-# place.</details>
+# <details><summary>Hint</summary>For each block, take the sizes and <code>bias is not None</code> from the
+# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and replace the old one by
+# it.</details>
 #
 # **Check.**
 
@@ -2341,8 +2363,8 @@ report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources: 50 steps of AdamW,
-# on one rank, and with its MLPs on two and on four. All ranks get the same batches.
+# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources. It makes 50 steps
+# of AdamW on one rank, and then with its MLPs on two and on four. All ranks get the same batches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2350,7 +2372,7 @@ CONFIG = PRESETS["0.1M"]
 
 
 def learn(change, loss_of=next_token_loss, steps=50):
-    """Losses of a GPT that `change` has changed."""
+    """Losses of a GPT changed by `change`."""
     torch.manual_seed(0)
     model = change(GPT(CONFIG).to(device()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -2374,15 +2396,14 @@ for n in (2, 4):
         curves[f"MLPs on {n} ranks"] = run[0]
 
 # %% [markdown]
-# The next model has all of it: your attention, your embedding, your head, your loss. The head is tied to the
-# embedding: they share one matrix, so on each rank the part of the head and the part of the embedding are one
-# tensor.
+# The next model also uses your attention, embedding, head and loss. The head is tied to the embedding, which
+# means that they share one matrix, so on each rank, their parts are one tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class InBlock(nn.Module):
-    """Takes the positions that a GPT's block passes, and ignores them:
-    the embedding has added them."""
+    """Takes the positions a GPT's block passes, but ignores them, because the
+    embedding has added them."""
 
     def __init__(self, attention):
         super().__init__()
@@ -2426,28 +2447,30 @@ axes.legend(frameon=False, fontsize=8, handlelength=3)
 figure
 
 # %% [markdown]
-# It is one curve, four times. The small differences come from the order in which float32 adds.
+# The picture shows one curve, four times. The small differences come from the order in which float32 adds.
 #
 # **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into this loop. Which norm does
-# it take? (On each rank, the norm of the gradients that this rank holds, which differs from rank to rank. So
-# each rank scales its gradients by a different number, and the replicated parameters drift apart. The squares
-# of the parts have to be summed over the ranks, and those of replicated parameters counted once.)
+# it take? (On each rank, it takes the norm of the gradients this rank holds, which differs from rank to rank.
+# So each rank scales its gradients by a different number, and the replicated parameters drift apart. Instead,
+# the squares of the parts have to be summed over the ranks, but the squares of replicated parameters counted
+# only once.)
 #
 # **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` does what
-# `all_of_it` above does, with sequence parallelism, for every form of the model: grouped queries, SwiGLU,
-# rotary positions, dropout. Its state dicts load on another number of ranks.
+# `all_of_it` does above, but with sequence parallelism and for every form of the model, including grouped
+# queries, SwiGLU, rotary positions and dropout. Its state dicts also load on another number of ranks.
 #
-# <details><summary>In the lectures</summary>This is the exercise of lecture 004. There the model is nanoGPT's
-# <code>model.py</code>.</details>
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004, but there the model is
+# nanoGPT's <code>model.py</code>.</details>
 
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
-# one.*
+# *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run,
+# if there is one.*
 #
-# **Predict.** Tensor parallelism leaves each GPU 1/t of the columns, so 1/t of the FLOPs. Is it also 1/t of
-# the time? The prediction is the whole layer's time over t, on one GPU and without a message.
+# **Predict.** Tensor parallelism leaves each GPU 1/t of the columns, so 1/t of the FLOPs. Does a layer also
+# take only 1/t of the time? The prediction is the whole layer's time over t, on one GPU and without a
+# message.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -2456,13 +2479,12 @@ from course_lib.gpu.arithmetic import LAYER_AND_MESSAGES, NARROW_LAYERS
 on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].value / of["t"])
 # %% [markdown]
 # Narrow products use a GPU less well, and operations on the whole width, such as the sum at the end, do not
-# shrink. This loss comes on top of the messages that §8 counts.
+# shrink. This loss adds to the messages counted in §8.
 #
-# **Predict.** Now with the messages: an MLP of width 4,096 over all your GPUs, 4,096 tokens. Its two
-# all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Set
-# `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to see the same layer without direct access
-# between the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set it to 0
-# afterwards.
+# **Predict.** Now let's add the messages, for an MLP of width 4,096 over all your GPUs, with 4,096 tokens.
+# Its two all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Then set
+# `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to see the same layer without direct access between
+# the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set it to 0 afterwards.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(
@@ -2483,19 +2505,19 @@ on_gpus = on_your_gpus(
 # | time | 5 minutes |
 # | points | 3 |
 #
-# A number may be written as arithmetic.
+# You can write a number as arithmetic.
 #
 # 1. A transformer layer is split by tensor parallelism without sequence parallelism. How many **all-reduces**
 #    are there in a forward and a backward of the layer together?
-# 2. Width 8,192, 4,096 tokens in bf16. A layer computes 24 · width² FLOPs a token, forward. 16 H100 (989
-#    TFLOP/s each) in two nodes share it, and their ring all-reduces run at 50 GB/s, the speed between the
-#    nodes; leave α out. Which **share** (0 to 1) of the layer's forward is communication?
-# 3. Rows first, then columns: why can the sum not wait until after the second matrix: `"the activation
-#    function"`, `"the bias"` or `"the size of the weights"`?
-# 4. Eight ranks. An MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too large
-#    are the gradients of the MLP's matrices?
+# 2. A layer has width 8,192, with 4,096 tokens in bf16, and computes 24 · width² FLOPs per token, forward. 16
+#    H100 (989 TFLOP/s each) in two nodes share it, and their ring all-reduces run at 50 GB/s, the speed
+#    between the nodes. Leave out α. Which **share** (0 to 1) of the layer's forward is communication?
+# 3. With rows first, then columns, why can't the sum wait until after the second matrix? Is it because of
+#    `"the activation function"`, `"the bias"` or `"the size of the weights"`?
+# 4. On eight ranks, an MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too
+#    large are the gradients of the MLP's matrices?
 # 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send for a
-#    layer, in a forward and a backward together? Leave the gradients of norms and biases out.
+#    layer, in a forward and a backward together? Leave out the gradients of norms and biases.
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # all-reduces
@@ -2532,9 +2554,9 @@ report.points(3)
 # ## Scorecard
 #
 # The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3 million
-# parameters learns from 4 sequences of 32 tokens on 4 ranks. Only in the card and in the text behind it, M
-# stands for the bytes of the model's *parameters*. With replicas and with ZeRO-3 (the library's) each rank
-# gets one sequence; ranks that share layers get all four.
+# parameters learns from 4 sequences of 32 tokens on 4 ranks. Only in the card and in the text after it, M
+# means the bytes of the model's *parameters*. With replicas and with ZeRO-3 (from the reference) each rank
+# gets one sequence, whereas ranks that share layers get all four.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2603,7 +2625,7 @@ card = {
 
 
 def row_of(name, run):
-    """One line of the card; the bytes are those after the last barrier."""
+    """One line of the card, with the bytes sent after the last barrier."""
     begin = [
         i for i, operation in enumerate(run.ledger.operations(0)) if operation.op == "barrier"
     ][-1]
@@ -2622,42 +2644,41 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read it column by column. *Computation*: each of the four replicas makes the optimizer's whole step, so they
-# compute 1.03 times as much as one process; the others share that step. ZeRO-3's 1.01 comes mostly from
-# the writing of every rank's gradients into rows (flat buffers, notebook 04): the library does it by an
-# addition. (Norms and activation functions are not counted. So the card does not show that without sequence
-# parallelism every rank computes all norms.)
-# *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of them at the end. Its
-# peak of 1.2 M comes in backward, when m and v are not made yet. The rank then holds its shards of weights and
-# gradients, and 0.24 M three times: the current layer's weights, their gradients, and the row in which the
-# gradients are sent. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*: here the methods
-# differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there are.
-# Tensor parallelism sends *activations*: little for these 128 tokens. With 5 or 6 times as many tokens it would
-# send as much as replicas (1.5 M against 0.27 M), and little of that can be hidden behind computation. For
-# comparison: a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, and one activation of 4,096 tokens has
-# 67 MB.
+# Read the card column by column. *Computation*: each of the four replicas makes the optimizer's whole step,
+# so they compute 1.03 times as much as one process, whereas the others share that step. ZeRO-3's 1.01 comes
+# mostly from writing every rank's gradients into rows (flat buffers, notebook 04), because the reference does
+# it by an addition. (Norms and activation functions are not counted. So the card does not show that without
+# sequence parallelism every rank computes all norms.) *Memory*: replicas hold 4 M of weights, gradients, m
+# and v. ZeRO-3 holds only a quarter of them at the end. Its peak of 1.2 M comes in backward, before m and v
+# are made. The rank then holds its shards of weights and gradients, and also 0.24 M three times, for the
+# current layer's weights, their gradients, and the row in which the gradients are sent. Tensor parallelism
+# holds a quarter, and never a whole layer. *Bytes*: here the methods differ in kind. Replicas and ZeRO send 2
+# or 3 (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism instead sends
+# *activations*, which are small for these 128 tokens. With 5 or 6 times as many tokens, it would send as much
+# as replicas (1.5 M against 0.27 M), but little of that can be hidden behind computation. For comparison, a
+# layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, whereas one activation of 4,096 tokens has 67 MB.
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
-# You can say how much each layer sends in each direction, and up to how many ranks it pays.
+# So you can say how much each layer sends in each direction, and up to how many ranks it pays.
 #
 # **Read on.**
-# - Shoeybi et al. (2019), *Megatron-LM*: §3, f and g, both figures; four pages.
-# - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4, sequence
-#   parallelism and table 2.
-# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §5, tensor
-#   parallelism inside the node, measured.
-# - Ainslie et al. (2023), *GQA*: grouped queries.
-# - fairscale's `nn/model_parallel/layers.py`: its arguments have the same names; its layers gather and split
-#   by default.
-# - `course_lib/tensor_parallel/`: read it after you have written yours.
+# - Shoeybi et al. (2019), *Megatron-LM*. §3 explains f and g on four pages, with both figures.
+# - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*. §4 explains
+#   sequence parallelism, with table 2.
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*. §5 measures
+#   tensor parallelism inside the node.
+# - Ainslie et al. (2023), *GQA*, introduces grouped queries.
+# - fairscale's `nn/model_parallel/layers.py` uses the same names for its arguments, but its layers gather and
+#   split by default.
+# - `course_lib/tensor_parallel/` is best read after you have written yours.
 #
-# <details><summary>In the lectures</summary>The three criteria (computation, memory, bytes sent) are lecture
-# 003's. Lecture 004 recommends fairscale's layers.</details>
+# <details><summary>In the lectures</summary>Lecture 003 uses the same three criteria (computation, memory,
+# bytes sent). Lecture 004 recommends fairscale's layers.</details>
 
 # %% [markdown]
-# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
-# `python -m course_lib.submit` packs them to be handed in.
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
+# In a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# `python -m course_lib.submit` packs them so that you can hand them in.
 
 # %% tags=["skip-in-grading"]
 from course_lib import progress

@@ -1,23 +1,23 @@
 # %% [markdown]
 # # 13 · Capstone
 #
-# **Is it the same model in every layout, what does each cost, and which one would you run?**
+# **Is it the same model in every layout, what does each layout cost, and which one would you run?**
 #
-# OpenAI reports 3.14e23 floating-point operations for GPT-3 and never published how it was divided among the GPUs
-# (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become
-# one function: a layout goes in, and a step of training comes out.
+# OpenAI reports 3.14e23 floating-point operations for GPT-3, but never published how they were divided among the GPUs
+# (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become one
+# function, which takes a layout and makes a step of training.
 #
 # In the first half you train the same GPT in fifteen layouts on up to eight ranks and watch fifteen curves become one
 # line. In the second half your function runs unchanged as one rank of 1,024, on this machine. Then a run is killed and
-# goes on, the model writes some Python, and everything you measured goes onto a page you can show.
+# continues, the model writes some Python, and everything you measured goes onto a page you can show.
 #
 # | | |
 # |---|---|
 # | you will build | a GPT spread by PyTorch's own classes; one step for every layout; a search for the guilty axis; a run that survives; a page of your own results |
-# | you need | notebook 10: `hybrid_step` and the mesh; notebook 04: ZeRO; notebook 12 for §6 |
+# | you need | `hybrid_step` and the mesh (notebook 10); ZeRO (notebook 04); notebook 12 for §6 |
 # | time | three hours |
 # | points | 60, and 5 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. With GPUs, the section *On your GPUs* runs your own functions over NCCL |
+# | on a rented machine | nothing to rent, because two cores are enough. With GPUs, the section *On your GPUs* runs your own functions over NCCL |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -38,12 +38,12 @@
 #
 # | | |
 # |---|---|
-# | pp, dp, cp, tp | the axes of a mesh: ranks hold some layers each (pipeline), other rows (data), other places of the sequence (context), or parts of each matrix (tensor) |
-# | layout | the sizes of the axes, rows of a microbatch, stages per rank, the stage of ZeRO, and whether tp cuts the sequence too |
+# | pp, dp, cp, tp | the axes of a mesh. Along them, ranks hold different layers (pipeline), different rows (data), different parts of the sequence (context), or parts of each matrix (tensor) |
+# | layout | the sizes of the axes, the rows of a microbatch, the stages per rank, the stage of ZeRO, and whether tp cuts the sequence as well |
 # | replicas | the ranks of dp x cp. They hold the same parameters, or shards of them with ZeRO |
-# | m, p, i | microbatches of a step; ranks of pp; the stage of a rank, from 0 |
-# | v | stages per rank in interleaved 1F1B, `chunks` in a layout |
-# | parity | two layouts train the same model: their losses agree to rounding |
+# | m, p, i | the microbatches of a step, the ranks of pp, and the stage of a rank, counted from 0 |
+# | v | the stages per rank in interleaved 1F1B, which a layout calls `chunks` |
+# | parity | Two layouts have parity if they train the same model, so that their losses agree to rounding |
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -86,7 +86,7 @@ def rows(step: int):
     return batch(TEXT, step, batch_size=ROWS, length=MODEL.context)
 
 
-page = YourPage(  # §9 shows it; each section adds what it has measured
+page = YourPage(  # §9 shows it, and each section adds what it has measured
     "Your page",
     {
         "tokens/s of this machine": "§1",
@@ -103,12 +103,12 @@ page = YourPage(  # §9 shows it; each section adds what it has measured
 # %% [markdown]
 # ## Your tools
 #
-# Twelve notebooks, and from each the sentence that this one uses.
+# From each of the thirteen notebooks before this one, the table gives the sentence you will use here.
 #
 # | | |
 # |---|---|
 # | 00 · First ranks | A program on n ranks is one program that runs n times. |
-# | 01 · Why distribute | Training needs about 6 FLOPs and 16 bytes per parameter: FLOPs per token, and bytes per model. |
+# | 01 · Why distribute | Training needs about 6 FLOPs per parameter and token, and about 16 bytes per parameter. |
 # | 02 · Collectives | The sum of M bytes over n ranks costs each rank 2 (n−1)/n M. |
 # | 03 · Data parallelism | Replicas that sum their gradients train one model. |
 # | 04 · ZeRO | The same sum is a reduce-scatter and an all-gather, so the optimizer between them needs a shard only. |
@@ -121,7 +121,7 @@ page = YourPage(  # §9 shows it; each section adds what it has measured
 # | 11 · Experts | A token goes to k of E experts, so traffic depends on the data. |
 # | 12 · In operation | A run is its state, and a save is whole or does not exist. |
 #
-# A layout is plain data. Here is the largest one in this notebook, and the number of microbatches that each of its
+# A layout is plain data. The next cell shows the largest one in this notebook, and how many microbatches each of its
 # replicas makes of 8 rows.
 
 # %%
@@ -135,23 +135,23 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 # | | |
 # |---|---|
 # | you will write | `distribute(model, how)` |
-# | builds on | notebooks 03 and 05, whose classes you now replace by PyTorch's |
+# | builds on | notebooks 03 and 05, whose classes you now replace with PyTorch's |
 # | time | 16 minutes |
 # | points | 5 |
 #
-# Most training runs in the world need two classes. `DistributedDataParallel` (DDP) gives every rank the whole model and
-# sums the gradients while backward runs. `fully_shard` (FSDP) leaves 1/n of the parameters on each rank and gathers a
-# unit when it is needed. You have written both, so PyTorch's versions have few secrets left. But one of them has a trap
-# that costs no error and no wrong number, only the memory it was bought for.
+# Most training runs in the world need only two classes. `DistributedDataParallel` (DDP) gives every rank the whole
+# model and sums the gradients while backward runs. `fully_shard` (FSDP) leaves 1/n of the parameters on each rank and
+# gathers a unit when it is needed. Since you have written both, PyTorch's versions have few secrets left. But one of
+# them has a trap, in which nothing fails and no number is wrong. It only costs you the memory you wanted to save.
 #
-# `fully_shard(module)` makes one unit of all parameters of the module that don't belong to a unit yet. It changes the
-# module in place.
+# `fully_shard(module)` takes all parameters of the module that don't belong to a unit yet, and makes them one unit. It
+# changes the module in place.
 #
-# **Predict.** You call `fully_shard(model)` and nothing else. How many bytes does a rank hold in the middle of the
-# forward, as a share of the whole model? And is the loss right?
+# **Predict.** Suppose you call `fully_shard(model)` and nothing else. Which share of the whole model's bytes does a
+# rank hold in the middle of the forward? And is the loss right?
 #
-# <details><summary>Answer</summary>It holds all of them, because the model is a single unit, and the unit is gathered before
-# the first layer runs. The loss is right.</details>
+# <details><summary>Answer</summary>It holds all of them, because the model is a single unit, and the unit is gathered
+# before the first layer runs. The loss is still right.</details>
 #
 # **Build.**
 
@@ -184,10 +184,10 @@ def distribute(model: GPT, how: str) -> nn.Module:
 # %% [markdown]
 # <details><summary>Hint: where the classes are</summary><code>torch.nn.parallel.DistributedDataParallel</code> and
 # <code>torch.distributed.fsdp.fully_shard</code>.</details>
-# <details><summary>Hint: the order</summary>Shard from the inside out: first each block, so that it is a unit of its own, and
-# last the model, for the parameters outside the blocks.</details>
+# <details><summary>Hint: the order</summary>Shard from the inside out. Begin with each block, so that it becomes a unit
+# of its own, and end with the model, for the parameters outside the blocks.</details>
 #
-# **Check.** It trains three steps on one and on two ranks, compares the losses with one process, and counts the bytes
+# **Check.** It trains three steps on one rank and on two, compares the losses with one process, and counts the bytes
 # sent and held.
 
 # %% nbgrader={"grade_id": "distribute_check", "points": 5}
@@ -198,8 +198,9 @@ report = check("13_capstone/distribute", distribute, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The same 8 rows per step three times: on one rank, and split between two ranks by DDP and by FSDP. A second
-# core helps only if the first one doesn't use it already, so each rank has one thread.
+# **Measure.** The cell trains on the same 8 rows per step three times, first on one rank, and then split between two
+# ranks by DDP and by FSDP. Each rank has one thread, because a second core helps only if the first rank isn't already
+# using it.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -235,20 +236,21 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
-# The loss is the same to all digits shown. On two cores, DDP reaches about one and a half times the tokens per second of
-# one rank. FSDP reaches fewer than one rank does, because this model is small and FSDP sends half as much again, in many
-# small messages.
+# The loss is the same to all digits shown. On two cores, DDP reaches about one and a half times the tokens per second
+# of one rank. FSDP is slower than one rank, because this model is small and FSDP sends half as much again as DDP, in
+# many small messages.
 #
-# **In production.** These two classes are what `accelerate`, Lightning and torchtitan call for you. A model larger than one
-# GPU is built on the meta device, sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
-# need all of it at once.
+# **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. A model larger than one GPU
+# is built on the meta device, then sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
+# need all of it immediately.
 #
-# **Question.** How many units does your `distribute` make, and which one can't be freed between forward and backward? (One per
-# block and the root. The root has the last norm and the head, with which backward begins.)
+# **Question.** How many units does your `distribute` make, and which one can't be freed between forward and backward?
+# (It makes one per block, and the root. The root can't be freed, because it contains the last norm and the head, with
+# which backward begins.)
 #
-# <details><summary>In the lectures</summary>This is the exercise of lecture 004: a GPT of nanoGPT's kind on one device, by
-# DDP and by FSDP. nanoGPT's MLP has an exact GELU, and the course's has the tanh form, so the two differ by up to
-# 1e-4.</details>
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004, which spreads a GPT of nanoGPT's kind
+# from one device by DDP and by FSDP. But nanoGPT's MLP uses an exact GELU, whereas the course's uses the tanh form, so
+# the two differ by up to 1e-4.</details>
 
 # %% [markdown]
 # ## 2 · One step for every layout
@@ -256,57 +258,57 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | | |
 # |---|---|
 # | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
-# | builds on | notebook 10: `hybrid_step`; notebook 04: ZeRO |
-# | time | 50 minutes: 20 for pp, dp, cp and tp, and 30 for ZeRO |
+# | builds on | `hybrid_step` (notebook 10); ZeRO (notebook 04) |
+# | time | 50 minutes, of which pp, dp, cp and tp take 20, and ZeRO takes 30 |
 # | points | 8 and 12 |
 #
-# DDP and FSDP know one axis. The function of this section knows all four, and ZeRO besides. It is a page long, because
-# the parts are those you built before. Only their *order* is new, in which each part needs the result of the part before
+# DDP and FSDP know one axis. The function of this section knows all four, and ZeRO as well. It is a page long, because
+# you have built its parts before. Only their *order* is new, because each part needs the results of the parts before
 # it:
 #
 # | | part | needs | why here |
 # |---|---|---|---|
-# | 1 | schedule | pp, v, m | it says which stages a rank holds |
-# | 2 | model, from seed 0 | | the same on all ranks |
-# | 3 | stages: `mesh_stages` cuts over tp, cp and pp | schedule | only the rank's part is left |
-# | 4 | ZeRO-3 wraps the *stages* | stages | it shards what is left |
-# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | it must get the parameters that will be trained |
+# | 1 | schedule | pp, v, m | It says which stages a rank holds |
+# | 2 | model, from seed 0 | | It is the same on all ranks |
+# | 3 | stages, which `mesh_stages` cuts over tp, cp and pp | schedule | Afterwards only the rank's part is left |
+# | 4 | ZeRO-3, which wraps the *stages* | stages | It shards what is left |
+# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | It must get the parameters that will be trained |
 #
-# Then comes the step itself: the rank's microbatches, forward and backward by the schedule, the sum over replicas, the
-# optimizer, and the batch's loss on all ranks.
+# Then comes the step itself. It takes the rank's microbatches, runs forward and backward by the schedule, sums over the
+# replicas, lets the optimizer step, and returns the batch's loss on all ranks.
 #
 # | given | does |
 # |---|---|
-# | `layout.microbatches(batch_size)` | m |
-# | `one_f_one_b(p, m)`, `interleaved_one_f_one_b(p, m, v)` | the schedule |
-# | `mesh_stages(model, mesh, schedule, sequence=None)` | this rank's stages; `sequence="keep"` if tp cuts the sequence too |
-# | `microbatches_of(batch, m, mesh)` | the rows that this replica reads, in m microbatches |
-# | `targets_of_all(stages[0], microbatches, mesh)` | the targets of the whole batch that are not −100 |
-# | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | forward and backward; the losses, each already divided by `count`, on the last stage |
-# | `sum_over_replicas(params, mesh, ("dp", "cp"))` | one all-reduce of the gradients, in place |
-# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | an optimizer that sums the gradients itself and owns a shard of the state |
-# | `Zero3Module(module, group=replicas)` | goes in the place of `stage.module`; its parameters are shards |
+# | `layout.microbatches(batch_size)` | returns m |
+# | `one_f_one_b(p, m)`, `interleaved_one_f_one_b(p, m, v)` | return the schedule |
+# | `mesh_stages(model, mesh, schedule, sequence=None)` | returns this rank's stages. Pass `sequence="keep"` if tp cuts the sequence as well |
+# | `microbatches_of(batch, m, mesh)` | returns the rows this replica reads, in m microbatches |
+# | `targets_of_all(stages[0], microbatches, mesh)` | counts the targets of the whole batch that are not −100 |
+# | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. On the last stage, it returns the losses, each already divided by `count` |
+# | `sum_over_replicas(params, mesh, ("dp", "cp"))` | sums the gradients in place, with one all-reduce |
+# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | make an optimizer that sums the gradients itself and owns a shard of the state |
+# | `Zero3Module(module, group=replicas)` | replaces `stage.module`. Its parameters are shards |
 #
 # ### a · pp, dp, cp and tp
 #
-# A rank divides by the targets of the *whole* batch, so all ranks of dp x cp hold terms of one sum. Make this sum once,
-# after the last backward. Write this part first, and run its check before you think about ZeRO.
+# A rank divides by the targets of the *whole* batch, so all ranks of dp x cp hold terms of one sum. Compute this sum
+# once, after the last backward. Write this part first, and run its check before you think about ZeRO.
 #
 # ### b · ZeRO
 #
-# `zero=k` asks for the class of stage k, over dp x cp, and ZeRO's own sum takes the place of yours. But there is a seam. In notebook 04, each rank divided by its own targets, and
-# the ranks' gradients were samples of a *mean*, so ZeRO divides the sum by the n ranks of its group. Here the gradients
-# are terms of a *sum*.
+# `zero=k` asks for the class of stage k, over dp x cp, and ZeRO's own sum replaces yours. But the two don't quite fit
+# together. In notebook 04, each rank divided by its own targets, so the ranks' gradients were samples of a *mean*, and
+# this is why ZeRO divides the sum by the n ranks of its group. Here, however, the gradients are terms of a *sum*.
 #
 # **Predict.** You put `Zero1Optimizer` on the replicas, leave out your own sum, and change nothing else. By which
 # factor is the gradient wrong on dp 2 x cp 2? And with which line would you mend it for ZeRO-2, where `.grad` is None
 # as soon as backward is over?
 #
-# <details><summary>Answer</summary>It is 1/4 of the right one. Terms that are n times as large have the right mean, so divide
-# the losses by n times fewer targets. That works for all stages, since the factor is in the loss and thus in every
-# gradient. The loss you return has to be divided by n again.</details>
+# <details><summary>Answer</summary>It is 1/4 of the right one. If the terms are n times as large, their mean is right,
+# so divide the losses by n times fewer targets. That works for all stages, since the factor is in the loss and
+# therefore in every gradient. But then you have to divide the loss you return by n again.</details>
 #
-# **Build.** The last line of the stub gives the function four attributes, from which §6 saves a run.
+# **Build.** The last line of the stub gives the function four attributes, because §6 needs them to save a run.
 
 
 # %% nbgrader={"grade_id": "make_step", "solution": true}
@@ -367,12 +369,12 @@ def make_step(
 
 # %% [markdown]
 # <details><summary>Hint: the parameters</summary>Collect <code>stage.module.parameters()</code> of all stages, each
-# parameter once, after ZeRO-3 has replaced the modules.</details>
-# <details><summary>Hint: the loss</summary><code>losses</code> is a dict, and empty on all ranks but those of the last
-# stage. Add its values up in float64, all-reduce them over <code>mesh.group(("pp", "dp", "cp"))</code>, and nothing is
-# left to divide without ZeRO.</details>
-# <details><summary>Hint: ZeRO's factor</summary>With <code>n = layout.replicas</code>, hand
-# <code>count / n</code> to <code>run_schedule</code>, and divide the loss that you return by <code>n</code>.</details>
+# parameter once, but only after ZeRO-3 has replaced the modules.</details>
+# <details><summary>Hint: the loss</summary><code>losses</code> is a dict, which is empty except on the ranks of the
+# last stage. Add up its values in float64, and all-reduce them over <code>mesh.group(("pp", "dp", "cp"))</code>.
+# Without ZeRO, there is nothing left to divide.</details>
+# <details><summary>Hint: ZeRO's factor</summary>With <code>n = layout.replicas</code>, pass <code>count / n</code> to
+# <code>run_schedule</code>, and divide the loss you return by <code>n</code>.</details>
 # <details><summary>Skeleton</summary><pre>m = ...; schedule = ...
 # torch.manual_seed(0)
 # stages = mesh_stages(...)
@@ -385,8 +387,8 @@ def make_step(
 #     optimizer's step, cleared gradients
 #     the loss of all stages and replicas</pre></details>
 #
-# **Check a.** Layouts without ZeRO, in float64, on two to four ranks: losses of several steps, and bytes by axis. Some
-# targets are −100, and the replicas have unequally many of the others.
+# **Check a.** It runs layouts without ZeRO, in float64, on two to four ranks, and compares the losses of several steps
+# and the bytes by axis. Some targets are −100, so the replicas have different numbers of targets that count.
 
 # %% nbgrader={"grade_id": "make_step_check", "points": 8}
 report = check("13_capstone/make_step", make_step)
@@ -396,8 +398,8 @@ report = check("13_capstone/make_step", make_step, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Check b.** Layouts with ZeRO. Plain data parallelism would have the same losses, and with ZeRO-1 the same bytes,
-# so the check also looks at the operations over the replicas.
+# **Check b.** It runs layouts with ZeRO. Plain data parallelism would give the same losses, and with ZeRO-1 even the
+# same bytes, so the check also looks at the operations over the replicas.
 
 # %% nbgrader={"grade_id": "make_step_with_zero_check", "points": 12}
 report = check("13_capstone/make_step_with_zero", make_step)
@@ -407,7 +409,7 @@ report = check("13_capstone/make_step_with_zero", make_step, cases="hidden")
 report.points(12)
 
 # %% [markdown]
-# From here on, your step runs in all sections. If it isn't written yet, the library's stands in for it.
+# From here on, all sections run your step. If you haven't written it yet, the reference stands in for it.
 
 # %% tags=["skip-in-grading"]
 mine = make_step if ready(make_step) else reference.make_step
@@ -415,7 +417,7 @@ BY = "your make_step" if mine is make_step else "the library's make_step"
 
 # %% [markdown]
 # **Break it.** The next cell makes the optimizer *before* the model is cut, on two ranks of tp. Nothing fails. Look at
-# the losses of five steps, and say which parameters the optimizer steps.
+# the losses of five steps, and say which parameters the optimizer changes.
 
 
 # %% tags=["skip-in-grading"]
@@ -440,15 +442,15 @@ def too_early(steps=5):
 print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_size=2)[0]))
 
 # %% [markdown]
-# The loss falls, but only because of what tp doesn't cut: norms, biases of the second matrices, and positions.
-# `mesh_stages` put new tensors in the places of the others, and the optimizer still holds the old ones.
+# The loss falls, but only because of what tp doesn't cut, which is norms, biases of the second matrices, and positions.
+# `mesh_stages` has replaced the other parameters by new tensors, but the optimizer still holds the old ones.
 #
-# **In production.** torchtitan's `parallelize_*` functions have the same order: pipeline stages, then tp, then recomputation
-# and compile, then FSDP around the result, and the optimizer last. Megatron-LM builds a rank's part directly, without ever
-# making the whole model. §4 shows why it has to.
+# **In production.** torchtitan's `parallelize_*` functions follow the same order. First come pipeline stages, then tp,
+# then recomputation and compile, then FSDP around the result, and finally the optimizer. Megatron-LM instead builds a
+# rank's part directly, without ever making the whole model. §4 shows why it has to.
 #
-# **Question.** ZeRO's group is dp x cp. What would go wrong with the group of all ranks? (Ranks of pp and tp hold
-# other parameters, and their gradients would be added up element by element.)
+# **Question.** ZeRO's group is dp x cp. What would go wrong with the group of all ranks? (Ranks along pp and tp hold
+# different parameters, but their gradients would be added up element by element.)
 
 # %% [markdown]
 # ## 3 · Fifteen layouts, one loss
@@ -460,19 +462,19 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # | time | 25 minutes |
 # | points | 8 |
 #
-# Your step passed its check on twelve small layouts. Now it trains the model of this notebook in fifteen, on one to eight
-# ranks. The arithmetic differs from layout to layout, because sums are made in other orders, so the losses can't agree to
-# the last bit.
+# Your step passed its checks on eight small layouts. Now it trains the model of this notebook in fifteen, on one to
+# eight ranks. Each layout adds up its sums in a different order, so the losses can't agree to the last bit.
 #
-# **Predict.** How far apart are the losses of five steps, in float64 and in float32? And how far apart would you call wrong?
+# **Predict.** How far apart are the losses of five steps, in float64 and in float32? And which distance would you call
+# wrong?
 #
-# <details><summary>Answer</summary>The loss is about 5, and float64 has a relative precision of 2.2e-16, so a difference of
-# 1e-15 is a single rounding. In float32 (1.2e-7) it is 5e-7. A wrong factor of 2 in one gradient is 1e-2 in the second
-# step, so there is room for a bound of 1e-9.</details>
+# <details><summary>Answer</summary>The loss is about 5, and float64 has a relative precision of 2.2e-16, so a
+# difference of 1e-15 is a single rounding. In float32 (1.2e-7) it is 5e-7. A wrong factor of 2 in one gradient,
+# however, changes the second step's loss by 1e-2, so there is plenty of room for a bound of 1e-9.</details>
 #
-# **Measure.** The cell runs all fifteen and keeps the losses, the bytes that rank 0 sends in the first step (from the
-# ledger, by axis), and the peak of its memory in the second one, when the optimizer's state is there. It takes about
-# 40 seconds.
+# **Measure.** The cell runs all fifteen. It keeps the losses, the bytes rank 0 sends in the first step (from the
+# ledger, by axis), and the peak of its memory in the second step, when the optimizer has its state. It takes about 40
+# seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -506,8 +508,8 @@ for name, layout in FIFTEEN.items():
         print(f"{name:24} {losses[name][-1]:.15f}  {apart:.1e} apart")
 
 # %% [markdown]
-# **Look.** On the left there are fifteen curves. On the right is the largest difference of each from one process, on a
-# logarithmic scale, beside float64's precision at a loss of 5.
+# **Look.** The left picture shows fifteen curves. The right picture shows how far each of them is from one process at
+# most, on a logarithmic scale, next to the precision of float64 at a loss of 5.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves = layouts_figure.parity(losses)
@@ -517,9 +519,10 @@ page.add("fifteen layouts", curves, by=BY)
 # %% [markdown]
 # ### When one of them is wrong
 #
-# A layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could read the program, but it is
-# shorter to ask: set an axis to 1 and run again. If it still fails, the axis isn't needed for the failure. The
-# axes left in the end are *1-minimal*, so no single one can be taken away (Zeller and Hildebrandt 2002, §3).
+# Suppose a layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could read the program,
+# but it is faster to ask. Set an axis to 1 and run again. If the run still fails, the failure doesn't need this axis.
+# The axes left in the end are *1-minimal*, which means that you can't take away any single one (Zeller and Hildebrandt
+# 2002, §3).
 #
 # **Build.**
 
@@ -555,10 +558,10 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
 
 # %% [markdown]
 # <details><summary>Hint: why once is not enough</summary>Two mistakes can cancel. Suppose pp doubles a gradient and cp
-# halves it: with both axes the loss is right, and it becomes wrong when one of them is gone. So an axis that was needed may
-# not be needed later. Repeat until a whole round removes nothing.</details>
+# halves it. Then the loss is right with both axes, but wrong as soon as you remove one of them. So an axis that was
+# needed at first might not be needed later. Repeat until a whole round removes nothing.</details>
 #
-# **Check.** Layouts are made up, and `fails` counts its calls.
+# **Check.** It makes up layouts, and its `fails` counts your calls.
 
 # %% nbgrader={"grade_id": "smallest_failing_check", "points": 5}
 report = check("13_capstone/smallest_failing", smallest_failing)
@@ -570,13 +573,13 @@ report.points(5)
 # %% [markdown]
 # ### Three steps that somebody changed
 #
-# `step_a`, `step_b` and `step_c` are called like `make_step`. Each was changed for a good reason, passed a test on one
-# rank, and gives wrong losses on eight. Their layouts are below. First find the axes that each needs to fail, with your
-# `smallest_failing`. Then read its function: it has ten lines, and you know which axes to look for.
+# `step_a`, `step_b` and `step_c` are called like `make_step`. Each was changed for a good reason and passed a test on
+# one rank, but gives wrong losses on eight. Their layouts are below. First use your `smallest_failing` to find the axes
+# each of them needs to fail. Then read the function. It has only ten lines, and you know which axes to look for.
 #
-# **Measure.** The cell makes 19 runs of a tiny GPT, and takes about 30 s. A step fails if one of its three losses is more
-# than 1e-9 away from one process. The last lines show the losses' distances on the axes that were found, since a
-# mistake in forward shows in the first loss, and a wrong gradient not before the second.
+# **Measure.** The cell makes 19 runs of a tiny GPT, which takes about 30 s. A step fails if one of its three losses is
+# more than 1e-9 away from one process. The last lines show how far the losses are off on the axes that were found. This
+# tells you something, because a mistake in forward shows in the first loss, but a wrong gradient not before the second.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -600,7 +603,7 @@ def three_losses(make, sizes):
 
 
 def find_axes(make, sizes):
-    """The axes that the step needs to fail, and how far its losses are from one process then."""
+    """The axes the step needs to fail, and how far its losses then are from one process."""
     apart = {}
 
     def fails(asked):
@@ -624,20 +627,20 @@ for make, sizes in REPORTED.items():
 print("\n\n".join(inspect.getsource(make) for make in REPORTED))
 
 # %% [markdown]
-# Which cause does each of them have?
+# What is the cause of each failure?
 #
 # | key | cause |
 # |---|---|
-# | `"mean"` | The ranks of cp hold terms of one sum, and their gradients are averaged. |
+# | `"mean"` | The ranks of cp hold terms of one sum, but their gradients are averaged. |
 # | `"bias"` | Every rank of tp adds the bias of a row-parallel layer, so the sum over tp has it several times. |
-# | `"norms"` | The ranks of tp use a norm's weights on different tokens, and the gradients of these weights aren't summed. |
-# | `"positions"` | A rank of cp has tokens from several places of the sequence, and a later stage counts them from 0. |
-# | `"head"` | The first and the last stage hold one tied table, and each steps with its own term of the gradient. |
+# | `"norms"` | The ranks of tp use a norm's weights on different tokens, but the gradients of these weights aren't summed. |
+# | `"positions"` | A rank of cp has tokens from several places of the sequence, but a later stage counts them from 0. |
+# | `"head"` | The first and the last stage hold one tied table, but each steps with only its own term of the gradient. |
 # | `"groups"` | ZeRO shards the states over ranks that hold different parameters. |
 # | `"rows"` | Two ranks that share every layer read different rows of the batch. |
 #
-# Write the axes and the key, such as `broken_a = ({"cp"}, "mean")`. The axes can also be what `smallest_failing` returned.
-# Then say to yourself how you would mend each, in one sentence.
+# Write the axes and the key, such as `broken_a = ({"cp"}, "mean")`. Instead of a set, you can also give what
+# `smallest_failing` returned. Then say to yourself in one sentence how you would mend each step.
 
 # %% nbgrader={"grade_id": "broken_steps", "solution": true}
 broken_a = ...
@@ -657,17 +660,18 @@ report = check("13_capstone/broken_steps", broken_a, broken_b, broken_c, cases="
 report.points(3)
 
 # %% [markdown]
-# <details><summary>How each is mended</summary><code>step_a</code> put PyTorch's norms in the place of
-# <code>SequenceParallelNorm</code>. Forward is the same, but each rank's weights get the gradient of its own tokens, and
-# the copies drift apart. Sum these gradients over tp. <code>step_b</code> left out the positions of later stages. Learned
-# positions are added once, in the embedding, but rotary ones turn the queries and keys of every block. Give all
-# stages the places of their tokens. <code>step_c</code> takes ranks that are next to each other for replicas. With pp,
-# dp and tp in this order, the neighbours of a rank are its tp partners, and they hold other parameters. Take the
-# group from the mesh.</details>
+# <details><summary>How each is mended</summary><code>step_a</code> uses PyTorch's norms instead of
+# <code>SequenceParallelNorm</code>. Forward is the same, but each rank's weights get only the gradient of its own
+# tokens, so the copies drift apart. Sum these gradients over tp. <code>step_b</code> left out the positions of later
+# stages. Learned positions are added once, in the embedding, but rotary ones turn the queries and keys of every block.
+# So give all stages the positions of their tokens. <code>step_c</code> takes ranks that are next to each other for
+# replicas. But with pp, dp and tp in this order, the neighbours of a rank are its tp partners, which hold different
+# parameters. Take the group from the mesh instead.</details>
 
 # %% [markdown]
-# **Break it.** Why does this notebook train with SGD? Here your step runs with AdamW on one rank and, with gradients that
-# are four times too large, on one rank again. The losses are those of the right step and of the wrong one.
+# **Break it.** Why does this notebook train with SGD? The next cell trains the model on one rank, first with the right
+# gradients and then with gradients that are four times too large. It does so with SGD and with AdamW, and compares the
+# losses.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -699,22 +703,23 @@ for name, optimizer in (
     print(f"{name:6} losses of 10 steps are up to {apart:.1e} apart")
 
 # %% [markdown]
-# AdamW divides the first moment by the root of the second, so a factor cancels, except for ε. A trainer that sums where it
-# should average trains the same model with AdamW, until clipping or weight decay on gradients notices. So test parity
-# with SGD.
+# AdamW divides the first moment by the root of the second, so a constant factor cancels, except for ε. If a trainer
+# sums where it should average, AdamW still trains the same model, until clipping or weight decay on gradients notices.
+# So test parity with SGD.
 #
-# **In production.** torchtitan compares the losses of a changed layout with those of a run without parallelism before a
-# change is merged, and in 16 bits it allows about 1e-2. Such a bound would let most mistakes of this section through.
+# **In production.** Before a change is merged, torchtitan compares the losses of a changed layout with the losses of a
+# run without parallelism. In 16 bits it allows about 1e-2, but such a bound would let most mistakes of this section
+# through.
 #
 # **Question.** Two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000. Is one of them wrong?
-# (Not necessarily, since training amplifies roundings. Compare few steps, or float64.)
+# (Not necessarily, since training amplifies roundings. Compare only a few steps, or use float64.)
 
 # %% [markdown]
 # ## 4 · 1,024 ranks on this laptop
 #
 # | | |
 # |---|---|
-# | you will write | nothing new for the first check; then three verdicts |
+# | you will write | nothing new for the first check, and then three verdicts |
 # | builds on | §2 |
 # | time | 24 minutes |
 # | points | 4 and 5 |
@@ -723,19 +728,22 @@ for name, optimizer in (
 # all-reduce, every rank is the first or the last of its group, and there is no middle stage. But you can't start 1,024
 # processes on two cores, and GPT-3's parameters alone need 701 GB in float32.
 #
-# A **dry run** needs neither. Your function runs unchanged as *one* rank of a large mesh. Its floats have a shape, a
-# dtype and a place in memory, but no values. The other ranks answer immediately. The whole numbers are real, because
-# your program makes decisions with them. So bytes, calls, their order, memory and FLOPs are those of the real rank.
-# It has no clock, and a dry run can't see a wrong value, such as a division you forgot. For that you have §3.
+# A **dry run** needs neither 1,024 processes nor 701 GB. Your function runs unchanged, but as *one* rank of a large
+# mesh. Its floats have a shape, a dtype and a place in memory, but no values, and the other ranks answer immediately.
+# Integers, however, are real, because your program makes decisions with them. So bytes, calls, their order, memory and
+# FLOPs are the same as on the real rank. But a dry run has no clock, and it can't see a wrong value, such as a division
+# you forgot. For that you have §3.
 #
-# **Predict.** GPT-3 has 96 layers of width 12,288. It is cut into pp 8 x dp 16 x tp 8, and each replica has 16 microbatches
-# of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? How many microbatches do you keep at
-# most, and how many bytes does one activation message of the pipeline have?
+# **Predict.** GPT-3 has 96 layers of width 12,288. It is cut into pp 8 x dp 16 x tp 8, and each replica has 16
+# microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? How many microbatches
+# do you keep at most, and how many bytes does one activation message of the pipeline have?
 #
-# <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. It keeps min(16, 8 − 4) = 4 microbatches. A
-# message has 2,048 · 12,288 · 4 bytes = 100.7 MB, and each of the 16 microbatches needs one forward and one back.</details>
+# <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. It keeps min(16, 8 − 4) = 4
+# microbatches. A message has 2,048 · 12,288 · 4 bytes = 100.7 MB, and each of the 16 microbatches needs one forward and
+# one back.</details>
 #
-# **Measure.** About 30 seconds: your `make_step` as rank 517. `setup` builds the step, `step` calls it once.
+# **Measure.** The cell runs your `make_step` as rank 517, which takes about 30 seconds. `setup` builds the step, and
+# `step` calls it once.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -761,16 +769,16 @@ if rank_517 := tried(as_rank_517, mine):
     display(rank_517.table())
 
 # %% [markdown]
-# The middle column is what your program does, and the right one is what the closed forms of notebooks 04, 06, 07 and 10
-# say. Bytes of all three axes, parameters and kept activations agree to the byte.
+# The middle column shows what your program does, and the right one shows what the closed forms of notebooks 04, 06, 07
+# and 10 say. For all three axes, the bytes, the parameters and the kept activations agree to the byte.
 #
-# Look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
-# rank would need 701 GB before the first step. This line of your program can never run on a real cluster. It is
-# the reason why Megatron-LM builds parts, and why others build on the meta device.
+# But look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
+# rank would need 701 GB before the first step. This line of your program can never run on a real cluster. This is why
+# Megatron-LM builds parts, and why others build on the meta device.
 #
-# **Check.** Your step as ranks of three stages of pp 8 x dp 16 x tp 8, on a small GPT of 8 layers with 8 microbatches per
-# replica. Bytes by axis, calls over the replicas, parameters and kept activations are compared with the closed forms. A
-# rank takes a few seconds. Your schedule may be another than 1F1B if it keeps no more.
+# **Check.** It runs your step as ranks of three stages of pp 8 x dp 16 x tp 8, on a small GPT of 8 layers with 8
+# microbatches per replica, and compares bytes by axis, calls over the replicas, parameters and kept activations with
+# the closed forms. A rank takes a few seconds. You can use a schedule other than 1F1B, as long as it keeps no more.
 
 # %% nbgrader={"grade_id": "dry_step_check", "points": 4}
 report = check("13_capstone/dry_step", make_step)
@@ -782,8 +790,8 @@ report.points(4)
 # %% [markdown]
 # ### Three suspects
 #
-# Three programs want to run on 1,024 GPUs. All of them are given, and each makes a step as your `make_step` does, without
-# ZeRO. On 2 x 2 x 2 ranks they have the same losses, and send the same bytes.
+# Three programs want to run on 1,024 GPUs. All of them are given, and each makes a step as your `make_step` does,
+# without ZeRO. On 2 x 2 x 2 ranks, they have the same losses and send the same bytes.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 SUSPECTS = {"suspect_a": suspect_a, "suspect_b": suspect_b, "suspect_c": suspect_c}
@@ -794,15 +802,15 @@ for name, program in SUSPECTS.items():
     print(f"{name}: {run[0][0][-1]:.15f}", {axis: nbytes[axis] for axis in ("pp", "dp", "tp")})
 
 # %% [markdown]
-# **Predict.** Which mistakes would cost nothing on two ranks per axis, and much on 8 or 16? Think of one in how gradients
-# are added up, and of one in the order of forwards and backwards.
+# **Predict.** Which mistakes would cost nothing on two ranks per axis, but much on 8 or 16? Think of one in how
+# gradients are added up, and of one in the order of forwards and backwards.
 #
-# <details><summary>Answer</summary>With n ranks and M bytes, an all-reduce sends 2 (n−1)/n M, and an all-gather of whole
-# gradients (n−1) M. For n = 2 both are M. A schedule may keep m microbatches or min(m, p − i), and with m = p = 2 both are
-# 2 on the first stage.</details>
+# <details><summary>Answer</summary>With n ranks and M bytes, an all-reduce sends 2 (n−1)/n M, whereas an all-gather of
+# whole gradients sends (n−1) M. For n = 2 both are M. A schedule may keep m microbatches or only min(m, p − i), but
+# with m = p = 2 both are 2 on the first stage.</details>
 #
-# **Look.** Now each program runs as rank 517 of 1,024, with 16 microbatches per replica and a GPT of 16 layers. It takes
-# about 20 seconds. Read every row of the three tables, not only the calls.
+# **Look.** Now each program runs as rank 517 of 1,024, with 16 microbatches per replica and a GPT of 16 layers. This
+# takes about 20 seconds. Read every row of the three tables, not just the calls.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -825,15 +833,15 @@ for name, program in SUSPECTS.items():
     display(as_rank(program).table())
 
 # %% [markdown]
-# **Build.** Two of the three must not be started. Write a pair for each program: the quantity of which rank 517 sends or
-# keeps too much, and the factor, which says how many times as much as it needs.
+# **Build.** Two of the three must not be started. Write a pair for each program. Its first entry names the quantity of
+# which rank 517 sends or keeps too much, and the second is the factor by which this is more than it needs.
 #
-# | kind | the row that is too large |
+# | kind | row that is too large |
 # |---|---|
 # | `"bytes over dp"`, `"bytes along tp"`, `"bytes along pp"` | bytes sent |
 # | `"parameters"` | weights |
-# | `"activations"` | activations that are kept for backward |
-# | `"nothing"` | none; the factor is then 1 |
+# | `"activations"` | activations kept for backward |
+# | `"nothing"` | none, and then the factor is 1 |
 
 # %% nbgrader={"grade_id": "suspects", "solution": true}
 verdict_a = ...  # (kind, factor)
@@ -846,10 +854,10 @@ verdict_c = "bytes over dp", 8
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: where to look</summary>A row with a mark differs from its closed form. The mark says how many times
-# too large it is.</details>
-# <details><summary>Hint: unusual calls</summary>A program may use other calls than yours. Bytes decide, and not the
-# calls.</details>
+# <details><summary>Hint: where to look</summary>If a row differs from its closed form, it has a mark, which says how
+# many times too large it is.</details>
+# <details><summary>Hint: unusual calls</summary>A program can use other calls than yours, so judge by the bytes instead
+# of the calls.</details>
 
 # %% nbgrader={"grade_id": "suspects_check", "points": 5}
 report = check("13_capstone/suspects", verdict_a, verdict_b, verdict_c)
@@ -859,14 +867,15 @@ report = check("13_capstone/suspects", verdict_a, verdict_b, verdict_c, cases="h
 report.points(5)
 
 # %% [markdown]
-# For GPT-3 on the same mesh, the first flaw keeps 16 microbatches on the first stage, where 8 are enough: 106 GB in place
-# of 53 (in float32). The other flaw sends 15 times the gradients of a rank: 163 GB per step in place of 20, on rank 517.
+# For GPT-3 on the same mesh, the first flaw keeps 16 microbatches on the first stage, although 8 are enough. This takes
+# 106 GB instead of 53 (in float32). The other flaw sends 15 times the gradients of a rank, so rank 517 sends 163 GB per
+# step instead of 20.
 #
 # **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group and with tensors
-# that have no values, and reports the memory. In 2025 it covered FSDP and its hybrid form, and refused tp, pp and cp.
+# without values, and reports the memory. In 2025 it covered FSDP and its hybrid form, but refused tp, pp and cp.
 #
-# **Question.** Which mistake will no dry run ever show? (A wrong value, such as a sum that is divided by the wrong number:
-# there is no arithmetic. The eight real ranks show it.)
+# **Question.** Which mistake will no dry run ever show? (A wrong value, such as a sum that is divided by the wrong
+# number, because a dry run does no arithmetic. But the eight real ranks show it.)
 
 # %% [markdown]
 # ## 5 · The map of the field
@@ -878,16 +887,17 @@ report.points(5)
 # | time | 14 minutes |
 # | points | 5 |
 #
-# You now have the losses, the bytes and the memory of fifteen layouts. They train the same model, so the choice between them is
-# a question of cost. The bytes can be known before anything runs.
+# You now have the losses, the bytes and the memory of fifteen layouts. Since they all train the same model, the choice
+# between them is only a question of cost. And you can know the bytes before anything runs.
 #
-# The model has 875,264 parameters: 4 layers of 198,272, a table of 256 tokens and one of 128 places with 128 numbers each,
-# a last norm of 256, and a head of 32,768. tp cuts all but the norms, the table of places, and the biases that are added
-# after a sum: of a layer it leaves 768 parameters whole. A step reads 8 rows of 128 tokens, and everything is float32.
+# The model has 875,264 parameters: 4 layers of 198,272, a table of 256 tokens and one of 128 positions with 128 numbers
+# each, a last norm of 256, and a head of 32,768. tp cuts everything except the norms, the table of positions, and the
+# biases that are added after a sum, so in each layer it leaves 768 parameters whole. A step reads 8 rows of 128 tokens,
+# and everything is float32.
 #
-# **Build.** Five numbers of **rank 0 and one step**. The first three are of layouts in your picture, and the last two are of
-# layouts that no cell has run. Write them as arithmetic, and leave out the few bytes of losses and counts: 0.4 % are
-# tolerated.
+# **Build.** Write five numbers for **rank 0 and one step**. The first three belong to layouts in your picture, but no
+# cell has run the last two layouts. Write the numbers as arithmetic. You can leave out the few bytes of losses and
+# counts, because the check tolerates 0.4 %.
 #
 # | | layout | number |
 # |---|---|---|
@@ -895,7 +905,7 @@ report.points(5)
 # | `tp_bytes` | tp 4, one microbatch of 8 rows | bytes sent along tp |
 # | `pp_bytes` | pp 2, v 2, microbatches of 2 rows | bytes sent along pp |
 # | `dp_bytes` | dp 2 x tp 4, no ZeRO, one microbatch per replica | bytes sent over dp |
-# | `held` | pp 2 x dp 4, ZeRO-3 | parameters that rank 0 keeps between steps |
+# | `held` | pp 2 x dp 4, ZeRO-3 | parameters rank 0 keeps between steps |
 
 # %% nbgrader={"grade_id": "five_costs", "solution": true}
 zero_3_bytes = ...
@@ -914,14 +924,14 @@ held = (2 * 198_272 + 32_768 + 128 * 128) / 4
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: ZeRO-3</summary>A replica has two microbatches here. In each of them, parameters are gathered in
-# forward and once more in backward, and gradients are scattered.</details>
-# <details><summary>Hint: tp</summary>A layer has two sums in forward and two in backward. The embedding ends with a sum in
-# forward, since each rank has a part of the table, and the head with one in backward.</details>
-# <details><summary>Hint: v = 2</summary>Rank 0 holds the first and the third of four stages. List which activations and which
-# gradients leave it.</details>
-# <details><summary>Hint: replicas</summary>Sum the parameters of <i>one rank</i>, and ask how many ranks hold the
-# same.</details>
+# <details><summary>Hint: ZeRO-3</summary>Here, a replica has two microbatches. In each of them, parameters are gathered
+# in forward and again in backward, and then gradients are scattered.</details>
+# <details><summary>Hint: tp</summary>A layer has two sums in forward and two in backward. The embedding adds one in
+# forward, since each rank has only a part of the table, and the head adds one in backward.</details>
+# <details><summary>Hint: v = 2</summary>Rank 0 holds the first and the third of four stages. List the activations and
+# the gradients that leave it.</details>
+# <details><summary>Hint: replicas</summary>Add up the parameters of <i>one rank</i>, and then ask how many ranks hold
+# the same ones.</details>
 
 # %% nbgrader={"grade_id": "five_costs_check", "points": 5}
 report = check("13_capstone/five_costs", zero_3_bytes, tp_bytes, pp_bytes, dp_bytes, held)
@@ -933,15 +943,15 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The picture shows the bytes that rank 0 sent in the first step of §3, by axis, and a cross where your
-# number says they should be. (§3 ran in float64. The picture halves its bytes, so that it shows float32.)
+# **Measure.** The picture shows the bytes rank 0 sent in the first step of §3, by axis. A cross marks where they should
+# be according to your numbers. (§3 ran in float64, so the picture halves its bytes to show float32.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 predicted = {
     ("zero-3 4", "dp"): zero_3_bytes,
     ("tp 4", "tp"): tp_bytes,
     ("pp 2, v 2", "pp"): pp_bytes,
-    ("dp 2 tp 4", "dp"): dp_bytes,  # has a cross and no bar
+    ("dp 2 tp 4", "dp"): dp_bytes,  # has a cross, but no bar
 }
 predicted = {place: guess for place, guess in predicted.items() if isinstance(guess, int | float)}
 bars = layouts_figure.traffic(sent, predicted, halve=True)
@@ -949,8 +959,8 @@ display(bars)
 page.add("bytes of fifteen layouts", bars, by="measured in section 3, and your predictions")
 
 # %% [markdown]
-# **Look.** Here is the map: memory at the peak against bytes sent, a point per layout, in the colour of the axis that sends
-# most. Follow the arrows from one process.
+# **Look.** This is the map. It shows the peak of memory against the bytes sent, with one point per layout, in the
+# colour of the axis that sends most. Follow the arrows from one process.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 ARROWS = [("one process", name) for name in ("ddp 4", "pp 4", "cp 4", "tp 4")]
@@ -961,14 +971,14 @@ display(the_map)
 page.add("the map of the field", the_map, by="measured in section 3")
 
 # %% [markdown]
-# Down and to the left is better, and no point of four ranks is best in everything. Here *pp 4* sends least and holds
-# little, but the map doesn't show its bubble: with four microbatches, three of seven moments are idle. *tp* divides
-# activations, and pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and this batch has two, so
-# they send more than notebook 04's 2 and 3 units. With this model, states are small beside activations. For GPT-3 on
-# 1,024 GPUs it's the other way around, and so the points of another model lie elsewhere.
+# Down and to the left is better, but no point of four ranks is best in everything. For example, *pp 4* sends least and
+# holds little, but the map doesn't show its bubble. With four microbatches, three of seven moments are idle. *tp*
+# divides activations, but pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and since this
+# batch has two, they send more than notebook 04's 2 and 3 units. In this model, the states are small compared with the
+# activations. For GPT-3 on 1,024 GPUs it's the other way around, so the map of another model looks different.
 #
-# **Question.** Which two layouts send the same bytes, though one of them holds less? (ddp and zero-1: a reduce-scatter and
-# an all-gather are an all-reduce in two halves.)
+# **Question.** Which two layouts send the same bytes, although one of them holds less? (ddp and zero-1, because a
+# reduce-scatter and an all-gather are the two halves of an all-reduce.)
 
 # %% [markdown]
 # ## 6 · The run that survives
@@ -980,27 +990,27 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # | time | 24 minutes |
 # | points | 9 |
 #
-# In notebook 12 you wrote the pieces of a save. Here they are two given functions, and ten lines around them are the
-# program that a cluster runs for months. It will be killed at moments you can't choose, and the only remedy is to call
-# it again with the same arguments.
+# In notebook 12 you wrote the pieces of a save. Here they are two given functions, and ten lines around them make the
+# program a cluster runs for months. It will be killed at moments you can't choose, and the only remedy is to call it
+# again with the same arguments.
 #
 # | given | does |
 # |---|---|
-# | `make()` | builds the run from its start. It returns `step`, and `held`, a function without arguments that gives this rank's pieces as they are now |
-# | `save_run(disk, losses, pieces)` | saves the pieces of all ranks and the losses so far, whole or not at all |
-# | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses: `[]` if there is none |
-# | `batches(number)` | inputs and targets of a step, by its number from 0 |
+# | `make()` | builds the run from its start. It returns `step`, and also `held`, a function without arguments that returns this rank's pieces as they are now |
+# | `save_run(disk, losses, pieces)` | saves the pieces of all ranks and the losses so far, either completely or not at all |
+# | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses, or `[]` if there is no checkpoint |
+# | `batches(number)` | returns the inputs and targets of a step, by its number from 0 |
 #
-# The number of finished steps isn't stored anywhere, because it is the number of losses. All ranks call both functions. Call
-# `make` once, `load_run` right after it, and `held()` anew for each save, because a step may replace its tensors. A
-# run that is finished already does nothing and returns its losses. And a killed process runs no `except` and no
-# `finally`, so leave the restart to the program that calls `train`.
+# The number of finished steps isn't stored anywhere, because it is the number of losses. All ranks call both functions.
+# Call `make` once and `load_run` right after it, but call `held()` again for each save, because a step might replace
+# its tensors. If a run is already finished, it does nothing and returns its losses. Since a killed process runs no
+# `except` and no `finally`, leave the restart to the program that calls `train`.
 #
-# **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. With which step does the next call
-# begin, and how many losses does it return after 20 steps?
+# **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. With which step does the next
+# call begin, and how many losses does it return after 20 steps?
 #
-# <details><summary>Answer</summary>It begins with step 5, does the steps 5, 6 and 7 again or for the first time, and returns all
-# 20 losses, because the first five are part of the checkpoint.</details>
+# <details><summary>Answer</summary>It begins with step 5, because the checkpoint contains the first five losses. It
+# repeats steps 5 and 6, finishes step 7 for the first time, and in the end returns all 20 losses.</details>
 #
 # **Build.**
 
@@ -1031,12 +1041,13 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 
 
 # %% [markdown]
-# <details><summary>Hint: the number of the step</summary><code>len(losses)</code>, also right after the load.</details>
-# <details><summary>Hint: when to save</summary>After a step, if the number of finished steps is a multiple of
+# <details><summary>Hint: the number of the step</summary>It is <code>len(losses)</code>, also right after the
+# load.</details>
+# <details><summary>Hint: when to save</summary>Save after a step if the number of finished steps is a multiple of
 # <code>every</code>, or equal to <code>steps</code>.</details>
 #
-# **Check.** It kills your run in steps and in saves, calls it again, and compares all losses with those of an undisturbed
-# run, to the last bit.
+# **Check.** It kills your run in steps and in saves, calls it again, and compares all losses with an undisturbed run,
+# to the last bit.
 
 # %% nbgrader={"grade_id": "train_check", "points": 9}
 report = check("13_capstone/train", train)
@@ -1046,8 +1057,9 @@ report = check("13_capstone/train", train, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** Two agents of two ranks each, as `torchrun` starts them on two machines, train on pp 2 x dp 2 with ZeRO-1. In
-# step 7, rank 2 sends SIGKILL to itself. The undisturbed run comes first. Both take about 20 seconds together.
+# **Measure.** Two agents with two ranks each train on pp 2 x dp 2 with ZeRO-1. `torchrun` would start them like this on
+# two machines. The undisturbed run comes first. Then, in step 7 of the other run, rank 2 sends SIGKILL to itself. Both
+# runs together take about 20 seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1093,8 +1105,8 @@ print("steps:", " ".join(done))
 print("the same losses, to the last bit:", survived == undisturbed)
 
 # %% [markdown]
-# Now let it run long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start the cell and
-# read §7 meanwhile, which begins with a text. (You may stop here for a break, too.)
+# Now let it run long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start the cell,
+# and while it runs, read §7, which begins with text. (You can also stop here for a break.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 LONG = 300
@@ -1107,8 +1119,8 @@ page.add(
 )
 
 # %% [markdown]
-# The cross is the kill, and the curve has no kink there. Now the four ranks are gone. One process reads their files, puts
-# the whole model together, and lets it write. A token is a byte.
+# The cross marks the kill, but the curve has no kink there. Now the four ranks are gone. One process reads their files,
+# puts the whole model together, and lets it write. A token is a byte.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 model = GPT(MODEL)
@@ -1119,12 +1131,12 @@ page.add("what the model writes after 'def '", written, by="trained by the run a
 home.cleanup()
 
 # %% [markdown]
-# It has the look of Python and none of its sense: indented lines, `self`, `if`, brackets, and words that are as long
-# as English ones. 300 steps are 307,200 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
-# parameter (Hoffmann et al. 2022), it should have read 17 million.
+# The text has the look of Python but none of its sense. There are indented lines, `self`, `if`, brackets, and words as
+# long as English ones. 300 steps are only 307,200 bytes, while the model has 875,264 parameters. By the rule of 20
+# tokens per parameter (Hoffmann et al. 2022), it should have read 17 million.
 #
-# **Question.** The run was killed in step 130 and saved every 50. What did the failure cost, in steps? And which formula
-# of notebook 12 says how often it should have saved? (30 steps; τ = √(2 δ M).)
+# **Question.** The run was killed in step 130 and saved every 50. How many steps did the failure cost? And which
+# formula of notebook 12 says how often it should have saved? (30 steps, and τ = √(2 δ M).)
 
 # %% [markdown]
 # ## 7 · The cluster that you are given
@@ -1136,23 +1148,26 @@ home.cleanup()
 # | time | 8 minutes |
 # | points | 2 |
 #
-# You are given a cluster that isn't built like those in the papers:
+# You are given a cluster that isn't built like the clusters in the papers:
 #
-# - four nodes of 8 L40S each (48 GB, 362 TFLOP/s). They have no NVLink. In a node, GPUs talk over PCIe 4.0 x16;
-# - 10 Gb/s of Ethernet between nodes, for each GPU a port of its own;
-# - the model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]`), with 256 sequences of 2,048 tokens per step. The batch may not change;
-# - attention keeps no scores (flash), products reach 63 % of the peak, and 4 GB of each GPU are taken by NCCL and others.
+# - It has four nodes of 8 L40S each (48 GB, 362 TFLOP/s). They have no NVLink, so in a node, GPUs talk over PCIe 4.0
+#   x16.
+# - Between nodes there is 10 Gb/s Ethernet, and each GPU has a port of its own.
+# - The model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]`), with 256 sequences of 2,048 tokens per step. You can't change this
+#   batch.
+# - Attention keeps no scores (flash), products reach 63 % of the peak, and NCCL and others take 4 GB of each GPU.
 #
-# **Predict.** The rule of thumb says: tp up to the node, then pp, then dp. How far is that from the best layout here? And which
-# axis should use the slow wire between nodes?
+# **Predict.** The rule of thumb is to use tp up to the node, then pp, then dp. How far is that from the best layout
+# here? And which axis should use the slow wire between nodes?
 #
-# <details><summary>Answer</summary>With tp 8 and dp 4 a step takes three and a half times as long as with the best layout, since
-# PCIe has a tenth of NVLink's bandwidth and tp waits in every layer. Between nodes, the axis that sends least is
-# right.</details>
+# <details><summary>Answer</summary>With tp 8 and dp 4, a step takes three and a half times as long as with the best
+# layout, since PCIe has a tenth of NVLink's bandwidth and tp waits in every layer. The axis that sends least should be
+# the one between nodes.</details>
 #
-# **Build.** Write a layout of all 32 GPUs. Its step may be at most 5 % longer than the best one's, by the planner's model of
-# notebook 10. You may use everything of `course_lib.planning`, such as `Cluster`, `Wire` and `advise`, and of
-# `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the outermost axis leaves the node first.
+# **Build.** Write a layout of all 32 GPUs. By the planner's model of notebook 10, its step must be at most 5 % longer
+# than the step of the best layout. You can use everything in `course_lib.planning`, such as `Cluster`, `Wire` and
+# `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the outermost axis leaves
+# the node first.
 
 # %% nbgrader={"grade_id": "cluster", "solution": true}
 my_layout = ...  # Layout({...}, microbatch=..., chunks=..., zero=..., recompute=...)
@@ -1167,11 +1182,12 @@ my_layout = best_layout(PUBLISHED["LLaMA-7B"], 32, 256, four_nodes, work=Work(0.
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: the planner</summary><code>advise(shape, gpus, batch, cluster, work=Work(0.63, flash=True))</code> of
-# <code>course_lib.planning</code> and <code>course_lib.planning.roofline</code>. The work is in describing the
-# cluster.</details>
-# <details><summary>Hint: by hand</summary>Per step, count the bytes that each axis sends over each wire: four sums per layer
-# and microbatch for tp, one sum of the gradients for dp, one activation and one gradient per microbatch for pp.</details>
+# <details><summary>Hint: the planner</summary>Use <code>advise(shape, gpus, batch, cluster, work=Work(0.63,
+# flash=True))</code> from <code>course_lib.planning</code> and <code>course_lib.planning.roofline</code>. The only work
+# left is to describe the cluster.</details>
+# <details><summary>Hint: by hand</summary>Per step, count the bytes each axis sends over each wire. There are four sums
+# per layer and microbatch for tp, one sum of the gradients for dp, and one activation and one gradient per microbatch
+# for pp.</details>
 
 # %% nbgrader={"grade_id": "cluster_check", "points": 2}
 report = check("13_capstone/cluster", my_layout)
@@ -1181,17 +1197,17 @@ report = check("13_capstone/cluster", my_layout, cases="hidden")
 report.points(2)
 
 # %% [markdown]
-# **In your own words.** An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page
-# below. No check reads it. It goes onto your page. Then compare it with the list.
+# **In your own words.** An interviewer asks: "How would you train this model on this cluster, and why?" Write half a
+# page below. No check reads it, but it goes onto your page. Then compare it with the list.
 #
 # <details><summary>Six things to compare it with</summary>
 #
 # 1. Does it say that the states and the activations fit, with numbers?
 # 2. Does it say which traffic leaves a node, and that tp doesn't?
-# 3. Does it name the bubble, or say why there is none?
-# 4. Does the batch stay what it was?
-# 5. What fails first, and what does that cost?
-# 6. What would you measure first, before you believe any of it?
+# 3. Does it name the bubble, or say why there isn't one?
+# 4. Does the batch stay as it was?
+# 5. What fails first, and how much does that cost?
+# 6. What would you measure first, before you believe any of this?
 #
 # </details>
 
@@ -1204,11 +1220,13 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is one.*
+# *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run, if there
+# is one.*
 #
 # **Predict.** GPT-2 small has 124M parameters, and needs about 0.86 GFLOP per token. A rank of data parallelism holds
-# 16 bytes per parameter in weights, gradients and moments, 2.0 GB, and a rank of ZeRO-3 on two GPUs holds half of that. How many tokens per
-# second does your card's data sheet allow, and which share of them will one GPU reach?
+# 16 bytes per parameter in weights, gradients and moments, which is 2.0 GB, whereas a rank of ZeRO-3 on two GPUs holds
+# half of that. How many tokens per second does your card's data sheet allow, and which share of them will one GPU
+# reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import transformer_flops, transformer_parameters
@@ -1218,7 +1236,7 @@ from course_lib.gpu.layouts import ON_ALL, ON_ONE
 MODEL_124M = replace(PRESETS["124M"], tied=False, vocab_size=50_304)
 PARAMETERS = transformer_parameters(MODEL_124M)
 FLOPS = transformer_flops(MODEL_124M, 1, MODEL_124M.context) / MODEL_124M.context  # per token
-STATES = {  # bytes per parameter that a rank of n holds: weights, gradients, moments
+STATES = {  # bytes per parameter on one of n ranks, for weights, gradients and moments
     "one GPU": lambda n: 16,
     "dp": lambda n: 16,
     "dp, ZeRO-1": lambda n: 8 + 8 / n,
@@ -1242,9 +1260,9 @@ alone = on_your_gpus(ON_ONE, predicted=by_hand, make_step=mine)
 together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 
 # %% [markdown]
-# In a row with tokens per second, the last column is the MFU. In a row with the peak, it is larger than 1 because of the
-# activations, which the prediction leaves out. All layouts have the same batch of 8 rows, so the tokens per second can be
-# compared. Which axis pays on your machine, and which one pays only where the links are faster?
+# In rows with tokens per second, the last column is the MFU. In rows with the peak, it is larger than 1, because the
+# prediction leaves out the activations. All layouts have the same batch of 8 rows, so you can compare their tokens per
+# second. Which axis pays on your machine, and which one pays only if the links are faster?
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1255,10 +1273,10 @@ together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 # | time | 6 minutes |
 # | points | 2 |
 #
-# A number may be written as arithmetic.
+# You can write a number as arithmetic.
 #
-# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. Which **share** of the
-#    step's time is a stage idle with 1F1B, if forward and backward of all stages take equally long?
+# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. For which **share** of
+#    the step's time is a stage idle with 1F1B, if forward and backward of all stages take equally long?
 # 2. A replica has m microbatches. Which stages of ZeRO send more bytes with m = 8 than with m = 1, in this course's
 #    implementations? `"a"`: only ZeRO-3. `"b"`: ZeRO-2 and ZeRO-3. `"c"`: all three. `"d"`: none of them.
 
@@ -1280,9 +1298,9 @@ report.points(2)
 # %% [markdown]
 # ## 9 · Your page
 #
-# The cell writes one HTML file and one PNG from the results above, each with the words *your function* or *the
-# library's*, this machine, its PyTorch and the date. A frame stays empty if you left its section out. There
-# is no grade on it. It is a lab report, and every number on it can be asked about.
+# The cell writes one HTML file and one PNG from the results above. Each result comes with the words *your function* or
+# *the library's*, and with this machine, its PyTorch and the date. If you left out a section, its frame stays empty.
+# The page isn't graded. It is a lab report, so be ready for a question about every number on it.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 page.show("your_page")
@@ -1297,15 +1315,15 @@ page.show("your_page")
 # | time | 30 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# Papers print results, and often the inputs from which you can compute them. So you can check them, and you learn which of
-# their numbers you may compare with yours. All inputs are published, and you need nothing but arithmetic.
+# Papers print results, and often the inputs from which you can compute them as well. So you can check the results, and
+# you learn which of their numbers you can compare with yours. All inputs are published, and you need only arithmetic.
 #
 # | run | inputs |
 # |---|---|
-# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s: 175 billion parameters, 140 TFLOP/s per GPU with full recomputation, which is counted in the 140 (Narayanan et al. 2021, eq. 4) |
-# | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second and GPU (Touvron et al. 2023, §2.4); the peak is 312 TFLOP/s |
-# | Llama-3-405B | on 16,384 H100s: 400 TFLOP/s per GPU, pp 16, dp 128, and 16 sequences per replica, which are 16 microbatches (Llama Team 2024, table 4); the dense bf16 peak is 989 TFLOP/s |
-# | Mixtral-8x7B | 32 layers of width 4,096; 32 heads of 128 for queries, 8 for keys and values; experts of three matrices with 14,336 hidden numbers, 8 of them, 2 per token; 32,000 tokens in two tables (Jiang et al. 2024, table 1) |
+# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s, take 175 billion parameters and 140 TFLOP/s per GPU. The 140 include full recomputation (Narayanan et al. 2021, eq. 4) |
+# | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second and GPU (Touvron et al. 2023, §2.4). The peak is 312 TFLOP/s |
+# | Llama-3-405B | On 16,384 H100s, it reached 400 TFLOP/s per GPU with pp 16, dp 128, and 16 sequences per replica, which are 16 microbatches (Llama Team 2024, table 4). The dense bf16 peak is 989 TFLOP/s |
+# | Mixtral-8x7B | 32 layers of width 4,096, with 32 heads of 128 for queries and 8 for keys and values. A layer has 8 experts of three matrices with 14,336 hidden numbers, and a token uses 2 of them. There are 32,000 tokens in two tables (Jiang et al. 2024, table 1) |
 # | DeepSeek-V3 | 37 of 671 billion parameters per token, 14.8 trillion tokens, 2.664 million H800 hours of pre-training (DeepSeek-AI 2024, table 1 and §2) |
 #
 # | your number | asked for | printed in the paper |
@@ -1315,10 +1333,10 @@ page.show("your_page")
 # | `llama_65b_mfu` | MFU, as a share, with 6 N FLOPs per token | not printed |
 # | `llama_65b_days` | days of training | about 21 |
 # | `llama_405b_mfu` | MFU, as a share, from the 400 TFLOP/s | 41 %. Is it? |
-# | `llama_405b_idle` | share of a step in which a stage is idle, with plain 1F1B (v = 1) | not printed: they interleave |
+# | `llama_405b_idle` | share of a step in which a stage is idle, with plain 1F1B (v = 1) | not printed, because they interleave |
 # | `mixtral_held` | parameters in all | 47 billion |
-# | `mixtral_used` | parameters that a token uses | 13 billion |
-# | `deepseek_tflops` | TFLOP/s that a GPU reached on average, with 6 FLOPs per used parameter | not printed |
+# | `mixtral_used` | parameters used per token | 13 billion |
+# | `deepseek_tflops` | TFLOP/s a GPU reached on average, with 6 FLOPs per used parameter | not printed |
 
 # %% nbgrader={"grade_id": "audit", "solution": true}
 gpt3_flops = ...
@@ -1349,10 +1367,10 @@ deepseek_tflops = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600) / 1e12
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: GPT-3's days</summary>With full recomputation, a GPU does 8 FLOPs per parameter and token, and all of
-# them are in the 140 TFLOP/s.</details>
-# <details><summary>Hint: Mixtral</summary>Only the experts are there eight times. Attention, router, norms and tables are
-# there once per layer, or once.</details>
+# <details><summary>Hint: GPT-3's days</summary>With full recomputation, a GPU does 8 FLOPs per parameter and token, and
+# the 140 TFLOP/s include all of them.</details>
+# <details><summary>Hint: Mixtral</summary>Only the experts exist eight times. Attention, router and norms exist once
+# per layer, and the tables only once.</details>
 
 # %% nbgrader={"grade_id": "audit_check", "points": 0}
 # Extra credit, 5 points
@@ -1368,20 +1386,21 @@ report = check(
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Llama 3's table prints 400 TFLOP/s and 41 %, and 400 of 989 are 40.4 %. Both numbers are rounded, so the run lay a little
-# above 400. A pipeline that is idle for 48 % of each step would have to reach 78 % of the peak in the rest, which no run
-# does, so the table itself shows that the stages were interleaved. DeepSeek's GPUs did 343 TFLOP/s, which is 35 % of the
-# bf16 peak, or 17 % of the fp8 peak, and most of their products run in fp8. Say which peak you mean.
+# Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 are 40.4 %. Both numbers are rounded, so the run was a
+# little above 400. If a pipeline is idle for 48 % of each step, it has to reach 78 % of the peak in the rest, which no
+# run does. So the table itself shows that the stages were interleaved. DeepSeek's GPUs did 343 TFLOP/s, which is 35 %
+# of the bf16 peak, but only 17 % of the fp8 peak, and most of their products run in fp8. So always say which peak you
+# mean.
 #
 # <details><summary>In the lectures</summary>
 #
 # | lecture | says | right |
 # |---|---|---|
-# | 000, 001, 002 | GPT-3 was trained as 8 x 12 x 32, as 8 x 8 x 16, or 96-way by 8-way | OpenAI published no layout. The paper names V100s, and model parallelism within the products and across layers (Brown et al., §2.3). Megatron-LM's own 175B benchmarks had tp 8 and pp 12 |
-# | 002 | "optimized for Azure", "dynamic loss scaling" | neither has a source in the paper |
-# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model fewer non-linearities | 32,000 tokens are fewer than GPT-3's 50,257, and SwiGLU multiplies two branches where GPT-3 had one |
-# | 001 | 70 billion parameters on 64 H100s: 2 to 3 tokens per second and GPU | about 940 at 40 % of the peak: 0.4 · 989e12 / (6 · 70e9) |
-# | 002 | Mixtral shares parameters across experts | the eight experts of a layer share nothing. Shared experts are DeepSeek's |
+# | 000, 001, 002 | GPT-3 was trained as 8 x 12 x 32, as 8 x 8 x 16, or 96-way by 8-way | OpenAI published no layout. The paper names V100s, and model parallelism within the products and across layers (Brown et al., §2.3). Megatron-LM's own 175B benchmarks used tp 8 and pp 12 |
+# | 002 | "optimized for Azure", "dynamic loss scaling" | Neither has a source in the paper |
+# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model fewer non-linearities | It has 32,000 tokens, but GPT-3's has 50,257, and SwiGLU multiplies two branches, whereas GPT-3 had one |
+# | 001 | 70 billion parameters on 64 H100s reach 2 to 3 tokens per second and GPU | They reach about 940 at 40 % of the peak, which is 0.4 · 989e12 / (6 · 70e9) |
+# | 002 | Mixtral shares parameters across experts | The eight experts of a layer share nothing. Shared experts are part of DeepSeek's models |
 #
 # </details>
 
@@ -1389,21 +1408,22 @@ report = check(
 # ## What you have built
 #
 # You have built one function that trains a GPT in every layout, with one loss, and a search that names the axis of a
-# mistake. Your function ran as one rank of 1,024, and you found two programs that eight ranks call right. A run was killed
-# and went on to the last bit. And you have a page that says what you measured, and where.
+# mistake. Your function ran as one rank of 1,024, and you found two programs that look right on eight ranks. A run was
+# killed, but it continued as if nothing had happened, to the last bit. And you have a page that says what you measured,
+# and where.
 #
 # **Read on.**
-# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*: §3 on
-#   which axis goes where.
-# - Liang et al. (2024), *TorchTitan*: the same order of cuts in a library, with its tests of parity.
-# - The Ultra-Scale Playbook (Hugging Face, 2025): measured layouts on up to 512 GPUs.
-# - `course_lib/trainer/`: read it after you have written yours; `step.py` first.
-# - `examples/train.py --mesh pp=2,dp=2,tp=2`: the same as a program for several machines, under `torchrun`.
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*. §3
+#   explains which axis goes where.
+# - Liang et al. (2024), *TorchTitan*. The library makes its cuts in the same order, and also has tests of parity.
+# - The Ultra-Scale Playbook (Hugging Face, 2025) measures layouts on up to 512 GPUs.
+# - `course_lib/trainer/` is best read after you have written yours. Begin with `step.py`.
+# - `examples/train.py --mesh pp=2,dp=2,tp=2` does the same as a program for several machines, under `torchrun`.
 
 # %% [markdown]
-# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
-# `python -m course_lib.submit` packs them to be handed in.
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In a
+# terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and `python -m
+# course_lib.submit` packs them so that you can hand them in.
 
 # %% tags=["skip-in-grading"]
 from course_lib import progress
