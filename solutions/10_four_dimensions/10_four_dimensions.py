@@ -2118,6 +2118,8 @@ if ready(step_seconds):
 #   Megatron-LM*: §3 for the placement of axes, table 1 for your dots.
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.2 for four axes on 16,384 GPUs.
 # - Jiang et al. (2024), *MegaScale*: the stragglers your model does not know.
+# - Austin et al. (2025), [*How to Scale Your Model*](https://jax-ml.github.io/scaling-book): meshes and
+#   rooflines, for TPUs.
 # - `course_lib/mesh/step.py`: the composition in one file, to read after you have written yours; then
 #   `course_lib/mesh/stages.py`, where the cuts meet.
 
