@@ -674,7 +674,8 @@ compared(NaiveDataParallel)
 # class, because all gradients are sent after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
-# of N".</details>
+# of N". Its DDP also takes <code>device_ids=[local_rank]</code>, the rank's GPU. You can leave this out, but
+# with it DDP also moves the inputs to this GPU.</details>
 
 # %% [markdown]
 # ## 3 · Buckets, while backward runs

@@ -1788,10 +1788,10 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute", but it
 # costs 4/3, or less with an early stop (5/4 above). It says "√N memory, 10x typical". Above, 16 times fewer
 # bytes are kept, but the peak is a quarter. It checkpoints every fourth layer, which takes 176 bytes although
-# 148 are possible. It calls <code>checkpoint</code> without <code>use_reentrant</code>. The warning above
-# says that PyTorch raises since 2.9, but 2.13 still takes the older kind. And it calls
-# <code>use_cache=False</code> required, although that is Hugging Face's cache for generation, which has
-# nothing to do with backward.</details>
+# 148 are possible. It calls <code>checkpoint</code> without <code>use_reentrant</code>, as lecture 002 does,
+# whose layer also has no residual and no activation function. The warning above says that PyTorch raises
+# since 2.9, but 2.13 still takes the older kind. And it calls <code>use_cache=False</code> required, although
+# that is Hugging Face's cache for generation, which has nothing to do with backward.</details>
 
 # %% [markdown]
 # ## 7 · Later, and not at all

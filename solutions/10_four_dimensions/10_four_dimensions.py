@@ -1120,7 +1120,7 @@ print(
 
 # %% [markdown]
 # The code, the values and the bytes are the same. Only the *numbers* of the ranks differ, and with them the
-# wire each sum takes. tp matters, because it makes most of the operations and nothing hides them. Eight
+# wire each sum takes. tp matters most, because it makes most of the operations and nothing hides them. Eight
 # sleeping ranks and a model of 1,024 GPUs tell the same story. The ratios don't have to agree, since their
 # links and arithmetic differ.
 
@@ -1134,9 +1134,9 @@ print(
 #
 # **Question.** Which of the four axes can hide its messages behind arithmetic, and which cannot?
 #
-# which cannot? a layer's gradient is ready while the backward of earlier layers still runs. pp can, since
-# another microbatch is computed while the message travels, and so can cp's ring. tp cannot without more
-# effort, because the next product needs the sum.</details>
+# <details><summary>Answer</summary>dp can, because a layer's gradient is ready while the backward of earlier
+# layers still runs. pp can, since another microbatch is computed while the message travels, and so can cp's
+# ring. tp cannot without more effort, because the next product needs the sum.</details>
 
 # %% [markdown]
 # ### Your step as rank 517 of 1,024
@@ -1502,9 +1502,9 @@ report.points(7)
 # %% [markdown]
 # **Measure.** The cell fits one constant on *one* row, the row of 76.1B, by halving an interval, and predicts
 # the nine other dots. These are not blind predictions, because the paper does not print microbatch and
-# chunks, so the model chose them. So the cell also draws the plainest model of all, in which every GPU
-# reaches 140 TFLOP/s, as in that row. FLOPs are counted as in the paper (equation 3), with recomputation. The
-# picture begins at 120.
+# chunks, so the model chose them. This is why the cell also draws the plainest model of all, in which every
+# GPU reaches 140 TFLOP/s, as in that row. FLOPs are counted as in the paper (equation 3), with recomputation.
+# The picture begins at 120.
 
 
 # %% tags=["skip-in-grading"]
