@@ -374,7 +374,7 @@ if ready(my_part):
 
 # %% [markdown]
 # **Break it.** Two replicas read the same rows, because one index is wrong. Both runs below train the same
-# GPT with two replicas for 30 steps. Before you run them, ask yourself if the loss can show which is which.
+# GPT with two replicas for 30 steps. Before you run them, can the loss show which is which?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -516,9 +516,9 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # <details><summary>Hint: earlier gradients</summary>Put them aside, and set <code>grad</code> to None before
 # the schedule runs.</details>
 #
-# **Check.** The check runs four meshes and compares each of them with one process, in float64. Replicas have
-# unequal numbers of targets, and in one case a replica has none. In another case, each rank has two stages.
-# The check also counts the bytes on every axis.
+# **Check.** The check compares four meshes with one process, in float64. Replicas have unequal numbers of
+# targets, and in one case a replica has none. In another case, each rank has two stages. It also counts the
+# bytes on every axis.
 
 # %% nbgrader={"grade_id": "hybrid_step_check", "points": 13}
 report = check("10_four_dimensions/hybrid_step", hybrid_step)
@@ -1322,8 +1322,8 @@ if ready(memory_per_gpu):
 #
 # **In production.** torchtitan had an estimator, `scripts/estimate/estimation.py`, from 2024 to February
 # 2026. PyTorch itself keeps a private `FSDPMemTracker`. ZeRO-3 and a pipeline rarely meet, because each of
-# the m microbatches would gather every layer again. This is why Llama 3's FSDP keeps the weights gathered
-# between forward and backward.
+# the m microbatches would gather every layer again. So Llama 3's FSDP keeps the weights gathered between
+# forward and backward.
 #
 # **Question.** Does a pipeline save activations if m < p?
 #
@@ -1598,8 +1598,8 @@ if ready(step_seconds):
 # | points | 4 |
 #
 # There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 35 of them can cut 96 layers, 96 heads and 1,536
-# sequences, and 29 of these fit, with some option, into 76 of the 80 GB. The cell plots them, with memory
-# across and time up. The shape of the mark shows the size of tp.
+# sequences, and 29 of these fit, with some option, into 76 of the 80 GB. The plot shows memory across and
+# time up, and the mark shows the size of tp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import advise
@@ -1864,8 +1864,8 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 on_gpus = on_your_gpus(AXES)
 # %% [markdown]
 # Replicas add up the gradients once per step, a pipeline sends its activations, and cut layers wait for four
-# sums in each layer. This is why a slow link shows first in the run with cut layers. (A dash means that the
-# 12 heads cannot be cut into as many parts as you have GPUs.)
+# sums in each layer. So a slow link shows first if the layers are cut. (A dash means that the 12 heads cannot
+# be cut into as many parts as you have GPUs.)
 
 # %% [markdown]
 # ## 9 · Questions
@@ -1934,8 +1934,8 @@ report.points(4)
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
 # Section 7 gets the time of a step from a formula. You can do without one. Take the *record* of a run, and
-# let a clock repeat it on other links. The record says what each rank did and in which order, and the clock
-# says when.
+# let a clock repeat it on other links. The record says what each rank did in which order, and the clock says
+# when.
 #
 # **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2 s
 # and beta 1 µs per byte. When are they done?
