@@ -14,7 +14,7 @@
 # | you will build | `hello`, `exchange`, `ring_shift`; three repairs of programs that hang |
 # | you will be able to | read from a diagnosis which rank waits for which, and why; say what a message costs |
 # | you need to know | Python and PyTorch tensors, but nothing about networks or `torch.distributed` |
-# | time | two hours |
+# | time | two hours, and 10 minutes for the optional §5.9 |
 # | points | 10 |
 # | on a rented machine | nothing to rent, because the CPU of a laptop is enough. With four GPUs or more, some cells run over NCCL; the section *On your GPUs* uses one or two |
 #
@@ -24,7 +24,7 @@
 # | 2 Messages | 15 | | 1 |
 # | 3 Exchange and shift | 35 | 4 | 2 |
 # | 4 What a message costs | 10 | | 2 |
-# | 5 The lab: programs that hang | 35 | 4 | 3 |
+# | 5 The lab: programs that hang | 35, and 10 *optional* | 4 | 3 |
 # | 6 In production | 10 | | 3, 5 |
 # | 7 Questions | 5 | 1 | 4, 5 |
 #
@@ -307,10 +307,10 @@ report = check(
 report.points(1)
 
 # %% [markdown]
-# **Build: exchange.** If both partners first send and then receive, both wait forever in their sends. There
-# are two ways out. Either the even rank sends first and the odd one receives first, or both ranks *begin*
-# both messages and then wait for both. The second way is better, because its code is the same for even and
-# odd ranks, and it takes one round instead of two.
+# **Build.** Write `exchange`. If both partners first send and then receive, both wait forever in their sends.
+# There are two ways out. Either the even rank sends first and the odd one receives first, or both ranks
+# *begin* both messages and then wait for both. The second way is better, because its code is the same for
+# even and odd ranks, and it takes one round instead of two.
 #
 # `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* a send or a receive
 # (which is why `dist.isend` has no parentheses). `batch_isend_irecv` takes a list of them, begins all of them
@@ -399,8 +399,8 @@ if ready(exchange, exchange_messages):
 run.ledger.table(times=False) if ready(exchange, exchange_messages) else None
 
 # %% [markdown]
-# **Build: ring shift.** Send to the right, `(r + 1) % N`, receive from the left, `(r - 1) % N`, and return
-# the tensor that arrived. The caller's tensor stays as it is.
+# **Build.** Write `ring_shift`. Send to the right, `(r + 1) % N`, receive from the left, `(r - 1) % N`, and
+# return the tensor that arrived. The caller's tensor stays as it is.
 
 
 # %% nbgrader={"grade_id": "ring_shift", "solution": true}
@@ -1179,8 +1179,10 @@ for how in ("killed", "exits"):
 # | time | 10 minutes |
 #
 # On a cluster you don't call `launch`. Instead, a launcher, usually `torchrun`, starts one process per GPU
-# and puts `RANK`, `WORLD_SIZE` and the address of a meeting point into its environment. Then the program
-# calls `dist.init_process_group`. Your function can be used in such a program without a change:
+# and puts `RANK`, `WORLD_SIZE`, `LOCAL_RANK` (the rank within its node) and the address of a meeting point
+# into its environment. Then the program calls `dist.init_process_group`. On GPUs it first calls
+# `torch.cuda.set_device` with `LOCAL_RANK`, because otherwise all ranks of a node would use its first GPU.
+# Your function can be used in such a program without a change:
 
 # %% tags=["skip-in-grading"]
 import inspect
@@ -1276,6 +1278,11 @@ for level in ("OFF", "DETAIL"):
 # | collectives that do not fit | named immediately | only with `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
 # | one rank raises | its traceback, the others are waiting | its traceback, among what the others printed |
 # | several machines | no | yes |
+#
+# <details><summary>In the lectures</summary>Lecture 002 starts its ranks with
+# <code>torch.multiprocessing.spawn</code> and a fixed address, <code>tcp://localhost:12355</code>. A second run
+# at the same time then fails, because the port is in use. <code>torchrun --standalone</code> picks a free
+# one.</details>
 
 # %% [markdown]
 # ## On your GPUs
@@ -1347,8 +1354,8 @@ report.points(1)
 # ## Scorecard
 #
 # Three criteria judge every way to distribute training: little redundant computation, a small peak of memory,
-# and little communication. Every notebook of this course ends with them, measured on what you wrote. M is the
-# tensor, here a million float32.
+# and little communication. Notebooks 00 to 09 and 11 each end with a scorecard, which measures what you wrote
+# by them. M is the tensor, here a million float32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.scorecard import costs, scorecard

@@ -979,9 +979,9 @@ for dtype in (torch.float32, torch.bfloat16):
 # <details><summary>In the lectures</summary>Here are four numbers, and the parts they count. Lecture 000 says
 # that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
 # Lecture 002 says that Adam needs 8 bytes, "1B = 10 GB". That is m, v and 2 bytes of weights, without master
-# copy and gradients. Lecture 003 takes 28 GB of weights, times 4, which is right for plain float32.
-# Lecture 001 says that 12P is "momentum and variance". But those are only 8P, and the master copy is the
-# rest.</details>
+# copy and gradients. Lecture 003 takes 28 GB of weights, times 4, which is right for plain float32. Lecture
+# 001 says that 12P is "momentum and variance". But those are only 8P, and the master copy is the rest. Its
+# "350GB+ in fp32" for GPT-3 are weights in 16 bits, since 175B in float32 take 700 GB.</details>
 
 # %% [markdown]
 # ## 5 · How fast: the roofline
@@ -1084,8 +1084,8 @@ for card in (A100, H100, gpu("B200")):
 
 # %% [markdown]
 # From the A100 to the H100, arithmetic grew faster than memory, so the least m nearly doubled. A rank that
-# gets few tokens (notebook 03's strong scaling) uses a few percent of its peak. A rank that writes one token
-# at a time (inference) uses less than one percent.
+# gets few tokens (as in *strong scaling*, in which many ranks share a fixed batch) uses a few percent of its
+# peak. A rank that writes one token at a time (inference) uses less than one percent.
 #
 # **Measure.** The cell measures this machine, in float32, on one thread. The largest speed of any square
 # product is its peak, and the fastest pass that only *reads* a large matrix is its bandwidth. Then it
@@ -1813,7 +1813,8 @@ if answer_1 is not ...:
 #
 # <details><summary>In the lectures</summary>The plan is lecture 001's recipe 2, which also calls it "GPT-3
 # scale" and gives each GPU "32" sequences. With sequence parallelism (notebook 06) the checkpoints would be
-# divided by 8. Question 3 comes from lecture 003.</details>
+# divided by 8. Question 3 comes from lecture 003. The recipe also shards with FSDP "within each replica", but
+# FSDP shards a model across the replicas.</details>
 
 # %% [markdown]
 # ## 9 · Optional: two laws that disagree
@@ -1900,6 +1901,7 @@ scorecard({"one rank": run}, unit=4 * count, flops_alone=run[0].flops)
 # - Chowdhery et al. (2022), *PaLM*: appendix B for MFU. Williams et al. (2009), *Roofline*.
 # - Hoffmann et al. (2022), *Training Compute-Optimal Large Language Models*, then Besiroglu et al. (2024),
 #   *Chinchilla Scaling: A replication attempt*.
+# - Hugging Face (2025), *The Ultra-Scale Playbook*: memory and speed, measured for many layouts.
 # - In `course_lib/planning/`, `memory_timeline.py` is the picture of §3, and `saved.py` a meter like yours.
 #   Read them after you have written yours.
 #

@@ -426,9 +426,10 @@ show_wire("dist.broadcast", lambda full, part: dist.broadcast(full, 0))
 show_wire("yours", lambda full, part: broadcast(full, 0))
 
 # %% [markdown]
-# gloo, the CPU backend, also sends a binomial tree, with 2 M from the root of four ranks. (Some figures may
-# be a few hundredths above the algorithm's bytes, because Linux counts everything on the connection, even the
-# bytes TCP had to send again. NCCL's bytes don't go over TCP on one machine, so these cells ask for gloo.)
+# gloo, the CPU backend, also sends a binomial tree, with 2 M from the root of four ranks. (Some figures might
+# be a few hundredths above the algorithm's bytes, because Linux counts everything on the connection. If TCP
+# had to send bytes again, a figure can also be much higher, such as 1.35 M instead of 1 M. NCCL's bytes don't
+# go over TCP on one machine, so these cells ask for gloo.)
 
 
 # %% [markdown]

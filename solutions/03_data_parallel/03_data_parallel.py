@@ -207,7 +207,9 @@ for step in (master_step, replica_step):
 # PyTorch's own documentation recommends DDP even on one machine.
 #
 # <details><summary>In the lectures</summary>In lecture 001 §19.2 the master broadcasts "updated params" after
-# the step, whereas <code>nn.DataParallel</code> copies them again in each forward.</details>
+# the step, whereas <code>nn.DataParallel</code> copies them again in each forward. The lecture also calls DDP
+# up to 2 to 3 times as fast as DP. But no such factor holds for all models, because it depends on the bytes
+# and launches counted above, compared with the computing time.</details>
 
 # %% [markdown]
 # ## 1 · Who sees which samples
@@ -631,8 +633,9 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # <details><summary>After you have run it</summary>In step 1, the weights that the hook averages are already
 # equal, so the hook changes nothing. Each rank keeps its own gradients, and after the step the replicas
 # differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
-# trains, but worse. <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, which is rank 0's loss before
-# the last of forty steps, is 0.18 instead of 0.05. No rank raises an error.</details>
+# trains, but worse. If you run <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, you get rank 0's
+# loss before the last of forty steps. It is 0.18, but with your class it was 0.05 (the mean with SGD above).
+# No rank raises an error.</details>
 #
 # **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
 # reduces in buckets of 25 MB (the first of 1 MB). The gradients of this model have only 0.1 MB, so they go in
@@ -671,7 +674,8 @@ compared(NaiveDataParallel)
 # class, because all gradients are sent after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
-# of N".</details>
+# of N". Its DDP also takes <code>device_ids=[local_rank]</code>, the rank's GPU. You can leave this out, but
+# with it DDP also moves the inputs to this GPU.</details>
 
 # %% [markdown]
 # ## 3 · Buckets, while backward runs
@@ -1154,6 +1158,11 @@ for counted in (False, True):
 # rank's mean loss by N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same
 # problem as ranks. Until 2024, widely used trainers had this bug in their accumulation (Hugging Face, "Fixing
 # Gradient Accumulation").
+#
+# <details><summary>In the lectures</summary>Lecture 002 tokenizes with <code>padding=True</code> and passes
+# the inputs as <code>labels</code>, so padding would count as targets. Set those labels to -100, which the
+# loss leaves out. GPT-2's tokenizer also raises an error there, because it has no padding token until you set
+# one.</details>
 
 # %% [markdown]
 # ## 5 · Send the largest: top-k
@@ -1735,6 +1744,11 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
     )
 
 # %% [markdown]
+# Each rank keeps its batch in this table, however many ranks there are. This is called *weak scaling*. In
+# *strong scaling*, all ranks share a fixed batch, so a rank computes less and less but still sends all
+# gradients. If 64 ranks each compute for only an eighth of the time, the overlapped efficiency at 50 GB/s
+# falls from 0.98 to 0.30.
+#
 # Overlap hides as much as fits behind backward, but no more. At 3.1 GB/s, you must send less, or less often.
 # For example, take K = 8 microbatches, each as large as a rank's share was before, and seven of them under
 # `no_sync()`. Then the batch is eight times as large. A step sends as many bytes as with one microbatch, but

@@ -2087,6 +2087,9 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | `pin_memory` | pages that the operating system may not move, so copies to the GPU can run next to kernels |
 # | `gradient_clipping` | your `max_norm` |
 #
+# `deepspeed.initialize` takes this configuration and returns an engine. The loop then calls
+# `engine.backward(loss)` and `engine.step()`, and no `zero_grad`.
+#
 # Here are three scenarios, and the lines they need. (1) If you have one node of 8 GPUs and the states fit
 # with ZeRO-3, take only `"stage": 3` and `"bf16"`. (2) On several nodes with a pipeline, take stage 1,
 # because a pipeline adds up gradients of many microbatches, and stages 2 and 3 would reduce or gather for
@@ -2112,7 +2115,10 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # more: Megatron-LM.</i> Or FSDP2 with the others, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i> Or
 # <code>CPUOffloadPolicy</code>. GPT-3 was OpenAI's and wasn't trained with Megatron-LM. NVIDIA's runs of its
 # size were benchmarks. MT-NLG 530B was trained with Megatron-LM and DeepSpeed together. Lecture 002's axes
-# "ease of use" and "feature richness" are opinions, whereas the next picture has measured axes.</details>
+# "ease of use" and "feature richness" are opinions, whereas the next picture has measured axes. Lecture 000
+# also lists JAX, in which you name a mesh and the compiler inserts the collectives, and lecture 001 lists
+# Ray, which shards nothing but starts and restarts the ranks. The <code>--fsdp "shard_grad_op"</code> of its
+# first recipe is an option of Hugging Face's trainer, not of <code>torchrun</code>.</details>
 #
 # ### Optional: the trade-off, measured
 #
@@ -2443,6 +2449,8 @@ for name, (took, _) in measured.items():
 # **Read on.**
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the
 #   order, §3.4 for the memory, §5 for the measurements.
+# - Meta (2021), [*Fully Sharded Data Parallel*](https://engineering.fb.com/2021/07/15/open-source/fsdp/): the
+#   blog post that introduced FSDP.
 # - PyTorch's documentation of `torch.distributed.fsdp.fully_shard`, and its FSDP notes on implicit and
 #   explicit prefetching.
 # - Wang et al. (2023), *ZeRO++*; Zhang et al. (2022), *MiCS*: islands and small messages.

@@ -1,25 +1,25 @@
 # %% [markdown]
 # # 10 · Four dimensions
 #
-# **How are the axes combined, on which wires, for which cluster?**
+# **How do the axes combine, on which wires, and for which cluster?**
 #
-# A model of 175B parameters does not fit on a GPU, and not on a node of eight. A known plan trains it on
-# 1,024 GPUs as 16 × 8 × 8. Each of the three numbers is a notebook that you have
-# worked: 16 stages (07), 8 replicas (03), 8 ranks that share a layer (06). Notebook 08 adds a fourth, for
-# sequences that are too long for one rank.
+# A 175B-parameter model does not fit on one GPU, nor on a node of eight. One plan trains it on 1,024 GPUs,
+# arranged as 8 × 16 × 8. You have worked through a notebook for each of these three numbers: 8 stages (07),
+# 16 replicas (03), and 8 ranks that share a layer (06). Notebook 08 adds a fourth axis, for sequences that
+# are too long for one rank.
 #
-# Here the axes work on real ranks: three at once on 8, and all four on 16. You write the step that trains on
-# such a mesh, with the gradients of one process. Then you put numbers on it: the bytes of every axis, the
-# memory of a GPU, the seconds of a step. At the end your functions choose a layout for 1,024 GPUs, and
-# published runs judge them.
+# Here the axes work together on real ranks, three of them on 8 and all four on 16. You write the step that
+# trains on such a mesh, with the same gradients as a single process. Then you put numbers on it: the bytes
+# per axis, the memory per GPU, and the seconds per step. At the end, your functions choose a layout for 1,024
+# GPUs, and you judge them by published runs.
 #
 # | | |
 # |---|---|
 # | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient in pieces and copies; a model of a cluster's bytes, memory and time; a search for the best layout |
-# | you need | notebook 03: averages of gradients; notebook 06: layers cut over ranks; notebook 07: `run_schedule`; notebook 08: zigzag |
+# | you need | averages of gradients (notebook 03); layers cut over ranks (notebook 06); `run_schedule` (notebook 07); zigzag (notebook 08) |
 # | time | three hours, with a break after §4, and 30 minutes for the optional section |
 # | points | 60, and 6 of extra credit |
-# | on a rented machine | nothing to rent: two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL; the section *On your GPUs* uses one or more |
+# | on a rented machine | nothing to rent, because two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL, and the section *On your GPUs* uses one or more |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -39,16 +39,16 @@
 #
 # | | |
 # |---|---|
-# | mesh | the ranks of a run as a grid, with one axis for each way of cutting |
-# | pp, dp, cp, tp | the axes: stages of the model; replicas, which read different rows; parts of a sequence; parts of a layer |
-# | group of an axis | the ranks that differ in this axis alone |
-# | flattened group | the ranks that differ in several axes, such as dp and cp, as one group |
-# | innermost | the axis whose neighbours are neighbouring ranks; it is listed last |
-# | term, sample | a rank's share of a sum; one of the values of a mean |
-# | whole, cut | a parameter that every rank of tp holds; a parameter of which each of them holds a part |
+# | mesh | the ranks of a run, arranged as a grid with one axis for each way of cutting |
+# | pp, dp, cp, tp | the axes. pp cuts the model into stages, dp reads different rows in its replicas, cp cuts a sequence, and tp cuts a layer |
+# | group of an axis | the ranks that differ only in this axis |
+# | flattened group | the ranks that differ in several axes, such as dp and cp, taken as one group |
+# | innermost | the axis whose neighbours are neighbouring ranks. It is listed last |
+# | term, sample | A term is a rank's share of a sum, and a sample is one value of a mean |
+# | whole, cut | A parameter is whole if every rank of tp holds all of it, and cut if each holds only a part |
 #
-# A mesh is written as a dict of sizes, outermost axis first: `{"pp": 2, "dp": 2, "tp": 2}`. An axis that is
-# missing has one rank.
+# A mesh is written as a dict of sizes, with the outermost axis first: `{"pp": 2, "dp": 2, "tp": 2}`. If an
+# axis is missing, its size is 1.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -71,15 +71,15 @@ from course_lib.pipeline.generators import one_f_one_b
 from course_lib.unfinished import ready, said, tried
 
 # %% [markdown]
-# The next cell holds the tools of sections 1 to 4; you need not read it now. `on_mesh` runs the ranks of a
-# mesh, 8 if you name no other: it builds a small GPT in float64, cuts it over the axes, and calls a function of
-# yours. `alone` is the same model in one process.
+# The next cell holds the tools for sections 1 to 4. You don't have to read it now. `on_mesh` runs the ranks
+# of a mesh (8 if you name no other). It builds a small GPT in float64, cuts it over the axes, and calls a
+# function of yours. `alone` runs the same model in one process.
 
 # %%
 SIZES = {"pp": 2, "dp": 2, "tp": 2}
 CONFIG = GPTConfig(vocab_size=64, context=32, layers=4, heads=4, width=32)
 AXES = ["pp", "dp", "tp", ("pp", "dp"), ("dp", "tp")]
-ROWS, SEQ, COUNT = 8, 32, 4  # of a step: rows, tokens of a row, microbatches of a replica
+ROWS, SEQ, COUNT = 8, 32, 4  # rows per step, tokens per row, microbatches per replica
 
 
 def a_model():
@@ -128,12 +128,13 @@ def alone(step=0):
 # | time | 20 minutes |
 # | points | 5 |
 #
-# A launcher numbers GPUs in succession: ranks 0 to 7 are on the first node, 8 to 15 on the second. Everything
-# else about a mesh follows from a rule for turning a number into a place. The rule decides which ranks sum a
-# layer, which average gradients, and therefore which wire each of them takes.
+# A launcher numbers GPUs node by node, so ranks 0 to 7 are on the first node and ranks 8 to 15 on the second.
+# Everything else about a mesh follows from a rule for turning a rank's number into coordinates. The rule
+# decides which ranks sum a layer and which average gradients, and therefore which wire each sum takes.
 #
-# Here are 16 GPUs on two nodes of eight. In a running notebook you can click on a GPU: the ranks of its groups take
-# the colours of the axes, and a table names their wires. Change the order of the axes, and look at the wires.
+# Here are 16 GPUs on two nodes of eight. In a running notebook you can click on a GPU. The ranks of its
+# groups then take the colours of the axes, and a table names their wires. Change the order of the axes, and
+# watch the wires.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.mesh_explorer import mesh_explorer
@@ -141,12 +142,12 @@ from course_lib.pictures.mesh_explorer import mesh_explorer
 mesh_explorer()
 
 # %% [markdown]
-# **Predict.** On the mesh pp 2, dp 2, tp 2, with which rank does rank 5 share its layers (tp)? With which does
-# it average gradients (dp)? Write both down before you go on.
+# **Predict.** On the mesh pp 2, dp 2, tp 2, which rank shares its layers with rank 5 (tp)? Which one averages
+# gradients with it (dp)? Write both down before you go on.
 #
-# **Build.** The last axis varies fastest, as the last digit of a number does. `coordinates` gives the place of a
-# rank on every axis. `axis_ranks` gives the group of an axis: the ranks that differ in this axis alone, the
-# rank itself among them, in their order along the axis. A tuple of axes is a flattened group, whose first axis
+# **Build.** The last axis varies fastest, as the last digit of a number does. `coordinates` returns a rank's
+# coordinate on every axis. `axis_ranks` returns the group of an axis, so all ranks that differ only in this
+# axis, itself included, in their order along it. A tuple of axes means the flattened group, whose first axis
 # varies slowest.
 
 
@@ -181,10 +182,10 @@ def axis_ranks(rank: int, sizes: dict[str, int], axis: str | tuple[str, ...]) ->
 
 
 # %% [markdown]
-# <details><summary>Hint: the place</summary>Begin with the innermost axis: <code>divmod(rank, size)</code> gives
-# what is left for the outer axes, and the place on this one.</details>
-# <details><summary>Hint: the group</summary>A step along an axis is as many ranks as all axes inside it hold
-# together. Go to place 0 of the axis, then take one step after the other.</details>
+# <details><summary>Hint: the coordinates</summary>Begin with the innermost axis. <code>divmod(rank,
+# size)</code> gives what is left for the outer axes, and the coordinate on this one.</details>
+# <details><summary>Hint: the group</summary>One step along an axis skips as many ranks as all the axes inside
+# it hold together. Go to coordinate 0 of the axis, then take one step after another.</details>
 #
 # **Check.**
 
@@ -196,8 +197,8 @@ report = check("10_four_dimensions/coordinates", coordinates, axis_ranks, cases=
 report.points(5)
 
 # %% [markdown]
-# **Measure.** PyTorch has the same rule in `init_device_mesh`. All eight ranks make such a mesh and compare it
-# with your functions.
+# **Measure.** PyTorch applies the same rule in `init_device_mesh`. All eight ranks build such a mesh and
+# compare it with your functions.
 
 
 # %% tags=["skip-in-grading"]
@@ -220,15 +221,15 @@ if ready(coordinates, axis_ranks):
     print("all ranks agree:", all(theirs == mine for r in ranks for theirs, mine in r.values()))
 
 # %% [markdown]
-# Rank 5 shares layers with rank 4, its neighbour, and averages with rank 7. In the explorer below, the groups come
-# from *your* `axis_ranks`.
+# Rank 5 shares layers with rank 4, its neighbour, and averages with rank 7. In the explorer below, the groups
+# come from *your* `axis_ranks`.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 mesh_explorer(axis_ranks=axis_ranks) if ready(axis_ranks) else None
 
 # %% [markdown]
-# **Break it.** Turn the axes round, tp first. On nodes of four GPUs, between which ranks do the layers' sums
-# travel now? Say it, then run both.
+# **Break it.** Turn the axes around, so that tp comes first. On nodes of four GPUs, between which ranks do
+# the layers' sums travel now? Decide first, then run both cells.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.mesh_figure import mesh_figure
@@ -246,19 +247,19 @@ rank_5(SIZES, "pp, dp, tp: rank 5") if ready(axis_ranks) else None
 rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 
 # %% [markdown]
-# The group of tp is now [1, 5]: one rank on each node. All values stay right, and every layer sums over the
-# network. §5 measures what that costs.
+# The group of tp is now [1, 5], with one rank on each node. All values stay right, but every layer sums over
+# the network. In §5 you measure what this costs.
 #
-# **In production.** `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp", "tp"))`; `mesh["tp"]` is
-# this rank's group, and `mesh["pp", "dp"]._flatten()` a flattened one. The order is a choice of each library.
-# Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its paper). Megatron-Core's default is
-# `tp-cp-ep-dp-pp`, innermost first too, so that pp is outermost. torchtitan lists `pp, dp_replicate, dp_shard,
-# cp, tp`, outermost first. tp is innermost in all three.
+# **In production.** You write `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp", "tp"))`. Then
+# `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` a flattened one. Each library chooses
+# its own order. Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its paper). Megatron-Core's
+# default, `tp-cp-ep-dp-pp`, is also written innermost first, so pp is outermost. torchtitan lists `pp,
+# dp_replicate, dp_shard, cp, tp`, outermost first. In all three, tp is innermost.
 #
 # **Question.** How many groups does a mesh of 16 × 8 × 8 have, if flattened ones do not count?
 #
-# <details><summary>Answer</summary>Each axis has 1,024 / size groups: 64 of pp, 128 of dp and 128 of tp are 320.
-# A rank is in three of them.</details>
+# <details><summary>Answer</summary>Each axis has 1,024 / size groups. The 64 of pp, 128 of dp and 128 of tp
+# add up to 320. A rank belongs to three of them.</details>
 
 # %% [markdown]
 # ## 2 · Who reads what
@@ -266,21 +267,21 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # | | |
 # |---|---|
 # | you will write | `my_part(rank, sizes, batch_size, seq)` |
-# | builds on | §1; notebook 08: zigzag |
+# | builds on | §1; zigzag (notebook 08) |
 # | time | 20 minutes |
 # | points | 5 |
 #
-# The batch of a step is a sheet: rows are samples, columns are places in the sequence. Two axes cut it. dp cuts
-# rows, since replicas read different samples. cp cuts places, since its ranks share a sequence. Two axes cut
-# nothing: ranks of tp hold parts of one layer and need the same input, and all stages of pp work on the same
-# samples, one after the other.
+# The batch of a step is a sheet, with samples as rows and positions in the sequence as columns. Two axes cut
+# the sheet. dp cuts rows, since replicas read different samples. cp cuts columns, since its ranks share a
+# sequence. The other axes cut nothing, because ranks of tp hold parts of one layer and need the same input,
+# and all stages of pp work on the same samples in turn.
 #
-# **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 · 8,
-# or 4 · 1,024?
+# **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 ·
+# 8, or 4 · 1,024?
 #
-# **Build.** Each replica reads consecutive rows. Places are dealt as a zigzag: rank r of cp
-# gets chunks r and 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If the
-# number of parts does not divide a length, the first parts are one longer: 7 in 3 parts is 3, 2, 2, where
+# **Build.** Each replica reads consecutive rows. Positions are dealt as a zigzag: rank r of cp gets chunks r
+# and 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If the number
+# of parts does not divide a length, the first parts are one longer. So 7 in 3 parts is 3, 2, 2, although
 # `torch.chunk` would give 3, 3, 1.
 
 
@@ -310,11 +311,11 @@ def my_part(
 
 
 # %% [markdown]
-# <details><summary>Hint: one rule for both</summary>Write a function that cuts a length into n ranges. Rows take
-# the range of the dp place, out of dp; places take two of 2 cp.</details>
+# <details><summary>Hint: one rule for both</summary>Write a function that cuts a length into n ranges. Rows
+# take the range at the dp coordinate, out of dp, and positions take two of 2 cp.</details>
 #
-# **Check.** A solution that gives each rank of cp one block of places is right, and its ranks have unequal work. It
-# keeps half of the points, and so does one whose replicas read the same rows.
+# **Check.** If your function gives each rank of cp one block of positions, it is right, but the work is
+# unequal, so it keeps half of the points. It also keeps half if replicas read the same rows.
 
 # %% nbgrader={"grade_id": "my_part_check", "points": 5}
 report = check("10_four_dimensions/my_part", my_part)
@@ -324,8 +325,8 @@ report = check("10_four_dimensions/my_part", my_part, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The sheet of 8 rows and 32 places on dp 2, cp 2, tp 2, by your function. A cell names the ranks
-# that read it, and its colour stands for their part of the sequence.
+# **Measure.** The cell draws the sheet of 8 rows and 32 positions on dp 2, cp 2, tp 2, by your function. Each
+# square names the ranks that read it, and its colour shows their part of the sequence.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from matplotlib.patches import Rectangle
@@ -357,9 +358,10 @@ def sheet(sizes, rows, seq):
 sheet({"dp": 2, "cp": 2, "tp": 2}, 8, 32) if ready(my_part) else None
 
 # %% [markdown]
-# Two ranks read every cell, the two of tp. From row 4 on, other ranks read: dp gives 4 rows to each of 2
-# replicas, and on the mesh of the question 4 rows to each of 8, whatever pp and tp are. Under a causal mask a token at place t costs t + 1. Here is
-# the busiest rank's work over the mean, for both ways of dealing.
+# Both ranks of tp read every square. From row 4 on, other ranks read, because dp gives 4 rows to each of 2
+# replicas. On the mesh of the question it gives 4 rows to each of 8, whatever pp and tp are. Under a causal
+# mask, a token at position t costs t + 1. The next cell prints the busiest rank's work over the mean, for
+# both ways of dealing.
 
 # %% tags=["skip-in-grading"]
 if ready(my_part):
@@ -371,8 +373,8 @@ if ready(my_part):
         print(f"cp {cp}: zigzag {max(work) * cp / sum(work):.3f}, in succession {2 - 1 / cp:.3f}")
 
 # %% [markdown]
-# **Break it.** Two replicas read the same rows, a mistake of one index. Both runs below train the same GPT with
-# two replicas for 30 steps. Before you run them: can the loss show which is which?
+# **Break it.** Two replicas read the same rows, because one index is wrong. Both runs below train the same
+# GPT with two replicas for 30 steps. Before you run them, can the loss show which is which?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -407,16 +409,18 @@ for name, same in (("different rows", False), ("the same rows", True)):
     print(f"{name:15} loss {first:.2f} -> {last:.2f}, {samples} samples read")
 
 # %% [markdown]
-# Both losses fall. The second one ends a little higher, as another seed might: it did half of the work twice, and no
-# curve says so.
+# Both losses fall. The second one ends a little higher, as another seed might. This run did half of its work
+# twice, but no curve says so.
 #
-# **In production.** `DistributedSampler(dataset, num_replicas=dp, rank=place)` with the size of dp and the place on
-# dp, not the world's. Both default to the world's, and then ranks of one layer read different samples.
+# **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=place)` with the size of dp and
+# the coordinate on dp. Both arguments default to the world's size and rank, and then ranks that share a layer
+# read different samples.
 #
-# **Question.** 1,024 GPUs, a batch of 1,536 rows, 29.2 s a step: how many samples a second?
+# **Question.** 1,024 GPUs take 29.2 s per step for a batch of 1,536 rows. How many samples per second is
+# this?
 #
-# <details><summary>Answer</summary>1,536 / 29.2 = 53. The number of GPUs is not in it. Lecture 002's <em>samples =
-# batch × world size</em> holds if all GPUs are replicas.</details>
+# <details><summary>Answer</summary>1,536 / 29.2 = 53. The number of GPUs does not appear. Lecture 002's
+# <em>samples = batch × world size</em> holds only if all GPUs are replicas.</details>
 
 # %% [markdown]
 # ## 3 · Three axes in one step
@@ -424,17 +428,18 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # | | |
 # |---|---|
 # | you will write | `hybrid_step(stages, schedule, microbatches, mesh)` |
-# | builds on | §2; notebook 06: sums inside the layers; notebook 07: `run_schedule` |
+# | builds on | §2; sums inside the layers (notebook 06); `run_schedule` (notebook 07) |
 # | time | 45 minutes |
 # | points | 13 |
 #
-# The model is cut already: `mesh_stages` gives each rank its stages, whose layers hold parts of matrices (tp) and
-# whose attention spans the ranks of a sequence (cp). Calling them sums over tp, and `run_schedule` passes
-# activations and gradients along pp. What is left for you is one question, asked for every axis: is a rank's
-# gradient a *term* of a sum, or a *sample* of a mean?
+# The model has already been cut for you. `mesh_stages` gives each rank its stages, whose layers hold parts of
+# the matrices (tp) and whose attention spans the ranks that share a sequence (cp). When you call them, they
+# sum over tp, and `run_schedule` passes activations and gradients along pp. This leaves you with one question
+# for every axis: is a rank's gradient a *term* of a sum, or a *sample* of a mean?
 #
-# The loss of a batch is the mean over all its targets. In other words, it is a sum over tokens, in which the loss of
-# each token is divided by the same number. If every rank divides by this number, the ranks of every axis hold terms:
+# The loss of a batch is the mean over all its targets. In other words, it is a sum over tokens, and each
+# token's loss is divided by the same number. If every rank divides by this number, the ranks of every axis
+# hold terms:
 #
 # | axis | its ranks have terms of | and they are summed by |
 # |---|---|---|
@@ -447,22 +452,21 @@ for name, same in (("different rows", False), ("the same rows", True)):
 #
 # For dp and tp, `axis_types` of notebook 06 (§4) names a parameter of your block that lacks its sum.
 #
-# By default `run_schedule` divides by the targets of the microbatches it is given, so each replica has the mean over
-# its own targets. That is a sample, and the mean of the samples is another loss as soon as the replicas have
-# unequal numbers of targets (notebook 03, §4): because of padding, a replica with 2 targets would weigh as much as
-# one with 16. Instead, count the targets of all replicas first, and pass their number on:
-# `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A target of -100 does not count, and a
-# replica may have no target at all.
+# By default `run_schedule` divides by the targets of the microbatches it is given, so each replica gets the
+# mean over its own targets. This mean is a sample, and the mean of the samples is a different loss as soon as
+# the replicas have unequal numbers of targets (notebook 03, §4). With padding, for example, a replica with 2
+# targets would weigh as much as one with 16. Instead, count the targets of all replicas first, and pass their
+# number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A target of -100 does
+# not count, and a replica might have no target at all.
 #
-# **Predict.** On pp 2, dp 2, tp 2 a rank has 2 of 4 layers, and a step has 4 microbatches. How many collectives
-# does rank 0 call over tp, with the embedding's sum? How many over dp?
+# **Predict.** On pp 2, dp 2, tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
+# collectives does rank 0 call over tp, including the embedding's sum? How many over dp?
 #
-# **Build.** The parameters of a stage are those of its `module`. A parameter may have a gradient that an earlier call
-# left. It was reduced then, so add it at the end and do not reduce it again. Return the loss on all ranks:
-# `run_schedule` returns a dict of tensors, the parts of the loss by microbatch, which is empty on all stages but the
-# last. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of axes. An axis that
-# the mesh does not have is one of size 1.
-# New tensors belong on `mesh.device`.
+# **Build.** The parameters of a stage belong to its `module`. Some may have a gradient from an earlier call.
+# It was reduced then, so add it at the end without reducing it again. Return the same loss on all ranks.
+# `run_schedule` returns a dict of tensors, the parts of the loss by microbatch, but on all stages except the
+# last this dict is empty. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of axes. A missing
+# axis has size 1. Create new tensors on `mesh.device`.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -502,18 +506,19 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 
 # %% [markdown]
 # <details><summary>Hint: the schedule</summary><code>run_schedule(stages, schedule, microbatches,
-# mesh.group("pp"), count)</code> does forward and backward of all microbatches, adds tied terms, and divides by
-# <code>count</code>, a number.</details>
-# <details><summary>Hint: the targets of the batch</summary><code>(targets != -100).sum()</code>, added up over the
-# microbatches, is the number of this replica. Sum it over dp alone, because the ranks of cp are given the same
-# rows.</details>
-# <details><summary>Hint: one sum for two axes</summary>A sum over dp of sums over cp is a sum over the flattened
-# group. Nothing is left to divide.</details>
-# <details><summary>Hint: earlier gradients</summary>Put them aside and set <code>grad</code> to None before the
-# schedule runs.</details>
+# mesh.group("pp"), count)</code> runs the forward and backward of all microbatches, adds tied terms, and
+# divides by <code>count</code>, a number.</details>
+# <details><summary>Hint: the targets of the batch</summary><code>(targets != -100).sum()</code>, added up
+# over the microbatches, is this replica's number. Sum it only over dp, because the ranks of cp are given the
+# same rows.</details>
+# <details><summary>Hint: one sum for two axes</summary>Summing over cp and then over dp is the same as
+# summing over the flattened group. Nothing is left to divide.</details>
+# <details><summary>Hint: earlier gradients</summary>Put them aside, and set <code>grad</code> to None before
+# the schedule runs.</details>
 #
-# **Check.** Four meshes are compared with one process in float64. Replicas have unequal numbers of targets, and in one
-# case a replica has none. In another case, each rank has two stages. Bytes are counted on every axis.
+# **Check.** The check compares four meshes with one process, in float64. Replicas have unequal numbers of
+# targets, and in one case a replica has none. In another case, each rank has two stages. It also counts the
+# bytes on every axis.
 
 # %% nbgrader={"grade_id": "hybrid_step_check", "points": 13}
 report = check("10_four_dimensions/hybrid_step", hybrid_step)
@@ -523,8 +528,8 @@ report = check("10_four_dimensions/hybrid_step", hybrid_step, cases="hidden")
 report.points(13)
 
 # %% [markdown]
-# **Measure.** Your step on eight ranks, beside one process: the loss, and the largest difference of any gradient
-# on any rank, as a share of the largest gradient.
+# **Measure.** The cell runs your step on eight ranks and compares it with one process. It prints the loss,
+# and the largest difference of any gradient on any rank, as a share of the largest gradient.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -547,7 +552,7 @@ def part_of(whole, part, place):
     return whole
 
 
-run = None  # of this section alone, if your function raises
+run = None  # stays None if your function raises
 if ready(hybrid_step):
     run = on_mesh(my_step)
 if run:
@@ -562,7 +567,7 @@ if run:
     print(f"largest difference of a gradient: {off / largest:.0e} of the largest")
 
 # %% [markdown]
-# And the step itself, with every operation in the colour of its axis:
+# Here is the step itself. Every operation has the colour of its axis:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 run.ledger.timeline(after="barrier", axes=SIZES) if run else None
@@ -580,15 +585,15 @@ if run:
         print(f"rank 0 over {axis:6} {count:3} {name}")
 
 # %% [markdown]
-# 2 layers · 4 · 4 microbatches are 32 sums over tp, and the embedding adds one for each microbatch: 36. Along pp,
-# rank 0 sends an activation and receives a gradient for each of the 4 microbatches; the fifth pair is the tied table.
-# The replicas meet twice a step. First they count targets, and at the end they add gradients: in one call if you
-# joined the gradients, or in 34 if you took one parameter after the other. The bytes are the same. A last sum is the
-# loss.
+# 2 layers with 4 sums each, for 4 microbatches, make 32 sums over tp. The embedding adds one for each
+# microbatch, so there are 36. Along pp, rank 0 sends an activation and receives a gradient for each of the 4
+# microbatches, and the fifth pair is the tied table. The replicas meet twice per step. First they count
+# targets, and at the end they add gradients. This takes one call if you joined the gradients, or 34 if you
+# took one parameter after another, but the bytes are the same. The last sum is the loss.
 
 # %% [markdown]
-# **Look.** Four axes at once: 16 ranks, and one step with each operation filled by its axis. A sum over
-# several axes is striped. Which axis is always busy, and which one comes once?
+# **Look.** The picture shows one step over all four axes, on 16 ranks, with each operation in the colour of
+# its axis. A sum over several axes is striped. Which axis is always busy, and which one appears only once?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -607,15 +612,15 @@ print(f"loss {sixteen[0]:.6f}, one process {alone()[0]:.6f}")
 sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
-# tp speaks in every layer, and cp's ring inside every attention. pp speaks between the stages, and its long
-# bars are the pipeline's bubble, in which the rank waits for a microbatch. dp counts the targets right after the
-# barrier, which is the first stripe. dp and cp make one sum at the end, striped, since both sum gradients. The last
-# stripe is the loss, one number over three axes.
+# tp communicates in every layer, and cp's ring inside every attention. pp communicates between the stages.
+# Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. dp counts the targets
+# right after the barrier, which is the first stripe. dp and cp share one sum at the end, which is striped
+# because both of them sum gradients. The last stripe is the loss, a single number over three axes.
 
 # %% [markdown]
-# **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` with the stage's ranks as
-# its group would. The mesh below hands out the group of dp × tp when your function asks for dp, also for the
-# targets. Which parameters will be wrong? Will the loss be?
+# **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` would if you gave it
+# these ranks as its group. The mesh below hands out the group of dp × tp when your function asks for dp, also
+# for the targets. Which parameters will be wrong? Will the loss be wrong as well?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -651,29 +656,32 @@ if run:
         print("the mean of both ranks:", torch.allclose(mine, (wanted + other) / 2))
 
 # %% [markdown]
-# The loss is right, and so are the norms' weights. The gradient of every cut matrix is the mean of two ranks'
-# *different* parts, and the model trains on, badly. Compare gradients with one process before you trust a loss.
+# The loss is right, and so are the weights of the norms. But the gradient of every cut matrix is now the mean
+# of two ranks' *different* parts, and the model keeps training, badly. Compare your gradients with a single
+# process before you trust a loss.
 
 # %% [markdown]
-# **In production.** PyTorch has a part for each of the three axes. `init_device_mesh` names the groups,
-# `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and `PipelineStage` with
-# `Schedule1F1B` runs the stages. In `benchmarks/four_dimensions.py` they compose this mesh for the same GPT (`theirs`,
-# 30 lines), and three steps have your losses to 1e-7.
+# **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
+# `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
+# `PipelineStage` with `Schedule1F1B` runs the stages. In `benchmarks/four_dimensions.py` they compose this
+# mesh for the same GPT (`theirs`, 30 lines), and three steps have your losses to 1e-7.
 #
-# PyTorch's version needs a plan of names for tp, and you have to know two things that no error tells you. `fully_shard`
-# takes the mean over dp by itself, so the loss must be divided by the targets of the batch over dp. And a tied head
-# would lose a term, because PyTorch leaves it to you to add up the two.
+# PyTorch's version needs a plan of names for tp, and you have to know two things that no error tells you.
+# `fully_shard` takes the mean over dp by itself, so you must divide the loss by the targets of the batch over
+# dp. And a tied head would lose a term, because PyTorch leaves it to you to add up the two.
 #
-# torchtitan gives `fully_shard` dp and cp as one flattened group, for the reason of your one all-reduce. It also
-# counts the targets of all ranks first (`global_valid_tokens`), and turns the division of `fully_shard` off. Not
-# every library gets the division right: picotron's pipeline (`pipeline_parallel.py`, 2025) takes the mean over each
-# microbatch and never divides by the number of microbatches *m*, so that gradients are m times too large.
-# AdamW hides it, because its steps hardly change with the scale of a gradient.
+# torchtitan gives `fully_shard` dp and cp as one flattened group, for the reason behind your one all-reduce.
+# It also counts the targets of all ranks first (`global_valid_tokens`), and turns the division of
+# `fully_shard` off. Not every library gets the division right. picotron's pipeline (`pipeline_parallel.py`,
+# 2025) takes the mean over each microbatch and never divides by the number of microbatches *m*, so its
+# gradients are m times too large. AdamW hides this, because its steps hardly change with the scale of a
+# gradient.
 #
-# **Question.** What changes if dp is reduced first, and cp after it?
+# **Question.** What changes if you reduce over dp first, and then over cp?
 #
-# <details><summary>Answer</summary>No value: both are sums. Two all-reduces over 2 ranks send 2 · 1/2 · 2 = 2 times
-# the gradients' bytes; one over the 4 ranks of both sends 2 · 3/4 = 1.5 times.</details>
+# <details><summary>Answer</summary>No value changes, because both are sums. But two all-reduces over 2 ranks
+# send 2 · 1/2 · 2 = 2 times the gradients' bytes, and a single one over all 4 ranks sends only 2 · 3/4 = 1.5
+# times.</details>
 
 # %% [markdown]
 # ## 4 · The norm of a gradient that no rank holds
@@ -685,19 +693,20 @@ if run:
 # | time | 20 minutes |
 # | points | 8 |
 #
-# Training clips the gradient by its norm: if it is above `max_norm`, all gradients are scaled by max_norm / norm. The
-# norm is that of the whole model. On a mesh no rank holds the whole gradient, and some of it is held many times.
-# The square of a norm is a sum over elements, so pieces' squares add up, if each element counts once.
+# Training clips the gradient by its norm. If the norm of the whole model is above `max_norm`, all gradients
+# are scaled by max_norm / norm. On a mesh, however, no rank holds the whole gradient, and some of it is held
+# many times. The square of a norm is a sum over elements, so the squares of the pieces add up, if each
+# element counts once.
 #
-# Here are the ranks that hold three of the parameters after a step of the library. A cell's number says which piece
-# a rank has: equal numbers are equal gradients.
+# The cell shows the ranks that hold three of the parameters after a step of the reference. The number says
+# which piece a rank has, so equal numbers mean equal gradients.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_embedding.weight")
 
 
 def gradients_of(mesh, stages, schedule):
-    """This rank's parameters after a step of the library."""
+    """This rank's parameters after a step of the reference."""
     from course_lib.mesh import hybrid_step
 
     hybrid_step(stages, schedule, rows_of(mesh.coordinate["dp"], 2), mesh)
@@ -731,12 +740,14 @@ pieces_picture(
 )
 
 # %% [markdown]
-# **Predict.** A colleague adds the squares of everything over pp and tp. Which of the three are counted twice?
+# **Predict.** A colleague adds the squares of everything over pp and tp. Which of the three are counted
+# twice?
 #
-# **Build.** `cut` has the names of the parameters of which each rank of tp holds a part; all others are whole there.
-# `tied` has the names of those that the first and the last stage hold, with equal gradients. Replicas hold equal
-# gradients, too, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for an axis that is missing
-# from the mesh: there every rank is at place 0. The check's gradients are float64, so add up their squares in float64.
+# **Build.** `cut` names the parameters of which each rank of tp holds a part, and all others are whole there.
+# `tied` names the parameters held by both the first and the last stage, with equal gradients. Replicas also
+# hold equal gradients, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for a missing
+# axis, because every rank is at coordinate 0 there. The check's gradients are float64, so add up their
+# squares in float64.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -770,8 +781,9 @@ def clip_grad_norm(
 
 
 # %% [markdown]
-# <details><summary>Hint: the rank that counts</summary>Of a parameter that is whole on tp, the first rank of tp counts. Of a
-# tied one, the first stage counts. All others add zero, and take part in the sum.</details>
+# <details><summary>Hint: the rank that counts</summary>If a parameter is whole on tp, the first rank of tp
+# counts it. If it is tied, the first stage counts it. All other ranks add zero, but they still take part in
+# the sum.</details>
 #
 # **Check.**
 
@@ -783,7 +795,7 @@ report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm, cases="hidde
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The gradients of a step, and five norms of them: yours, and those of four colleagues.
+# **Measure.** The cell prints five norms of a step's gradients: yours, and the norms of four colleagues.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -819,11 +831,12 @@ if ready(clip_grad_norm):
         print(f"{name:16} {values}   (ranks 0 and 7)")
 
 # %% [markdown]
-# Over pp and tp the norm's weight counts twice, since both ranks of tp hold it whole, and so does the tied table, on two
-# stages. The query's weight counts once.
+# Over pp and tp, the norm's weight counts twice, since both ranks of tp hold it whole, and so does the tied
+# table, since two stages hold it. The query's weight counts once.
 #
-# **Break it.** `torch.nn.utils.clip_grad_norm_` on each rank, five steps of training. Then a norm's weight, which
-# four ranks should hold in equal copies, is compared between two ranks of one tp group.
+# **Break it.** The cell trains for five steps with your function, and with `torch.nn.utils.clip_grad_norm_`
+# on each rank. Four ranks should hold equal copies of a norm's weight, so the cell compares it on two ranks
+# of one tp group.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -854,19 +867,19 @@ if ready(clip_grad_norm):
         print(f"{title:20} {losses}; copies on ranks 0 and 1 differ by {apart:.1e}")
 
 # %% [markdown]
-# The loss falls in both runs, and in the second one even further: a rank's own norm is smaller than the model's, so
-# it clips less than you asked for. No loss shows what else is wrong: copies drift apart with every step, and the ranks of
-# tp add products of layers that are no longer *one* model's.
+# The loss falls in both runs, and even further in the second one. A rank's own norm is smaller than the
+# model's norm, so it clips less than you asked for. But no loss shows the rest. Copies drift apart with every
+# step, and the ranks of tp add products of layers that no longer belong to *one* model.
 #
-# **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` gives a DTensor whose `full_tensor()` sums
-# over the mesh; with pipelines torchtitan then sums the squares over pp. Megatron-LM's
+# **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` returns a DTensor whose `full_tensor()`
+# sums over the mesh. With pipelines, torchtitan then sums the squares over pp. Megatron-LM's
 # `get_main_grads_for_grad_norm` leaves out shared parameters and the copies on tp, as you did.
 #
-# **Question.** By which factor is the norm too large if the squares of all eight ranks are added, and no parameter is
-# tied or whole on tp?
+# **Question.** By which factor is the norm too large if you add the squares of all eight ranks, and no
+# parameter is tied or whole on tp?
 #
-# <details><summary>Answer</summary>Each element then counts dp = 2 times: √2. Wholes and ties make it more: see the
-# world's norm above.</details>
+# <details><summary>Answer</summary>Each element then counts dp = 2 times, so the factor is √2. Whole and tied
+# parameters make it larger, as the world's norm above shows.</details>
 
 # %% [markdown]
 # ## 5 · What each axis sends
@@ -878,11 +891,11 @@ if ready(clip_grad_norm):
 # | time | 25 minutes |
 # | points | 8 |
 #
-# Four axes send four kinds of messages. How many bytes is a question of closed forms; *where* they travel is
-# a question of placement. Here is section 3's step again, of a wider GPT in float32, on eight ranks in two
-# nodes of four. The thick lines are the borders of the nodes.
+# Four axes send four kinds of messages. Closed forms tell *how many* bytes they send, but the placement of
+# the ranks decides *where* these bytes travel. Here is section 3's step again, for a wider GPT in float32, on
+# eight ranks in two nodes of four. The thick lines mark the borders of the nodes.
 #
-# **Predict.** Put the three axes in order before you run the cell: which one sends most, and which one least?
+# **Predict.** Put the three axes in order before you run the cell. Which one sends most, and which one least?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -891,7 +904,7 @@ from course_lib.pictures.ledger_figures import matrix_figure
 
 
 def one_step(sizes, microbatches=4, rows=8, seq=64):
-    """A step of the small GPT on the mesh, by the library."""
+    """A step of the small GPT on the mesh, with the reference."""
     from course_lib.mesh import Mesh, hybrid_step, mesh_stages, my_part
     from course_lib.pipeline.generators import one_f_one_b
 
@@ -926,14 +939,14 @@ def nodes_figure(ledger, per_node):
 
 
 CUBE = {"pp": 2, "dp": 2, "tp": 2}
-cube = launch(one_step, CUBE, world_size=8, backend="gloo")  # for its bytes alone
+cube = launch(one_step, CUBE, world_size=8, backend="gloo")  # only for its bytes
 nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
-# The darkest cells are next to the diagonal: ranks 0 and 1, 2 and 3. That is tp, the innermost axis. With
-# nodes of four, only pp and the 12 bytes of the loss cross the thick line.
+# The darkest cells are next to the diagonal, between ranks 0 and 1 and between ranks 2 and 3. They belong to
+# tp, the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line.
 #
-# The ledger also counts the bytes of one rank's step by the group that they went to.
+# The ledger also counts the bytes of one rank's step by the group they went to.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 GROUPS = {(0, 4): "pp", (0, 2): "dp", (0, 1): "tp"}
@@ -948,22 +961,25 @@ for axis, nbytes in sent.items():
 # **Build.** Every pipeline runs m = `microbatches` microbatches in a step. A rank's microbatch has tokens =
 # batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream, *t* the
 # size of tp, V the rows of the table (`vocab_size`), and *layers here* = layers / pp. An all-reduce of X
-# bytes over *n* ranks, of which each holds all X, sends 2(n−1)/n · X. All of these are bytes that one rank sends.
+# bytes over *n* ranks, each of which holds all X, sends 2(n−1)/n · X. The table counts the bytes sent by one
+# rank.
 #
 # | axis | a rank of a stage sends |
 # |---|---|
-# | tp | m · layers here · 4 all-reduces of M: two forward, two backward. The first stage: one more of M a microbatch, for the embedding. The last stage: one of M a microbatch, for the gradient of the head's input, and one all-reduce of 3 float32 numbers for each token, for the loss |
-# | pp | m · M to each neighbour that the stage has. With a tied table and more than one stage, the first and the last stage also sum its gradient once a step: an all-reduce between two ranks of V/t · width numbers |
+# | tp | m · layers here · 4 all-reduces of M, two in forward and two in backward. For each microbatch, the first stage adds one of M for the embedding. The last stage adds one of M for the gradient of the head's input, and one all-reduce of 3 float32 numbers for each token, for the loss |
+# | pp | m · M to each of the stage's neighbours. With a tied table and more than one stage, the first and the last stage also sum its gradient once per step, in an all-reduce between two ranks of V/t · width numbers |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
-# | cp | for each layer here and each microbatch, let K be the bytes of keys *and* values of the rank's tokens, for key_value_heads / t heads: (cp−1) · K forward, (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it is nothing |
+# | cp | Let K be the bytes of keys *and* values of the rank's tokens, for key_value_heads / t heads. For each layer here and each microbatch, a rank sends (cp−1) · K forward, and (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it sends nothing |
 #
-# The parameters of a rank with GPT-2's parts and width h: in each layer (12h² + 7h)/t that are cut, and 6h that
-# are whole (norms, and the biases that are added after a sum). The first stage has the table, V·h/t, and the
-# positions, context·h. The last has the final norm, 2h, and the head, V·h/t. A tied head is the table, of which
-# both stages then have a copy. Where one stage is the first and the last, it has the tied table once.
+# A rank with GPT-2's parts and width h has these parameters. In each layer, (12h² + 7h)/t are cut, and 6h are
+# whole (norms, and the biases added after a sum). The first stage also has the table, V·h/t, and the
+# positions, context·h. The last stage has the final norm, 2h, and the head, V·h/t. A tied head is the table,
+# so both stages have a copy of it. But if one stage is both the first and the last, it has the tied table
+# only once.
 #
-# `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, the product of the
-# sizes of all axes inside it. A group reaches over stride · size ranks, and the nodes hold `per_node` each.
+# `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, where the stride is
+# the product of the sizes of all axes inside it. A group reaches over stride · size ranks, and each node
+# holds `per_node` ranks.
 
 
 # %% nbgrader={"grade_id": "axis_bytes", "solution": true}
@@ -1022,9 +1038,9 @@ def wire(sizes, axis, per_node):
 
 
 # %% [markdown]
-# <details><summary>Hint: a node of 6</summary>With tp = 4 and nodes of 6, ranks 4 to 7 are one group: 4 and 5 are in
-# the first node, 6 and 7 in the second. An axis of one rank, or a mesh that fits into
-# a node, stays in it. Otherwise a group stays in a node if stride · size divides the node.</details>
+# <details><summary>Hint: a node of 6</summary>With tp = 4 and nodes of 6, ranks 4 to 7 are one group, but 4
+# and 5 are in the first node, and 6 and 7 in the second. An axis of one rank, or a mesh that fits into a
+# node, stays in it. Otherwise a group stays in a node if stride · size divides the node.</details>
 
 # %% nbgrader={"grade_id": "axis_bytes_check", "points": 8}
 report = check("10_four_dimensions/axis_bytes", axis_bytes, wire)
@@ -1034,8 +1050,9 @@ report = check("10_four_dimensions/axis_bytes", axis_bytes, wire, cases="hidden"
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Your formula beside the ledger, for the first and the last rank of the cube. Over dp the ledger has 8 bytes
-# more, because the replicas also add up how many targets they have (section 3). The formula leaves that one number out.
+# **Measure.** The cell prints your formula next to the ledger, for the first and the last rank of the cube.
+# Over dp, the ledger has 8 bytes more, because the replicas also add up how many targets they have (section
+# 3). The formula leaves out this single number.
 
 # %% tags=["skip-in-grading"]
 for rank, stage in ((0, 0), (7, 1)):
@@ -1054,9 +1071,9 @@ for rank, stage in ((0, 0), (7, 1)):
         print(f"rank {rank}, {axis}: {nbytes:>9,.0f} measured, {mine} yours")
 
 # %% [markdown]
-# **Break it.** The same step, on wires that can be felt: 1 ms and 100 MB/s inside a node of two, 10 ms and 10
-# MB/s between the nodes. Each operation lasts as long as on the link that it takes, and the rank sleeps
-# meanwhile. **Predict**, before you run the cell: which axis of `sizes = {"pp": 2, "dp": 2, "tp": 2}` makes the step
+# **Break it.** The cell runs the same step on wires you can feel: 1 ms and 100 MB/s inside a node of two, 10
+# ms and 10 MB/s between the nodes. The rank sleeps as long as each operation would take on its link.
+# **Predict**, before you run the cell: which axis of `sizes = {"pp": 2, "dp": 2, "tp": 2}` makes the step
 # slowest if it is moved to another place, and how many times as slow?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1102,33 +1119,35 @@ print(
 )
 
 # %% [markdown]
-# The code, the values and the bytes are the same. Only the *numbers* of the ranks differ, and with them the wire
-# that each sum takes: tp makes most of the operations, and nothing hides them. Eight sleeping ranks and a model
-# of 1,024 GPUs tell the same story; the ratios need not agree, since their links and arithmetic differ.
+# The code, the values and the bytes are the same. Only the *numbers* of the ranks differ, and with them the
+# wire each sum takes. tp matters most, because it makes most of the operations and nothing hides them. Eight
+# sleeping ranks and a model of 1,024 GPUs tell the same story. The ratios don't have to agree, since their
+# links and arithmetic differ.
 
 # %% [markdown]
 # **In production.** Launchers number the GPUs of a node in succession, and `init_device_mesh` lets the last
-# axis vary fastest: so tp is written last there. It is innermost in all three lists of section 1.
+# axis vary fastest, so there you write tp last. In all three lists of section 1 it is innermost.
 #
-# 175 billion parameters on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens a microbatch in bf16: M is
-# 50.3 MB. In a step with 96 microbatches, tp sends 12 layers · 4 · 1.75 · 50.3 MB · 96 = 406 GB over NVLink,
-# and pp 10 GB over the network.
+# For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per microbatch in
+# bf16, M is 50.3 MB. In a step with 96 microbatches, tp sends 12 layers · 4 · 1.75 · 50.3 MB · 96 = 406 GB
+# over NVLink, but pp sends only 10 GB over the network.
 #
 # **Question.** Which of the four axes can hide its messages behind arithmetic, and which cannot?
 #
-# <details><summary>Answer</summary>dp can: a layer's gradient is ready while the backward of earlier layers runs. pp
-# can, since another microbatch is computed meanwhile, and cp's ring can. tp cannot without more effort: the next
-# product needs the sum.</details>
+# <details><summary>Answer</summary>dp can, because a layer's gradient is ready while the backward of earlier
+# layers still runs. pp can, since another microbatch is computed while the message travels, and so can cp's
+# ring. tp cannot without more effort, because the next product needs the sum.</details>
 
 # %% [markdown]
 # ### Your step as rank 517 of 1,024
 #
-# Here are these bytes from your own program. `dry_run` runs `hybrid_step`, unchanged, as one rank of a large mesh. Floats
-# have a shape and no values, and the other ranks answer immediately. It has no clock and computes no number, so it
-# can't see a wrong value, but bytes, calls, memory and FLOPs are those of the real rank. The cell takes half a minute.
+# Your own program can tell you these bytes, because `dry_run` runs `hybrid_step`, unchanged, as one rank of a
+# large mesh. Floats have a shape but no values, and the other ranks answer immediately. There is no clock and
+# nothing is computed, so a dry run can't see a wrong value, but its bytes, calls, memory and FLOPs are the
+# real rank's counts. The cell takes half a minute.
 #
-# **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. How many microbatches does it
-# keep for backward at most? (It is on stage 4, so min(16, 8 − 4) = 4.)
+# **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. How many microbatches
+# does it keep for backward at most? (It is on stage 4, so min(16, 8 − 4) = 4.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import dry_run
@@ -1151,8 +1170,8 @@ if run := tried(rank_517, hybrid_step):
     display(run.table())
 
 # %% [markdown]
-# The peak of the setup is 700 GB, because `mesh_stages` is given the whole model before it cuts it. So this line can't run
-# on a real GPU. Real programs build a rank's part alone, or build the model on the meta device.
+# The peak of the setup is 700 GB, because `mesh_stages` is given the whole model before it cuts it. So this
+# line can't run on a real GPU. Real programs build only a rank's part, or build the model on the meta device.
 
 # %% [markdown]
 # ## 6 · Does it fit?
@@ -1164,14 +1183,14 @@ if run := tried(rank_517, hybrid_step):
 # | time | 10 minutes |
 # | points | 6 |
 #
-# A layout that does not fit has no speed. The fullest GPU is one of the *first* stage: it holds the table, and
-# in 1F1B the activations of the most microbatches. From here on a layout is a dict. Here is one for
-# 175 billion parameters on 1,024 GPUs:
+# A layout that does not fit has no speed. The fullest GPU belongs to the *first* stage, because this stage
+# holds the table and, in 1F1B, the activations of the most microbatches. From here on a layout is a dict. The
+# next cell holds one for a 175B-parameter model on 1,024 GPUs:
 
 # %%
 LAYOUT = {
     "pp": 8, "dp": 16, "cp": 1, "tp": 8,  # ranks, outermost first
-    "microbatch": 1,  # sequences of a microbatch
+    "microbatch": 1,  # sequences per microbatch
     "chunks": 1,  # v, the stages of each rank in interleaved 1F1B
     "zero": 1,  # 0, 1 or 3
     "recompute": "none",  # "none", "selective" or "full"
@@ -1180,25 +1199,26 @@ LAYOUT = {
 GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% [markdown]
-# **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut by
-# tp 8 alone keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
+# **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut only
+# by tp 8 keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
 #
-# **Build.** `memory_per_gpu` returns the sum of the row of the layout's ZeRO and of the activations, in GB of 1e9
-# bytes. Most rows of the table are given as code. You write the states and the microbatches in flight. L layers,
-# width h, a heads, s tokens, V rows of the table; p, t and v as in the layout; replicas = dp · cp.
+# **Build.** `memory_per_gpu` returns the bytes of the layout's ZeRO stage plus the activations, in GB of 1e9
+# bytes. Most rows of the table are given as code, so you write only the states and the microbatches in
+# flight. The letters are L layers, width h, a heads, s tokens and V rows of the table. p, t and v are as in
+# the layout, and replicas = dp · cp.
 #
 # | part | bytes |
 # |---|---|
 # | parameters P' | (L/p · 12h² + V·h) / t |
-# | ZeRO 0 | 16 P': weights 2, gradients 2, optimizer 12 |
+# | ZeRO 0 | 16 P' (weights 2, gradients 2, optimizer 12) |
 # | ZeRO 1 | (4 + 12/replicas) P' |
-# | ZeRO 3 | 16 P'/replicas, and one layer that is whole while it runs: 4 · 12h²/t |
+# | ZeRO 3 | 16 P'/replicas, plus one layer that is whole while it runs, 4 · 12h²/t |
 # | sbh | microbatch · s/cp · h |
 # | a layer keeps, recompute "none" | sbh (34 + 5as/h) / t with sequence parallelism, sbh (10 + (24 + 5as/h)/t) without |
 # | "selective" | the same without 5as/h |
 # | "full" | 2 sbh, divided by t with sequence parallelism |
-# | microbatches in flight | min(m, p), with v > 1 chunks min(m, p + (p−1)/v); m = batch / (dp · microbatch) |
-# | activations | in flight · L/p · what a layer keeps; with "full", the "none" of a single layer on top, the one that runs again |
+# | microbatches in flight | min(m, p), or min(m, p + (p−1)/v) with v > 1 chunks. Here m = batch / (dp · microbatch) |
+# | activations | in flight · L/p · what a layer keeps. With "full", add the "none" of a single layer, because one layer runs again at a time |
 
 
 # %% nbgrader={"grade_id": "memory_per_gpu", "solution": true}
@@ -1247,8 +1267,9 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The layout above with other options. The bar "plain" has ZeRO 0. One of the other options needs
-# more memory than the bar above it. The dashed line is at 76 GB: of the GPU's 80, NCCL and fragments take some.
+# **Measure.** The cell compares the layout above with other options. The bar "plain" has ZeRO 0. One of the
+# other options needs more memory than the bar above it. The dashed line is at 76 GB, because NCCL and
+# fragments take some of the GPU's 80 GB.
 
 
 # %% tags=["skip-in-grading"]
@@ -1286,8 +1307,8 @@ written = ready(memory_per_gpu)
 bars({name: states_and_all(**change) for name, change in VARIANTS.items()}) if written else None
 
 # %% [markdown]
-# **Break it.** Twice as many stages have half as many layers each. Run the cell before you believe that more
-# stages save activations.
+# **Break it.** With twice as many stages, each stage has half as many layers. Run the cell before you believe
+# that more stages save activations.
 
 # %% tags=["skip-in-grading"]
 if ready(memory_per_gpu):
@@ -1296,17 +1317,18 @@ if ready(memory_per_gpu):
         print(f"pp {pp:2}: {states:5.1f} GB of states, {whole - states:5.1f} GB of activations")
 
 # %% [markdown]
-# p cancels: the first stage keeps p microbatches of L/p layers. Pipelining divides the states and not the
-# activations.
+# p cancels, because the first stage keeps p microbatches of L/p layers. So pipelining divides the states but
+# not the activations.
 #
-# **In production.** torchtitan had an estimator, `scripts/estimate/estimation.py`, from 2024 to February 2026. PyTorch
-# itself keeps a private `FSDPMemTracker`. ZeRO-3 and a pipeline rarely meet: each of the m microbatches would
-# gather every layer again, and so Llama 3's FSDP keeps the weights gathered between forward and backward.
+# **In production.** torchtitan had an estimator, `scripts/estimate/estimation.py`, from 2024 to February
+# 2026. PyTorch itself keeps a private `FSDPMemTracker`. ZeRO-3 and a pipeline rarely meet, because each of
+# the m microbatches would gather every layer again. So Llama 3's FSDP keeps the weights gathered between
+# forward and backward.
 #
 # **Question.** Does a pipeline save activations if m < p?
 #
-# <details><summary>Answer</summary>Then min(m, p) = m, and m · L/p layers are kept: it does. But a pipeline with fewer microbatches
-# than stages idles for half of its time, or more.</details>
+# <details><summary>Answer</summary>Yes. Then min(m, p) = m, so only m · L/p layers are kept. But a pipeline
+# with fewer microbatches than stages idles for half of its time, or more.</details>
 
 # %% [markdown]
 # ## 7 · How long? A cluster of 1,024
@@ -1318,12 +1340,12 @@ if ready(memory_per_gpu):
 # | time | 20 minutes |
 # | points | 7 |
 #
-# You do not have 1,024 GPUs at hand. The dots in the next picture are steps that NVIDIA *measured* in 2021,
-# from 32 to 3,072 A100s (Narayanan et al., table 1). The picture ends at the peak, 312 TFLOP/s.
+# You don't have 1,024 GPUs, but NVIDIA *measured* the steps in the next picture in 2021, on 32 to 3,072 A100s
+# (Narayanan et al., table 1). The picture ends at the peak, 312 TFLOP/s.
 
 # %%
 # billions of parameters, heads, width, layers, t, p, GPUs, batch, TFLOP/s of each GPU; and microbatch and
-# chunks, which the paper does not print: ours, those with which the library's model is fastest
+# chunks, which the paper does not print. These two are ours: with them the reference's model is fastest
 TABLE_1 = (
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 1, 1),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138, 16, 1),
@@ -1336,12 +1358,12 @@ TABLE_1 = (
     (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163, 1, 3),
     (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163, 1, 2),
 )
-A100 = {"flops": 312e12, "bandwidth": 2.039e12, "memory": 80}  # FLOP/s, bytes a second, GB
+A100 = {"flops": 312e12, "bandwidth": 2.039e12, "memory": 80}  # FLOP/s, bytes per second, GB
 SELENE = {
     "per_node": 8,
-    "NVLink": 600e9,  # bytes a second, both directions together, as the data sheet has it
-    "network": 200e9,  # bits a second of each GPU's card, each way
-    "NVLink alpha": 3.4e-6,  # seconds of a round, NCCL's table
+    "NVLink": 600e9,  # bytes per second, both directions together, as in the data sheet
+    "network": 200e9,  # bits per second of each GPU's card, each way
+    "NVLink alpha": 3.4e-6,  # seconds per round, NCCL's table
     "network alpha": 14e-6,
 }  # fmt: skip
 
@@ -1367,42 +1389,43 @@ def published(lines=(), title="TFLOP/s of each GPU"):
 published()
 
 # %% [markdown]
-# **Predict.** 8 P FLOPs a token with recomputation, 145.6 billion parameters, 2,304 sequences of 2,048 tokens
-# on 1,536 GPUs: at the peak that would be 11.5 s. How long did the measured step take?
+# **Predict.** A step trains 145.6 billion parameters on 2,304 sequences of 2,048 tokens, on 1,536 GPUs. With
+# recomputation, each token takes 8 P FLOPs, so at the peak the step would take 11.5 s. How long did the
+# measured step take?
 
 # %%
 flops = 8 * 145.6e9 * 2304 * 2048
 print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e12:.1f} s")
 
 # %% [markdown]
-# **Build.** Most rows of this table are given as code, too. You write three places: the two speeds, the ring, and
-# slot and pipeline. A step is the sum of the last three rows; the rows above are their parts. Let *e* be the share of the
-# peak that products reach (`efficiency`, the one constant that is fitted), F = flops · e, and B = 0.8 · bandwidth:
-# links and memory reach 0.8 of their data sheets. tokens = microbatch · s/cp, and M is section 5's in 16 bits, 2 ·
-# tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and (4, 4, 6)
-# for "full": a backward is two runs of a product.
+# **Build.** Most rows of this table are also given as code. You write three places: the two speeds, the ring,
+# and slot and pipeline. A step is the sum of the last three rows, and the rows above are their parts. Let *e*
+# be the share of the peak that products reach (`efficiency`, the only fitted constant), F = flops · e, and B
+# = 0.8 · bandwidth, because links and memory reach 0.8 of their data sheets. tokens = microbatch · s/cp, and
+# M is section 5's in 16 bits, 2 · tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation,
+# (3, 4, 4) for "selective" and (4, 4, 6) for "full", since a backward runs a product twice.
 #
 # | part | seconds |
 # |---|---|
-# | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes a second each way) |
-# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X over g on NVLink, and then a ring of X/g over n/g on the network, because each GPU has a card of its own. If g does not divide n, put the fraction n/g into the ring's formula as it is |
+# | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) |
+# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X runs over g on NVLink, and then a ring of X/g over n/g on the network, because each GPU has its own card. If g does not divide n, put the fraction n/g into the ring's formula as it is |
 # | products of a layer | (runs · 24 tokens h² + scores · 4 tokens s h) / t / F |
-# | the other operations | the sum of three: (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
+# | the other operations | add three terms. (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
-# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes a second each way), both of NVLink if 2 · dp · cp · t GPUs fit into a node, else of the network. Without sequence parallelism, half an all-reduce of M over tp on top |
+# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if 2 · dp · cp · t GPUs fit into a node, else the network's values. Without sequence parallelism, add half an all-reduce of M over tp |
 # | slot | L/p layers with their waits |
 # | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages), since the last stage has the head and sets the pace of all |
-# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3 it is m · 3/2 of that, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
+# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3, take m · 3/2 of it, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
-# Two sizes differ from section 5's. There, each rank of tp sends all of M to the next stage. Here it sends M/t, and the
-# next stage gathers the parts along tp. And 4 · microbatch · s · h / t are the keys and values of the whole sequence in
-# 16 bits, of which each rank of cp has 1/cp, section 5's K.
+# Two sizes differ from section 5. There, each rank of tp sends all of M to the next stage, but here it sends
+# only M/t, and the next stage gathers the parts along tp. And 4 · microbatch · s · h / t are the keys and
+# values of the whole sequence in 16 bits, of which each rank of cp has 1/cp, section 5's K.
 #
-# The bytes of the other operations are a count of ours, for fused kernels in 16 bits: norms 4 and 6 (forward,
-# backward) for each element of the stream, bias, dropout and residual 7 and 5, GELU 4 and 6 for each of its 4h,
-# softmax and its dropout 9 and 11 for each score.
+# The bytes of the other operations are our own count, for fused kernels in 16 bits. For each element of the
+# stream, norms take 4 and 6 (forward, backward), and bias, dropout and residual 7 and 5. GELU takes 4 and 6
+# for each of its 4h, and softmax with its dropout 9 and 11 for each score.
 
 
 # %% nbgrader={"grade_id": "step_seconds", "solution": true}
@@ -1465,8 +1488,9 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% [markdown]
-# <details><summary>Hint: the two traps of data sheets</summary>NVLink's 600 GB/s are both directions together, and a ring sends
-# 300 each way. Networks are quoted in bits: 200 Gb/s are 25 GB/s, each way.</details>
+# <details><summary>Hint: the two traps of data sheets</summary>NVLink's 600 GB/s count both directions
+# together, so a ring sends 300 each way. Networks are quoted in bits, so 200 Gb/s are 25 GB/s, each
+# way.</details>
 
 # %% nbgrader={"grade_id": "step_seconds_check", "points": 7}
 report = check("10_four_dimensions/step_seconds", step_seconds)
@@ -1476,10 +1500,11 @@ report = check("10_four_dimensions/step_seconds", step_seconds, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Measure.** One constant is fitted on *one* row, that of 76.1B, by halving an interval, and the nine other dots are
-# predicted. They are not blind predictions, because the paper does not print microbatch and chunks, and the model chose
-# them. So the cell also draws the plainest model of all: every GPU reaches 140 TFLOP/s, as in that row. FLOPs are
-# counted as the paper counts them (equation 3), with recomputation. The picture begins at 120.
+# **Measure.** The cell fits one constant on *one* row, the row of 76.1B, by halving an interval, and predicts
+# the nine other dots. These are not blind predictions, because the paper does not print microbatch and
+# chunks, so the model chose them. This is why the cell also draws the plainest model of all, in which every
+# GPU reaches 140 TFLOP/s, as in that row. FLOPs are counted as in the paper (equation 3), with recomputation.
+# The picture begins at 120.
 
 
 # %% tags=["skip-in-grading"]
@@ -1518,11 +1543,10 @@ for name, lines in plans:
 published(plans)
 
 # %% [markdown]
-# **Out of sample.** How far does such a model carry? The library's, which knows grouped keys and flash attention,
-# predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two constants are fitted on
-# two rows: Megatron-LM's 145.6B in table 1 for the A100, and the second of Llama 3's
-# for the H100, which is therefore not a prediction. Llama 3's paper names v and not its value, so that 4 is
-# assumed.
+# **Out of sample.** How far does such a model carry? The reference, which also models grouped keys and flash
+# attention, predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two
+# constants are fitted on two rows: Megatron-LM's 145.6B in table 1 for the A100, and Llama 3's second row for
+# the H100, which is therefore not a prediction. Llama 3's paper names v but not its value, so we assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1537,13 +1561,13 @@ for table, constant in (
         print(f"{table:10} {row.name:29} {row.tflops:4.0f} measured, {error:+5.1f} %")
 
 # %% [markdown]
-# The last two rows are missed, by 8 and 9 %, and a failing prediction is shown as one. These are Megatron-LM's
-# steps on 8,192 and 12,288 GPUs, as MegaScale's authors measured them. The model has no stragglers and no
-# contention: a thousand nodes have both. MegaScale removed many of them, and reached 55 % of the
-# peak on 12,288.
+# The model misses the last two rows by 8 and 9 %, and we show a failed prediction as one. These are
+# Megatron-LM's steps on 8,192 and 12,288 GPUs, as measured by MegaScale's authors. The model has no
+# stragglers and no contention, but a thousand nodes have both. MegaScale removed many of them, and reached 55
+# % of the peak on 12,288.
 #
-# **Break it.** Without recomputation in the FLOPs, each dot is 3/4 as high, and the constant follows it. The
-# fit hides most of the mistake: watch the largest error.
+# **Break it.** If you leave recomputation out of the FLOPs, each dot is 3/4 as high, and the constant follows
+# it. The fit then hides most of the mistake, so watch the largest error.
 
 # %% tags=["skip-in-grading"]
 if ready(step_seconds):
@@ -1553,14 +1577,15 @@ if ready(step_seconds):
     print(f"e = {lower:.3f} instead of {EFFICIENCY:.3f}; the largest error is {100 * off:.1f} %")
 
 # %% [markdown]
-# **In production.** Megatron-LM prints TFLOP/s of each GPU in its log. Today it counts without recomputation:
-# those are *model* FLOPs. The paper's table counts with it: those are *hardware* FLOPs. Only model FLOPs tell
-# how long training takes.
+# **In production.** Megatron-LM prints TFLOP/s of each GPU in its log. Today it counts without recomputation,
+# which gives *model* FLOPs. The paper's table counts recomputation as well, which gives *hardware* FLOPs.
+# Only model FLOPs tell you how long training takes.
 #
-# **Question.** MegaScale's last rows are missed by 8 and 9 %. Which term would you add to the model?
+# **Question.** The model misses MegaScale's last rows by 8 and 9 %. Which term would you add to it?
 #
-# <details><summary>Answer</summary>A step lasts as long as its slowest rank. The expected maximum of N times grows with N: a term that
-# depends on the number of GPUs, such as stragglers, links that fail over, and flows that share a switch.</details>
+# <details><summary>Answer</summary>Add a term that depends on the number of GPUs. A step lasts as long as its
+# slowest rank, and the expected maximum of N times grows with N, because of stragglers, links that fail over,
+# and flows that share a switch.</details>
 
 # %% [markdown]
 # ## 8 · Choose
@@ -1572,9 +1597,9 @@ if ready(step_seconds):
 # | time | 10 minutes |
 # | points | 4 |
 #
-# Of 1,024 GPUs there are 66 divisions into pp, dp and tp. 35 can cut 96 layers, 96 heads and 1,536 sequences,
-# and 29 of these fit with some option into 76 of the 80 GB. Here they are, memory across and time up; the mark
-# is the size of tp.
+# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 35 of them can cut 96 layers, 96 heads and 1,536
+# sequences, and 29 of these fit, with some option, into 76 of the 80 GB. The plot shows memory across and
+# time up, and the mark shows the size of tp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import advise
@@ -1604,18 +1629,19 @@ figure
 # %% [markdown]
 # **Predict.** Write down pp, dp and tp of the winner before you compute it.
 #
-# **Build.** The search tries every division of `gpus` into pp, dp, cp and tp (cp > 1 only if shape.context is at least 32,768), with
-# microbatches of 1, 2 and 4 sequences, 1, 2 and 4 chunks, ZeRO 0, 1 and 3, and the three kinds of
-# recomputation; "sequence" is tp > 1. `layouts()` is given, and drops each layout that
+# **Build.** The search tries every division of `gpus` into pp, dp, cp and tp (cp > 1 only if shape.context is
+# at least 32,768), with microbatches of 1, 2 and 4 sequences, 1, 2 and 4 chunks, ZeRO 0, 1 and 3, and the
+# three kinds of recomputation. "sequence" is tp > 1. `layouts()` is given, and drops each layout that
 #
-# - does not divide: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp, or by 2 · cp · tp
-#   if cp > 1 (zigzag),
+# - does not divide: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp, or by 2 · cp
+#   · tp if cp > 1 (zigzag),
 # - has ZeRO 3 and pp > 1,
 # - has more than one chunk although pp = 1, or although batch / (dp · microbatch) is not a multiple of pp.
 #
-# You drop those that need more than gpu["memory"] − 4 GB, because NCCL and fragments take the rest. Return the
-# one with the shortest step, or None if no layout fits. The check accepts a step up to 3 % longer
-# than the shortest. The default of `efficiency` is the library's constant, fitted on the row of 145.6B.
+# You drop the layouts that need more than gpu["memory"] − 4 GB, because NCCL and fragments take the rest.
+# Then return the one with the shortest step, or None if no layout fits. The check accepts a step up to 3 %
+# longer than the shortest. The default of `efficiency` is the reference's constant, fitted on the row of
+# 145.6B.
 
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
@@ -1672,7 +1698,8 @@ report.points(4)
 
 
 # %% [markdown]
-# **Measure.** The winner beside 8 × 16 × 8; **break it**: halve the links, then take the nodes apart.
+# **Measure.** The cell prints the winner next to 8 × 16 × 8. Then it **breaks it**, by halving the links and
+# taking the nodes apart.
 
 
 # %% tags=["skip-in-grading"]
@@ -1703,14 +1730,14 @@ if ready(best_layout):
     shown("nodes of 2", {**SELENE, "per_node": 2})
 
 # %% [markdown]
-# The winner keeps tp 4, and its lead over 8 x 16 x 8 grows from 1 % to 22 %: the wider tp is, the more its sums
-# need the link that was taken away. So "tp up to the node" is a rule of thumb: the winner's tp is half of
-# a node of 8, and two nodes of 2.
+# The winner keeps tp 4, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because a wider tp depends more
+# on the lost link. So "tp up to the node" is only a rule of thumb. The winner's tp is half of a node of 8,
+# and two nodes of 2.
 
 # %% [markdown]
-# **Look.** The advisor asks your question of all layouts: model, GPUs, links and context above, the bars of the best
-# ones below, and for each dropped layout the first reason. Set the network to 10 Gb Ethernet. Which axis
-# takes over?
+# **Look.** The advisor judges all layouts for the model, GPUs, links and context you set at the top. Below,
+# it shows the bars of the best ones and, for each dropped layout, the first reason. Set the network to 10 Gb
+# Ethernet. Which axis takes over?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.strategy_advisor import strategy_advisor
@@ -1718,11 +1745,12 @@ from course_lib.pictures.strategy_advisor import strategy_advisor
 strategy_advisor()
 
 # %% [markdown]
-# pp takes over: 16 × 8 × 8 is the fastest on Ethernet, as pp sends least.
+# pp takes over. On Ethernet, 16 × 8 × 8 is the fastest, because pp sends least.
 #
-# A popular table says when to use what. Below it is judged by one model and one cluster for each of its five
-# rows, and by a second model for the first. The advice counts as right if its best layout fits and takes at
-# most 1.1 times as long as the best of all. **Predict** how many of the six cases are right.
+# A popular table says when to use what. We judge five of its rows by one model and one cluster each, and the
+# first by a second model as well. (The sixth row is ZeRO-Offload, which the advisor doesn't know.) The advice
+# counts as right if its best layout fits and takes at most 1.1 times as long as the best of all. **Predict**
+# how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
 from course_lib.models import PUBLISHED
@@ -1737,7 +1765,7 @@ def alone_on_axis(axis):
     return lambda sizes: all(n == 1 for name, n in sizes.items() if name != axis)
 
 
-CASES = (  # its words; a question; the sizes and the stages of ZeRO that the words allow
+CASES = (  # its words, a question, and the sizes and stages of ZeRO the words allow
     ("one GPU, < 10B: no parallelism", Question("GPT-2 XL", 1, seq=1024, batch=16), None, {0}),
     ("one GPU, < 10B: no parallelism", Question("LLaMA-7B", 1, batch=16), None, {0}),
     ("one node: DDP or ZeRO-2", Question("LLaMA-7B", 8, batch=64), alone_on_axis("dp"), {0, 2}),
@@ -1772,17 +1800,20 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
-# By this model, five of six are right. The best of the last row has no pipeline and ZeRO-2, which neither your search
-# nor the advisor tries: it sums the gradients of every microbatch, and the model hides these sums, too.
+# By this model, five of six are right. But one case does not speak for its whole row, because ZeRO-2 with 70B
+# keeps 140 GB on every GPU (notebook 01). In the last case, the best layout has no pipeline and uses ZeRO-2,
+# which neither your search nor the advisor tries. It sums the gradients of every microbatch, and the model
+# hides these sums as well.
 #
-# **In production.** The model hides what ZeRO-3 sends behind the arithmetic. Narayanan et al.'s table 2 measured
-# 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count: take the advisor's word for pipelines,
-# and measure before you believe it of ZeRO-3 across 100 nodes.
+# **In production.** The model hides what ZeRO-3 sends behind the arithmetic. But Narayanan et al.'s table 2
+# measured 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count. So take the
+# advisor's word for pipelines, but measure before you believe it about ZeRO-3 across 100 nodes.
 #
 # **Question.** When is tp = 16 right?
 #
-# <details><summary>Answer</summary>If 16 GPUs share one fast link, as in a rack with NVLink across nodes; or if nothing else fits, as with one
-# long sequence and few heads to cut. With 8 in a node, the sums go over the network (section 9, question 1).</details>
+# <details><summary>Answer</summary>If 16 GPUs share one fast link, as in a rack with NVLink across nodes, or
+# if nothing else fits, as with one long sequence and few heads to cut. With 8 in a node, the sums go over the
+# network (section 9, question 1).</details>
 
 # %% [markdown]
 # ## On your GPUs
@@ -1790,9 +1821,9 @@ for words, question, allowed, stages in CASES:
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** One GPU first: your `step_seconds` for GPT-2 small with every axis 1, at the efficiency of §7 and with the
-# card's data sheet. The formula was fitted to models of billions of parameters with fused kernels. Will it be too low or
-# too high for products that are only 768 wide?
+# **Predict.** Start with one GPU. The cell calls your `step_seconds` for GPT-2 small with every axis 1, at
+# the efficiency of §7 and with the card's data sheet. The formula was fitted to models of billions of
+# parameters with fused kernels. Will it be too low or too high for products that are only 768 wide?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1825,16 +1856,16 @@ def on_one(of, run):
 
 on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 # %% [markdown]
-# **Predict.** The same batch with all your GPUs on one axis: as replicas, as a pipeline with 8 microbatches,
-# with each layer cut. Put the three in order before you run the cell. A step here is forward, backward and
-# the sums of the gradients, without the optimizer.
+# **Predict.** Now the same batch runs with all your GPUs on one axis: as replicas, as a pipeline with 8
+# microbatches, and with each layer cut. Put the three in order before you run the cell. A step here means
+# forward, backward and the sums of the gradients, without the optimizer.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(AXES)
 # %% [markdown]
-# Replicas add up the gradients once a step, a pipeline sends its activations, and cut layers wait for four
-# sums in each layer. A slow link shows first where the layers are cut. (A dash means that the 12 heads
-# cannot be cut into as many parts as you have GPUs.)
+# Replicas add up the gradients once per step, a pipeline sends its activations, and cut layers wait for four
+# sums in each layer. So a slow link shows first if the layers are cut. (A dash means that the 12 heads cannot
+# be cut into as many parts as you have GPUs.)
 
 # %% [markdown]
 # ## 9 · Questions
@@ -1844,10 +1875,11 @@ on_gpus = on_your_gpus(AXES)
 # | time | 10 minutes |
 # | points | 4 |
 #
-# **1.** GPT-3 with t = 16 on nodes of 8, SELENE's links, one sequence of 2,048 tokens in bf16. How many *milliseconds*
-# does one all-reduce of the stream take, in the count of section 7? (`answer_1`, a number)
+# **1.** GPT-3 runs with t = 16 on nodes of 8, with SELENE's links and one sequence of 2,048 tokens in bf16.
+# How many *milliseconds* does one all-reduce of the stream take, as section 7 counts it? (`answer_1`, a
+# number)
 #
-# **2.** The first version of Llama 3's table 4:
+# **2.** The table shows the first version of Llama 3's table 4:
 #
 # | GPUs | TP | CP | PP | DP | tokens of a sequence | TFLOP/s |
 # |---|---|---|---|---|---|---|
@@ -1855,16 +1887,16 @@ on_gpus = on_your_gpus(AXES)
 # | 16,384 | 8 | 1 | 16 | 128 | 8,192 | 400 |
 # | 16,384 | 8 | 16 | 16 | 4 | 131,072 | 380 |
 #
-# The columns GPUs, TP, CP and PP are right, and one entry of the others cannot be. Which number should stand
-# there? (`answer_2`)
+# The columns GPUs, TP, CP and PP are right, but one entry in the other columns cannot be. Which number should
+# replace it? (`answer_2`)
 #
-# **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches of one
-# sequence does each pipeline have? (`answer_3`)
+# **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches
+# of one sequence does each pipeline have? (`answer_3`)
 #
 # **4.** How long is the bubble of that step at v = 1, as a fraction of the *ideal* time? (`answer_4`)
 #
-# **5.** The third row of the table loses 5 % to the second, in spite of 16-way cp. Why so little: "few keys", "nvlink",
-# "small batch" or "no bubble"? (`answer_5`, a text)
+# **5.** The third row of the table loses only 5 % to the second, in spite of 16-way cp. Why so little: "few
+# keys", "nvlink", "small batch" or "no bubble"? (`answer_5`, a text)
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # milliseconds
@@ -1901,27 +1933,27 @@ report.points(4)
 # | time | 30 minutes |
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
-# Section 7 knows a step by its formula. Here is another way, which needs no formula of the step: take the
-# *record* of a run, and let a clock do it again on other links. The record says what each rank did and in
-# which order. The clock says when.
+# Section 7 gets the time of a step from a formula. You can do without one. Take the *record* of a run, and
+# let a clock repeat it on other links. The record says what each rank did in which order, and the clock says
+# when.
 #
-# **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2
-# s and beta 1 µs a byte. When are they done?
+# **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2 s
+# and beta 1 µs per byte. When are they done?
 #
 # **Build.** `records` holds a list of entries for each rank, in its order:
 #
 # | entry | content |
 # |---|---|
 # | `["compute", seconds]` | the rank computes |
-# | `["all_reduce", group, nbytes]` | a sum over the ranks of `group`: it begins when the last of them has come, and ends for all at the same time |
-# | `["send", peer, nbytes]` | the rank goes on at once; its message travels meanwhile |
-# | `["recv", peer, nbytes]` | the rank goes on when the next message of `peer` has come |
+# | `["all_reduce", group, nbytes]` | a sum over the ranks of `group`. It begins when the last of them has arrived, and ends for all at the same time |
+# | `["send", peer, nbytes]` | the rank continues immediately, while its message travels |
+# | `["recv", peer, nbytes]` | the rank continues when the next message from `peer` has arrived |
 #
 # Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha +
-# bytes · beta on the slowest link that its ranks need: *one* alpha, as the emulated wires of section 5 count.
-# The bytes are the message's, or 2(n−1)/n of a sum's. A rank has two links, inside and across. Each carries
-# the rank's messages one after the other: the second begins when the first has arrived. A sum does not queue:
-# it neither waits for messages that travel nor holds them up.
+# bytes · beta on the slowest link its ranks need, with *one* alpha, as the emulated wires of section 5 count.
+# The bytes are the whole message, or 2(n−1)/n of a sum. A rank has two links, inside and across. Each link
+# carries the rank's messages one after another, so the second begins when the first has arrived. A sum does
+# not queue, so it neither waits for messages nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1968,9 +2000,9 @@ def replay(records, per_node, inside, across):
 
 
 # %% [markdown]
-# <details><summary>Hint: ranks that wait</summary>Let each rank go on as far as it can, one after the
-# other, and begin anew as long as any of them moved. A rank stops before a receive whose message was not
-# sent, and before a sum whose members are not all there.</details>
+# <details><summary>Hint: ranks that wait</summary>Let each rank run as far as it can, one after another, and
+# start again as long as any of them moved. A rank stops before a receive whose message was not sent, and
+# before a sum whose members have not all arrived.</details>
 
 # %% nbgrader={"grade_id": "replay_check", "points": 0}
 # Extra credit, 6 points
@@ -1980,9 +2012,9 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The library's replay reads a ledger as it is, with the handles that are waited for later. It
-# predicts steps like those of section 5 from a run *without* wires. A second run sleeps them on the wires.
-# The alphas are five times as long, so that a busy machine does not matter.
+# **Measure.** The reference's replay reads a ledger as it is, including handles that are waited for later. It
+# predicts steps like section 5's from a run *without* wires. A second run then sleeps them on the wires. The
+# alphas are five times as long, so that a busy machine does not matter.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2018,12 +2050,12 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
 
 # %% [markdown]
 # The ratio of the two orders is nearly the same, computed and slept. The compute between the operations comes
-# from the record, and on a busy machine it is the part that varies.
+# from the record, and on a busy machine this is the part that varies.
 #
-# **A thousand GPUs.** A mesh is symmetric: ranks of tp, dp and cp do the same. One rank of each stage
-# stands for all of them, so that 1,024 GPUs cost the clock as much as two ranks do. Here is the
-# cube's step of section 5 with the groups of pp 2, dp 64 and tp 8 on A100s, tp's and pp's bytes 1,500 times as
-# many (a stream of 25 MB, half of GPT-3's), and no compute.
+# **A thousand GPUs.** A mesh is symmetric, because ranks of tp, dp and cp do the same. So one rank of each
+# stage can stand for all of them, and 1,024 GPUs cost the clock only as much as two ranks do. The cell takes
+# the cube's step of section 5 with the groups of pp 2, dp 64 and tp 8 on A100s. It gives tp and pp 1,500
+# times as many bytes (a stream of 25 MB, half of GPT-3's stream), and no compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -2032,7 +2064,7 @@ from course_lib.planning.roofline import Work
 
 target = Layout({"pp": 2, "dp": 64, "tp": 8})
 recorded = Layout({"pp": 2, "dp": 2, "tp": 2})
-ledger = launch(one_step, CUBE, world_size=8, backend="gloo").ledger  # for its bytes alone
+ledger = launch(one_step, CUBE, world_size=8, backend="gloo").ledger  # only for its bytes
 plain = Record(8, [step_of(ledger.operations(rank)) for rank in range(8)])
 for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     factors = {"tp": 1500, "pp": 1500}
@@ -2040,8 +2072,8 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     print(f"{' x '.join(order)}: {again:.3f} s of communication")
 
 # %% [markdown]
-# **Long pipelines.** 64 stages and 512 microbatches are 65,536 actions, which the simulator of notebook 07
-# does in some seconds. The row of 1,008B has this shape. The formula of section 7 is 1 % off.
+# **Long pipelines.** 64 stages and 512 microbatches make 65,536 actions, which the simulator of notebook 07
+# handles in a few seconds. The row of 1,008B has this shape, and section 7's formula is 1 % off.
 
 # %% tags=["skip-in-grading"]
 trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)
@@ -2053,36 +2085,41 @@ if ready(step_seconds):
     print(f"by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
 
 # %% [markdown]
-# **Break it.** Give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, and the check names the
-# mistake. NCCL's ring has so many; the emulated wires sleep one. A model has to count as the measured thing
-# does.
+# **Break it.** If you give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, the check names the
+# mistake. NCCL's ring has that many, but the emulated wires sleep only one. A model has to count in the same
+# way as the thing it is compared with.
 #
-# **Question.** The clock needs no rank but one of each stage. Which fault of a real cluster can it never
-# show?
+# **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
 #
-# <details><summary>Answer</summary>A straggler: one rank of 1,024 that is slower than its like. Symmetry
-# has removed it, and MegaScale's last two rows are missed for this reason, among others.</details>
+# <details><summary>Answer</summary>It can never show a straggler, one rank of 1,024 slower than its like,
+# because symmetry has removed it. This is one reason why MegaScale's last two rows are missed.</details>
 
 # %% [markdown]
 # ## What you have built
 #
-# A step of training on four axes at once, with the gradients of one process to 15 digits; the norm of a
-# gradient that no rank holds; and a model of a cluster in four functions. One constant is fitted on one
-# published step, and the model is off by 7.2 % at most on ten of them, a constant 140 TFLOP/s by 14.1 %. Moving tp
-# out of the node made a step at least one and a half times as long, on wires that you could feel.
+# You have built a training step on four axes, with the gradients of one process to 15 digits; the norm of a
+# gradient held by no rank; and a model of a cluster in four functions. One constant is fitted on one
+# published step. The model is off by 7.2 % at most on ten of them, but a constant 140 TFLOP/s is off by up to
+# 14.1 %. Moving tp out of the node made a recorded step 1.4 times as long, on wires you could feel.
 #
 # | axis | cuts | sends | hides |
 # |---|---|---|---|
-# | tp | layers | most, four sums a layer and microbatch | no: it gets the fastest link |
+# | tp | layers | most, four sums per layer and microbatch | no, so it gets the fastest link |
 # | cp | sequences | keys and values, around a ring | behind attention |
-# | pp | the stack of layers | least, M a microbatch to a neighbour | behind other microbatches |
-# | dp | rows | the gradients, once a step | behind backward |
+# | pp | the stack of layers | least, M per microbatch to a neighbour | behind other microbatches |
+# | dp | rows | the gradients, once per step | behind backward |
+#
+# <details><summary>In the lectures</summary>Lecture 001 trains GPT-3 as 8 × 16 × 8, but OpenAI has published
+# no layout. NVIDIA measured a 175B-parameter model with t = 8 and p = 12 (Narayanan et al., table
+# 2).</details>
 #
 # **Read on.**
-# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*: §3 for
-#   the placement of axes, table 1 for your dots.
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using
+#   Megatron-LM*: §3 for the placement of axes, table 1 for your dots.
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.2 for four axes on 16,384 GPUs.
-# - Jiang et al. (2024), *MegaScale*: the stragglers that your model does not know.
+# - Jiang et al. (2024), *MegaScale*: the stragglers your model does not know.
+# - Austin et al. (2025), [*How to Scale Your Model*](https://jax-ml.github.io/scaling-book): meshes and
+#   rooflines, for TPUs.
 # - `course_lib/mesh/step.py`: the composition in one file, to read after you have written yours; then
 #   `course_lib/mesh/stages.py`, where the cuts meet.
 
