@@ -1220,15 +1220,15 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def before_backward(self, unit):
-        """The backward of the unit's module comes next. A trained unit is in `self.unsent`
-        from now until its gradients are reduced."""
+        """The backward of the unit's module comes next. If the unit is trained, put it into
+        `self.unsent`, where it stays until its gradients are reduced."""
         if not self.in_backward:
             self.in_backward = True
             after_backward(self.end)
-        if unit.shard.requires_grad:
-            self.unsent.add(unit)
         ### BEGIN SOLUTION
         unit.gather()
+        if unit.shard.requires_grad:
+            self.unsent.add(unit)
         ### END SOLUTION
 
     def arrived(self, unit):
@@ -1241,8 +1241,8 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def end(self):
-        """Backward is over. What is left are units of which a parameter got no gradient, and
-        frozen units."""
+        """Backward is over. Two kinds of units are left: units of which a parameter got no
+        gradient, and frozen units."""
         ### BEGIN SOLUTION
         for unit in self.units:
             if unit in self.unsent:
