@@ -1,6 +1,6 @@
 # %% wrong: the tensor once
 # is: slip
-# says: sends the tensor once
+# says: counts the tensor once
 answer_1 = 70 / 50
 answer_2 = "latency"
 answer_3 = 8

@@ -24,7 +24,7 @@
 
 # %% wrong: all of the communication is exposed
 # is: slip
-# says: is without overlap
+# says: assumes no overlap
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
 +    return communication

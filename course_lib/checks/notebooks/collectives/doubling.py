@@ -98,8 +98,8 @@ def doubling_cost(ratio: float, observed: kit.Observed) -> str:
 
 def doubling_rounds(ratio: float, observed: kit.Observed) -> str:
     return (
-        "The distance doubles from round to round (1, 2, 4, ...), and both partners send at the same time, "
-        "so log2 N rounds are enough."
+        "The distance doubles each round (1, 2, 4, ...), and both partners send at the same time, so log2 "
+        "N rounds are enough."
     )
 
 

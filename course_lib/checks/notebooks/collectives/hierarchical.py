@@ -21,8 +21,7 @@ def hierarchical_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed:
     if "twice" in signs:
         return (
             "Values were counted twice. Reduce-scatter inside the node, all-reduce each rank's own shard "
-            "across the nodes, then all-gather inside the node, so that each value enters one shard's sum "
-            "once."
+            "across the nodes, then all-gather inside, so that each value enters one shard's sum once."
         )
     if signs & {"moved", "moved_copy"}:
         return (
@@ -31,7 +30,7 @@ def hierarchical_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed:
         )
     return (
         "The sums include only some ranks. Reduce-scatter inside the node, sum each shard across the "
-        "nodes, then gather the shards inside the node."
+        "nodes, then gather inside again."
     )
 
 

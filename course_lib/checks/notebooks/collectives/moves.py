@@ -46,7 +46,7 @@ def gather_hint(mistakes: list[kit.Mistake], members: list[int], shard: int, obs
     if "old" in signs:
         return (
             "Parts of `output` were never written. N - 1 rounds bring N - 1 shards, and each rank also "
-            "copies its own shard."
+            "copies its own."
         )
     if signs & {"nan", "zero", "unknown"}:
         return (

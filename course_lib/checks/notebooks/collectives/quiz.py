@@ -12,7 +12,7 @@ RING_SECONDS = facts.bytes_sent_per_rank("ring_all_reduce", 64, 70) / 50  # 70 G
 BUS = facts.bus_bandwidth("all_reduce", 8, 4, 0.1)  # 4 GB in 0.1 s
 
 LEAST_TIME = {
-    1.4: "Your answer sends the tensor once, but a ring all-reduce sends 2(N-1)/N of it.",
+    1.4: "Your answer counts the tensor once, but a ring all-reduce sends 2(N-1)/N of it.",
     2.8: "2M is only the limit for many ranks. With 64 ranks, each sends 2 * 63/64 of M.",
     RING_SECONDS
     / 2: "Your answer is the time of one phase, but there are two, reduce-scatter and all-gather.",

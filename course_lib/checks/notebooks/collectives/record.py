@@ -36,7 +36,7 @@ def sent_wider(observed: kit.Observed, dtype: torch.dtype = torch.float32) -> st
             if getattr(torch, operation.dtype, dtype).itemsize > dtype.itemsize:
                 return (
                     f"Some messages were {operation.dtype}, but the argument is {str(dtype)[6:]}. Send "
-                    "values in the dtype of the argument."
+                    "values in the argument's dtype."
                 )
     return ""
 

@@ -51,8 +51,8 @@ def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Ob
     signs = {mistake.sign for mistake in mistakes}
     if signs & {"twice", "times"}:
         return (
-            "A value was added twice. The second phase must copy the complete chunks, not add them, and "
-            "each round must pass on a chunk, not a sum that has already been around the ring."
+            "A value was added twice. The second phase must copy the complete chunks, not add them, and a "
+            "round passes on a chunk, not a sum that has already been around."
         )
     if signs <= {"copy", "own"} and "copy" in signs:
         return (

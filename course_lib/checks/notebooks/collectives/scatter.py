@@ -50,8 +50,8 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
             off = {piece.origin.offset // chunk % n for mistake in mistakes for piece in mistake.pieces}
             shift = f" Here it is chunk r + {off.pop()} (mod {n})." if len(off) == 1 else ""
             return (
-                f"The sums are complete but on the wrong ranks, since rank r must end with chunk r.{shift} "
-                "Start the ring with another chunk, so that the rank's own chunk arrives last."
+                f"The sums are complete but on the wrong ranks. Rank r must end with chunk r.{shift} Start "
+                "the ring with another chunk, so that the rank's own chunk arrives last."
             )
         if sentence := next((text for sign, text in SIGNS.items() if sign in signs), ""):
             return sentence

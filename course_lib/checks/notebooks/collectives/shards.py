@@ -82,7 +82,7 @@ def never_written(mistakes: list[kit.Mistake], members: Sequence[int], size: int
         )
     return (
         "Nothing was written into `output`. `output = ...` only gives that name to another tensor, and a "
-        "returned tensor is not used. Instead, write into the given tensor with output.copy_(...)."
+        "returned tensor is not used. Write into the given tensor with output.copy_(...)."
     )
 
 

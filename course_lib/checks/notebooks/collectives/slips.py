@@ -81,10 +81,11 @@ BYTES: dict[str, Slips] = {
         "Your formula is the limit for many ranks, but N ranks send (N-1)/N of it.": lambda a, n, m: 2 * m,
     },
     DOUBLING: {
-        "Your formula holds only for powers of two. Otherwise the extra ranks are folded in and out, so "
-        "count floor(log2 N) + 1.": (lambda a, n, m: math.log2(n) * m),
-        "Your formula holds only for powers of two. Otherwise the busiest rank also sends the sum to an "
-        "extra rank.": (lambda a, n, m: log_down(n) * m),
+        "Your formula needs a power of two. Otherwise the extra ranks are folded in and out, so count "
+        "floor(log2 N) + 1.": (lambda a, n, m: math.log2(n) * m),
+        "Your formula needs a power of two. Otherwise the busiest rank also sends the sum to an extra one.": (
+            lambda a, n, m: log_down(n) * m
+        ),
         "In the two extra rounds, the busiest rank sends once and receives once.": (
             lambda a, n, m: (log_down(n) + 2 * folded(n)) * m
         ),
@@ -103,8 +104,9 @@ SHARDED_ROUNDS: Slips = {
 }
 ROUNDS: dict[str, Slips] = {
     "broadcast": {
-        "One rank after another takes that many rounds, but in a tree the ranks with the value double each "
-        "round.": (lambda a, n: n - 1),
+        "In a tree, the ranks with the value double each round, so fewer rounds are enough.": (
+            lambda a, n: n - 1
+        ),
         "Round up, because with 5 ranks, two rounds reach only four of them.": lambda a, n: log_down(n),
         "Rounds are whole, so take ceil(log2 N).": lambda a, n: math.log2(n),
     },
@@ -172,6 +174,6 @@ CROSSOVER: Slips = {
     ),
     "Return the bytes of the full tensor, not of all ranks.": (lambda n, al, be: crossing(n, al, be) * n),
     "Return the bytes of the full tensor, not of a chunk.": (lambda n, al, be: crossing(n, al, be) / n),
-    "Your formula holds only for powers of two. Otherwise doubling takes floor(log2 N) + 2 rounds and "
-    "sends floor(log2 N) + 1 tensors.": rough,
+    "Your formula needs a power of two. Otherwise doubling takes floor(log2 N) + 2 rounds and sends "
+    "floor(log2 N) + 1 tensors.": rough,
 }

@@ -39,7 +39,7 @@ SENT = {
     ),
 }
 EXPOSED = {
-    "Your formula is without overlap, but messages sent while backward runs are hidden.": lambda b, c, k: c,
+    "Your formula assumes no overlap, but messages sent while backward runs are hidden.": lambda b, c, k: c,
     "Your formula holds only if backward takes longer. If communication does, it begins after the first "
     "bucket, backward / buckets, then continues without a pause.": lambda b, c, k: c / k,
     "Communication does not begin with backward, because the first bucket is full only after backward / "

@@ -31,7 +31,7 @@ SPEED = {
     1.5
     / (
         1.5 + SLOW
-    ): "Your answer is without overlap, but part of the communication passes while backward runs.",
+    ): "Your answer assumes no overlap, but part of the communication passes while backward runs.",
     1.5
     / (
         1.5 + SLOW / 20
