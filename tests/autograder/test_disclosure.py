@@ -213,7 +213,7 @@ def findings() -> Iterator[tuple[str, Finding]]:
         asked = judge_answer(Answer("answer_1", right, options=("yes", "no")), 0)
         yield "answer_1 must be", asked(seen_of(f"{SECRET} {NUMBER}"))
     yield "hello() returned something else", said_hello(0)(seen_of(SECRET))
-    yield "and hello() does not give that", said_hello(0)(seen_of([SECRET, NUMBER, SECRET]))
+    yield "but hello() does not give that", said_hello(0)(seen_of([SECRET, NUMBER, SECRET]))
     wanted = torch.arange(4.0)
     for value in (SECRET, {"other": SECRET}):
         yield "did not return a tensor with all results", collected(wanted, (2, 2))(seen_of(value))

@@ -51,7 +51,7 @@ def collect(results):
 
 # %% wrong: padded to the longest and not cut
 # is: slip
-# says: Numbers that no rank computed
+# says: a buffer was longer than its message
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
     longest = torch.tensor(len(results))

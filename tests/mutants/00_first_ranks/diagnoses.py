@@ -1,6 +1,6 @@
 # %% wrong: turned round
 # is: slip
-# says: Turned round
+# says: is turned around
 waits_for = {"neighbour_sum": {2: 0, 0: 1, 1: 2}, "collect": {2: 0}, "global_mean": {0: 1, 2: 1}}
 remedies = {
     "average": "the same collective on every rank",
@@ -28,7 +28,7 @@ remedies = {
 
 # %% wrong: one of those that wait is missing
 # is: slip
-# says: Rank 2 waits too
+# says: Rank 2 also waits
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1}}
 remedies = {
     "average": "the same collective on every rank",
@@ -76,7 +76,7 @@ remedies = {
 
 # %% wrong: a remedy that is not on the list
 # is: form
-# says: is to be one of
+# says: must be one of
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 remedies = {
     "average": "restart the kernel",

@@ -42,7 +42,7 @@ def exchange(tensor, group=None):
 
 # %% wrong: what came in never reaches the argument
 # is: slip
-# says: must end up in `tensor` itself
+# says: partner's value never arrived in `tensor`
 def exchange(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if rank ^ 1 >= n:

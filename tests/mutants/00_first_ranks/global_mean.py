@@ -42,7 +42,7 @@ def global_mean(values):
 
 # %% wrong: the sum
 # is: slip
-# says: it was not divided
+# says: The sum was not divided
 def global_mean(values):
     total = values.sum()
     dist.all_reduce(total)
@@ -51,7 +51,7 @@ def global_mean(values):
 
 # %% wrong: ranks without values keep zero
 # is: slip
-# says: needs the mean of the others' values, too
+# says: also needs the mean of the other ranks
 def global_mean(values):
     total = values.sum()
     count = torch.tensor(float(len(values)))

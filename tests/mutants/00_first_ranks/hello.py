@@ -38,7 +38,7 @@ def hello():
 
 # %% wrong: printed, not returned
 # is: form
-# says: three values are expected
+# says: Return three values
 def hello():
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device()}")
 

@@ -7,7 +7,7 @@ answer_3 = "wait"
 
 # %% wrong: in microseconds
 # is: slip
-# says: in microseconds; seconds are asked for
+# says: is in microseconds
 answer_1 = 20 + 100
 answer_2 = 200_000
 answer_3 = "wait"
@@ -21,7 +21,7 @@ answer_3 = "wait"
 
 # %% wrong: the second in kilobytes
 # is: slip
-# says: in kB; bytes are asked for
+# says: is in kB
 answer_1 = 1.2e-4
 answer_2 = 200
 answer_3 = "wait"

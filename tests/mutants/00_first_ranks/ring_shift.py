@@ -26,7 +26,7 @@ def ring_shift(tensor, group=None):
 
 # %% wrong: the wrong way round
 # is: slip
-# says: went round the wrong way
+# says: went around the wrong way
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:
@@ -73,7 +73,7 @@ def ring_shift(tensor, group=None):
 
 # %% wrong: its own tensor returned
 # is: slip
-# says: return the tensor into which you received it
+# says: Return the tensor into which you received
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:

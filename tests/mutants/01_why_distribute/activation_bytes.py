@@ -44,7 +44,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 # %% wrong: without the norms' statistics
 # is: detail
-# says: the mean, and one over the deviation
+# says: the mean and one over the deviation
 # base: sixteen numbers a row
 -    norms = tokens * (2 * h + 4) * itemsize
 +    norms = tokens * 2 * h * itemsize
@@ -69,7 +69,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 # %% wrong: checkpointed, and yet everything
 # is: slip
-# says: a block keeps its input alone
+# says: block keeps only its input
 # base: sixteen numbers a row
 -    if checkpoint:
 -        return config.layers * tokens * h * itemsize
@@ -77,7 +77,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 # %% wrong: one layer
 # is: slip
-# says: That is one layer
+# says: You count one layer
 # base: sixteen numbers a row
 -        return config.layers * tokens * h * itemsize
 +        return tokens * h * itemsize
@@ -96,7 +96,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 # %% wrong: attention's output is not kept
 # is: slip
-# says: Attention keeps its output, too
+# says: Attention also keeps its output
 # base: sixteen numbers a row
 -    attention = tokens * (h + 4 * h) * itemsize
 +    attention = tokens * (h + 3 * h) * itemsize
@@ -116,7 +116,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 # %% wrong: 16 bits always
 # is: slip
-# says: A number has itemsize bytes; that counts 2 always
+# says: your formula always counts 2
 # base: sixteen numbers a row
 -    tokens, h = batch * seq, config.width
 +    tokens, h, itemsize = batch * seq, config.width, 2
@@ -124,7 +124,7 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 
 # %% wrong: the MLP is four times as wide
 # is: slip
-# says: The MLP's inner width is not 4h always
+# says: The MLP's inner width is not always 4h
 # base: sixteen numbers a row
 -    mlp = tokens * (h + 2 * config.mlp_width) * itemsize
 +    mlp = tokens * (h + 8 * h) * itemsize

@@ -16,7 +16,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: one GPU
 # is: slip
-# says: the tokens are divided by the GPUs
+# says: Divide the tokens among the GPUs
 # base: closed forms
 -    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
 +    return 6 * params * tokens / (flops * mfu) / 86_400
@@ -24,7 +24,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: 3 N D
 # is: slip
-# says: forward and backward are 6
+# says: [Ff]orward and backward are 6
 # base: closed forms
 -    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
 +    return 3 * params * tokens / (gpus * flops * mfu) / 86_400
@@ -32,7 +32,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: MFU of the peak of fp8
 # is: slip
-# says: the peak of fp8 where bf16 is multiplied
+# says: the peak of fp8, but multiply in bf16
 # base: closed forms
 -    return flops * mfu / (6 * params)
 +    fp8 = 2 * flops
@@ -41,7 +41,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: 20 tokens a parameter
 # is: idea
-# says: the law says it, not a rule
+# says: but here the law decides
 # base: closed forms
 -    E, A, B, alpha, beta = law
 -    g = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
@@ -101,7 +101,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: tokens first
 # is: slip
-# says: the other way round
+# says: instead of \(parameters, tokens\)
 # base: closed forms
 -    return params, budget / (6 * params)
 +    return budget / (6 * params), params

@@ -13,7 +13,7 @@ def crossover(law1, law2):
 
 # %% wrong: where the laws agree
 # is: idea
-# says: There the laws are equal
+# says: the laws are equal
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
 +    return 6 * math.exp(-level / slope)
@@ -29,7 +29,7 @@ def crossover(law1, law2):
 
 # %% wrong: the first law's model is the larger one always
 # is: slip
-# says: Which law comes first does not matter
+# says: The order of the laws does not matter
 # base: the ratio is a power
 -    if slope < 0:
 -        slope, level = -slope, -level
@@ -37,7 +37,7 @@ def crossover(law1, law2):
 
 # %% wrong: N D
 # is: slip
-# says: that is N D
+# says: Your budget is N D
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
 +    return math.exp((math.log(2) - level) / slope)
@@ -53,7 +53,7 @@ def crossover(law1, law2):
 
 # %% wrong: tokens a parameter
 # is: slip
-# says: tokens a parameter differ
+# says: tokens per parameter differ
 # base: the ratio is a power
 -    return 6 * math.exp((math.log(2) - level) / slope)
 +    return 6 * math.exp((math.log(2) / 2 - level) / slope)

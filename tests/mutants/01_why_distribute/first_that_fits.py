@@ -20,7 +20,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the room of all GPUs
 # is: slip
-# says: room is that of one GPU
+# says: room is the room on one GPU
 # base: a loop over a list
 -        if states + gradients + weights + transient + activations + logits <= room:
 +        if states + gradients + weights + transient + activations + logits <= room * gpus:
@@ -28,7 +28,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the batch of all GPUs
 # is: slip
-# says: batch is that of one GPU already.*nor for the logits
+# says: batch is already the batch of one GPU.*nor for the logits
 # base: a loop over a list
 -    h, tokens = config.width, batch * seq
 +    h, tokens = config.width, batch * gpus * seq
@@ -36,7 +36,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the activations of all GPUs
 # is: slip
-# says: batch is that of one GPU already: do not multiply it by their number\.
+# says: do not multiply it by the number of GPUs\.
 # base: a loop over a list
 -        activations = config.layers * (2 * tokens * h if checkpoint else kept)
 +        activations = gpus * config.layers * (2 * tokens * h if checkpoint else kept)
@@ -44,7 +44,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: checkpointing before stage 3
 # is: slip
-# says: a third of the FLOPs before bytes that can be hidden
+# says: the bytes of stage 3 can be hidden
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
 +    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(3)]
@@ -62,7 +62,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the gathered block is forgotten
 # is: slip
-# says: Stage 3 holds one block's weights and gradients whole besides
+# says: Stage 3 also holds one block's full weights and gradients
 # base: a loop over a list
 -        transient = 4 * block if stage == 3 else 0
 +        transient = 0
@@ -70,7 +70,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the logits are forgotten
 # is: slip
-# says: 1.05e9 logits x 6 bytes: 6.3 GB
+# says: 1.05e9 logits x 6 bytes, so 6.3 GB
 # base: a loop over a list
 -    logits = 6 * tokens * config.vocab_size
 +    logits = 0
@@ -78,7 +78,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the logits in float32 alone
 # is: slip
-# says: in float32 and in 16 bits: 6 bytes each
+# says: in float32 and in 16 bits, so each takes 6 bytes
 # base: a loop over a list
 -    logits = 6 * tokens * config.vocab_size
 +    logits = 4 * tokens * config.vocab_size
@@ -86,7 +86,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: stage 1 on one GPU
 # is: slip
-# says: sharding over one rank saves nothing: take 0|Sharding over one rank saves nothing: take 0
+# says: Sharding over one rank saves nothing, so take 0
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
 +    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in (1, 2, 3)]
@@ -102,7 +102,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the highest stage first
 # is: slip
-# says: The cheapest that fits was asked for
+# says: Take the cheapest (layout )?that fits
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
 +    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in (3, 2, 1, 0)]
@@ -110,7 +110,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: stage 2 divides the weights
 # is: slip
-# says: Stage 2 keeps 2 bytes a parameter on every GPU, the weights: for 70B 140 GB
+# says: Stage 2 keeps 2 bytes per parameter on every GPU, the weights, so 140 GB for 70B
 # base: a loop over a list
 -        weights = 2 * P / (gpus if stage >= 3 else 1)
 +        weights = 2 * P / (gpus if stage >= 2 else 1)
@@ -126,7 +126,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: stage by stage, each with and without checkpointing
 # is: slip
-# says: before all that sharding saves for little or nothing
+# says: sharding saves bytes for little or nothing
 # base: a loop over a list
 -    layouts = [(stage, checkpoint) for checkpoint in (False, True) for stage in range(4)]
 +    layouts = [(stage, checkpoint) for stage in range(4) for checkpoint in (False, True)]
@@ -150,14 +150,14 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: one layout for all
 # is: idea
-# says: That is one layout for every plan
+# says: returns one layout for every plan
 def first_that_fits(config, gpus, room, batch, seq):
     return 3, True
 
 
 # %% wrong: the smallest bill
 # is: slip
-# says: That is the layout with the smallest bill
+# says: takes the layout with the smallest bill
 # base: a loop over a list
 -    for stage, checkpoint in layouts:
 +    bills = []
@@ -173,7 +173,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: gradients are divided from stage 3 on
 # is: slip
-# says: Stage 2 divides the gradients as well
+# says: Stage 2 also divides the gradients
 # base: a loop over a list
 -        gradients = 2 * P / (gpus if stage >= 2 else 1)
 +        gradients = 2 * P / (gpus if stage >= 3 else 1)
@@ -181,7 +181,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the gathered block's weights alone
 # is: slip
-# says: Stage 3 holds one block's (weights and )?gradients whole
+# says: one block's full (weights and )?gradients
 # base: a loop over a list
 -        transient = 4 * block if stage == 3 else 0
 +        transient = 2 * block if stage == 3 else 0

@@ -25,7 +25,7 @@ def parameters(config):
 
 # %% wrong: a tied head is counted twice
 # is: slip
-# says: the head is the embedding's matrix: once
+# says: the head is the embedding's matrix, so it counts there
 # base: closed forms
 -        "head": 0 if config.tied else V * h,
 +        "head": V * h,
@@ -33,7 +33,7 @@ def parameters(config):
 
 # %% wrong: attention has no biases
 # is: slip
-# says: 4h a layer in attention
+# says: 4h per layer in attention
 # base: closed forms
 -        attention += h + 2 * keys + h
          mlp += inward * config.mlp_width + h
@@ -65,7 +65,7 @@ def parameters(config):
 
 # %% wrong: the MLP is four times as wide
 # is: slip
-# says: `mlp_width` says it, 28,672
+# says: use `mlp_width`, 28,672
 # base: closed forms
 -    mlp = (inward + 1) * h * config.mlp_width
 +    wide = 4 * h
@@ -77,7 +77,7 @@ def parameters(config):
 
 # %% wrong: the last norm is forgotten
 # is: detail
-# says: One norm more than two a layer.*h \(or 2h\) are missing
+# says: one more norm than two per layer.*h \(or 2h\) are missing
 # base: closed forms
 -        "norms": (2 * L + 1) * norm,
 +        "norms": 2 * L * norm,
@@ -94,7 +94,7 @@ def parameters(config):
 
 # %% wrong: 12 L h^2
 # is: idea
-# says: rule of thumb; exact numbers were asked for
+# says: rule of thumb, but the question asks for exact numbers
 def parameters(config):
     h, L = config.width, config.layers
     return {
@@ -123,7 +123,7 @@ def parameters(config):
 
 # %% wrong: every norm has a bias
 # is: slip
-# says: an RMSNorm has a weight alone
+# says: an RMSNorm has only a weight
 # base: closed forms
 -        if config.norm == "layer":
 -            norm += h
@@ -134,7 +134,7 @@ def parameters(config):
 
 # %% wrong: one layer
 # is: slip
-# says: That is one layer
+# says: You count one layer
 # base: closed forms
 -        "attention": L * attention,
 -        "mlp": L * mlp,

@@ -1,6 +1,6 @@
 # %% wrong: every layer's input
 # is: slip
-# says: Every fourth layer alone keeps its input
+# says: Only every fourth layer keeps its input
 answer_1 = 343.6
 answer_2 = 942
 answer_3 = "one activation of the whole batch"
@@ -20,7 +20,7 @@ answer_6 = "stage 1, checkpointed"
 
 # %% wrong: divided by eight
 # is: slip
-# says: do not divide it: each keeps every checkpoint whole
+# says: do not divide it, so each keeps every checkpoint in full
 answer_1 = 10.74
 answer_2 = 942
 answer_3 = "one activation of the whole batch"
@@ -30,7 +30,7 @@ answer_6 = "stage 1, checkpointed"
 
 # %% wrong: in bytes
 # is: slip
-# says: That is in bytes; GB were asked for
+# says: is in bytes, but the question asks for GB
 answer_1 = 85.9e9
 answer_2 = 942
 answer_3 = "one activation of the whole batch"
@@ -60,7 +60,7 @@ answer_6 = "stage 1, checkpointed"
 
 # %% wrong: the plan's number
 # is: slip
-# says: That is the plan's number
+# says: is the plan's number
 answer_1 = 85.9
 answer_2 = 2.5
 answer_3 = "one activation of the whole batch"
@@ -140,7 +140,7 @@ answer_6 = "stage 3"
 
 # %% wrong: stage 2
 # is: slip
-# says: It fits, but a cheaper one of the four does
+# says: fits, but a cheaper one of the four also does
 answer_1 = 85.9
 answer_2 = 942
 answer_3 = "one activation of the whole batch"

@@ -15,7 +15,7 @@ def recipe_bytes(name):
 
 # %% wrong: autocast's weights in 16 bits
 # is: slip
-# says: Under autocast parameters stay float32.*print `model.weight.dtype`
+# says: Under autocast parameters stay float32.*Print `model.weight.dtype`
 # base: a table
 -        "autocast": (4, 4, 0, 8),
 +        "autocast": (2, 4, 0, 8),
@@ -47,7 +47,7 @@ def recipe_bytes(name):
 
 # %% wrong: pure bf16 with a master copy
 # is: slip
-# says: There is none.*Notebook 09 says what that costs
+# says: There is no master copy.*Notebook 09 says what that costs
 # base: a table
 -        "pure bf16": (2, 2, 0, 4),
 +        "pure bf16": (2, 2, 4, 4),
@@ -55,7 +55,7 @@ def recipe_bytes(name):
 
 # %% wrong: DeepSeek's moments in float32
 # is: slip
-# says: bf16: 2 \+ 2
+# says: bf16, so count 2 \+ 2
 # base: a table
 -        "deepseek-v3": (1, 4, 4, 4),
 +        "deepseek-v3": (1, 4, 4, 8),
@@ -63,7 +63,7 @@ def recipe_bytes(name):
 
 # %% wrong: DeepSeek's weights in bf16
 # is: slip
-# says: The linears' working copy is fp8: 1
+# says: The linears' working copy is fp8, 1
 # base: a table
 -        "deepseek-v3": (1, 4, 4, 4),
 +        "deepseek-v3": (2, 4, 4, 4),
@@ -71,7 +71,7 @@ def recipe_bytes(name):
 
 # %% wrong: 8 bits without scales
 # is: slip
-# says: 4 bytes a block
+# says: 4 bytes per block
 # base: a table
 -        "adam 8 bits": (2, 2, 4, 2 + 2 * 4 / 256),
 +        "adam 8 bits": (2, 2, 4, 2),
@@ -79,7 +79,7 @@ def recipe_bytes(name):
 
 # %% wrong: Megatron's gradients in fp16 alone
 # is: slip
-# says: a float32 copy of the gradients besides
+# says: also has a float32 copy of the gradients
 # base: a table
 -        "megatron fp16": (2, 2 + 4, 4, 8),
 +        "megatron fp16": (2, 2, 4, 8),
@@ -87,7 +87,7 @@ def recipe_bytes(name):
 
 # %% wrong: pure bf16 with float32 moments
 # is: slip
-# says: moments have the parameters' dtype: bf16
+# says: moments have the parameters' dtype, bf16
 # base: a table
 -        "pure bf16": (2, 2, 0, 4),
 +        "pure bf16": (2, 2, 0, 8),

@@ -15,7 +15,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: both times are added
 # is: idea
-# says: they overlap, the longer one counts
+# says: they overlap, so the longer one counts
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
 +    return arithmetic + bytes_moved / bandwidth
@@ -23,7 +23,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: the weight alone is moved
 # is: slip
-# says: Three are moved
+# says: three are moved
 # base: the longer of two times
 -    bytes_moved = (m * k + k * n + m * n) * itemsize
 +    bytes_moved = k * n * itemsize
@@ -31,7 +31,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: GiB
 # is: slip
-# says: GB and not GiB: off by 1.074
+# says: GB and not GiB,.* off by 1.074
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
 +    return max(arithmetic, bytes_moved / (bandwidth / 2**30 * 1e9))
@@ -50,7 +50,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: bits
 # is: slip
-# says: in bytes a second, not in bits
+# says: in bytes per second, not in bits
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
 +    return max(arithmetic, 8 * bytes_moved / bandwidth)
@@ -58,7 +58,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: the ridge upside down
 # is: slip
-# says: FLOPs for each byte, not bytes for each FLOP
+# says: FLOPs per byte, not bytes per FLOP
 # base: the longer of two times
 -    return flops / bandwidth
 +    return bandwidth / flops
@@ -74,7 +74,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: the ridge for any itemsize
 # is: slip
-# says: That is right for 2 bytes alone
+# says: right only for 2 bytes
 # base: the longer of two times
 -    return flops * itemsize / (2 * bandwidth)
 +    return flops / bandwidth
@@ -90,7 +90,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: half of the FLOPs
 # is: slip
-# says: a FLOP is a multiplication or an addition
+# says: a multiplication and an addition are two
 # base: the longer of two times
 -    arithmetic = 2 * m * k * n / flops
 +    arithmetic = m * k * n / flops
@@ -98,7 +98,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: the product is not moved
 # is: slip
-# says: the product is written, too
+# says: the product is also written
 # base: the longer of two times
 -    bytes_moved = (m * k + k * n + m * n) * itemsize
 +    bytes_moved = (m * k + k * n) * itemsize
@@ -106,7 +106,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: the ridge of numbers
 # is: slip
-# says: no number has a size here: no itemsize
+# says: no number has a size here, so there is no itemsize
 # base: the longer of two times
 -    return flops / bandwidth
 +    return flops / (bandwidth / 2)

@@ -41,7 +41,7 @@ class SavedBytes:
 
 # %% wrong: every view counts
 # is: slip
-# says: One storage, kept by two operations, is one
+# says: kept by two operations is still one
 # base: storages, held until the block is over
 -        if storage.data_ptr() not in self.known:
 -            self.known[storage.data_ptr()] = tensor.detach()
@@ -63,7 +63,7 @@ class SavedBytes:
 
 # %% wrong: parameters count
 # is: slip
-# says: Weights are there anyway
+# says: Weights take memory anyway
 # base: storages, held until the block is over
 -        for tensor in [*self.module.parameters(), *self.module.buffers()]:
 -            self.known[tensor.untyped_storage().data_ptr()] = tensor
@@ -93,7 +93,7 @@ class SavedBytes:
 
 # %% wrong: an address is known for ever
 # is: slip
-# says: Two tensors lived at one address, one after the other
+# says: Two tensors lived at one address, one after another
 # base: storages, held until the block is over
 -            self.known[storage.data_ptr()] = tensor.detach()
 +            self.known[storage.data_ptr()] = None
@@ -104,7 +104,7 @@ class SavedBytes:
 
 # %% wrong: bytes of the slice
 # is: slip
-# says: Kept is the storage: 4 times the slice
+# says: keeps the storage, 4 times the slice
 # base: storages, held until the block is over
 -            self.count(storage.nbytes())
 +            self.count(tensor.nbytes)
@@ -112,14 +112,14 @@ class SavedBytes:
 
 # %% wrong: tensors are held when the block is over
 # is: slip
-# says: memory that would be free is held by your meter: \+
+# says: bytes after backward that would be free
 # base: storages, held until the block is over
 -        self.known.clear()
 
 
 # %% wrong: a copy is kept
 # is: slip
-# says: twice the memory, and gradients of another graph
+# says: twice the memory and gradients of another graph
 # base: storages, held until the block is over
 -        return tensor
 +        return tensor.clone()
@@ -152,7 +152,7 @@ class SavedBytes:
 
 # %% wrong: the hook returns the name
 # is: form
-# says: takes the output's place
+# says: replaces the output
 # base: storages, held until the block is over
 -        self.stack.pop()
 +        return self.stack.pop()
@@ -163,7 +163,7 @@ class SavedBytes:
 
 # %% wrong: the outermost module
 # is: slip
-# says: The innermost submodule was asked for
+# says: Use the name of the innermost submodule
 # base: storages, held until the block is over
 -        name = self.stack[-1] if self.stack else ""
 +        name = self.stack[1].split(".")[0] if len(self.stack) > 1 else ""
@@ -171,7 +171,7 @@ class SavedBytes:
 
 # %% wrong: no names
 # is: slip
-# says: the innermost that runs is the last of them
+# says: the innermost that runs is the last
 # base: storages, held until the block is over
 -        name = self.stack[-1] if self.stack else ""
 +        name = ""
@@ -179,7 +179,7 @@ class SavedBytes:
 
 # %% wrong: the input does not count
 # is: slip
-# says: The input is kept as well
+# says: The input is also kept
 # base: storages, held until the block is over
 -        if storage.data_ptr() not in self.known:
 +        if tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad:
@@ -189,7 +189,7 @@ class SavedBytes:
 
 # %% wrong: the bytes of all tensors that are kept
 # is: idea
-# says: One storage, kept by two operations, is one
+# says: kept by two operations is still one
 # base: storages, held until the block is over
 -        for tensor in [*self.module.parameters(), *self.module.buffers()]:
 -            self.known[tensor.untyped_storage().data_ptr()] = tensor
@@ -209,7 +209,7 @@ class SavedBytes:
 
 # %% wrong: the first of the stack
 # is: slip
-# says: the innermost that runs is the last of them
+# says: the innermost that runs is the last
 # base: storages, held until the block is over
 -        name = self.stack[-1] if self.stack else ""
 +        name = self.stack[0] if self.stack else ""
@@ -225,7 +225,7 @@ class SavedBytes:
 
 # %% wrong: only what has a gradient
 # is: slip
-# says: Results without a gradient are kept, too
+# says: Results without a gradient are also kept
 # base: storages, held until the block is over
 -        if storage.data_ptr() not in self.known:
 +        if tensor.requires_grad and storage.data_ptr() not in self.known:

@@ -23,7 +23,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 # %% wrong: a FLOP is a multiplication with an addition
 # is: slip
-# says: That is half: a multiplication and an addition are two
+# says: a multiplication and an addition are two
 # base: layer by layer
 -    if not backward:
 -        return blocks + head
@@ -43,7 +43,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 # %% wrong: backward costs as much as forward
 # is: slip
-# says: two products for each of forward's.*three in all
+# says: two products for each product of forward.*three in all
 # base: layer by layer
 -    return 3 * (blocks + head) + (blocks if recompute else 0)
 +    return 2 * (blocks + head) + (blocks if recompute else 0)
@@ -84,7 +84,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 # %% wrong: half of all scores
 # is: detail
-# says: s \(s\+1\)/2, the diagonal is there
+# says: so the diagonal counts
 # base: layer by layer
 -    scores = seq * (seq + 1) // 2 if causal else seq * seq
 +    scores = seq * seq / 2 if causal else seq * seq
@@ -123,7 +123,7 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 
 # %% wrong: 6 N D, whatever runs
 # is: idea
-# says: A forward alone is a third of it
+# says: A forward is a third of it
 def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=False):
     mlp = (3 if config.mlp == "swiglu" else 2) * config.width * config.mlp_width
     keys = config.key_value_heads * config.head_dim

@@ -1,6 +1,6 @@
 # %% wrong: the own shard is not copied
 # is: slip
-# says: Its own shard never came into the output
+# says: own shard never arrived in `output`
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     shards = output.chunk(n)

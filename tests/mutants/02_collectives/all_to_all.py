@@ -1,6 +1,6 @@
 # %% wrong: the own chunk is not copied
 # is: slip
-# says: is not sent to itself: copy it
+# says: A rank copies its own chunk
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
@@ -12,7 +12,7 @@ def all_to_all(output, input, group=None):
 
 # %% wrong: a single rank returns at once
 # is: detail
-# says: a single rank, too, copies its own part
+# says: even a single rank copies its own part
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:
@@ -40,7 +40,7 @@ def all_to_all(output, input, group=None):
 
 # %% wrong: chunks in the order of arrival
 # is: slip
-# says: belongs at place s
+# says: belongs at index s
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
@@ -163,7 +163,7 @@ def all_to_all(output, input, group=None):
 
 # %% wrong: a view of the input, which need not be contiguous
 # is: detail
-# says: need not be contiguous
+# says: might not be contiguous
 def all_to_all(output, input, group=None):
     n, me = dist.get_world_size(group), dist.get_rank(group)
     leaving = input.view(n, -1)

@@ -80,7 +80,7 @@ def broadcast(tensor, src, group=None):
 
 # %% wrong: sends to ranks that do not exist
 # is: form
-# says: cut short when N is not a power of two|both ends must agree|deadlock
+# says: cut short if N is not a power of two|Both ends must agree|deadlock
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
     n, root = dist.get_world_size(world), dist.get_group_rank(world, src)
@@ -116,7 +116,7 @@ def broadcast(tensor, src, group=None):
 
 # %% wrong: a copy receives, the argument does not
 # is: slip
-# says: Nothing came into `tensor` on the others
+# says: Nothing arrived in `tensor` on the other ranks
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
     n, root = dist.get_world_size(world), dist.get_group_rank(world, src)
@@ -142,7 +142,7 @@ def broadcast(tensor, src, group=None):
 
 # %% wrong: every rank sends to the rank after it, in all rounds
 # is: form
-# says: in round k the one that is 2\*\*k further
+# says: it is the rank 2\*\*k further
 def broadcast(tensor, src, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, src)

@@ -27,7 +27,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 # %% wrong: inside the node only
 # is: idea
-# says: Sums of some ranks only
+# says: include only some ranks
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.reshape(-1)
@@ -126,7 +126,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 # %% wrong: only one rank of a node talks across, and its sum stays there
 # is: idea
-# says: Sums of some ranks only
+# says: include only some ranks
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     g, place = dist.get_world_size(intra_group), dist.get_rank(intra_group)
     flat = tensor.flatten().clone()
@@ -230,7 +230,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 # %% wrong: one ring over all ranks
 # is: idea
-# says: one ring over all ranks does that
+# says: one ring runs over all ranks
 def hierarchical_all_reduce(tensor, intra_group, inter_group):
     rank, n = dist.get_rank(), dist.get_world_size()
     padded = -(-tensor.numel() // n) * n

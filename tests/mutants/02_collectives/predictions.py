@@ -80,7 +80,7 @@ def crossover(n, alpha, beta):
 
 # %% wrong: beta taken for a bandwidth
 # is: slip
-# says: seconds for a byte
+# says: seconds per byte
 # base: what the wrong ones change
 -    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
 +    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) / beta

@@ -1,6 +1,6 @@
 # %% wrong: the tensor once
 # is: slip
-# says: That is the tensor once
+# says: counts the tensor once
 answer_1 = 70 / 50
 answer_2 = "latency"
 answer_3 = 8
@@ -8,7 +8,7 @@ answer_4 = 70
 
 # %% wrong: one phase
 # is: slip
-# says: That is one phase
+# says: the time of one phase
 answer_1 = 63 / 64 * 70 / 50
 answer_2 = "latency"
 answer_3 = 8
@@ -40,7 +40,7 @@ answer_4 = 70
 
 # %% wrong: the algorithm bandwidth
 # is: slip
-# says: That is the algorithm bandwidth
+# says: is the algorithm bandwidth
 answer_1 = 2 * 63 / 64 * 70 / 50
 answer_2 = "latency"
 answer_3 = 8
@@ -48,7 +48,7 @@ answer_4 = 4 / 0.1
 
 # %% wrong: the factor is two
 # is: slip
-# says: not times 2
+# says: not by 2
 answer_1 = 2 * 63 / 64 * 70 / 50
 answer_2 = "latency"
 answer_3 = 15

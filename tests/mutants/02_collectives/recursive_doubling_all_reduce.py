@@ -35,7 +35,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 # %% wrong: partners at r + distance, round the ring
 # is: slip
-# says: values came round twice
+# says: values were counted twice
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     total = tensor.contiguous().clone()
@@ -52,7 +52,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 # %% wrong: extra ranks folded in, never out
 # is: slip
-# says: send them the sum at the end
+# says: Send every extra rank the sum at the end
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     core = 1 << (n.bit_length() - 1)

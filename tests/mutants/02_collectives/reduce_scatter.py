@@ -26,7 +26,7 @@ def reduce_scatter(output, input, group=None):
 
 # %% wrong: one round too few
 # is: slip
-# says: the last of the N - 1 rounds brings it
+# says: The last of the N - 1 rounds brings it
 # base: what the wrong ones change
 -    for k in range(n - 1):
 +    for k in range(n - 2):
@@ -50,7 +50,7 @@ def reduce_scatter(output, input, group=None):
 
 # %% wrong: added to what the output held
 # is: slip
-# says: may hold anything before the call
+# says: can hold anything before the call
 # base: what the wrong ones change
 -    output.copy_(chunks[rank])
 +    output += chunks[rank]

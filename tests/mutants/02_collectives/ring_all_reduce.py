@@ -78,7 +78,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: chunks of equal length only
 # is: slip
-# says: remainder of 10 / 4: your chunks cover 8 elements
+# says: remainder of 10 / 4, because your chunks cover 8 elements
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().reshape(-1).clone()
@@ -102,7 +102,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: the second phase starts from the chunk that it began with
 # is: slip
-# says: the chunk that each rank began with
+# says: the chunk each rank began with
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().reshape(-1).clone()
@@ -127,7 +127,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: the second phase is missing
 # is: slip
-# says: The second sends the complete chunks round
+# says: The second sends the complete chunks around
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().reshape(-1).clone()
@@ -148,7 +148,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: the second phase adds
 # is: slip
-# says: copied, not added
+# says: copy the complete chunks, not add them
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().reshape(-1).clone()
@@ -207,7 +207,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: element by element
 # is: slip
-# says: more messages are more latencies
+# says: every message costs another latency
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().reshape(-1).clone()
@@ -406,7 +406,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: the second phase begins with the chunk before the complete one
 # is: slip
-# says: which chunk did rank r finish
+# says: Which chunk did rank r finish
 def ring_all_reduce(tensor, group=None):
     n = dist.get_world_size(group)
     me = dist.get_rank(group)
@@ -433,7 +433,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: chunk cuts into fewer pieces than there are ranks
 # is: slip
-# says: torch\.chunk may give fewer
+# says: torch\.chunk can return fewer
 def ring_all_reduce(tensor, group=None):
     n, r = dist.get_world_size(group), dist.get_rank(group)
     work = tensor.clone().contiguous().view(-1)

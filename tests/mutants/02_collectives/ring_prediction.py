@@ -1,6 +1,6 @@
 # %% wrong: one phase
 # is: idea
-# says: That is one phase
+# says: You count one phase
 def ring_bytes_sent(n, nbytes):
     return (n - 1) / n * nbytes
 
@@ -33,7 +33,7 @@ def ring_rounds(n):
 
 # %% wrong: N rounds in each phase
 # is: slip
-# says: N - 1 rounds in each phase
+# says: Each phase has N - 1 rounds
 def ring_bytes_sent(n, nbytes):
     return 2 * (n - 1) / n * nbytes
 
@@ -44,7 +44,7 @@ def ring_rounds(n):
 
 # %% wrong: a tree's rounds
 # is: slip
-# says: a tree's
+# says: A tree takes that many rounds
 def ring_bytes_sent(n, nbytes):
     return 2 * (n - 1) / n * nbytes
 
@@ -66,7 +66,7 @@ def ring_rounds(n):
 
 # %% wrong: sent and received
 # is: slip
-# says: Bytes sent were asked for
+# says: Count only the bytes sent
 def ring_bytes_sent(n, nbytes):
     return 4 * (n - 1) / n * nbytes
 

@@ -288,7 +288,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: frozen parameters fill the buckets, too
 # is: detail
-# says: Frozen ones have no gradient
+# says: frozen ones have no gradient
 # base: what the wrong ones change
 -        for p in reversed([p for p in module.parameters() if p.requires_grad]):
 +        for p in reversed(list(module.parameters())):
@@ -308,7 +308,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: the bucket is read before it has arrived
 # is: slip
-# says: the bucket was read before its wait|written or read while it was under way
+# says: the bucket was read before its wait|written or read while it was in transit
 # base: what the wrong ones change
 -            self.under_way.append((work, flat))
 +            self.under_way.append((work, flat.clone()))
@@ -316,7 +316,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: DistributedDataParallel inside
 # is: form
-# says: what you are to build
+# says: Build that part yourself
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -339,7 +339,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: zeros leave early for show, the gradients afterwards
 # is: idea
-# says: bytes; .* are enough: 2 \(N-1\)/N of its gradients
+# says: bytes, but .* are enough, 2 \(N-1\)/N of its gradients
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -410,7 +410,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: a bucket waits for a gradient that never comes
 # is: slip
-# says: which never comes is never sent
+# says: which never arrives is never sent
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -470,7 +470,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: hooks are registered by every module that holds the parameter
 # is: detail
-# says: A bucket left before all of its gradients had come
+# says: A bucket left before all of its gradients had arrived
 # base: what the wrong ones change
 -        for p in self.place:
 -            p.register_post_accumulate_grad_hook(self.arrived)
@@ -671,7 +671,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: what came in a step is never forgotten
 # is: idea
-# says: Step 1 is right, and a later one is not
+# says: Step 1 is right, but a later step is not
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -738,7 +738,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: what waits for a gradient that never comes is not sent
 # is: slip
-# says: which never comes is never sent
+# says: which never arrives is never sent
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()

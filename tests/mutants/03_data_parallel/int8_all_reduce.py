@@ -52,7 +52,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: the second rounding is forgotten
 # is: slip
-# says: the second one, of the mean, is forgotten
+# says: the second rounding, of the mean, is forgotten
 # base: elements and scales apart
 -    residual[rank] += n * (mean[0] - result[rank])
 
@@ -67,7 +67,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: the old error stays beside the new one
 # is: slip
-# says: includes it already
+# says: already includes it
 # base: elements and scales apart
 -    error.copy_(residual.view(-1)[:size].view_as(error))
 +    error.add_(residual.view(-1)[:size].view_as(error))
@@ -87,7 +87,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: the sum, not the mean
 # is: slip
-# says: That is the sum over
+# says: is the sum over
 # base: elements and scales apart
 -    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
 +    mean = dequantize(got, got_scales).sum(0, keepdim=True)
@@ -130,7 +130,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: rounded, but sent as float32
 # is: idea
-# says: The elements travelled as float32
+# says: as int8 with one float32 scale per block
 BLOCK = 256
 
 
@@ -192,7 +192,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: keeps the distance from the mean
 # is: slip
-# says: Less the mean, it would keep its distance from the others
+# says: it would keep its distance from the other ranks
 BLOCK = 256
 
 

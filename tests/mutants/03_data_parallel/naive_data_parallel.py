@@ -82,7 +82,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: gradients of frozen parameters, too
 # is: slip
-# says: Frozen ones have no gradient
+# says: frozen ones have no gradient
 # base: what the wrong ones change
 -            if not p.requires_grad:
 -                continue
@@ -119,7 +119,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: DistributedDataParallel inside
 # is: form
-# says: what you are to build
+# says: Build that part yourself
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()
@@ -136,7 +136,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: PyTorch's reducer without the check that shapes agree
 # is: form
-# says: what you are to build
+# says: Build that part yourself
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()
@@ -156,7 +156,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: every rank gathers all gradients and adds them up
 # is: slip
-# says: which grows with N
+# says: grows with N
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()
@@ -178,7 +178,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: frozen parameters have no gradient
 # is: slip
-# says: skip frozen ones
+# says: Skip frozen parameters
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()
@@ -272,7 +272,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: a gradient that nobody has is summed
 # is: detail
-# says: send zeros for one that was not used
+# says: send zeros for a parameter that was not used
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()

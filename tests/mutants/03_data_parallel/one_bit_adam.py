@@ -15,7 +15,7 @@
 
 # %% wrong: the server adds and does not divide
 # is: slip
-# says: divide it by their number
+# says: Divide it by their number
 # base: signs and scales in messages of their own
 -    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
 +    mean = (unpack(their_signs) * their_scales).sum(0) * mine + server_error
@@ -76,7 +76,7 @@
 
 # %% wrong: the gradient is compressed, not the momentum
 # is: slip
-# says: is the \*momentum\*
+# says: the \*momentum\*
 # base: signs and scales in messages of their own
 -                momentum.lerp_(p.grad, 1 - beta1)
 -                sign_all_reduce(momentum, error, server_error, self.group)
@@ -141,7 +141,7 @@
 
 # %% wrong: a scale is received as float64
 # is: form
-# says: Make the tensor that receives like the one that is sent
+# says: Make the received tensor like the sent tensor
 # base: signs and scales in messages of their own
 -    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
 +    every_sign, every_scale = torch.empty_like(signs), scales.double()

@@ -123,7 +123,7 @@ class PowerSGD:
 
 # %% wrong: vectors are left as they are
 # is: detail
-# says: a gradient that is not a matrix is averaged too
+# says: a gradient that is not a matrix must also be averaged
 # base: what the wrong ones change
 -                self.mean(gradient)
 

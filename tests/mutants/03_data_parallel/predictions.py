@@ -8,7 +8,7 @@
 
 # %% wrong: no_sync the wrong way round
 # is: slip
-# says: It is the other way round
+# says: not the other way around
 # base: as it stands
 -    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
 +    return (microbatches if no_sync else 1) * 2 * (n - 1) / n * gradient_bytes
@@ -24,7 +24,7 @@
 
 # %% wrong: all of the communication is exposed
 # is: slip
-# says: That is without overlap
+# says: assumes no overlap
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
 +    return communication
@@ -40,7 +40,7 @@
 
 # %% wrong: only the last bucket is ever exposed
 # is: slip
-# says: That holds while backward takes longer
+# says: holds only if backward takes longer
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
 +    return communication / buckets
@@ -48,7 +48,7 @@
 
 # %% wrong: communication begins with backward
 # is: slip
-# says: the first bucket is full after
+# says: the first bucket is full only after
 # base: as it stands
 -    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
 +    return max(communication / buckets, communication - backward)
@@ -72,7 +72,7 @@
 
 # %% wrong: indices are free
 # is: detail
-# says: Indices travel, too
+# says: Indices also travel
 # base: as it stands
 -    return (n - 1) * max(1, round(fraction * numel)) * 8
 +    return (n - 1) * max(1, round(fraction * numel)) * 4
@@ -80,7 +80,7 @@
 
 # %% wrong: top-k is an all-reduce
 # is: slip
-# says: nothing is added on the way
+# says: adds nothing on the way
 # base: as it stands
 -    return (n - 1) * max(1, round(fraction * numel)) * 8
 +    return 2 * (n - 1) / n * max(1, round(fraction * numel)) * 8

@@ -30,7 +30,7 @@ answer_5 = 50
 
 # %% wrong: efficiency without overlap
 # is: slip
-# says: That is without overlap
+# says: assumes no overlap
 answer_1 = 2 * 7 / 8 * 14 / 50 / 20
 answer_2 = 1.5 / 3.95
 answer_3 = "SGD"
@@ -60,7 +60,7 @@ answer_5 = 50
 
 # %% wrong: 100 ranks
 # is: slip
-# says: That is for 1 %
+# says: is for 1 %
 answer_1 = 2 * 7 / 8 * 14 / 50 / 20
 answer_2 = 0.5
 answer_3 = "SGD"

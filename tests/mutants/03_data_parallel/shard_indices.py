@@ -1,6 +1,6 @@
 # %% wrong: the remainder is never seen
 # is: slip
-# says: That is the remainder
+# says: as the division leaves over
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
@@ -12,7 +12,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: not filled up: the last ranks have fewer
 # is: slip
-# says: waits in its all-reduce for ever
+# says: waits forever in its all-reduce
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
@@ -34,7 +34,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: every rank draws an order of its own
 # is: idea
-# says: draw one permutation
+# says: Draw one permutation
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch + rank)
     order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
@@ -69,7 +69,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: every rank sees all samples
 # is: idea
-# says: No two ranks may see the same sample
+# says: Two ranks must not see the same sample
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
@@ -81,7 +81,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: fills up with indices that no sample has
 # is: form
-# says: that no sample has|there are samples 0 to
+# says: that no sample has|there are only samples 0 to
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
@@ -93,7 +93,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: blocks instead of every N-th, without shuffling too
 # is: slip
-# says: Rank r takes the places r
+# says: Rank r takes the indices r
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
@@ -117,7 +117,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: fills up once only: 3 samples for 8 ranks
 # is: detail
-# says: waits in its all-reduce for ever
+# says: waits forever in its all-reduce
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
@@ -178,7 +178,7 @@ def shard_indices(n, rank, world_size, epoch, seed=0, shuffle=True, drop_last=Fa
 
 # %% wrong: seeds the generator of the whole process
 # is: detail
-# says: generator that the whole process shares
+# says: generator shared by the whole process
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     torch.manual_seed(seed + epoch)
     order = torch.randperm(n) if shuffle else torch.arange(n)
@@ -204,7 +204,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: every other rank's samples, backwards
 # is: slip
-# says: takes the places r
+# says: takes the indices r
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     place = torch.arange(n)
     if shuffle:

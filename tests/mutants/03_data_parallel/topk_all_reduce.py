@@ -18,7 +18,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 # %% wrong: error feedback is forgotten
 # is: idea
-# says: pick from tensor \+ error
+# says: Pick from tensor \+ error
 # base: what the wrong ones change
 -    asked = (tensor + error).flatten()
 +    asked = tensor.clone().flatten()
@@ -34,7 +34,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 # %% wrong: the old error is added to the rest once more
 # is: slip
-# says: which it includes already
+# says: it already includes that
 # base: what the wrong ones change
 -    error.copy_(asked.view_as(error))
 +    error.add_(asked.view_as(error))
@@ -102,7 +102,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 # %% wrong: the others' values at this rank's places
 # is: slip
-# says: their indices must travel too
+# says: their own indices must also travel
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
 +    all_indices = indices.repeat(n)

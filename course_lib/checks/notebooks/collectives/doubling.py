@@ -33,8 +33,10 @@ def doubling_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit
     if power_below(n) < n:
         return folding_hint(mistakes, n, power_below(n))
     if "twice" in {mistake.sign for mistake in mistakes}:
-        return "In round k the partner of rank r is r ^ 2**k: both then hold the same sum of 2**(k+1) ranks."
-    return "Rounds are missing: distances 1, 2, 4, ... up to half the number of ranks."
+        return (
+            "In round k, the partner of rank r is r ^ 2**k, so both then have the same sum of 2**(k+1) ranks."
+        )
+    return "Rounds are missing. The distances are 1, 2, 4, ... up to half the number of ranks."
 
 
 def folding_hint(mistakes: list[kit.Mistake], n: int, core: int) -> str:
@@ -44,19 +46,19 @@ def folding_hint(mistakes: list[kit.Mistake], n: int, core: int) -> str:
     if signs <= {"own", "copy"} and len(affected) <= n - core:
         have = words.verb(affected, "has", "have")
         return (
-            f"{words.ranks(affected).capitalize()} {have} no partner among the {core} that double: send them "
-            "the sum at the end."
+            f"{words.ranks(affected).capitalize()} {have} no partner among the {core} ranks that double. "
+            "Send every extra rank the sum at the end."
         )
     missing = {source for counts in counts_of(mistakes) for source, c in enumerate(counts) if not c}
     if "twice" not in signs and missing and len(missing) <= n - core:
         return (
-            f"{n} is not a power of two: before doubling, every extra rank must hand its values to "
-            f"one of the {core} that double."
+            f"{n} is not a power of two, so before doubling, every extra rank must hand its values to one "
+            f"of the {core} ranks that double."
         )
-    twice = ", and values came round twice" if "twice" in signs else ""
+    twice = ", and values were counted twice" if "twice" in signs else ""
     return (
-        f"{n} is not a power of two{twice}: fold the extra ranks into the first {core}, double there, "
-        "and send them the sum."
+        f"{n} is not a power of two{twice}. Fold the extra ranks into the first {core}, double there, then "
+        "send the extra ranks the sum."
     )
 
 
@@ -66,7 +68,7 @@ def no_partners(observed: kit.Observed) -> str:
     if not apart:
         return ""
     return (
-        f"Ranks did not swap: {apart}. With r ^ 2**k as the partner both add the same two sums, a + b and "
+        f"Ranks did not swap: {apart}. With r ^ 2**k as the partner, both add the same two sums, a + b and "
         "b + a, which are equal to the last bit."
     )
 
@@ -76,13 +78,13 @@ def doubling_trouble(case: kit.Case, kind: str, text: str) -> str:
     core = power_below(n)
     if core < n and not case.groups and kind in ("deadlock", "error"):
         return (
-            f"{n} is not a power of two: r ^ distance is not always a rank. Fold the extra ranks in "
-            f"first: each sends its values to one of the first {core}, waits, and receives the sum "
+            f"{n} is not a power of two, so r ^ distance is not always a rank. Fold the extra ranks in "
+            f"first. Each sends its values to one of the first {core} ranks, waits, and receives the sum "
             "at the end."
         )
     if kind == "deadlock":
         return (
-            "Partners swap their sums: both send and both receive, so post the two together "
+            "Partners swap their sums. Both send and both receive, so post the two together "
             "(batch_isend_irecv)."
         )
     return ""
@@ -90,14 +92,14 @@ def doubling_trouble(case: kit.Case, kind: str, text: str) -> str:
 
 def doubling_cost(ratio: float, observed: kit.Observed) -> str:
     return sent_wider(observed) or (
-        "Each round swaps the tensor once with one partner: log2 N rounds, M bytes each."
+        "Each round swaps the tensor once with one partner, so there are log2 N rounds of M bytes each."
     )
 
 
 def doubling_rounds(ratio: float, observed: kit.Observed) -> str:
     return (
-        "The distance doubles from round to round (1, 2, 4, ...), and both partners send at the "
-        "same time: log2 N rounds."
+        "The distance doubles each round (1, 2, 4, ...), and both partners send at the same time, so log2 "
+        "N rounds are enough."
     )
 
 

@@ -76,7 +76,7 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
             arguments=[(name, n, nbytes, *link) for name in NAMES for n in (8, 5)],
             formula=facts.seconds,
             slips=slips.SECONDS,
-            otherwise="Time of an algorithm: rounds times alpha plus bytes times beta.",
+            otherwise="An algorithm takes rounds times alpha plus bytes times beta.",
         ),
         kit.Prediction(
             "crossover",

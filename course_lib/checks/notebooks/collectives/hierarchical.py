@@ -14,34 +14,37 @@ MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g
 
 def hierarchical_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
     if tail(mistakes, n, numel):
-        return f"The remainder of {numel} / {n} elements was not summed: pad, or cut with torch.tensor_split."
+        return f"The remainder of {numel} / {n} elements was not summed. Pad, or cut with torch.tensor_split."
     if common := common_hint(mistakes, n, numel):
         return common
     signs = {mistake.sign for mistake in mistakes}
     if "twice" in signs:
         return (
-            "Values were counted twice: reduce-scatter inside the node, all-reduce of the own "
-            "shard across nodes, all-gather inside; each value goes into one shard's sum once."
+            "Values were counted twice. Reduce-scatter inside the node, all-reduce each rank's own shard "
+            "across the nodes, then all-gather inside, so that each value enters one shard's sum once."
         )
     if signs & {"moved", "moved_copy"}:
         return (
-            "Shards came back in the wrong order: shard k of the gathered tensor is that of the "
-            "k-th rank of the node."
+            "Shards came back in the wrong order. Shard k of the gathered tensor belongs to the k-th rank "
+            "of the node."
         )
     return (
-        "Sums of some ranks only: inside the node every rank gets a share (reduce-scatter), across nodes the "
-        "shares are summed, inside they are gathered."
+        "The sums include only some ranks. Reduce-scatter inside the node, sum each shard across the "
+        "nodes, then gather inside again."
     )
 
 
 def hierarchical_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
-            "Each step runs in one of the two groups: pass it to every operation, count ranks "
+            "Each step runs in one of the two groups. Pass that group to every operation, count ranks "
             "within it, and make every rank of the group take part."
         )
     if kind == "error" and ("invalid for input" in text or "must match" in text):
-        return "The ranks do not divide the size, and a remainder is left: pad, or cut with tensor_split."
+        return (
+            "Shards can differ in size, since the ranks do not always divide the tensor. Pad, or cut with "
+            "tensor_split."
+        )
     return ""
 
 
@@ -94,18 +97,18 @@ def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:
         where = "inside a node" if inside else "across nodes"
         idle = [rank for rank, nbytes in enumerate(sent) if not nbytes]
         return (
-            f"{words.ranks(idle).capitalize()} sent nothing {where}: one ring over all ranks does that, or "
-            "one rank of a node that sends for all. Every rank must send inside its node, and its own share "
+            f"{words.ranks(idle).capitalize()} sent nothing {where}. Usually one ring runs over all ranks, "
+            "or one rank of a node sends for all. Every rank must send inside its node, and its own share "
             "of 1/g across."
         )
     if inside:
-        return "Inside: a reduce-scatter and an all-gather on a ring, (g-1)/g M each."
+        return "Inside the node, a reduce-scatter and an all-gather on a ring send (g-1)/g M each."
     if abs(ratio - per_node) < 0.02:
         return (
-            "The whole tensor crossed between the nodes, on the slow wire: only each rank's own "
-            "share of 1/g, the result of the reduce-scatter, is to cross."
+            "The whole tensor crossed the slow wire between the nodes. Only each rank's own share of 1/g, "
+            "the result of the reduce-scatter, has to cross."
         )
-    return "Across: an all-reduce of M/g by a ring, 2(n-1)/n M/g."
+    return "Across the nodes, a ring all-reduce of M/g sends 2(n-1)/n M/g."
 
 
 def wires(nodes: int, per_node: int, numel: int) -> list[kit.Line]:

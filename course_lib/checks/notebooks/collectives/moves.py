@@ -31,7 +31,7 @@ def not_contiguous(kind: str, text: str) -> str:
     """The cause of an error that views raise of a tensor that is not contiguous."""
     if kind != "error" or not ("view size is not compatible" in text or "contiguous" in text):
         return ""
-    return "`input` need not be contiguous: take input.contiguous(), or reshape instead of view."
+    return "`input` might not be contiguous, so take input.contiguous(), or use reshape instead of view."
 
 
 # ---- all_gather
@@ -42,22 +42,25 @@ def gather_hint(mistakes: list[kit.Mistake], members: list[int], shard: int, obs
     if left := turned_left(observed, members):
         return left
     if signs == {"old"} and all(own_place(mistake, members, shard) for mistake in mistakes):
-        return "Its own shard never came into the output: copy `input` there before the ring starts."
+        return "A rank's own shard never arrived in `output`. Copy `input` there before the ring starts."
     if "old" in signs:
         return (
-            "Parts of `output` were never written: N - 1 rounds bring N - 1 shards, and the own "
-            "one is copied."
+            "Parts of `output` were never written. N - 1 rounds bring N - 1 shards, and each rank also "
+            "copies its own."
         )
     if signs & {"nan", "zero", "unknown"}:
-        return "A chunk was passed on before it had come: wait() for the receive of a round before the next."
+        return (
+            "A chunk was used before it had arrived. Call wait() on each round's receive before the next "
+            "round."
+        )
     if len(members) > 2 and all(from_the_left(mistake, members, shard) for mistake in mistakes):
         return (
-            "Every wrong place holds the left neighbour's shard: each round sent the rank's own shard once "
-            "more. Pass on the shard that came in the round before."
+            "Every wrong place holds the left neighbour's shard, because each round sent the rank's own "
+            "shard once more. Instead, pass on the shard that arrived in the previous round."
         )
     return (
-        "Shards are in the wrong places: in round k the shard that arrives from the left is that of rank r - "
-        "k - 1; shard s belongs at place s of the output."
+        "Shards are in the wrong places. In round k, the shard of rank r - k - 1 arrives from the left, "
+        "and shard s belongs at index s of the output."
     )
 
 
@@ -84,7 +87,7 @@ def gather_trouble(case: kit.Case, kind: str, text: str) -> str:
 
 
 def gather_cost(ratio: float, observed: kit.Observed) -> str:
-    return "In each of the N - 1 rounds one shard goes to the right: the one that came before."
+    return "In each of the N - 1 rounds, pass the shard that arrived last on to the right."
 
 
 def all_gather_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
@@ -146,16 +149,16 @@ def to_all_hint(mistakes: list[kit.Mistake], observed: kit.Observed) -> str:
     signs = {mistake.sign for mistake in mistakes}
     if signs == {"old"}:
         return (
-            "A rank's own chunk is not sent to itself: copy it into its place. Every other chunk "
-            "has one sender."
+            "Parts of `output` were never written. A rank copies its own chunk there, and every other "
+            "chunk has one sender."
         )
     if "old" in signs:
-        return "Some chunks never arrived: each rank sends N - 1 messages and receives N - 1."
+        return "Some chunks never arrived. Each rank must send N - 1 messages and receive N - 1."
     if signs & {"nan", "zero", "unknown"}:
-        return "A buffer was read or reused before its message was in it: wait() first."
+        return "A buffer was read or reused before its message had arrived. Call wait() first."
     return (
-        "Chunk d of the input goes to rank d, and the chunk from rank s belongs at place s of the output, in "
-        "whatever round it came."
+        "Chunk d of the input goes to rank d, and the chunk from rank s belongs at index s of the output, "
+        "whatever round it arrives in."
     )
 
 
@@ -164,12 +167,12 @@ def to_all_trouble(case: kit.Case, kind: str, text: str) -> str:
         return strided
     if kind == "deadlock":
         return (
-            "In round k rank r sends to r + k and receives from r - k at the same time; with r ^ k "
-            "pairs only powers of two fit. Post send and receive together (batch_isend_irecv)."
+            "In round k, rank r sends to r + k and receives from r - k at the same time, whereas pairs "
+            "with r ^ k fit only powers of two. Post send and receive together (batch_isend_irecv)."
         )
     if kind == "error" and ("rank" in text.lower() or "range" in text):
         return (
-            "With r ^ k some partners do not exist unless N is a power of two: send to r + k, "
+            "With r ^ k, some partners do not exist unless N is a power of two. Instead, send to r + k and "
             "receive from r - k, mod N."
         )
     return ""
@@ -180,13 +183,13 @@ def to_all_cost(ratio: float, observed: kit.Observed) -> str:
     if wider := sent_wider(observed):
         return wider
     if abs(ratio - n) < 0.02:
-        return "The whole input went to every rank: rank d needs chunk d alone."
+        return "The whole input went to every rank, but rank d needs only chunk d."
     if abs(ratio - n / 2) < 0.02:
         return (
-            "A chunk that is passed round the ring travels up to N - 1 times: send it straight to the "
-            "rank that needs it."
+            "A chunk passed around the ring travels up to N - 1 times, so send it directly to the rank "
+            "that needs it."
         )
-    return "Each rank sends one chunk to each of the others, and none to itself."
+    return "Each rank sends one chunk to every other rank, and none to itself."
 
 
 def all_to_all_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:

@@ -24,8 +24,8 @@ def turned_left(observed: kit.Observed, members: Sequence[int]) -> str:
         if not sent or any(operation.peer != members[place - 1] for operation in sent):
             return ""
     return (
-        "Every rank sent to its left neighbour, r - 1, and received from the right one: these chunks belong "
-        "to a ring that sends to r + 1. Turn the ring, or count the chunks the other way round."
+        "Every rank sent to its left neighbour, r - 1, but these chunks belong to a ring that sends to r + "
+        "1. Turn the ring, or count the chunks the other way around."
     )
 
 
@@ -35,8 +35,8 @@ def sent_wider(observed: kit.Observed, dtype: torch.dtype = torch.float32) -> st
         for operation in sends(observed, rank):
             if getattr(torch, operation.dtype, dtype).itemsize > dtype.itemsize:
                 return (
-                    f"The messages were {operation.dtype}, and the argument is {str(dtype)[6:]}: send values "
-                    "in the dtype in which they came."
+                    f"Some messages were {operation.dtype}, but the argument is {str(dtype)[6:]}. Send "
+                    "values in the argument's dtype."
                 )
     return ""
 

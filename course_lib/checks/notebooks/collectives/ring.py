@@ -32,11 +32,11 @@ def ring_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Obs
         rest = numel % n
         they = "They are" if rest > 1 else "It is"
         covered = words.counted(numel - rest, "element")
-        return f"{they} the remainder of {numel} / {n}: your chunks cover {covered}."
+        return f"{they} the remainder of {numel} / {n}, because your chunks cover {covered}."
     if numel < n and all(mistake.sign == "own" for mistake in mistakes):
         return (
-            f"With {words.counted(numel, 'element')} and {n} ranks some chunks are empty; "
-            "torch.tensor_split cuts so."
+            f"With {words.counted(numel, 'element')} and {n} ranks, some chunks are empty. "
+            "torch.tensor_split makes such chunks."
         )
     return common_hint(mistakes, n, numel) or phase_hint(mistakes, n, numel, observed)
 
@@ -51,31 +51,31 @@ def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Ob
     signs = {mistake.sign for mistake in mistakes}
     if signs & {"twice", "times"}:
         return (
-            "Some value was added twice: in the second phase the complete chunks are copied, not added; and "
-            "a round passes on a chunk, not a sum that has been round already."
+            "A value was added twice. The second phase must copy the complete chunks, not add them, and a "
+            "round passes on a chunk, not a sum that has already been around."
         )
     if signs <= {"copy", "own"} and "copy" in signs:
         return (
-            "Chunks with one rank's value went round: that is what happens when the second phase starts from "
-            "the chunk that each rank began with, instead of the one that it finished."
+            "Chunks with a single rank's value went around the ring. This happens if the second phase "
+            "starts from the chunk each rank began with instead of the chunk it finished."
         )
     if signs & {"moved", "moved_copy"}:
         return (
-            "A chunk was received into another chunk's place: in round k rank r sends chunk r - k "
-            "and receives chunk r - k - 1."
+            "A chunk was received in another chunk's place. In round k, rank r sends chunk r - k and "
+            "receives chunk r - k - 1."
         )
     if set(complete_chunks(mistakes, n, numel)) == {1}:
         return (
-            "One chunk on each rank is complete: that is the first phase. The second sends the "
-            "complete chunks round once more, N - 1 rounds, and copies them."
+            "One chunk on each rank is complete, as after the first phase. The second sends the complete "
+            "chunks around in N - 1 rounds, and copies them."
         )
     rounds_of_both = all(len(sends(observed, rank)) == 2 * (n - 1) for rank in ring_of(observed))
     one_short = n > 2 and {counts.count(0) for counts in counts_of(mistakes)} == {1}
     if one_short and numel >= n and not rounds_of_both:
-        return "Every sum misses one rank: the first phase takes N - 1 rounds, and one is missing."
+        return "Every sum misses one rank. The first phase takes N - 1 rounds, so one round is missing."
     return (
-        "The second phase passes on chunks that are not complete: which chunk did rank r finish in "
-        "the first phase? With the indices r - k and r - k - 1 it is chunk r + 1."
+        "The second phase passes on chunks that are not complete. Which chunk did rank r finish in the "
+        "first phase? With the indices r - k and r - k - 1, it is chunk r + 1."
     )
 
 
@@ -85,18 +85,18 @@ def ring_trouble(case: kit.Case, kind: str, text: str) -> str:
         return NOT_AGREED
     if kind == "deadlock":
         return (
-            "Every rank must send to its right and receive from its left in the same round: post both "
+            "Every rank must send to its right and receive from its left in the same round, so post both "
             "together with dist.batch_isend_irecv."
         )
     if kind == "error" and ("must match the size" in text or "ends of a message differ" in text):
         return (
-            "Chunks differ in length when N does not divide the size: the buffer must fit the "
-            "chunk that comes, which is the one that the left neighbour sends in this round."
+            "Chunks differ in length if N does not divide the size. The buffer must therefore fit the "
+            "chunk the left neighbour sends in this round."
         )
     if kind == "error" and "IndexError" in text and case.sides[0].inputs["tensor"].numel() % n:
         return (
-            f"torch.chunk may give fewer than {n} chunks, and never an empty one; tensor_split({n}) always "
-            f"gives {n}."
+            f"torch.chunk can return fewer than {n} chunks, and never an empty one, whereas "
+            f"tensor_split({n}) always returns {n}."
         )
     return ""
 
@@ -106,10 +106,10 @@ def ring_cost(ratio: float, observed: kit.Observed) -> str:
     if wider := sent_wider(observed):
         return wider
     if n > 2 and abs(ratio - n / 2) < 0.02:
-        return "That is N - 1 times the whole tensor: pass on one chunk of 1/N in each round, not all of it."
+        return "The bytes are N - 1 times the whole tensor. In each round, pass on only one chunk of 1/N."
     if abs(ratio - n) < 0.02:
-        return "Every round sends the whole tensor: a round's message is one chunk of 1/N."
-    return "N - 1 rounds in each of the two phases, and in each round one chunk of 1/N."
+        return "Every round sends the whole tensor, but a round's message is one chunk of 1/N."
+    return "Each of the two phases takes N - 1 rounds, and each round sends one chunk of 1/N."
 
 
 def ring_rounds(ratio: float, observed: kit.Observed) -> str:
@@ -117,10 +117,10 @@ def ring_rounds(ratio: float, observed: kit.Observed) -> str:
     one_each = all(len(sends(observed, rank)) <= most for rank in range(observed.world_size))
     if ratio < 3 and one_each:
         return (
-            "Send and receive at the same time: a rank that first waits for one and then does the "
-            "other takes two rounds."
+            "Send and receive at the same time. A rank that waits between its send and its receive takes "
+            "two rounds."
         )
-    return "One message carries a whole chunk; more messages are more latencies."
+    return "Send a whole chunk in one message, because every message costs another latency."
 
 
 @kit.exercise(points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)

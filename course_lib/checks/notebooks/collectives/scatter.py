@@ -22,16 +22,16 @@ from course_lib.checks.notebooks.collectives.shards import (
 from course_lib.checks.notebooks.collectives.sums import OTHER_PLACES, READ_TOO_EARLY, REFERENCE, counts_of
 
 SIGNS = {  # in this order: the first sign that is there tells
-    "old": "`output` may hold anything before the call: write into it, do not add to it.",
-    "mean": "reduce_scatter sums; a caller that wants the mean divides afterwards.",
+    "old": "`output` can hold anything before the call, so write into it instead of adding to it.",
+    "mean": "reduce_scatter sums, so a caller that wants the mean divides afterwards.",
     "nan": READ_TOO_EARLY,
     "zero": READ_TOO_EARLY,
     "unknown": OTHER_PLACES,
-    "twice": "A value was added more than once: each rank adds its own chunk to what comes, once, "
-    "and passes that on.",
-    "times": "A value was added more than once: each rank adds its own chunk to what comes, once, "
-    "and passes that on.",
-    "moved_copy": "Parts of different chunks were added: for rank r to end with chunk r, chunk "
+    "twice": "A value was added more than once. Each rank adds its own chunk once to the chunk that arrives, "
+    "then passes the sum on.",
+    "times": "A value was added more than once. Each rank adds its own chunk once to the chunk that arrives, "
+    "then passes the sum on.",
+    "moved_copy": "Parts of different chunks were added. For rank r to end with chunk r, chunk "
     "r - k - 2 (mod N) must arrive in round k.",
 }
 
@@ -50,20 +50,21 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
             off = {piece.origin.offset // chunk % n for mistake in mistakes for piece in mistake.pieces}
             shift = f" Here it is chunk r + {off.pop()} (mod {n})." if len(off) == 1 else ""
             return (
-                f"Complete sums, but on the wrong ranks: rank r must end with chunk r.{shift} Start the ring "
-                "with another chunk, so that the last one to arrive is the rank's own."
+                f"The sums are complete but on the wrong ranks. Rank r must end with chunk r.{shift} Start "
+                "the ring with another chunk, so that the rank's own chunk arrives last."
             )
         if sentence := next((text for sign, text in SIGNS.items() if sign in signs), ""):
             return sentence
         if signs == {"own"}:
             return (
-                "The sum of the others' values for chunk r never came to rank r: the last of the N - 1 "
-                "rounds brings it, and the rank's own chunk is added to it."
+                "The sum of the other ranks' values for chunk r never arrived at rank r. The last of the N "
+                "- 1 rounds brings it, and rank r then adds its own chunk."
             )
         if n > 2 and {counts.count(0) for counts in counts_of(mistakes)} == {1}:
-            return "Every sum misses one rank: N - 1 rounds, and the last addition counts too."
+            return "Every sum misses one rank. Run N - 1 rounds, and also add in the last one."
         return (
-            "Sums of some ranks only: N - 1 rounds, and in each the received chunk plus the own one goes on."
+            "The sums include only some ranks. In each of the N - 1 rounds, pass on the received chunk "
+            "plus the rank's own chunk."
         )
 
     return hint
@@ -71,10 +72,10 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
 
 def scatter_cost(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - observed.world_size) < 0.02:
-        return "Every round sends the whole input: one chunk of 1/N is enough."
+        return "Every round sends the whole input, although one chunk of 1/N is enough."
     if abs(ratio - 2) < 0.02:
-        return "That is an all-reduce's traffic: for a reduce-scatter the first half is enough."
-    return "In each of the N - 1 rounds one chunk of 1/N goes to the right."
+        return "You send as much as an all-reduce, but a reduce-scatter needs only the first half."
+    return "In each of the N - 1 rounds, one chunk of 1/N goes to the right."
 
 
 def reduce_scatter_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
@@ -100,7 +101,7 @@ def reduce_scatter_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
             homes=dict(zip(on.ranks, homes, strict=True)),
         ),
         scatter_hint(on.ranks, size),
-        "Add into a buffer of your own: the caller still needs its gradients.",
+        "Add into a buffer of your own, because the caller still needs its gradients.",
         needed=(count - 1) * inputs[0].nbytes,
     )
 

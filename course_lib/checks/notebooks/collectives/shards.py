@@ -77,12 +77,12 @@ def never_written(mistakes: list[kit.Mistake], members: Sequence[int], size: int
         return ""
     if len(members) == 1:  # no message is needed, so no copy of the own part looks like this, too
         return (
-            "Nothing was written into `output`: a single rank, too, copies its own part into the tensor that "
-            "was given. If your function has `output = ...`, write output.copy_(...) instead."
+            "Nothing was written into `output`, but even a single rank copies its own part into the given "
+            "tensor. If your function has `output = ...`, write output.copy_(...) instead."
         )
     return (
-        "Nothing was written into `output`: `output = ...` only gives that name to another tensor, and the "
-        "returned tensor is not used. Write into the tensor that was given: output.copy_(...)."
+        "Nothing was written into `output`. `output = ...` only gives that name to another tensor, and a "
+        "returned tensor is not used. Write into the given tensor with output.copy_(...)."
     )
 
 
@@ -110,12 +110,12 @@ def traffic(
 
 
 def ring_order(ratio: float, observed: object) -> str:
-    return "N - 1 rounds, one message to the right in each; send and receive at the same time."
+    return "Each of the N - 1 rounds sends one message to the right. Send and receive at the same time."
 
 
 NOT_AGREED = (
-    "The two ends of a message must agree on it: rank r + 1 receives from its left, in each round, the chunk "
-    "that rank r sends to its right, and if one leaves out an empty chunk, so does the other."
+    "The two ends of a message must agree. In each round, rank r + 1 receives from its left the chunk rank "
+    "r sends to its right. If one leaves out an empty chunk, so must its neighbour."
 )
 
 
@@ -124,7 +124,7 @@ def ring_trouble(case: kit.Case, kind: str, text: str) -> str:
         return NOT_AGREED
     if kind == "deadlock":
         return (
-            "Every rank must send to its right and receive from its left in the same round: post both "
+            "Every rank must send to its right and receive from its left in the same round, so post both "
             "together with dist.batch_isend_irecv."
         )
     return ""

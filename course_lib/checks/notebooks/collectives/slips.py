@@ -30,91 +30,100 @@ def folded(n: int) -> int:
 # ---- the ring alone
 
 RING_BYTES: Slips = {
-    "That is one phase; the ring goes round twice.": lambda n, m: (n - 1) / n * m,
+    "You count one phase, but the ring goes around twice.": lambda n, m: (n - 1) / n * m,
     "Each round sends one chunk of 1/N, not the whole tensor.": lambda n, m: 2 * (n - 1) * m,
-    "Two phases, and in each N - 1 rounds of one chunk of 1/N.": lambda n, m: (n - 1) * m,
-    "That is the limit for many ranks; N ranks send (N-1)/N of it.": lambda n, m: 2 * m,
-    "That is two rounds: each phase has N - 1 of them.": lambda n, m: 2 * m / n,
-    "The fraction is upside down: (N-1)/N is less than 1.": lambda n, m: 2 * n / (n - 1) * m,
-    "N - 1 rounds in each phase, not N + 1.": lambda n, m: 2 * (n + 1) / n * m,
-    "Bytes sent were asked for, not those received as well.": lambda n, m: 4 * (n - 1) / n * m,
-    "`nbytes` are bytes already.": lambda n, m: 8 * (n - 1) / n * m,
-    "That holds for 2 ranks only.": lambda n, m: m,
+    "Each of the two phases has N - 1 rounds, and each round sends one chunk of 1/N.": lambda n, m: (
+        (n - 1) * m
+    ),
+    "Your formula is the limit for many ranks, but N ranks send (N-1)/N of it.": lambda n, m: 2 * m,
+    "You count two rounds, but each phase has N - 1.": lambda n, m: 2 * m / n,
+    "The fraction is upside down, because (N-1)/N is less than 1.": lambda n, m: 2 * n / (n - 1) * m,
+    "Each phase has N - 1 rounds, not N + 1.": lambda n, m: 2 * (n + 1) / n * m,
+    "Count only the bytes sent, not the bytes received as well.": lambda n, m: 4 * (n - 1) / n * m,
+    "`nbytes` is already in bytes, so there is no factor of 4.": lambda n, m: 8 * (n - 1) / n * m,
+    "Your formula holds only for 2 ranks.": lambda n, m: m,
 }
 RING_ROUNDS: Slips = {
-    "That is one phase; the ring goes round twice.": lambda n: n - 1,
-    "N - 1 rounds in each phase: then every chunk has met every rank.": lambda n: 2 * n,
-    "Two phases of N - 1 rounds each.": lambda n: n,
+    "You count one phase, but the ring goes around twice.": lambda n: n - 1,
+    "Each phase has N - 1 rounds, because every chunk has then met every rank.": lambda n: 2 * n,
+    "There are two phases of N - 1 rounds each.": lambda n: n,
     "Two phases of N - 1 rounds each are 2N - 2.": lambda n: 2 * n - 1,
-    "That is a tree's; in a ring a chunk moves one rank a round.": lambda n: 2 * log_up(n),
-    "That is one way through a tree; a chunk moves one rank a round.": lambda n: log_up(n),
-    "The ranks send at the same time: no factor of N.": lambda n: 2 * (n - 1) * n,
+    "A tree takes that many rounds. In a ring, a chunk moves one rank per round.": lambda n: 2 * log_up(n),
+    "In a ring, a chunk moves only one rank per round, unlike in a tree.": lambda n: log_up(n),
+    "The ranks send at the same time, so there is no factor of N.": lambda n: 2 * (n - 1) * n,
 }
 
 # ---- bytes_sent_per_rank, by algorithm
 
 SHARDED_BYTES: Slips = {
-    "`nbytes` are the full tensor's: a chunk of 1/N travels at a time.": lambda a, n, m: (n - 1) * m,
-    "A rank's own chunk stays where it is: (N-1)/N.": lambda a, n, m: m,
-    "That is an all-reduce's; here there is one phase.": lambda a, n, m: 2 * (n - 1) / n * m,
-    "That is one chunk; there are N - 1 of them.": lambda a, n, m: m / n,
+    "`nbytes` is the size of the full tensor, but only a chunk of 1/N travels at a time.": lambda a, n, m: (
+        (n - 1) * m
+    ),
+    "A rank's own chunk stays where it is, so the rank sends (N-1)/N.": lambda a, n, m: m,
+    "An all-reduce sends that much, but here there is one phase.": lambda a, n, m: 2 * (n - 1) / n * m,
+    "You count one chunk, but there are N - 1.": lambda a, n, m: m / n,
 }
 BYTES: dict[str, Slips] = {
     "broadcast": {
-        "That is one message; the source sends one in every round of the tree.": lambda a, n, m: m,
-        "That is the sum over all ranks; the source sends one tensor a round.": (lambda a, n, m: (n - 1) * m),
-        "Round up: 5 ranks take 3 rounds, and the source sends in each.": (lambda a, n, m: log_down(n) * m),
-        "Rounds are whole: ceil(log2 N).": lambda a, n, m: math.log2(n) * m,
+        "The source sends one message in every round of the tree, not only one.": lambda a, n, m: m,
+        "Your formula is the sum over all ranks, but the source sends one tensor per round.": (
+            lambda a, n, m: (n - 1) * m
+        ),
+        "Round up, because 5 ranks take 3 rounds and the source sends in each.": (
+            lambda a, n, m: log_down(n) * m
+        ),
+        "Rounds are whole, so take ceil(log2 N).": lambda a, n, m: math.log2(n) * m,
         "A binomial tree sends the whole tensor each time.": lambda a, n, m: (n - 1) / n * m,
     },
     RING: {
-        "That is one of the two phases.": lambda a, n, m: (n - 1) / n * m,
+        "You count one of the two phases.": lambda a, n, m: (n - 1) / n * m,
         "Each round sends one chunk of 1/N, not the whole tensor.": lambda a, n, m: 2 * (n - 1) * m,
-        "That is the limit for many ranks; N ranks send (N-1)/N of it.": lambda a, n, m: 2 * m,
+        "Your formula is the limit for many ranks, but N ranks send (N-1)/N of it.": lambda a, n, m: 2 * m,
     },
     DOUBLING: {
-        "Right for powers of two; else the extra ranks are folded in and out: floor(log2 N) + 1.": (
-            lambda a, n, m: math.log2(n) * m
-        ),
-        "Right for powers of two; else the busiest rank also sends the sum to an extra one.": (
+        "Your formula needs a power of two. Otherwise the extra ranks are folded in and out, so count "
+        "floor(log2 N) + 1.": (lambda a, n, m: math.log2(n) * m),
+        "Your formula needs a power of two. Otherwise the busiest rank also sends the sum to an extra one.": (
             lambda a, n, m: log_down(n) * m
         ),
-        "Of the two extra rounds the busiest rank sends in one; in the other it receives.": (
+        "In the two extra rounds, the busiest rank sends once and receives once.": (
             lambda a, n, m: (log_down(n) + 2 * folded(n)) * m
         ),
-        "That is the ring's; here whole tensors are swapped.": lambda a, n, m: 2 * (n - 1) / n * m,
-        "A swap is one send for each rank: log2 N tensors.": lambda a, n, m: 2 * log_up(n) * m,
-        "For a power of two nothing is folded: log2 N.": lambda a, n, m: (log_down(n) + 1) * m,
+        "A ring sends that much, but here whole tensors are swapped.": lambda a, n, m: 2 * (n - 1) / n * m,
+        "A swap is one send per rank, so a rank sends log2 N tensors.": lambda a, n, m: 2 * log_up(n) * m,
+        "For a power of two nothing is folded, so count log2 N.": lambda a, n, m: (log_down(n) + 1) * m,
     },
 }
 
 # ---- rounds, by algorithm
 
 SHARDED_ROUNDS: Slips = {
-    "That is an all-reduce's; here there is one phase.": lambda a, n: 2 * (n - 1),
-    "N - 1: a rank's own chunk need not travel.": lambda a, n: n,
-    "A chunk goes to one rank a round: N - 1 rounds.": lambda a, n: log_up(n),
+    "An all-reduce takes that many rounds, but here there is one phase.": lambda a, n: 2 * (n - 1),
+    "A rank's own chunk does not travel, so there are N - 1 rounds.": lambda a, n: n,
+    "A chunk goes to one rank per round, so there are N - 1 rounds.": lambda a, n: log_up(n),
 }
 ROUNDS: dict[str, Slips] = {
     "broadcast": {
-        "That is one rank after the other; in a tree the ranks that have the value double each round.": (
+        "In a tree, the ranks with the value double each round, so fewer rounds are enough.": (
             lambda a, n: n - 1
         ),
-        "Round up: with 5 ranks two rounds reach four of them.": lambda a, n: log_down(n),
-        "Rounds are whole: ceil(log2 N).": lambda a, n: math.log2(n),
+        "Round up, because with 5 ranks, two rounds reach only four of them.": lambda a, n: log_down(n),
+        "Rounds are whole, so take ceil(log2 N).": lambda a, n: math.log2(n),
     },
     RING: {
-        "That is one phase; the ring goes round twice.": lambda a, n: n - 1,
-        "N - 1 rounds in each phase.": lambda a, n: 2 * n,
+        "You count one phase, but the ring goes around twice.": lambda a, n: n - 1,
+        "Each phase has N - 1 rounds.": lambda a, n: 2 * n,
     },
     DOUBLING: {
-        "Extra ranks are folded in before and out after: floor(log2 N) + 2.": lambda a, n: log_up(n),
-        "Without a power of two, folding in and out are two rounds more.": lambda a, n: log_down(n),
+        "Extra ranks are folded in before and out after, so take floor(log2 N) + 2.": lambda a, n: log_up(n),
+        "If N is not a power of two, folding in and out takes two more rounds.": lambda a, n: log_down(n),
         "Folding in is a round, and folding out is another.": lambda a, n: log_down(n) + folded(n),
-        "Rounds are whole; without a power of two folding adds two.": lambda a, n: math.log2(n),
-        "For a power of two nothing is folded: log2 N rounds.": lambda a, n: log_down(n) + 2,
-        "That is the ring's; here the distance doubles in every round.": lambda a, n: 2 * (n - 1),
-        "Partners send at the same time: log2 N rounds.": lambda a, n: 2 * log_up(n),
+        "Rounds are whole, and if N is not a power of two, folding adds two.": lambda a, n: math.log2(n),
+        "For a power of two nothing is folded, so there are log2 N rounds.": lambda a, n: log_down(n) + 2,
+        "A ring takes that many rounds, but here the distance doubles in every round.": lambda a, n: (
+            2 * (n - 1)
+        ),
+        "Partners send at the same time, so there are log2 N rounds.": lambda a, n: 2 * log_up(n),
     },
 }
 
@@ -123,21 +132,19 @@ ROUNDS: dict[str, Slips] = {
 sent, rounds = facts.bytes_sent_per_rank, facts.rounds
 
 SECONDS: Slips = {
-    "The latency is missing: alpha once for every round.": (lambda a, n, m, al, be: sent(a, n, m) * be),
-    "The bytes are missing: beta for every byte that is sent.": (lambda a, n, m, al, be: rounds(a, n) * al),
+    "The latency is missing. Add alpha once per round.": (lambda a, n, m, al, be: sent(a, n, m) * be),
+    "The bytes are missing. Add beta for every byte sent.": (lambda a, n, m, al, be: rounds(a, n) * al),
     "alpha is paid in every round, not once.": lambda a, n, m, al, be: al + sent(a, n, m) * be,
-    "beta is seconds for a byte, the inverse of the bandwidth: multiply by it.": (
+    "beta is seconds per byte, the inverse of the bandwidth, so multiply by it.": (
         lambda a, n, m, al, be: rounds(a, n) * al + sent(a, n, m) / be
     ),
-    "The bytes are those of all rounds together: only alpha is paid in every round.": (
+    "The bytes already include all rounds, so only alpha is paid in every round.": (
         lambda a, n, m, al, be: rounds(a, n) * (al + sent(a, n, m) * be)
     ),
-    "beta goes with the bytes that are sent, not with the tensor's.": (
+    "Multiply beta by the bytes sent, not by the size of the tensor.": (
         lambda a, n, m, al, be: rounds(a, n) * al + m * be
     ),
-    "alpha and beta stand in each other's place.": (
-        lambda a, n, m, al, be: rounds(a, n) * be + sent(a, n, m) * al
-    ),
+    "alpha and beta are swapped.": (lambda a, n, m, al, be: rounds(a, n) * be + sent(a, n, m) * al),
 }
 
 
@@ -153,23 +160,20 @@ def rough(n: int, alpha: float, beta: float) -> float:
 
 
 CROSSOVER: Slips = {
-    "With 2 ranks both send M, and the ring takes a round more: it never wins (math.inf).": (
+    "With 2 ranks both send M, but the ring takes one more round, so it never wins (math.inf).": (
         lambda n, al, be: 0.0 if n == 2 else crossing(n, al, be)
     ),
-    "alpha and beta stand in each other's place.": lambda n, al, be: crossing(n, be, al),
-    "Upside down: bytes = alpha * rounds saved / (beta * bytes saved).": (
+    "alpha and beta are swapped.": lambda n, al, be: crossing(n, be, al),
+    "Your formula is upside down: bytes = alpha * rounds saved / (beta * bytes saved).": (
         lambda n, al, be: 1 / crossing(n, al, be)
     ),
-    "alpha / beta is where one message's latency equals its bytes: compare the two algorithms.": (
-        lambda n, al, be: al / be
-    ),
-    "Both algorithms have rounds, and both have bytes: set the two times equal.": (
+    "At alpha / beta, one message's latency equals the time of its bytes. Compare the two algorithms "
+    "instead.": (lambda n, al, be: al / be),
+    "Both algorithms have rounds and both send bytes, so set their times equal.": (
         lambda n, al, be: 2 * (n - 1) * al / be
     ),
-    "The full tensor's bytes were asked for, not those of all ranks.": (
-        lambda n, al, be: crossing(n, al, be) * n
-    ),
-    "The full tensor's bytes were asked for, not a chunk's.": (lambda n, al, be: crossing(n, al, be) / n),
-    "Right for powers of two; else doubling takes floor(log2 N) + 2 rounds and sends "
+    "Return the bytes of the full tensor, not of all ranks.": (lambda n, al, be: crossing(n, al, be) * n),
+    "Return the bytes of the full tensor, not of a chunk.": (lambda n, al, be: crossing(n, al, be) / n),
+    "Your formula needs a power of two. Otherwise doubling takes floor(log2 N) + 2 rounds and sends "
     "floor(log2 N) + 1 tensors.": rough,
 }

@@ -99,10 +99,10 @@ def rounding_case(
 
 # ---- what wrong sums have in common
 
-READ_TOO_EARLY = "A receive buffer was read before its message was in it: wait() first, then add."
+READ_TOO_EARLY = "A receive buffer was read before its message had arrived. Call wait() first, then add."
 OTHER_PLACES = (
-    "Either a receive buffer was read before its message was in it (wait() first, then add), or a chunk was "
-    "added to the wrong chunk."
+    "Either a receive buffer was read before its message had arrived (wait() first, then add), or a chunk "
+    "was added to the wrong chunk."
 )
 
 
@@ -119,16 +119,16 @@ def common_hint(mistakes: list[kit.Mistake], n: int, numel: int) -> str:
     """Causes of a wrong sum that do not depend on the algorithm."""
     signs = {mistake.sign for mistake in mistakes}
     if "mean" in signs and signs <= {"mean", "unknown"}:  # unknown: a mean that was rounded
-        return "An all-reduce sums; a caller that wants the mean divides afterwards."
+        return "An all-reduce sums, so a caller that wants the mean divides afterwards."
     if signs == {"times"}:
-        return "Every value was counted too often, and equally so: a phase ran more than once."
+        return "All values were counted too often, by the same factor. Usually a phase ran more than once."
     if signs & {"nan", "zero", "unknown"} and "twice" not in signs:
         return READ_TOO_EARLY if signs & {"nan", "zero"} else OTHER_PLACES
     everywhere = len({rank for mistake in mistakes for rank in mistake.ranks}) == n
     if signs == {"own"} and everywhere and all(len(mistake.elements) == numel for mistake in mistakes):
         return (
-            "The sum never came into `tensor`. If you worked on a copy (contiguous(), reshape, "
-            "clone), write it back with copy_()."
+            "The sum never arrived in `tensor`. If you worked on a copy (contiguous(), reshape, clone), "
+            "write it back with copy_()."
         )
     return ""
 

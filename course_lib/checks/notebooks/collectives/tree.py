@@ -14,8 +14,8 @@ from course_lib.checks.notebooks.collectives.sums import REFERENCE
 from course_lib.facts import bytes_sent_per_rank, rounds
 
 IN_A_GROUP = (
-    "`src` is a rank of the whole world, and a place in the group is another number. "
-    "dist.get_group_rank(group, src) gives the one from the other: count relative to that, within the group."
+    "`src` is a rank of the whole world, but ranks within the group have other numbers. Translate it with "
+    "dist.get_group_rank(group, src), then count relative to that, within the group."
 )
 
 
@@ -24,31 +24,34 @@ def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[kit.Mis
         missed = sorted({rank for mistake in mistakes if mistake.sign == "own" for rank in mistake.ranks})
         count = rounds("broadcast", n)
         if any(mistake.sign in ("partial", "twice", "times") for mistake in mistakes):
-            return "A broadcast replaces the other ranks' values; it adds nothing."
+            return "A broadcast replaces the other ranks' values and adds nothing."
         if any(src in mistake.ranks for mistake in mistakes):
             return (
                 IN_A_GROUP
                 if in_a_group
                 else (
-                    f"The source's own tensor was overwritten. The tree has to start at `src`, here rank "
-                    f"{src}: count ranks relative to it, (rank - src) % N."
+                    "The source's own tensor was overwritten. The tree has to start at `src`, here rank "
+                    f"{src}, so count ranks relative to it, (rank - src) % N."
                 )
             )
         if missed and len(missed) == n - 1:
             return (
-                "Nothing came into `tensor` on the others: receive into it, or copy the received value back "
-                "with copy_()."
+                "Nothing arrived in `tensor` on the other ranks. Receive into it, or copy the received "
+                "value back with copy_()."
             )
         if missed and n > 2 and src == 0 and min(missed) >= 1 << (count - 1):
-            return f"The last ranks were never reached: {n} ranks take ceil(log2 {n}) = {count} rounds."
+            return (
+                f"The last ranks were never reached. With {n} ranks, a broadcast takes ceil(log2 {n}) = "
+                f"{count} rounds."
+            )
         if missed:
             return (
-                "Some ranks were never reached: in round k every rank that has the value sends it "
-                "2**k further."
+                "Some ranks were never reached. In round k, every rank with the value must send it 2**k "
+                "further."
             )
         return (
-            f"Ranks got another rank's value: only the value of rank {src} may be passed on, and "
-            "only once it has come."
+            f"Ranks got another rank's value. Pass on only the value of rank {src}, and only after it has "
+            "arrived."
         )
 
     return hint
@@ -59,19 +62,18 @@ def broadcast_trouble(case: kit.Case, kind: str, text: str) -> str:
         return IN_A_GROUP
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
-            "A rank waits for a sender that never sends to it, or sends to one that does not receive: both "
-            "ends must agree which rank is the parent. Count relative to the source, (rank - src) % N, and "
+            "A rank waits for a sender that never sends to it, or sends to a rank that does not receive. "
+            "Both ends must agree on the parent. Count relative to the source, (rank - src) % N, then "
             "translate back with + src."
         )
     if kind == "deadlock":
         return (
-            "A rank must have the value before it sends it: first receive from the parent, then send to the "
-            "children. And a child is a rank that does not have the value yet: in round k the one that is "
-            "2**k further."
+            "A rank must have the value before it sends it, so first receive from the parent, then send to "
+            "the children. A child does not have the value yet. In round k, it is the rank 2**k further."
         )
     if kind == "error" and "invalid" in text.lower():
         return (
-            "Not every rank has a child in every round: the last round is cut short when N is not a "
+            "Not every rank has a child in every round, because the last round is cut short if N is not a "
             "power of two."
         )
     return ""
@@ -79,15 +81,15 @@ def broadcast_trouble(case: kit.Case, kind: str, text: str) -> str:
 
 def broadcast_cost(ratio: float, observed: kit.Observed) -> str:
     return (
-        "Every rank but the source receives the tensor once, and no rank sends more than one "
-        "message a round: that is (N-1) M in all, ceil(log2 N) M at most from one."
+        "Every rank except the source receives the tensor once, so (N-1) M is sent in all. No rank sends "
+        "more than one message per round, so at most ceil(log2 N) M."
     )
 
 
 def broadcast_rounds(ratio: float, observed: kit.Observed) -> str:
     return (
-        "Every rank that has the value passes it on in every round, so that the number of ranks that "
-        "have it doubles: a binomial tree, ceil(log2 N) rounds."
+        "Every rank with the value must pass it on in every round, so that the number of such ranks "
+        "doubles. Such a binomial tree takes ceil(log2 N) rounds."
     )
 
 

@@ -32,12 +32,12 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
 
 DEPTH = 6
 UNKNOWN = (
-    "No usual mistake gives these values. If they differ from run to run, a bucket was written or read while "
-    "it was under way: touch it only after its wait()."
+    "No usual mistake gives these values. If they differ from run to run, a bucket was written or read "
+    "while it was in transit, so touch it only after its wait()."
 )
 QUIET = (
-    "Under no_sync(), hooks must only let gradients add up: anything that you exchange or divide there is "
-    "exchanged or divided once more with the last microbatch."
+    "Under no_sync(), hooks must only let gradients add up, because anything you exchange or divide there "
+    "is exchanged or divided again with the last microbatch."
 )
 
 
@@ -68,7 +68,7 @@ def not_too_large(run: Training, most: int) -> kit.Line:
             )
             if largest > enough:
                 return kit.wrong(
-                    f"a message of {words.number(largest)} bytes was sent; bucket_bytes is "
+                    f"a message of {words.number(largest)} bytes was sent, but bucket_bytes is "
                     f"{words.number(most)}.",
                     "Close a bucket before the next gradient would make it too large.",
                     cause="too large",
@@ -116,8 +116,8 @@ def leave_early(
             if at_first < bounds[0] and forward_order(ops[step]):
                 return kit.wrong(
                     f"on rank {rank} {nothing_or(at_first)} had left when backward reached the first block.",
-                    "Your first bucket holds the first layers, whose gradients come last. Backward runs from "
-                    "the last layer to the first: fill buckets in reverse order of registration.",
+                    "Your first bucket holds the first layers, whose gradients come last. Backward runs "
+                    "from the last layer to the first, so fill buckets in reverse order of registration.",
                     cause="forward order",
                 )
             for moment in backward.passes if at_first else ():
@@ -125,7 +125,7 @@ def leave_early(
                 if done < bounds.get(moment.block, 0):
                     where = f"block {moment.block}" if moment.block else "the first block"
                     return kit.wrong(
-                        f"on rank {rank} {nothing_or(done)} had left when backward reached {where}; "
+                        f"on rank {rank} {nothing_or(done)} had left when backward reached {where}, but "
                         f"buckets of {words.number(bounds[moment.block])} bytes and more were complete by "
                         "then.",
                         "Begin a bucket's all-reduce in the hook of its last gradient.",
@@ -164,10 +164,10 @@ def after_no_sync(run: Training, most: int) -> kit.Line:
         if finding.cause != "after backward":
             return finding
         return kit.wrong(
-            "the last microbatch runs outside of no_sync(), and nothing had been sent when its backward "
+            "the last microbatch runs outside of no_sync(), but nothing had been sent when its backward "
             "reached the first block.",
-            "no_sync() switches the exchange off, and has to switch it on again when it ends: reset the flag "
-            "after `yield`, in a `finally`.",
+            "no_sync() switches the exchange off, and has to switch it on again when it ends, so reset the "
+            "flag after `yield`, in a `finally`.",
             cause="after backward",
         )
 
@@ -185,8 +185,8 @@ def one_each(run: Training) -> kit.Line:
                 count = sum(operation.op in SUMS for operation in operations)
                 if count < least:
                     return kit.wrong(
-                        f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step; each of the "
-                        f"{words.number(least)} gradients must have its own.",
+                        f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step, but each of "
+                        f"the {words.number(least)} gradients must have its own.",
                         "Close a bucket before the next gradient would exceed bucket_bytes.",
                         cause="bucket_bytes",
                     )

@@ -13,9 +13,9 @@ from course_lib.checks.judge.training_runs.single import Tensors, Training, grad
 from course_lib.checks.judge.training_runs.traffic import LastBackward
 
 LEFT_EARLY = (
-    "A bucket left before all of its gradients had come: one that came later is missing in the mean. Each "
-    "parameter counts once. A hook that is registered twice fires twice, and loops over all modules and "
-    "their parameters() meet a parameter more than once."
+    "A bucket left before all of its gradients had arrived, so a gradient that arrived later is missing "
+    "from the mean. Count each parameter once. A hook that is registered twice fires twice, and a loop "
+    "over all modules and their parameters() visits a parameter more than once."
 )
 
 
@@ -81,24 +81,24 @@ def during_backward_line(
         fresh = observed.operations[rank][before : first.begun]
         if not any(operation.op in ops for operation in fresh):
             return kit.wrong(
-                f"on rank {rank} nothing had been sent when backward reached the first block: "
-                "all communication came after it.",
+                f"on rank {rank} nothing had been sent when backward reached the first block, so all "
+                "communication came after it.",
                 "Begin a bucket's communication in the hook of its last gradient, with async_op=True.",
                 cause="after backward",
             )
         if first.waited >= first.begun:
             return kit.wrong(
-                f"on rank {rank} every operation begun during backward had been waited for "
-                "before backward went on: nothing overlaps.",
-                "Keep the handle, and wait for it when backward is over.",
+                f"on rank {rank} every operation begun during backward had been waited for before backward "
+                "went on, so nothing overlaps.",
+                "Keep the handle, and wait for it after backward.",
                 cause="waited in backward",
             )
         started = backward.passes[0].begun
         if any(operation.op == "barrier" for operation in observed.operations[rank][started : first.begun]):
             return kit.wrong(
-                f"on rank {rank} a barrier was begun during backward: backward stands still until all ranks "
-                "have come to it and their messages have arrived.",
-                "No rank has to wait for another before it goes on with backward: leave the barrier out.",
+                f"on rank {rank} a barrier was begun during backward, so backward stops until all ranks "
+                "have reached it and their messages have arrived.",
+                "No rank has to wait for another before it continues backward, so leave the barrier out.",
                 cause="barrier in backward",
             )
         sending = [b for a, b in pairwise(backward.passes) if b.begun > a.begun]
@@ -106,8 +106,8 @@ def during_backward_line(
         if 2 * at_once >= len(sending) > 1:
             return kit.wrong(
                 f"on rank {rank} the latest operation had been waited for at {at_once} of the "
-                f"{len(sending)} blocks before which something was sent: nothing travelled meanwhile.",
-                "Keep the handle, and wait for it when backward is over.",
+                f"{len(sending)} blocks before which something was sent, so nothing travelled in between.",
+                "Keep the handle, and wait for it after backward.",
                 cause="waited in backward",
             )
         return kit.RIGHT

@@ -15,58 +15,60 @@ chosen = facts.topk_count
 REFERENCE = ("course_lib.data_parallel", "course_lib.compression", "course_lib.facts")
 
 SENT = {
-    "An all-reduce has two phases: 2 (N-1)/N, not (N-1)/N.": lambda n, m, k, quiet: (
+    "An all-reduce has two phases, so it sends 2 (N-1)/N, not (N-1)/N.": lambda n, m, k, quiet: (
         (n - 1) / n * m * (1 if quiet else k)
     ),
     "A ring all-reduce sends 2 (N-1)/N of the gradients, not all of them.": lambda n, m, k, quiet: (
         m * (1 if quiet else k)
     ),
-    "2 M is the limit for many ranks; with N it is 2 (N-1)/N M.": lambda n, m, k, quiet: (
+    "2 M is the limit for many ranks, but N ranks send 2 (N-1)/N M.": lambda n, m, k, quiet: (
         2 * m * (1 if quiet else k)
     ),
-    "Under no_sync() nothing is sent: K microbatches are sent once, together.": lambda n, m, k, quiet: (
+    "Under no_sync() nothing is sent, so K microbatches are sent once, together.": lambda n, m, k, quiet: (
         2 * (n - 1) / n * m * k
     ),
-    "Without no_sync() every one of the K microbatches is sent.": lambda n, m, k, quiet: 2 * (n - 1) / n * m,
-    "It is the other way round: with no_sync() once, without it K times.": lambda n, m, k, quiet: (
+    "Without no_sync(), each of the K microbatches is sent.": lambda n, m, k, quiet: 2 * (n - 1) / n * m,
+    "Send once with no_sync() and K times without it, not the other way around.": lambda n, m, k, quiet: (
         2 * (n - 1) / n * m * (k if quiet else 1)
     ),
-    "The microbatches add up to gradients of the same size: they do not divide it.": lambda n, m, k, quiet: (
+    "The microbatches add up to gradients of the same size, so do not divide by K.": lambda n, m, k, quiet: (
         2 * (n - 1) / n * m / (k if quiet else 1)
     ),
-    "That is the sum over all ranks: one rank's bytes are asked for.": lambda n, m, k, quiet: (
+    "Your formula sums over all ranks, but the question asks for one rank's bytes.": lambda n, m, k, quiet: (
         2 * (n - 1) * m * (1 if quiet else k)
     ),
 }
 EXPOSED = {
-    "That is without overlap: messages sent while backward runs are hidden.": lambda b, c, k: c,
-    "That holds while backward takes longer. If communication does, it begins after the first bucket, "
-    "backward / buckets, and goes on without a pause.": lambda b, c, k: c / k,
-    "Communication does not begin with backward: the first bucket is full after backward / buckets.":
+    "Your formula assumes no overlap, but messages sent while backward runs are hidden.": lambda b, c, k: c,
+    "Your formula holds only if backward takes longer. If communication does, it begins after the first "
+    "bucket, backward / buckets, then continues without a pause.": lambda b, c, k: c / k,
+    "Communication does not begin with backward, because the first bucket is full only after backward / "
+    "buckets.":
         lambda b, c, k: max(c / k, c - b),
-    "Even if backward takes longer than all communication, the last bucket leaves when backward ends: "
+    "Even if backward takes longer than all communication, the last bucket leaves when backward ends, so "
     "communication / buckets is exposed.": lambda b, c, k: max(0.0, c - b),
-    "That holds while communication takes longer; the last bucket is exposed in any case.":
+    "Your formula holds only if communication takes longer, but the last bucket is exposed in any case.":
         lambda b, c, k: max(0.0, c - (1 - 1 / k) * b),
-    "That is the whole time of backward and communication: only the part that sticks out is asked for.":
+    "Your formula includes backward, but the question asks only for the part that sticks out.":
         lambda b, c, k: b + max(c / k, c - (1 - 1 / k) * b),
-    "You added the two up: only the larger one counts.":
+    "You added the two times, but only the larger one counts.":
         lambda b, c, k: c / k + max(0.0, c - (1 - 1 / k) * b),
 }  # fmt: skip
 EFFICIENCY = {
-    "That is the share that is lost; the efficiency is the rest.": lambda c, e: e / (c + e),
-    "Upside down: efficiency is at most 1.": lambda c, e: (c + e) / c,
-    "The step takes compute + exposed; divide by that, not by compute.": lambda c, e: 1 - e / c,
+    "Your formula is the share that is lost, and the efficiency is the rest.": lambda c, e: e / (c + e),
+    "Your fraction is upside down, because efficiency is at most 1.": lambda c, e: (c + e) / c,
+    "The step takes compute + exposed, so divide by that, not by compute.": lambda c, e: 1 - e / c,
     "Divide compute by the whole step, compute + exposed.": lambda c, e: c / e if e else 0.0,
 }
 TOPK = {
-    "Indices travel, too: 4 bytes for each value.": lambda n, size, f: (n - 1) * chosen(size, f) * 4,
+    "Indices also travel, with 4 bytes per value.": lambda n, size, f: (n - 1) * chosen(size, f) * 4,
     "Each rank sends its pairs to N - 1 others.": lambda n, size, f: chosen(size, f) * 8,
-    "To the N - 1 others, not to itself.": lambda n, size, f: n * chosen(size, f) * 8,
-    "An all-gather is not an all-reduce: nothing is added on the way, so every pair goes to each of the "
-    "N - 1 others.": lambda n, size, f: 2 * (n - 1) / n * chosen(size, f) * 8,
-    "That is the uncompressed all-reduce times the fraction: indices cost as much as values, and an "
-    "all-gather grows with N.": lambda n, size, f: 2 * (n - 1) / n * 4 * size * f,
+    "A rank sends to the N - 1 others, not to itself.": lambda n, size, f: n * chosen(size, f) * 8,
+    "An all-gather adds nothing on the way, so every pair goes to all N - 1 others.": lambda n, size, f: (
+        2 * (n - 1) / n * chosen(size, f) * 8
+    ),
+    "Your formula is the uncompressed all-reduce times the fraction. But indices cost as much as values, "
+    "and an all-gather grows with N.": lambda n, size, f: 2 * (n - 1) / n * 4 * size * f,
     "Indices of 4 bytes are enough below 2^31 elements.": lambda n, size, f: (n - 1) * chosen(size, f) * 12,
 }
 
@@ -104,7 +106,7 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 formula=facts.exposed_communication,
                 slips=EXPOSED,
                 weight=2.5,
-                otherwise="Follow the last bucket: when is it ready, and the wire free?",
+                otherwise="Follow the last bucket. When is it ready, and when is the wire free?",
             ),
             kit.Prediction(
                 "scaling_efficiency",
@@ -112,7 +114,7 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 arguments=[(compute, exposed), (0.3, 0.1), (compute, 0.0)],
                 formula=facts.scaling_efficiency,
                 slips=EFFICIENCY,
-                otherwise="One rank's own work over the whole step: compute / (compute + exposed).",
+                otherwise="Divide one rank's own work by the whole step: compute / (compute + exposed).",
             ),
             kit.Prediction(
                 "topk_bytes_sent",
@@ -120,7 +122,7 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 arguments=[(8, numel, 0.01), (100, numel, 0.01), (2, 7, 0.01), (1, numel, 0.1)],
                 formula=facts.topk_bytes,
                 slips=TOPK,
-                otherwise="(N-1) k pairs of 8 bytes, with k = max(1, round(fraction * numel)).",
+                otherwise="A rank sends (N-1) k pairs of 8 bytes, with k = max(1, round(fraction * numel)).",
             ),
         ]
     )  # fmt: skip

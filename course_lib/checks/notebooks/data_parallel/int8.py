@@ -16,12 +16,12 @@ BLOCK, LARGEST = 256, 127
 SUMS = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("gather", "scatter", "broadcast", "reduce")  # operations that one rank is at the root of
 OVERFLOW = (
-    "int8 was summed as int8: 100 + 100 is -56 there, and scales differ. Widen to float, times the scale, "
-    "then add."
+    "int8 was summed as int8, but 100 + 100 is -56 there, and scales differ. Widen to float, multiply by "
+    "the scale, then add."
 )
-LEFT_ALONE = "`error` was left as it was: write the part into it that your rounding left out."
-SET_TO_ZERO = "`error` was set to zero: the part that rounding left out is lost."
-NOT_ADDED = "The part that earlier roundings left out was not added: quantise tensor + error."
+LEFT_ALONE = "`error` was left as it was. Write the part into it that your rounding left out."
+SET_TO_ZERO = "`error` was set to zero, so the part that rounding left out is lost."
+NOT_ADDED = "The part that earlier roundings left out was not added. Quantise tensor + error."
 LOST = (LEFT_ALONE, SET_TO_ZERO, NOT_ADDED)  # without error feedback
 SLACK = 1.02  # of the bounds of rounding, for the arithmetic in float32
 
@@ -73,8 +73,9 @@ def close_to_the_mean(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed
         slips = {
             NOT_ADDED: inputs.tensor.mean(0),
             "`error` was added twice.": (inputs.tensor + 2 * inputs.error).mean(0),
-            f"That is the sum over the {inputs.n} ranks: divide it by their number.": inputs.mean * inputs.n,
-            "That is divided by the number of ranks twice.": inputs.mean / inputs.n,
+            f"The result is the sum over the {inputs.n} ranks. Divide it by their number.": inputs.mean
+            * inputs.n,
+            "The result was divided by the number of ranks twice.": inputs.mean / inputs.n,
         }
         for says, value in slips.items():
             scale = max(1.0, float(value.abs().max() / inputs.mean.abs().max()))
@@ -83,11 +84,11 @@ def close_to_the_mean(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed
         small = actual[inputs.mean.abs() < 10]
         if float(inputs.mean.abs().max()) > 100 and float((small == 0).double().mean()) > 0.5:
             return (
-                "Small elements became 0 beside a large one: with one scale for all, a step is as "
-                f"wide as its largest element / 127. Give every block of {BLOCK} a scale of its own."
+                "Small elements became 0 next to a large one. With one scale for all, a step is as wide as "
+                f"the largest element / 127, so give every block of {BLOCK} a scale of its own."
             )
         return (
-            "Each rank quantises tensor + error, and sends elements and scales; the rank that adds must "
+            "Each rank quantises tensor + error, then sends elements and scales. The rank that adds must "
             "first multiply each part by *its* sender's scale."
         )
 
@@ -112,7 +113,7 @@ def in_eight_bits(on: kit.Setting) -> Callable[[kit.Observed], kit.Finding]:
             ):
                 return kit.wrong(
                     f"rank {rank} did not send its elements in eight bits each.",
-                    "The elements travelled as float32: send int8 and one float32 scale for each block.",
+                    "Send the elements as int8 with one float32 scale per block, not as float32.",
                     cause="not in eight bits",
                 )
         return kit.RIGHT
@@ -144,9 +145,9 @@ def nothing_lost(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed], ki
             if not bool((kept.abs() <= most).all()):
                 return kit.wrong(
                     f"on rank {rank} `error` is larger than rounding to int8 explains.",
-                    "A rank keeps the part that *it* has not sent: tensor + error, less the values that the "
-                    "receivers read. Less the mean, it would keep its distance from the others, and more "
-                    "with each step.",
+                    "A rank keeps the part *it* has not sent, which is tensor + error, less the values the "
+                    "receivers read. If it subtracted the mean, it would keep its distance from the other "
+                    "ranks, and more with each step.",
                     cause="the mean subtracted",
                 )
         return kit.RIGHT
@@ -163,15 +164,15 @@ def nothing_lost(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed], ki
         if bool(((errors.sum(0) - unaided).abs() <= near).all()):
             return NOT_ADDED
         if bool(((errors.sum(0) + lost).abs() <= near).all()):
-            return "The sign is wrong: error = tensor + error, less the values that were sent."
+            return "The sign is wrong: error = tensor + error, less the values sent."
         if bool(((errors.sum(0) - lost - inputs.error.sum(0)).abs() <= near).all()):
-            return "The old error was kept beside the new one, which includes it already."
+            return "The old error was kept next to the new error, which already includes it."
         if bool((errors.sum(0).abs() <= inputs.n * inputs.bound).all()):
             return (
-                "Each rank remembers its own rounding, but the second one, of the mean, is forgotten, or "
-                "does not count N times. The shard's owner adds N * (mean - what it sent) to its error."
+                "Each rank remembers its own rounding, but the second rounding, of the mean, is forgotten, "
+                "or does not count N times. The shard's owner adds N * (mean - what it sent) to its error."
             )
-        return "Afterwards `error` holds tensor + error, less the values that the receivers read."
+        return "Afterwards `error` must hold tensor + error, less the values the receivers read."
 
     return judge
 
@@ -184,13 +185,16 @@ def cost_hint(n: int, numel: int) -> Callable[[float, kit.Observed], str]:
             return "The values came another way than by the group."
         if abs(ratio - whole) < 0.03 * whole:
             return (
-                "Every rank sent its whole tensor to every other one: (N-1) M/4, which at 8 ranks is as much "
-                "as float32's all-reduce. Send shard r to rank r alone (all-to-all), let it average, and "
+                "Every rank sent its whole tensor to every other rank. At 8 ranks, (N-1) M/4 is as much as "
+                "an all-reduce of float32. Send shard r only to rank r (all-to-all), let it average, then "
                 "gather the means."
             )
         if ratio > 3.5:
-            return "The elements travelled as float32: send int8 and one float32 scale for each block."
-        return "2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): elements, and a scale a block."
+            return "Send the elements as int8 with one float32 scale per block, not as float32."
+        return (
+            "A rank sends 2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N), for elements and a "
+            "scale per block."
+        )
 
     return hint
 
@@ -214,8 +218,8 @@ def through_one_rank(line: kit.Line, numel: int) -> kit.Line:
             return finding
         return kit.wrong(
             f"whole tensors went to one rank, or from it to all ({words.listing(sorted(ways))}).",
-            "That rank's traffic grows with N, and the others wait for it. Send shard r to rank r alone "
-            "(all-to-all), let it average, and gather the means: all ranks carry the same.",
+            "That rank's traffic grows with N, and the others wait for it. Send shard r only to rank r "
+            "(all-to-all), let it average, then gather the means, so that all ranks carry the same.",
             cause="one rank",
             misses_point=True,
         )

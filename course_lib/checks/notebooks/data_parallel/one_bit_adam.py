@@ -74,13 +74,13 @@ def compared(
 GENERAL = {
     "tensor": (
         "Rank r gets all ranks' signs of shard r, each with its sender's scale, averages, adds its "
-        "server_error, and sends signs and a scale of that to all. A scale is the mean of |x| over the "
-        "shard's elements, padding not counted."
+        "server_error, then sends signs and a scale of the result to all. A scale is the mean of |x| over "
+        "the shard's elements, padding not counted."
     ),
     "error": "error = tensor + error, less the values of this rank's signs and scales.",
     "server_error": (
-        "server_error = the mean of the arrived values + server_error, less the values of this rank's signs "
-        "and scale. Where there is padding it stays 0."
+        "server_error = the mean of the arrived values + server_error, less the values of this rank's "
+        "signs and scale. In the padding it stays 0."
     ),
 }
 
@@ -127,10 +127,13 @@ def sign_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
 def sign_hint(n: int, numel: int, ratio: float) -> str:
     shard = shard_size(n, numel)
     if abs(ratio - (shard + 4) / (shard / 8 + 4)) < 0.02:
-        return "A sign took a byte: pack eight of them into one."
+        return "A sign took a byte, so pack eight of them into one."
     if ratio > FULL * 32 * shard / (shard + 32):
-        return "The message was as long as the elements themselves: a bit is enough for a sign."
-    return "(N-1) (s/8 + 4) bytes to the servers and as many back: s/8 bytes of signs, a float32 scale."
+        return "The message was as long as the elements themselves, but a bit is enough for a sign."
+    return (
+        "(N-1) (s/8 + 4) bytes go to the servers and as many back, s/8 bytes of signs and a float32 scale "
+        "each."
+    )
 
 
 # ---- the optimizer
@@ -170,10 +173,10 @@ def stepped(training: Training, steps: range) -> Callable[[kit.Observed], kit.Fi
             if not far(actual, training_runs.kind(f"param.{step}", values)):
                 return slip.says
         if step < training.more["kwargs"]["warmup_steps"]:
-            return "In the warm-up it is Adam, bias correction included, on the mean of the ranks' gradients."
+            return "The warm-up is Adam, bias correction included, on the mean of the ranks' gradients."
         return (
-            "After the warm-up the variance stays as it is, its bias correction too; each rank adds its own "
-            "gradient to the momentum, and sign_all_reduce averages that."
+            "After the warm-up, the variance and its bias correction stay as they are. Each rank adds its "
+            "own gradient to the momentum, then sign_all_reduce averages the momentum."
         )
 
     return judge
@@ -234,19 +237,19 @@ def step_hint(ratio: float, observed: kit.Observed) -> str:
     sent = training_runs.within(observed, COMPRESSED)[0]
     if ratio < 5 and any(operation.dtype == "float64" for operation in sent):
         return (
-            "Something in float64 travelled. The gradients here are float64, and a scale is sent as float32: "
-            "scale.float()."
+            "Something in float64 travelled. The gradients here are float64, but a scale is sent as "
+            "float32, so use scale.float()."
         )
     if ratio > 5:
         return "After the warm-up nothing travels in full precision, not even the gradients."
-    return "One sign_all_reduce for each parameter in a step."
+    return "Call sign_all_reduce once per parameter in a step."
 
 
 def adam_trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause when a run breaks off, where a collective refused the kind of a tensor."""
     if "Invalid scalar type" in text:
         return (
-            "gloo cannot send tensors of that dtype: signs travel as bytes, torch.uint8, and a scale as "
+            "gloo cannot send tensors of that dtype, so signs travel as bytes, torch.uint8, and a scale as "
             "torch.float32."
         )
     if "different dtypes" in text or "invalid tensor type" in text:
@@ -255,12 +258,12 @@ def adam_trouble(case: kit.Case, kind: str, text: str) -> str:
 
 
 TWO_KINDS = (
-    "The two tensors of a collective have one dtype. Make the tensor that receives like the one that is "
-    "sent: torch.empty_like(scales), or dtype=scales.dtype."
+    "The two tensors of a collective have one dtype. Make the received tensor like the sent tensor: "
+    "torch.empty_like(scales), or dtype=scales.dtype."
 )
 TWO_KINDS_ADAM = (
     "The two tensors of a collective have one dtype. In OneBitAdam the gradients are float64, and so is a "
-    "scale that is computed from them: a scale is sent as float32, scale.float(), and received as float32."
+    "scale computed from them. Send a scale as float32, scale.float(), and also receive it as float32."
 )
 
 

@@ -44,11 +44,14 @@ def vectors(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
                 if near(run, actual, mean):
                     continue
                 n = len(run.members)
-                why = "A vector is not compressed: it travels whole, and its mean is exact."
+                why = "A vector is not compressed, so its mean is exact."
                 if near(run, actual, mean * n) and n > 1:
-                    why = f"That is the sum over the {n} ranks: divide it by their number."
+                    why = f"The result is the sum over the {n} ranks. Divide it by their number."
                 elif any(near(run, actual, own[1]) for own in run.gradients[step]) and n > 1:
-                    why = "It was left as it was: a gradient that is not a matrix is averaged too."
+                    why = (
+                        "The vector was left as it was, but a gradient that is not a matrix must also be "
+                        "averaged."
+                    )
                 said = f"in step {step + 1}, the vector on rank {rank} is not the mean of the ranks' vectors."
                 return kit.wrong(said, why)
         return kit.RIGHT
@@ -82,7 +85,7 @@ def first_step(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
     return judge
 
 
-UNSTABLE = "Gram-Schmidt divides by zero where a column depends on others: torch.linalg.qr does not."
+UNSTABLE = "Gram-Schmidt divides by zero if a column depends on others, but torch.linalg.qr does not."
 
 
 def why_not(
@@ -90,24 +93,25 @@ def why_not(
 ) -> str:
     n, own = len(run.members), run.gradients[0][list(run.members).index(rank)][k]
     if near(run, actual, mean):
-        return "It is the whole mean: nothing was compressed."
+        return "The result is the whole mean, so nothing was compressed."
     if near(run, actual, own):
-        return "It was left as it was: all_reduce writes P Q^T into the gradients that it is given."
+        return "The gradient was left as it was. all_reduce must write P Q^T into the gradients it is given."
     if n > 1 and near(run, actual, n * onto(basis, mean)):
-        return f"Q is the sum over the {n} ranks: divide it by their number."
+        return f"Q is the sum over the {n} ranks. Divide it by their number."
     if n > 1 and near(run, actual, onto(basis, own)):
-        return "That is this rank's own gradient projected: Q = G^T P has to be averaged as well as P."
+        return "The result is this rank's own gradient, projected. Q = G^T P has to be averaged as well as P."
     if not near(run, actual, onto(basis, actual)):
-        return f"It has more than {run.rank} independent columns."
+        return f"The result has more than {run.rank} independent columns."
     if near(run, actual, onto(basis, mean)):
         return (
             "A mean of rank 2 comes through whole with 2 columns, if P spans the columns of G Q, with the "
-            "mean as G. So every rank has to start from the same Q: draw it from a generator of a fixed seed."
+            "mean as G. So every rank has to start from the same Q, drawn from a generator with a fixed "
+            "seed."
         )
     return (
-        "P = G Q, averaged, then made orthonormal, on every rank alike (torch.linalg.qr(P).Q); Q = G^T P, "
-        "averaged; the result is P Q^T. Without orthonormal columns it has another size, and if P is not "
-        "averaged the ranks' Q belong to different P."
+        "Average P = G Q, then make it orthonormal in the same way on every rank (torch.linalg.qr(P).Q). "
+        "Average Q = G^T P as well. The result is P Q^T. Without orthonormal columns it has another size, "
+        "and if P is not averaged, the ranks' Q belong to different P."
     )
 
 
@@ -122,7 +126,7 @@ def later_steps(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
                 asked = run.mean(step, k) + missing
                 expected = next_result(asked, actual[step - 1], run.rank)
                 if not near(run, actual[step], expected):
-                    said = f"in step {step + 1}, {what} is not the result that the steps before lead to."
+                    said = f"in step {step + 1}, {what} does not follow from the steps before."
                     return kit.wrong(said, slip(run, actual, step, k, missing))
                 missing = asked - actual[step]
         return kit.RIGHT
@@ -134,24 +138,28 @@ def slip(run: PowerSGDRun, actual: Sequence[torch.Tensor], step: int, k: int, mi
     now, mean = actual[step], run.mean(step, k)
     basis = span(now, run.rank)
     ways = {
-        "The part that P Q^T missed in earlier steps was not added: ask for gradient + error.": mean,
-        "The error has the wrong sign: it is gradient + error, less P Q^T.": mean - missing,
+        "The part that P Q^T missed in earlier steps was not added. Compress gradient + error.": mean,
+        "The error has the wrong sign: error = gradient + error, less P Q^T.": mean - missing,
         "The error of the step before was counted twice.": mean + 2 * missing,
     }
     if step > 1:
         latest = run.mean(step - 1, k) - actual[step - 1]
         ways["The error is gradient *and* earlier error together, less P Q^T."] = mean + latest
         every = run.mean(0, k) - actual[0] + missing
-        ways["The new error takes the place of the old one, which it includes already."] = mean + every
+        ways["The new error must replace the old error, because it already includes it."] = mean + every
     for says, asked in ways.items():
         if near(run, now, next_result(asked, actual[step - 1], run.rank)):
             return says
     if near(run, now, onto(basis, mean + missing)):
-        return "It did not start from the Q of the step before (warm start): keep Q, once averaged."
+        return (
+            "The step did not start from the Q of the step before (warm start). Keep Q once it is averaged."
+        )
     for says, asked in ways.items():
         if near(run, now, onto(basis, asked)):
-            return f"{says} Nor did it start from the Q of the step before."
-    return "Ask for gradient + error; start from the last Q; keep the part of that sum that P Q^T misses."
+            return f"{says} The step also did not start from the Q of the step before."
+    return (
+        "Compress gradient + error, start from the last Q, then keep the part of that sum that P Q^T misses."
+    )
 
 
 def alike(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
@@ -163,7 +171,8 @@ def alike(run: PowerSGDRun) -> Callable[[kit.Observed], kit.Finding]:
                     step = int(name.split(".")[0]) + 1
                     return kit.wrong(
                         f"after step {step}, ranks {run.members[0]} and {rank} hold different values.",
-                        "P and Q are averaged on all ranks, and then every rank computes the same product.",
+                        "P and Q must be averaged on all ranks, so that every rank computes the same "
+                        "product.",
                         cause="bits",
                     )
         return kit.RIGHT
@@ -180,7 +189,7 @@ def traffic(run: PowerSGDRun) -> kit.Line:
     def hint(ratio: float, observed: kit.Observed) -> str:
         if abs(ratio * exact - len(run.steps) * whole) < 1:
             return "Every gradient travelled whole."
-        return "All-reduces of the vectors, of P (rows x r) and of Q (columns x r), once each in a step."
+        return "In a step, all-reduce the vectors, P (rows x r) and Q (columns x r) once each."
 
     each = [exact if rank in run.members else 0.0 for rank in range(run.n)]
     half = len(run.steps) * whole / exact / 2  # of what is sent without compression

@@ -16,36 +16,48 @@ EFFICIENCY = facts.scaling_efficiency(1.5, facts.exposed_communication(1, SLOW, 
 BREAK_EVEN = facts.topk_break_even(0.02)
 
 STICKS_OUT = {
-    FAST: "That is the time on the wire; most of it passes while backward runs.",
-    1 + FAST: "That is backward and communication one after the other.",
-    1 + FAST / 20: "That is when the last bucket has arrived; the time after backward is asked for.",
-    0: "The last bucket leaves when backward ends: it is exposed in any case.",
+    FAST: "Your answer is the whole time on the wire, but most of it passes while backward runs.",
+    1 + FAST: "Your answer adds backward and communication, although they overlap.",
+    1
+    + FAST / 20: "Your answer is when the last bucket has arrived, but the question asks for the time after "
+    "backward.",
+    0: "The last bucket leaves when backward ends, so it is exposed in any case.",
     14 / 50 / 20: "A ring all-reduce sends 2 (N-1)/N of 14 GB, not 14 GB.",
-    28 / 50 / 20: "Nearly: with 8 ranks 2 (N-1)/N is 1.75.",
-    SENT / 2 / 50 / 20: "An all-reduce has two phases: 2 (N-1)/N.",
-    FAST / 20 * 8: "50 GB/s are bytes, not bits: no factor of 8.",
+    28 / 50 / 20: "You multiply by 2, but with 8 ranks 2 (N-1)/N is 1.75.",
+    SENT / 2 / 50 / 20: "An all-reduce has two phases, so it sends 2 (N-1)/N.",
+    FAST / 20 * 8: "50 GB/s are bytes, not bits, so there is no factor of 8.",
 }
 SPEED = {
-    1.5 / (1.5 + SLOW): "That is without overlap: part of it passes while backward runs.",
-    1.5 / (1.5 + SLOW / 20): "Here communication takes longer: it goes on after backward, and more than the "
-    "last bucket is exposed.",
     1.5
-    / (0.5 + SLOW): "Communication cannot begin with backward: the first bucket is full after 1/20 of it.",
-    2: "Upside down: efficiency is at most 1.",
-    facts.scaling_efficiency(1.5, EXPOSED): "That is at 50 GB/s.",
+    / (
+        1.5 + SLOW
+    ): "Your answer assumes no overlap, but part of the communication passes while backward runs.",
+    1.5
+    / (
+        1.5 + SLOW / 20
+    ): "Here communication takes longer, so it continues after backward, and more than the last bucket is "
+    "exposed.",
+    1.5
+    / (
+        0.5 + SLOW
+    ): "Communication cannot begin with backward, because the first bucket is full only after 1/20 of it.",
+    2: "Your answer is upside down, because efficiency is at most 1.",
+    facts.scaling_efficiency(1.5, EXPOSED): "Your answer is for 50 GB/s, not for 10.",
 }
-SCALE = "AdamW divides by the root of the second moment, which is scaled alike: the factor cancels."
+SCALE = (
+    "AdamW divides by the root of the second moment, which is scaled in the same way, so the factor cancels."
+)
 MEANS = {
-    4: "That is the mean of the two means. Sum over all tokens, then divide by their number.",
-    8: "Not the sum of the means: every token counts alike.",
-    120: "That is the sum: divide by the count of both ranks.",
+    4: "Your answer is the mean of the two means. Instead, sum over all tokens and divide by their number.",
+    8: "Do not add the means, because every token counts the same.",
+    120: "Your answer is the sum. Divide it by the tokens of both ranks.",
     60: "Divide by the tokens of both ranks, 40, not by the number of ranks.",
-    5: "The weights are exchanged: rank 0 has the 30 tokens.",
+    5: "The weights are exchanged, since rank 0 has the 30 tokens.",
 }
 TOP = {
-    100: "That is for 1 %: at 2 % it comes earlier.",
-    25: "Indices have 4 bytes and values 4: (N-1) k 8 against 2 (N-1)/N 4 size.",
-    8: "It depends on the share that is sent: set (N-1) k 8 equal to 2 (N-1)/N 4 size.",
+    100: "Your answer is for 1 %, but at 2 % it comes earlier.",
+    25: "Indices have 4 bytes and values 4, so compare (N-1) k 8 with 2 (N-1)/N 4 size.",
+    8: "The answer depends on the share sent. Set (N-1) k 8 equal to 2 (N-1)/N 4 size.",
 }
 
 
@@ -60,12 +72,12 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             kit.Answer(
                 "answer_1", EXPOSED, slips=STICKS_OUT, unit="seconds",
-                otherwise="Bytes of a ring over the bandwidth; backward takes longer, so only the last of 20 "
-                "buckets is exposed.",
+                otherwise="Divide the bytes of a ring by the bandwidth. Backward takes longer, so only the "
+                "last of 20 buckets is exposed.",
             ),
             kit.Answer(
                 "answer_2", EFFICIENCY, slips=SPEED,
-                otherwise="Compute over compute + exposed, at five times the time on the wire.",
+                otherwise="Divide compute by compute + exposed, with five times the time on the wire.",
             ),
             kit.Answer(
                 "answer_3", ("sgd",), slips=dict.fromkeys(("adamw", "both", "neither"), SCALE),
@@ -73,7 +85,7 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             ),
             kit.Answer(
                 "answer_4", 3, slips=MEANS,
-                otherwise="The sum over all 40 tokens, divided by 40.",
+                otherwise="Divide the sum over all 40 tokens by 40.",
             ),
             kit.Answer(
                 "answer_5", BREAK_EVEN, slips=TOP, unit="ranks",

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 SAMPLER = {
     "torch.utils.data.distributed:DistributedSampler": (
-        "PyTorch's DistributedSampler deals the samples out by itself. Write that yourself: one permutation, "
-        "the same on every rank, of which rank r takes every world_size-th."
+        "PyTorch's DistributedSampler would deal out the samples for you. Write that yourself. Draw one "
+        "permutation, the same on every rank, and let rank r take every world_size-th index."
     )
 }
 REDUCER = {
     "torch.distributed:Reducer": (
-        "PyTorch's reducer, which DistributedDataParallel is built on, would do all of it. That is what you "
-        "are to build: broadcast the first rank's parameters and buffers, and reduce the gradients yourself."
+        "PyTorch's reducer, on which DistributedDataParallel is built, would do all of it. Build that part "
+        "yourself. Broadcast the first rank's parameters and buffers, and reduce the gradients."
     )
 }

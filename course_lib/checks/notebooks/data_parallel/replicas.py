@@ -97,9 +97,9 @@ def right_values(
             return kit.wrong(
                 finding.sentences[0],
                 "The ranks summed something that is not a gradient. register_post_accumulate_grad_hook "
-                "gives the hook the *parameter*: reduce `p.grad`, not `p`. A sum that was made in a copy "
-                f"must come back into `p.grad`, and a {sum_of} that is read before its wait() still holds "
-                "this rank's own.",
+                "gives the hook the *parameter*, so reduce `p.grad`, not `p`. A sum made in a copy must "
+                f"come back into `p.grad`, and a {sum_of} read before its wait() still holds this rank's "
+                "own values.",
                 cause="not the gradients",
             )
         if otherwise and len(finding.sentences) == 1:
@@ -110,8 +110,8 @@ def right_values(
 
 
 AGAIN = (
-    "Step 1 is right, and a later one is not. The state of one step (handles, flat tensors, which gradients "
-    "have come) must begin anew when finish_gradient_synchronization() is over."
+    "Step 1 is right, but a later step is not. Reset the state of a step (handles, flat tensors, which "
+    "gradients have arrived) at the end of finish_gradient_synchronization()."
 )
 
 
@@ -132,16 +132,16 @@ def read_too_early(n: int, sum_of: str) -> training_runs.Mistake:
         }
 
     return training_runs.Mistake(
-        f"That is this rank's own gradient over {n}: the {sum_of} was read before its wait(), when the sum "
-        "had not arrived, or is not where the sum was written.",
+        f"The result is this rank's own gradient over {n}. Either the {sum_of} was read before its wait(), "
+        "when the sum had not arrived, or it is not where the sum was written.",
         own_share,
     )
 
 
 def left_under_no_sync() -> training_runs.Mistake:
     return training_runs.Mistake(
-        "Only the first microbatch was exchanged: its buckets left although it ran under no_sync(). Hooks "
-        "are called there, too, and must do nothing: let no_sync() set a flag that they check.",
+        "Only the first microbatch was exchanged, since its buckets left although it ran under no_sync(). "
+        "Hooks are also called there but must do nothing, so let no_sync() set a flag they check.",
         lambda rank: training_runs.only(
             lambda rank_gradients: [microbatches[:1] for microbatches in rank_gradients]
         ),
@@ -176,7 +176,7 @@ def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> k
 
 
 FROZEN_TOO = (
-    "Only frozen parameters differ. They have no gradient, but forward uses them: broadcast all of "
+    "Only frozen parameters differ. They have no gradient, but forward uses them, so broadcast all of "
     "module.parameters(), whether they require a gradient or not."
 )
 
@@ -189,9 +189,10 @@ def same_buffers(run: Training, title: str, weight: float = 1.0) -> kit.Line:
             for name, buffer in run.built().named_buffers():
                 if not torch.equal(observed.tensors[rank][f"buffer.{name}"].to(buffer.dtype), buffer):
                     return kit.wrong(
-                        f"after the model was wrapped, buffer {name} on rank {rank} is not the first rank's.",
-                        "Buffers (running statistics, masks, position tables) belong to the model: broadcast "
-                        "module.buffers(), too.",
+                        f"after the model was wrapped, buffer {name} on rank {rank} differs from the first "
+                        "rank's buffer.",
+                        "Buffers (running statistics, masks, position tables) belong to the model, so also "
+                        "broadcast module.buffers().",
                         cause="buffers",
                     )
         return kit.RIGHT
@@ -200,8 +201,8 @@ def same_buffers(run: Training, title: str, weight: float = 1.0) -> kit.Line:
 
 
 NEVER_LEFT = (
-    "A bucket that waits for a gradient which never comes is never sent. A parameter that was not used has "
-    "no gradient: when backward is over, send the buckets that are left, with zeros for missing gradients."
+    "A bucket that waits for a gradient which never arrives is never sent. An unused parameter has no "
+    "gradient, so after backward, send the buckets that are left, with zeros for missing gradients."
 )
 
 
@@ -224,8 +225,8 @@ def all_leave(run: Training, line: kit.Line) -> kit.Line:
             )
             if 0 < summed < due:
                 return kit.wrong(
-                    f"rank {rank} summed {words.number(summed)} bytes of the {words.number(due)} of its "
-                    "gradients.",
+                    f"rank {rank} summed only {words.number(summed)} of the {words.number(due)} bytes of "
+                    "its gradients.",
                     NEVER_LEFT,
                     cause=NEVER_LEFT,
                 )
@@ -235,8 +236,8 @@ def all_leave(run: Training, line: kit.Line) -> kit.Line:
 
 
 SOME_RANKS = (
-    "Here a parameter has a gradient on some ranks only. All ranks must start the same all-reduces in the "
-    "same order: a rank without a gradient sends zeros."
+    "Here a parameter has a gradient on only some ranks. All ranks must start the same all-reduces in the "
+    "same order, so a rank without a gradient sends zeros."
 )
 
 
@@ -261,11 +262,11 @@ def broken_off(case: kit.Case, kind: str, text: str) -> str:
         return SOME_RANKS
     if "NoneType" in text:
         return (
-            "Some parameters have no gradient, p.grad is None: skip frozen ones, and send zeros for one that "
-            "was not used."
+            "Some parameters have no gradient, so p.grad is None. Skip frozen parameters, and send zeros "
+            "for a parameter that was not used."
         )
     if "was changed before wait" in text:
-        return "A bucket that is under way was written to. Touch it only after its wait()."
+        return "A bucket was written to while it was in transit. Touch it only after its wait()."
     if "returned without waiting for" in text:
         return "Keep every handle, and wait for all of them in finish_gradient_synchronization()."
     return ""
@@ -307,8 +308,8 @@ def gradients_sent(
                 many = sent > most
                 bound = words.number(round(exact))
                 return kit.wrong(
-                    f"in step {step + 1} rank {rank} sent {words.number(round(sent))} bytes; {bound} are "
-                    f"{'enough' if many else 'needed'}: 2 (N-1)/N of its gradients.",
+                    f"in step {step + 1} rank {rank} sent {words.number(round(sent))} bytes, but {bound} "
+                    f"are {'enough' if many else 'needed'}, 2 (N-1)/N of its gradients.",
                     kit.usual(hint or more_than_gradients, sent / exact, observed),
                     cause=f"bytes {sent / exact:.2f}",
                 )
@@ -318,25 +319,26 @@ def gradients_sent(
         micro = len(observed.case.sides[0].instructions.steps[0])
         if micro > 1 and abs(ratio - micro) < 0.01:
             return (
-                f"Each of the {micro} microbatches was sent. Under no_sync() a backward pass only adds to "
-                "`.grad`; the last one, outside, sends the total once."
+                f"Each of the {micro} microbatches was sent. Under no_sync(), backward only adds to "
+                "`.grad`, then the last microbatch, outside, sends the total once."
             )
         if abs(ratio - numel(run, everything=True) / numel(run)) < 0.01:
             return (
-                "That is all parameters. Frozen ones have no gradient: skip those with requires_grad=False."
+                "The bytes count all parameters, but frozen ones have no gradient. Skip parameters with "
+                "requires_grad=False."
             )
         gathered = any(operation.op == "all_gather" for operation in observed.operations[0])
         if gathered and abs(ratio - n / 2) < 0.01:
             return (
-                "Every rank got every other one's gradients and added them up itself: (N-1) M, which grows "
-                "with N. An all-reduce adds on the way: 2 (N-1)/N M."
+                "Every rank got every other rank's gradients and added them up itself, which costs (N-1) M "
+                "and grows with N. An all-reduce adds on the way, so it sends only 2 (N-1)/N M."
             )
         if abs(ratio - 2) < 0.01:
             return "Every gradient was sent twice. A hook that is registered twice fires twice."
         if ratio < 1:
             return "The gradients came another way than by the group, or not at all."
         return (
-            "Send every gradient once. A weight that is used twice, or tied, is one parameter: "
+            "Send every gradient once. A weight that is used twice, or tied, is one parameter, so "
             "module.parameters() gives it once."
         )
 
@@ -354,7 +356,7 @@ def messages_in_step(
                 count = sum(bool(operation.nbytes) for operation in operations)
                 if count > most:
                     return kit.wrong(
-                        f"in step {step + 1} rank {rank} started {words.counted(count, 'operation')}; "
+                        f"in step {step + 1} rank {rank} started {words.counted(count, 'operation')}, but "
                         f"{words.counted(most, what)} need {words.number(most)}. Each costs a latency.",
                         hint,
                         cause="operations",
@@ -379,9 +381,9 @@ def its_own_work() -> kit.Line:
             strange = [operation for operation in operations if not operation.line]
             if strange:
                 return kit.wrong(
-                    f"on rank {rank} no line of yours began the {strange[0].op}: PyTorch did so by itself.",
-                    "That is what you are to build: broadcast the first rank's parameters and buffers, and "
-                    "reduce the gradients yourself.",
+                    f"on rank {rank} no line of yours began the {strange[0].op}, so PyTorch did.",
+                    "Build that part yourself. Broadcast the first rank's parameters and buffers, and "
+                    "reduce the gradients.",
                     cause="PyTorch's",
                 )
         return kit.RIGHT

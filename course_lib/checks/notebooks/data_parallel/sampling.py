@@ -75,11 +75,11 @@ class Asked:
             if outside:
                 return kit.wrong(
                     kit.Sentence(
-                        f"{deal} gives rank {rank} the index {outside[0]}; there are samples 0 to "
+                        f"{deal} gives rank {rank} the index {outside[0]}, but there are only samples 0 to "
                         f"{deal.n - 1}.",
                         f"{NAME} gives an index that no sample has.",
                     ),
-                    "Fill up with samples that exist: the first ones of the order once more.",
+                    "Fill up with samples that exist, starting again with the first of the order.",
                     cause="outside",
                 )
             shards.append(indices)
@@ -114,11 +114,14 @@ def everyone_sees(deal: Deal, shards: Shards) -> kit.Finding:
     sentence = kit.Sentence(said, "some samples are on no rank.")
     own_orders = False
     if len(missing) == deal.n - deal.world_size * (deal.n // deal.world_size):
-        hint = "That is the remainder: every rank gets ceil(n / world_size), not floor."
+        hint = (
+            "As many samples are missing as the division leaves over. Every rank gets ceil(n / "
+            "world_size), not floor."
+        )
     elif all(len(shard) == deal.each for shard in shards):
         own_orders = True
         hint = (
-            "Ranks that shuffle each in an order of their own overlap, and miss others: draw one "
+            "Ranks that each shuffle in their own order overlap and miss other samples. Draw one "
             "permutation, the same on every rank, from a generator seeded with seed + epoch."
         )
     else:
@@ -137,14 +140,14 @@ def nobody_twice(deal: Deal, shards: Shards) -> kit.Finding:
     repeated = [sample for sample, count in sorted(counts.items()) if count > 1]
     said = kit.Sentence(
         f"{deal}: {words.which('sample', repeated)} {words.verb(repeated, 'is', 'are')} seen more than "
-        f"once; {words.counted(spare, 'repetition')} {words.verb([0] * spare, 'is', 'are')} enough to fill "
-        "up.",
-        "samples are seen more than once, and more than is needed to fill up.",
+        f"once, but {words.counted(spare, 'repetition')} {words.verb([0] * spare, 'is', 'are')} enough to "
+        "fill up.",
+        "samples are seen more often than is needed to fill up.",
     )
     return kit.wrong(
         said,
-        "No two ranks may see the same sample: the gradient would count it twice. Rank r takes every "
-        "world_size-th of one common order, from place r on.",
+        "Two ranks must not see the same sample, because the gradient would count it twice. Rank r takes "
+        "every world_size-th sample of one common order, from index r on.",
         cause="twice",
     )
 
@@ -154,12 +157,15 @@ def equally_many(deal: Deal, shards: Shards) -> kit.Finding:
     if set(lengths) == {deal.each}:
         return kit.RIGHT
     said = kit.Sentence(
-        f"{deal} gives {words.listing(lengths)} samples; every rank must have {deal.each}.",
+        f"{deal} gives {words.listing(lengths)} samples, but every rank must have {deal.each}.",
         "the ranks do not have ceil(n / world_size) samples each.",
     )
     hint = ""
     if len(set(lengths)) > 1:
-        hint = "A rank with one batch more waits in its all-reduce for ever: the others have none left."
+        hint = (
+            "A rank with one more batch waits forever in its all-reduce, because the other ranks have none "
+            "left."
+        )
     return kit.wrong(said, hint, cause="lengths")
 
 
@@ -183,16 +189,16 @@ def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> kit.Line:
         if isinstance(shards, kit.Finding) or isinstance(others, kit.Finding):
             return shards if isinstance(shards, kit.Finding) else others  # type: ignore[return-value]
         if shards[0] == sorted(shards[0]) and shards == others:
-            return kit.wrong("the samples are in their original order: shuffle them.")
+            return kit.wrong("the samples are in their original order, so shuffle them.")
         if shards == others:
             return kit.wrong(
                 "epochs 0 and 1 have the same order.",
-                "Make the epoch a part of the generator's seed: seed + epoch. (With "
-                "DistributedSampler, the usual slip is to forget set_epoch.)",
+                "Make the epoch a part of the generator's seed, as in seed + epoch. (With "
+                "DistributedSampler, the usual mistake is to forget set_epoch.)",
             )
         if [sorted(shard) for shard in shards] == [sorted(shard) for shard in others]:
             return kit.wrong(
-                "every rank sees the same samples in epochs 0 and 1, in another order.",
+                "every rank sees the same samples in epochs 0 and 1, only in another order.",
                 "Shuffle all samples first, then deal them out.",
             )
         return kit.RIGHT
@@ -210,9 +216,9 @@ def same_when_asked_again(asked: Asked, deal: Deal) -> kit.Line:
         if shards == others:
             return shared_generator(observed, asked)
         return kit.wrong(
-            "asked twice for the same epoch, it gives two different orders.",
-            "Every rank asks for itself, and all must get parts of one order: draw from a generator "
-            "of your own, torch.Generator().manual_seed(seed + epoch).",
+            "two calls for the same epoch give two different orders.",
+            "Every rank makes its own call, but all must get parts of one order. Draw from a generator of "
+            "your own, torch.Generator().manual_seed(seed + epoch).",
         )
 
     return kit.Line("the same order for every rank that asks", judge, 1)
@@ -223,7 +229,7 @@ def shared_generator(observed: kit.Observed, asked: Asked) -> kit.Finding:
     if not any(observed.answer(k).random for k in range(len(asked.calls))):
         return kit.RIGHT
     return kit.wrong(
-        f"{NAME} seeded or used the random generator that the whole process shares.",
+        f"{NAME} seeded or used the random generator shared by the whole process.",
         "The numbers drawn next, for dropout or noise, would then be the same in every epoch. Draw from a "
         "generator of your own: torch.Generator().manual_seed(seed + epoch).",
         cause="shared generator",
@@ -251,11 +257,11 @@ def in_order(asked: Asked, deal: Deal) -> kit.Line:
         rank = next(r for r in range(len(right)) if shards[r] != right[r])
         return kit.wrong(
             kit.Sentence(
-                f"{deal} gives rank {rank} {shards[rank]}; {right[rank]} is expected.",
+                f"{deal} gives rank {rank} {shards[rank]}, but {right[rank]} is expected.",
                 "with shuffle=False the ranks do not get the samples in order.",
             ),
-            "Rank r takes the places r, r + world_size, r + 2 world_size, ...; after the last sample the "
-            "first ones follow.",
+            "Rank r takes the indices r, r + world_size, r + 2 world_size, ..., and after the last sample "
+            "the first ones follow.",
         )
 
     return line("shuffle=False: dealt like cards", asked, [deal], look)
@@ -267,7 +273,7 @@ def dropped(asked: Asked, deal: Deal) -> kit.Line:
         if lengths != {each}:
             return kit.wrong(
                 kit.Sentence(
-                    f"{deal}: ranks have {words.listing(sorted(lengths))} samples; {each} are expected.",
+                    f"{deal}: ranks have {words.listing(sorted(lengths))} samples, but {each} are expected.",
                     "with drop_last=True the ranks do not have floor(n / world_size) samples each.",
                 )
             )

@@ -128,18 +128,20 @@ def sign_slips(arguments: Signs, name: str, place: int) -> dict[str, torch.Tenso
     n, right = len(arguments.tensor), arguments.outcome
     slips: dict[str, torch.Tensor] = {}
     if name == "tensor":
-        slips["It was left as it was: write the mean into it."] = arguments.tensor[place]
+        slips["`tensor` was left as it was. Write the mean into it."] = arguments.tensor[place]
         mean = (arguments.tensor + arguments.error).mean(0)
-        slips["That is the mean itself: only signs and scales may travel."] = mean
+        slips["`tensor` holds the mean itself, but only signs and scales should travel."] = mean
     rules = {
-        "The error of earlier signs was not added: take the signs of tensor + error.": Rules(0.0),
+        "The error of earlier signs was not added. Take the signs of tensor + error.": Rules(0.0),
         "`error` was added twice.": Rules(2.0),
-        "The error of the server's own earlier signs was not added: mean + server_error.": Rules(served=0.0),
-        f"The server has the sum over the {n} ranks: divide it by their number.": Rules(divide=False),
-        "Padding was counted in a scale: it is the mean over the shard's own elements.": Rules(padding=True),
-        "One scale was used for the whole tensor: each shard has its own.": Rules(one_scale=True),
+        "The error of the server's own earlier signs was not added. Use mean + server_error.": Rules(
+            served=0.0
+        ),
+        f"The server has the sum over the {n} ranks. Divide it by their number.": Rules(divide=False),
+        "Padding was counted in a scale. Take the mean over the shard's own elements.": Rules(padding=True),
+        "One scale was used for the whole tensor, but each shard has its own.": Rules(one_scale=True),
         "Signs came without their scales.": Rules(bare=True),
-        "The server multiplied all signs by its own scale: each comes with its sender's.": Rules(
+        "The server used its own scale for all signs, but each sign comes with its sender's scale.": Rules(
             own_scale=True
         ),
     }
@@ -148,20 +150,20 @@ def sign_slips(arguments: Signs, name: str, place: int) -> dict[str, torch.Tenso
         before = arguments.error[place]
         asked = arguments.tensor[place] + before
         slips |= {
-            "`error` was left as it was: the signs' error is lost.": before,
-            "`error` was set to zero: the signs' error is lost.": 0 * asked,
+            "`error` was left as it was, so the signs' error is lost.": before,
+            "`error` was set to zero, so the signs' error is lost.": 0 * asked,
             "The sign is wrong: error = tensor + error, less the values of the signs and scales.": (
                 -right.error[place]
             ),
-            "A rank keeps the part that its *own* signs miss, not its distance from the mean.": (
+            "A rank keeps the part its *own* signs miss, not its distance from the mean.": (
                 asked - right.tensor
             ),
         }
     if name == "server_error":
         before = arguments.server[place]
         slips |= {
-            "`server_error` was left as it was: the second signs' error is lost.": before,
-            "`server_error` was set to zero: the second signs' error is lost.": 0 * before,
+            "`server_error` was left as it was, so the second signs' error is lost.": before,
+            "`server_error` was set to zero, so the second signs' error is lost.": 0 * before,
             "The sign is wrong: server_error = mean + server_error, less the values of the signs and "
             "scale.": -right.server_error[place],
         }
@@ -188,32 +190,34 @@ class Adam:
         """Each gives the Adam that makes the mistake."""
         slips = [
             kit.Slip(
-                "In the warm-up each rank went on with its own gradient: average it, in full precision.",
+                "In the warm-up each rank went on with its own gradient. Average it in full precision.",
                 lambda: Adam(own=rank),
             )
         ]
         for more, how in ((1, "long"), (-1, "short")):
-            says = f"The warm-up is one step too {how}: it has `warmup_steps` steps."
+            says = f"The warm-up is one step too {how}. Run it for `warmup_steps` steps."
             slips.append(kit.Slip(says, lambda more=more: Adam(longer=more)))
             slips.append(kit.Slip(says, lambda more=more: Adam(asked=more)))
         return [
             *slips,
-            kit.Slip("It went on in full precision after the warm-up.", lambda: Adam(longer=1 << 20)),
             kit.Slip(
-                "The gradients were compressed; it is the *momentum* that is averaged as signs.",
+                "The optimizer stayed in full precision after the warm-up.", lambda: Adam(longer=1 << 20)
+            ),
+            kit.Slip(
+                "The gradients were compressed, but the *momentum* has to be averaged as signs.",
                 lambda: Adam(momentum=False),
             ),
             kit.Slip(
-                "The variance went on after the warm-up: it is frozen, since signs say nothing about it.",
+                "The variance changed after the warm-up. Freeze it, since signs say nothing about it.",
                 lambda: Adam(frozen=False),
             ),
             kit.Slip(
-                "The variance is frozen, and so is its bias correction: 1 - beta2 ** warmup_steps.",
+                "The variance is frozen, so its bias correction stays at 1 - beta2 ** warmup_steps.",
                 lambda: Adam(corrected=False),
             ),
             kit.Slip(
-                "The signs' errors were not kept from step to step: `error` and `server_error` belong to the "
-                "parameter's state.",
+                "The signs' errors were not kept from step to step, but `error` and `server_error` belong "
+                "to the parameter's state.",
                 lambda: Adam(rules=Rules(0.0, 0.0)),
             ),
         ]

@@ -51,45 +51,46 @@ class Inputs:
         asked = t + e
         result, rest = self.right()
         slips = {
-            "The part that was kept back earlier was not added: pick from tensor + error.": self.average(t),
-            "`error` was added twice: it stands for what is still to be sent, once.": (
+            "The part that was kept back earlier was not added. Pick from tensor + error.": self.average(t),
+            "`error` was added twice, but it has to be sent only once.": (
                 self.average(t + 2 * e)
             ),
-            "The largest of `tensor` were picked: pick the largest of tensor + error, which includes the "
-            "part kept back earlier.": self.average(asked, among=t),
-            f"That is the sum over the {n} ranks: divide it by their number.": (
+            "The largest of `tensor` were picked. Instead, pick the largest of tensor + error, which "
+            "includes the part kept back earlier.": self.average(asked, among=t),
+            f"The result is the sum over the {n} ranks. Divide it by their number.": (
                 self.average(asked, divisor=1)
             ),
-            "That is divided by the number of ranks twice.": self.average(asked, divisor=n * n),
-            "That is the mean over the ranks that sent an element; one that did not send it counts as 0. "
-            f"Divide by all {n}.": (self.among_senders(asked - rest), rest),
-            "Where two ranks sent the same element one value was overwritten: add them, index_add_.": (
+            "The result was divided by the number of ranks twice.": self.average(asked, divisor=n * n),
+            "The result is the mean over the ranks that sent an element, but a rank that did not send it "
+            f"counts as 0. Divide by all {n}.": (self.among_senders(asked - rest), rest),
+            "If two ranks sent the same element, one value was overwritten. Add both with index_add_.": (
                 self.last_only(asked - rest), rest,
             ),
-            "The largest were picked by value: a large negative element counts as much. Use abs().": (
+            "The largest were picked by value, but a large negative element counts as much. Use abs().": (
                 self.average(asked, magnitude=lambda x: x)
             ),
-            "The *smallest* elements were sent: topk(k) of abs().": (
+            "The *smallest* elements were sent. Take topk(k) of abs().": (
                 self.average(asked, magnitude=lambda x: -x.abs())
             ),
             "The first elements were sent, not the largest.": self.average(asked, magnitude=positions),
-            "That is the mean of all elements: only the k largest of each rank are sent.": (
+            "The result is the mean of all elements, but each rank sends only its k largest.": (
                 asked.mean(0).expand_as(asked), rest,
             ),
-            "The other ranks' values were put at this rank's places: their indices must travel too.": (
+            "The other ranks' values were put at this rank's indices, so their own indices must also "
+            "travel.": (
                 self.at_own_places(asked), rest,
             ),
-            "`error` still holds the part that was sent: it would be sent again in the next step.": (
+            "`error` still holds the part that was sent, so it would be sent again in the next step.": (
                 result, asked,
             ),
             "`error` was left as it was.": (result, e),
-            "`error` was set to zero: the part that was not sent is lost.": (result, torch.zeros_like(e)),
-            "The mean was subtracted. A rank keeps what *it* has not sent: tensor + error, less its own "
-            "k elements.": (result, asked - result),
-            "That is the part that was sent; keep the rest.": (result, asked - rest),
-            "The rest was added to the old `error`, which it includes already.": (result, e + rest),
-            "`tensor` was left as it was: overwrite it with the mean.": (t, rest),
-            "The mean was added to the old values of `tensor`: overwrite them.": (t + result, rest),
+            "`error` was set to zero, so the part that was not sent is lost.": (result, torch.zeros_like(e)),
+            "The mean was subtracted. A rank keeps what *it* has not sent, which is tensor + error, less "
+            "its own k elements.": (result, asked - result),
+            "`error` holds the part that was sent. Keep the rest instead.": (result, asked - rest),
+            "The rest was added to the old `error`, although it already includes that.": (result, e + rest),
+            "`tensor` was left as it was. Overwrite it with the mean.": (t, rest),
+            "The mean was added to the old values of `tensor`. Overwrite them instead.": (t + result, rest),
         }  # fmt: skip
         for k in sorted({self.k - 1, self.k + 1} & set(range(1, asked.shape[1] + 1))):
             many = f"{words.counted(k, 'element')} of each rank {words.verb([0] * k, 'was', 'were')} sent"
@@ -163,14 +164,17 @@ def cost_hint(n: int, numel: int, k: int) -> Callable[[float, kit.Observed], str
         if ratio < 1:
             return "The values came another way than by the group."
         if any(operation.dtype.startswith("sparse") for operation in observed.operations[0]):
-            return "A sparse tensor counts as a whole one: gather k indices and k values yourself."
+            return "A sparse tensor counts as a full tensor, so gather k indices and k values yourself."
         if any(operation.op == "all_reduce" for operation in observed.operations[0]):
-            return "An all-reduce carries the zeros, too: gather k indices and k values instead."
+            return "An all-reduce carries the zeros as well, so gather k indices and k values instead."
         if abs(ratio - 1.5) < 0.05:
-            return "The indices travel as int64: 4 bytes each are enough below 2^31 elements."
+            return "The indices travel as int64, but 4 bytes each are enough below 2^31 elements."
         if ratio > 0.9 * numel / k:
-            return "Whole tensors were gathered: send the k values and their indices alone."
-        return "k indices of 4 bytes and k values from each rank to each other one: (N-1) k (4 + itemsize)."
+            return "Whole tensors were gathered. Send only the k values and their indices."
+        return (
+            "Each rank sends k indices of 4 bytes and k values to every other rank, (N-1) k (4 + itemsize) "
+            "bytes in all."
+        )
 
     return hint
 

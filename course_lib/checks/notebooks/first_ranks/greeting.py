@@ -26,11 +26,11 @@ def said_hello(place: int) -> Callable[[kit.Observed], kit.Finding]:
         for rank in range(observed.world_size):
             returned = observed.values[rank].result
             if not isinstance(returned, list) or len(returned) != len(HELLO):
-                three = "three values are expected: return rank, world_size, device."
+                three = "Return three values: rank, world_size, device."
                 return kit.wrong(
                     kit.Sentence(
-                        f"hello() returned {returned!r} on rank {rank}; {three}",
-                        f"hello() returned something else on rank {rank}; {three}",
+                        f"hello() returned {returned!r} on rank {rank}. {three}",
+                        f"hello() returned something else on rank {rank}. {three}",
                     ),
                     cause="form",
                 )
@@ -39,8 +39,8 @@ def said_hello(place: int) -> Callable[[kit.Observed], kit.Finding]:
                 what = f"the {HELLO[place]} of rank {rank}"
                 return kit.wrong(
                     kit.Sentence(
-                        f"hello() gives {returned[place]!r} as {what}; it is {right!r}.",
-                        f"{what[0].upper()}{what[1:]} is {right!r}, and hello() does not give that.",
+                        f"hello() gives {returned[place]!r} as {what}, but it is {right!r}.",
+                        f"{what[0].upper()}{what[1:]} is {right!r}, but hello() does not give that.",
                     ),
                     hello_hint(place, returned, rank, observed.world_size),
                 )
@@ -60,36 +60,38 @@ def hello_hint(place: int, returned: list, rank: int, n: int) -> str:
     if returned[:2] == [n, rank]:
         return "Rank and world size are swapped."
     if isinstance(returned[place], str):
-        return "Environment variables are texts; dist.get_rank() and dist.get_world_size() are numbers."
+        return (
+            "Environment variables are texts, whereas dist.get_rank() and dist.get_world_size() are numbers."
+        )
     if place == 1 and returned[1] == n - 1:
-        return "The world size counts the ranks; the largest rank is one less, since they start at 0."
+        return "The world size counts the ranks, but the largest rank is one less, since they start at 0."
     if place == 0 and returned[0] == rank + 1:
         return "Ranks are counted from 0."
     if place == 0:
-        return "Every rank runs the same function; dist.get_rank() tells them apart."
+        return "Every rank runs the same function, but dist.get_rank() tells them apart."
     return "Ask dist.get_world_size()."
 
 
-BOTH_ENDS = "Every message was counted at both ends: count it once, where it is sent."
-ALL_RANKS = "That is what one rank sends. Count the messages of all ranks together."
+BOTH_ENDS = "Every message was counted at both ends. Count it once, where it is sent."
+ALL_RANKS = "Your formula counts one rank. Count the messages of all ranks together."
 
 EXCHANGE: dict[str, kit.Formula] = {
-    "With an odd number of ranks the last one has no partner and sends nothing.": lambda n: n,
-    "A swap is two messages: one each way.": lambda n: n // 2,
-    "A swap is two messages, one each way; and half a pair sends none.": lambda n: n / 2,
+    "With an odd number of ranks, the last one has no partner and sends nothing.": lambda n: n,
+    "A swap is two messages, one each way.": lambda n: n // 2,
+    "A swap is two messages, one each way, but half a pair sends none.": lambda n: n / 2,
     ALL_RANKS: lambda n: 1,
-    "That is one pair's. Count the messages of all ranks together.": lambda n: 2,
+    "Your formula counts one pair. Count the messages of all ranks together.": lambda n: 2,
     BOTH_ENDS: lambda n: 4 * (n // 2),
-    "Each rank has one partner; it does not send to all ranks.": lambda n: n * (n - 1),
-    "Count pairs: 0 and 1, 2 and 3, and two messages for each.": lambda n: n - 1,
+    "Each rank has one partner, so it does not send to all ranks.": lambda n: n * (n - 1),
+    "Count two messages for each pair (0 and 1, 2 and 3, ...).": lambda n: n - 1,
 }
 RING_SHIFT: dict[str, kit.Formula] = {
     "One rank alone is its own neighbour and sends nothing.": lambda n: n,
-    "The ring is closed: the last rank sends too, to rank 0.": lambda n: n - 1,
+    "The ring is closed, so the last rank also sends, to rank 0.": lambda n: n - 1,
     BOTH_ENDS: lambda n: 2 * n if n > 1 else 0,
-    f"{BOTH_ENDS} And one rank alone sends nothing.": lambda n: 2 * n,
-    "One step round the ring is one message from each rank.": lambda n: 2 * (n - 1),
-    "One step round the ring, not a whole turn: a message a rank.": lambda n: n * (n - 1),
+    f"{BOTH_ENDS} Also, one rank alone sends nothing.": lambda n: 2 * n,
+    "One step around the ring is one message from each rank.": lambda n: 2 * (n - 1),
+    "Count one step around the ring, not a full turn, so one message per rank.": lambda n: n * (n - 1),
     ALL_RANKS: lambda n: 1,
 }
 

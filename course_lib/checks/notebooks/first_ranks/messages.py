@@ -42,7 +42,7 @@ class Arrival:
             hint=self.hint,
         )
         gaps = kit.gaps_left_alone("tensor", dict(zip(ranks, arguments, strict=True)))
-        why = "Receive into a tensor of its own, such as torch.empty_like(tensor.contiguous())."
+        why = "Receive into a new tensor, such as torch.empty_like(tensor.contiguous())."
         alone = kit.left_alone("tensor", dict(zip(ranks, values, strict=True)), why)
         sides = [
             kit.side(
@@ -64,8 +64,8 @@ def new_tensor(observed: kit.Observed) -> kit.Finding:
     for rank, values in enumerate(observed.values):
         if values.same_object:
             return kit.wrong(
-                f"on rank {rank} the function returned the very tensor that it was given.",
-                "The result must be a tensor of its own: return a new one (tensor.clone()).",
+                f"on rank {rank} the function returned the very tensor it was given.",
+                "The result must be a tensor of its own, such as tensor.clone().",
                 cause="same object",
             )
     return kit.RIGHT
@@ -90,21 +90,27 @@ def one_message(n: int, nbytes: int) -> tuple[kit.Line, ...]:
 def exchange_hint(mistakes: list[kit.Mistake]) -> str:
     sign = mistakes[0].sign
     if sign == "own":
-        return "Its partner's value never came in: the received value must end up in `tensor` itself (copy_)."
+        return (
+            "The partner's value never arrived in `tensor`. Receive into it, or copy the received value "
+            "there with copy_()."
+        )
     if sign == "copy":
-        return "The partner of rank r is r ^ 1: 0 and 1, 2 and 3, and so on."
+        return "The partner of rank r is r ^ 1, so 0 and 1 swap, 2 and 3, and so on."
     if sign in ("times", "partial", "twice"):
-        return "Swap, do not add: the value that arrives replaces the old one."
+        return "Swap, do not add, because the value that arrives replaces the old one."
     return ""
 
 
 def exchange_trouble(case: kit.Case, kind: str, text: str) -> str:
     if case.world_size % 2 and kind in ("deadlock", "error"):
-        return "With an odd number of ranks the last one has no partner: it keeps its own and sends nothing."
+        return (
+            "With an odd number of ranks, the last one has no partner, so it keeps its own value and sends "
+            "nothing."
+        )
     if kind == "deadlock":
         return (
-            "Both partners do the same thing first. Let one send while the other receives, or post "
-            "both together."
+            "Both partners do the same thing first. Let one send while the other receives, or post both "
+            "together."
         )
     return ""
 
@@ -142,15 +148,19 @@ def exchange(draw: kit.Draw) -> Iterator[kit.Case]:
 def shift_hint(mistakes: list[kit.Mistake]) -> str:
     sign = mistakes[0].sign
     if sign == "own" and all(mistake.ranks == (0,) for mistake in mistakes):
-        return "Rank 0 received nothing: the circle is closed, the last rank sends to rank 0."
+        return "Rank 0 received nothing. The circle is closed, so the last rank sends to rank 0."
     if sign == "own":
-        return "The value came, but was not returned: return the tensor into which you received it."
+        return (
+            "A rank returned its own value. Return the tensor into which you received the neighbour's value."
+        )
     if sign == "copy" and all(from_right(mistake) for mistake in mistakes):
-        return "The values went round the wrong way: send to (rank + 1) % N, receive from (rank - 1) % N."
+        return (
+            "The values went around the wrong way. Send to (rank + 1) % N, and receive from (rank - 1) % N."
+        )
     if sign == "copy":
         return "Each rank must receive from the rank before it, (rank - 1) % N."
     if sign in ("zero", "nan", "unknown"):
-        return "The buffer was read before the message was in it: call wait() on the receive first."
+        return "The buffer was read before the message had arrived. Call wait() on the receive first."
     return ""
 
 
@@ -163,14 +173,13 @@ def from_right(mistake: kit.Mistake) -> bool:
 def shift_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
-            "The circle must close: the last rank's right neighbour is rank 0, the first one's "
-            "left is the last."
+            "The circle must close. The last rank's right neighbour is rank 0, so rank 0's left neighbour "
+            "is the last rank."
         )
     if kind == "deadlock":
         return (
-            "Every rank does the same thing first and waits for its neighbour to do the other. "
-            "Post the send and the receive together (dist.batch_isend_irecv), or let one rank "
-            "start the other way round."
+            "Every rank does the same thing first, then waits for its neighbour. Post the send and the "
+            "receive together (dist.batch_isend_irecv), or let one rank start the other way around."
         )
     return ""
 

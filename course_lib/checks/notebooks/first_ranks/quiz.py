@@ -17,12 +17,11 @@ REMEDIES = {
 }
 OPTIONS = (*REMEDIES.values(), "a longer time limit")  # the last one cures nothing here
 LOOK = {
-    "average": "Compare what the diagnosis says that each rank calls.",
-    "hand_over": "Compare the two ends in the diagnosis: the tensor that one sends, and the buffer into "
-    "which the other receives.",
-    "columns": "The diagnosis gives shape and strides of the tensor: do its elements lie in a row?",
+    "average": "In the diagnosis, compare the calls of all ranks.",
+    "hand_over": "Compare the two ends in the diagnosis, the tensor sent and the buffer that receives it.",
+    "columns": "The diagnosis gives the tensor's shape and strides. Are its elements in one row in memory?",
     "relay": "The diagnosis says when the tensor was changed.",
-    "farewell": "The function returned: how does the rank know that its message has left?",
+    "farewell": "The function returned. How does the rank know that its message has left?",
 }
 
 
@@ -65,19 +64,22 @@ def judge_waits(program: str) -> Callable[[kit.Observed], kit.Finding]:
 
 def waits_hint(mine: dict, right: dict) -> str:
     if not all(isinstance(rank, int) for rank in (*mine, *mine.values())):
-        return "The keys are ranks, and so are the values: numbers, not texts."
+        return "The keys are ranks, and so are the values. Write numbers, not texts."
     if {waited: rank for rank, waited in mine.items()} == right:
-        return "Turned round: the key is the rank that waits, the value the rank it waits for."
+        return (
+            "Your dict is turned around. The key is the rank that waits, and the value is the rank it "
+            "waits for."
+        )
     if done := sorted(set(mine) - set(right)):
         do = words.verb(done, "does", "do")
         it = words.verb(done, "it", "they")
-        return f"{words.ranks(done).capitalize()} {do} not wait: the diagnosis says how {it} ended."
+        return f"{words.ranks(done).capitalize()} {do} not wait. The diagnosis says how {it} ended."
     if missing := sorted(set(right) - set(mine)):
-        return f"{words.ranks(missing).capitalize()} {words.verb(missing, 'waits', 'wait')} too."
+        return f"{words.ranks(missing).capitalize()} also {words.verb(missing, 'waits', 'wait')}."
     off = next(rank for rank in sorted(right) if mine[rank] != right[rank])
     return (
-        f"Read again in which operation rank {off} is, and which rank's part is missing there: `src` of a "
-        "receive, or the rank that did not call."
+        f"Read again in which operation rank {off} is, and which rank's part is missing there. Look for "
+        "`src` of a receive, or for the rank that did not call."
     )
 
 
@@ -91,7 +93,7 @@ def judge_remedy(program: str) -> Callable[[kit.Observed], kit.Finding]:
             return kit.wrong(f"remedies[{program!r}] is not answered yet.")
         if mine not in OPTIONS:
             options = "; ".join(sorted(OPTIONS))
-            return kit.wrong(f"remedies[{program!r}] is to be one of: {options}.", cause="options")
+            return kit.wrong(f"remedies[{program!r}] must be one of: {options}.", cause="options")
         if mine == REMEDIES[program]:
             return kit.RIGHT
         return kit.wrong(f"{mine!r} would not cure {program!r}.", LOOK[program])
@@ -101,32 +103,32 @@ def judge_remedy(program: str) -> Callable[[kit.Observed], kit.Finding]:
 
 # ---- questions: a link with alpha = 20 us and 10 GB/s
 
-BITS = "10 GB/s are bytes, not bits: no factor of 8."
+BITS = "10 GB/s are bytes, not bits, so there is no factor of 8."
 UPSIDE_DOWN = "You divided instead of multiplying: bytes = alpha * bandwidth."
 
 ONE_MESSAGE = {
-    1e-4: "The latency was left out: alpha is paid once for every message.",
-    2e-5: "That is alpha alone: a million bytes need their time too.",
-    120: "That is in microseconds; seconds are asked for.",
-    0.12: "That is in milliseconds; seconds are asked for.",
+    1e-4: "The latency was left out. alpha is paid once per message.",
+    2e-5: "Your answer is only alpha, but a million bytes also need time.",
+    120: "Your answer is in microseconds, but the question asks for seconds.",
+    0.12: "Your answer is in milliseconds, but the question asks for seconds.",
     8.2e-4: BITS,
     8e-4: BITS,
-    20.0001: "alpha is in microseconds: 20e-6 seconds.",
-    2e-3: "The two times add up: alpha + bytes / bandwidth.",
+    20.0001: "alpha is in microseconds, so it is 20e-6 seconds.",
+    2e-3: "Add the two times, alpha + bytes / bandwidth.",
 }
 EQUAL_SHARES = {
-    0.2: "That is in MB; bytes are asked for.",
-    200: "That is in kB; bytes are asked for.",
+    0.2: "Your answer is in MB, but the question asks for bytes.",
+    200: "Your answer is in kB, but the question asks for bytes.",
     25_000: BITS,
     1_600_000: BITS,
-    1e6: "That is the message of the first question. Solve alpha = bytes / bandwidth for the bytes.",
+    1e6: "Your answer is the message of the first question. Solve alpha = bytes / bandwidth for the bytes.",
     5e14: UPSIDE_DOWN,
     2e-15: UPSIDE_DOWN,
-    1_200_000: "alpha alone against the bytes alone: solve alpha = bytes / bandwidth.",
+    1_200_000: "Only alpha has to equal the time of the bytes, so solve alpha = bytes / bandwidth.",
 }
 AFTER_A_RAISE = {
-    "raise": "Nothing tells the other ranks: a collective only knows that a part has not come yet.",
-    "return": "A collective returns when every member's part has come, and one never will.",
+    "raise": "Nothing tells the other ranks, since a collective only knows that a part has not arrived yet.",
+    "return": "A collective returns when every member's part has arrived, but one never will.",
 }
 
 
@@ -139,7 +141,7 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
                 20e-6 + 1e6 / 10e9,
                 slips=ONE_MESSAGE,
                 unit="seconds",
-                otherwise="Time of a message: alpha + bytes / bandwidth.",
+                otherwise="A message takes alpha + bytes / bandwidth.",
             ),
             kit.Answer(
                 "answer_2",

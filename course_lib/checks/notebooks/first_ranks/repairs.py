@@ -18,7 +18,7 @@ def circle_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind != "deadlock":
         return ""
     return (
-        "On a circle some rank has to send while its neighbour receives: post all four messages "
+        "On a circle, some rank has to send while its neighbour receives, so post all four messages "
         "together (dist.batch_isend_irecv)."
     )
 
@@ -30,14 +30,17 @@ def neighbour_hint(mistakes: list[kit.Mistake]) -> str:
         return "The sum takes three values, the rank's own among them."
     if signs == {"times"}:
         return (
-            "The sum takes three values. With two ranks the left neighbour is the right one as "
-            "well, and counts twice."
+            "The sum takes three values. With two ranks, the left neighbour is also the right neighbour, "
+            "so it counts twice."
         )
     if "twice" in signs:
-        return "Two receives need two buffers: the second message overwrote the first, or one came twice."
+        return (
+            "Two receives need two buffers. Either the second message overwrote the first, or one arrived "
+            "twice."
+        )
     if signs <= {"partial", "own", "copy"}:
-        return "The sum takes three values: the left neighbour's, the rank's own and the right neighbour's."
-    return "Wait for both receives before their buffers are read."
+        return "The sum takes three values, one from each neighbour and the rank's own."
+    return "Wait for both receives before you read their buffers."
 
 
 def circle_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
@@ -54,7 +57,7 @@ def circle_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
         language=kit.Language(numel, on.ranks, summed=n, expected="the sum of all ranks"),
         hint=neighbour_hint,
     )
-    why = "Add into a new tensor, not into the one that was given (and is being sent)."
+    why = "Add into a new tensor, not into the given one, because it is being sent."
     sides = [
         kit.side({"tensor": tensor}, returned=["tensor"], result=kit.Spec.of(tensor)) for tensor in values
     ]
@@ -79,18 +82,18 @@ def neighbour_sum(draw: kit.Draw) -> Iterator[kit.Case]:
 def collect_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
-            "Rank 0 expects more than the others have: they send their results and return. Let "
-            "each one say how many follow (a message with the count) before it sends them."
+            "Rank 0 expects more than the others have, because they send their results and return. Let "
+            "each rank first send a message with the number of its results."
         )
     if kind == "deadlock":
         return (
-            "Sends and receives do not pair up: receive each rank's messages in the order in which it sends "
-            "them."
+            "Sends and receives do not pair up. Receive each rank's messages in the order in which it "
+            "sends them."
         )
     if "two ends of a message differ" in text:
         return (
-            "Rank 0 cannot know how many results a rank has: receive that number first, then make the buffer "
-            "that long. A count is an int64 at both ends."
+            "Rank 0 cannot know how many results a rank has, so receive that number first, then make the "
+            "buffer that long. A count is an int64 at both ends."
         )
     return ""
 
@@ -102,7 +105,8 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[kit.Obs
         others = [r for r, reply in enumerate(observed.values) if r and reply.result is not None]
         if others:
             return kit.wrong(
-                f"rank {others[0]} returned something; only rank 0 returns the results, the others None.",
+                f"rank {others[0]} returned something, but only rank 0 returns the results, and all others "
+                "return None.",
                 cause="others",
             )
         result = observed.values[0].result
@@ -110,8 +114,8 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[kit.Obs
         if not isinstance(got, list):
             return kit.wrong(
                 kit.Sentence(
-                    f"rank 0 returned {kind_of(result)}; a tensor with all "
-                    f"{words.number(len(right))} results is expected.",
+                    f"rank 0 returned {kind_of(result)}, but a tensor with all {words.number(len(right))} "
+                    "results is expected.",
                     "rank 0 did not return a tensor with all results.",
                 ),
                 "Join the parts with torch.cat and return them on rank 0.",
@@ -134,8 +138,8 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> kit.Finding:
     if sorted(got, key=str) == sorted(right, key=str):
         return kit.wrong(
             "rank 0 has all results, but not in the order of the ranks.",
-            "Receive from rank 1 first, then from rank 2, and so on; a receive from any source "
-            "takes the message that comes first.",
+            "Receive from rank 1 first, then from rank 2, and so on. A receive from any source takes "
+            "whichever message arrives first.",
             cause="order",
         )
     lost = [value for value in right if value not in got]
@@ -151,10 +155,10 @@ def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> 
     if got == right[lengths[0] :]:
         return "Rank 0's own results come first in the tensor."
     if len(got) > len(right):
-        return "Numbers that no rank computed stand among them: buffers longer than their messages."
+        return "There are more numbers than results. Usually a buffer was longer than its message."
     if len(got) == len(right):
-        return "The received results are missing in the returned tensor."
-    return "Some ranks have more results than others: the count must come from the rank that sends."
+        return "Some results are missing from the returned tensor, although it is long enough."
+    return "Some ranks have more results than others, so the count must come from the rank that sends."
 
 
 def collect_case(draw: kit.Draw, lengths: Sequence[int], title: str, **line: Any) -> kit.Case:
@@ -182,14 +186,14 @@ def collect(draw: kit.Draw) -> Iterator[kit.Case]:
 def mean_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
-            "A rank that has no values must still take part: it contributes a sum of 0 and a count "
-            "of 0 to the same all_reduce calls as the others."
+            "A rank without values must still take part, so let it contribute a sum of 0 and a count of 0 "
+            "to the same all_reduce calls as the others."
         )
     return ""
 
 
 MEAN_OF_MEANS = (
-    "That is the mean of the ranks' means. Ranks with more values count more: sum the values and "
+    "The result is the mean of the ranks' means. Ranks with more values count more, so sum the values and "
     "the counts, then divide once."
 )
 
@@ -202,11 +206,11 @@ def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
     return {
         sum(means) / len(means): MEAN_OF_MEANS,
         sum(means) / len(values): MEAN_OF_MEANS,
-        total / len(values): "That is the sum divided by the number of ranks; divide by the number "
-        "of values.",
-        total: "That is the sum; it was not divided by the number of values.",
-        0.0: "A rank without values needs the mean of the others' values, too: it must take part "
-        "and return it.",
+        total
+        / len(values): "The sum was divided by the number of ranks. Instead, divide by the number of values.",
+        total: "The sum was not divided by the number of values.",
+        0.0: "A rank without values also needs the mean of the other ranks' values. It must take part and "
+        "return that mean.",
     }
 
 
@@ -226,12 +230,13 @@ def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[kit.Observed], kit.
             if got != got:
                 return kit.wrong(
                     f"rank {rank} has NaN.",
-                    "The mean of no values is 0/0: a rank without values adds a sum of 0 and a count of 0.",
+                    "The mean of no values is 0/0, so a rank without values must add a sum of 0 and a "
+                    "count of 0.",
                     cause="nan",
                 )
             slip = next((said for value, said in slips.items() if near(got, value)), "")
             if len(own) and near(got, float(own.mean())):
-                slip = "That is the rank's own mean: the others' values never came in."
+                slip = "The result is the rank's own mean. Add up the sums and the counts of all ranks."
             said = f"the mean on rank {rank} is {words.number(got)}, not {words.number(right)}."
             sentence = kit.Sentence(said, f"the mean on rank {rank} is wrong.")
             return kit.wrong(sentence, slip, cause=slip or "mean")

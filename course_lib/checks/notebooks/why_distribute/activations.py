@@ -69,41 +69,41 @@ def paper(
 
 
 SLIPS: dict[str, Kept] = {
-    "These are the paper's coefficients, 34 and 5as/h bytes, with the masks of dropout and attention's "
-    "dropped weights. Without dropout there are 16 numbers a row, and one matrix of scores.": paper,
-    "The flash kernel keeps one number for each query and head beside, the logarithm of its sum.": (
-        kept(lse=0)
-    ),
-    "The flash kernel's number for each query and head is a float32, 4 bytes, whatever the rest is.": (
+    "Your counts are the paper's coefficients, 34 and 5as/h bytes, with the masks of dropout and attention's "
+    "dropped weights. Without dropout there are 16 numbers per row and one matrix of scores.": paper,
+    "The flash kernel also keeps one number per query and head, the logarithm of its sum.": (kept(lse=0)),
+    "The flash kernel's number per query and head is a float32, 4 bytes, whatever the rest is.": (
         kept(lse=None)
     ),
-    "A LayerNorm keeps two numbers a token beside its input: the mean, and one over the deviation.": (
+    "A LayerNorm also keeps two numbers per token, the mean and one over the deviation.": (
         kept(statistics=0)
     ),
-    "That leaves out the few numbers a token: two of each norm, and one for each query and head.": (
+    "The few numbers per token are missing, two for each norm and one for each query and head.": (
         kept(statistics=0, lse=0)
     ),
-    "Without flash one matrix b a s^2 is kept: the softmax, which its gradient and the product with the "
-    "values share.": (kept(matrices=2)),
-    "Without flash the softmax is kept, b a s^2 numbers a layer.": kept(matrices=0),
-    "The flash kernel keeps no matrix of scores: that is what it is for.": kept(always_scores=True),
-    "Without flash there is no logarithm of a sum: the softmax is kept instead.": (kept(lse_always=True)),
-    "Checkpointed, a block keeps its input alone: L T h numbers.": (
+    "Without flash attention, only one b a s^2 matrix is kept, the softmax, which its gradient and the "
+    "product with the values share.": (kept(matrices=2)),
+    "Without flash the softmax is kept, with b a s^2 numbers per layer.": kept(matrices=0),
+    "The flash kernel keeps no matrix of scores, since that is its purpose.": kept(always_scores=True),
+    "Without flash there is no logarithm of a sum, because the softmax is kept instead.": (
+        kept(lse_always=True)
+    ),
+    "A checkpointed block keeps only its input, so count L T h numbers.": (
         kept(checkpoint=lambda of_input, everything: everything)
     ),
-    "Checkpointed, a block keeps its input *instead* of the rest.": (
+    "A checkpointed block keeps its input *instead* of the rest.": (
         kept(checkpoint=lambda of_input, everything: of_input + everything)
     ),
-    "That is one layer; all blocks were asked for.": kept(layers=False),
+    "You count one layer, but the question asks for all blocks.": kept(layers=False),
     "The MLP keeps its inner features twice: before GELU, for its derivative, and after it, for the second "
     "matrix.": kept(inner=1),
-    "The MLP's inner width is not 4h always: `mlp_width` says it.": kept(rows=16, inner=0),
-    "Attention keeps its output, too: the output projection's gradient needs it.": kept(rows=7),
+    "The MLP's inner width is not always 4h, so use `mlp_width`.": kept(rows=16, inner=0),
+    "Attention also keeps its output, because the output projection's gradient needs it.": kept(rows=7),
     "Attention keeps queries, keys, values and its output.": kept(rows=5),
-    "The inputs of the two norms are kept, too.": kept(rows=6),
+    "The inputs of the two norms are also kept.": kept(rows=6),
     "The logits belong to the head, not to the blocks.": kept(head=True),
-    "A number has itemsize bytes; that counts 2 always.": kept(item=2),
-    "A number has itemsize bytes; that counts numbers.": kept(item=1),
+    "A number has itemsize bytes, but your formula always counts 2.": kept(item=2),
+    "A number has itemsize bytes, but your formula counts numbers.": kept(item=1),
 }
 
 
@@ -129,7 +129,7 @@ def activation_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
         return kit.Prediction(
             "activation_bytes", 0, arguments, facts.activation_bytes, SLIPS, weight, title,
             otherwise="Print SavedBytes(model).by_module for one block, and divide each entry by b s h. "
-            "The rest over whole numbers are the few numbers a token.", tolerance=tolerance,
+            "The rest over whole numbers are the few numbers per token.", tolerance=tolerance,
         )  # fmt: skip
 
     yield from kit.evaluated(

@@ -20,34 +20,34 @@ def speed(factor: float) -> kit.Formula:
 
 
 DAYS: dict[str, kit.Formula] = {
-    "That is one GPU: the tokens are divided by the GPUs.": (
+    "Your answer is how long one GPU takes. Divide the tokens among the GPUs.": (
         lambda params, tokens, gpus, flops, mfu=0.4: facts.days(params, tokens, 1, flops, mfu)
     ),
-    "3 N D has one FLOP for each multiplication and addition together, or it is the peak of fp8 where bf16 "
-    "is multiplied: forward and backward are 6 N D, over the peak that is given.": times(1 / 2),
-    "2 N D is forward alone: forward and backward are 6.": times(1 / 3),
-    "4 N D is backward alone: forward and backward are 6.": times(2 / 3),
-    "C = N D counts one FLOP for each parameter and token: forward and backward are 6.": times(1 / 6),
-    "8 N D has a recomputation in it: MFU leaves it out.": times(8 / 6),
+    "Either 3 N D counts a multiplication and an addition as one FLOP, or you take the peak of fp8, but "
+    "multiply in bf16. Forward and backward are 6 N D, over the given peak.": times(1 / 2),
+    "2 N D is only forward, but forward and backward are 6.": times(1 / 3),
+    "4 N D is only backward, but forward and backward are 6.": times(2 / 3),
+    "C = N D counts one FLOP per parameter and token, but forward and backward are 6.": times(1 / 6),
+    "8 N D includes a recomputation, but MFU leaves it out.": times(8 / 6),
     "A GPU reaches the share mfu of its peak.": (
         lambda params, tokens, gpus, flops, mfu=0.4: facts.days(params, tokens, gpus, flops, 1)
     ),
-    "That has mfu above the line: a lower share takes longer.": (
+    "You multiply by mfu, but a lower share takes longer, so divide by it.": (
         lambda params, tokens, gpus, flops, mfu=0.4: facts.days(params, tokens, gpus, flops, 1) * mfu
     ),
-    "That is in seconds; a day has 86,400.": times(facts.DAY),
-    "That is in hours.": times(24),
+    "Your answer is in seconds, but a day has 86,400.": times(facts.DAY),
+    "Your answer is in hours.": times(24),
 }
 SPEED: dict[str, kit.Formula] = {
-    "3 N has one FLOP for each multiplication and addition together, or it is the peak of fp8 where bf16 is "
-    "multiplied: forward and backward are 6 N, over the peak that is given.": speed(2),
-    "2 N is forward alone: forward and backward are 6 N a token.": speed(3),
-    "C = N D counts one FLOP for each parameter and token: forward and backward are 6.": speed(6),
-    "8 N has a recomputation in it: MFU leaves it out.": speed(6 / 8),
+    "Either 3 N counts a multiplication and an addition as one FLOP, or you take the peak of fp8, but "
+    "multiply in bf16. Forward and backward are 6 N, over the given peak.": speed(2),
+    "2 N is only forward, but forward and backward are 6 N per token.": speed(3),
+    "C = N D counts one FLOP per parameter and token, but forward and backward are 6.": speed(6),
+    "8 N includes a recomputation, but MFU leaves it out.": speed(6 / 8),
     "A GPU reaches the share mfu of its peak.": (
         lambda params, flops, mfu: facts.tokens_per_second_per_gpu(params, flops, 1)
     ),
-    "That is seconds a token: upside down.": (
+    "Your answer is upside down, in seconds per token.": (
         lambda params, flops, mfu: 1 / facts.tokens_per_second_per_gpu(params, flops, mfu)
     ),
 }
@@ -99,23 +99,23 @@ def turned(budget: float, law: tuple[float, ...]) -> tuple[float, float]:
 
 
 OPTIMA: dict[str, Callable[[float, tuple[float, ...]], tuple[float, float]]] = {
-    "20 tokens a parameter is a rule: the law says it, not a rule.": twenty,
-    "The exponents are exchanged: alpha belongs to N, and beta belongs to D. N grows as C to the power "
-    "beta / (alpha + beta).": exchanged,
-    "The exponents are exchanged: the law is (E, A, B, alpha, beta), and beta belongs to D.": (
+    "20 tokens per parameter is a rule of thumb, but here the law decides.": twenty,
+    "The exponents are exchanged, since alpha belongs to N and beta belongs to D. N grows as C to the "
+    "power beta / (alpha + beta).": exchanged,
+    "The exponents are exchanged, since the law is (E, A, B, alpha, beta) and beta belongs to D.": (
         other_way
     ),
-    "C = N D has one FLOP for each parameter and token; here C = 6 N D: forward and backward are 6.": (
+    "C = N D counts one FLOP per parameter and token, but here C = 6 N D.": (
         lambda budget, law: by_exponents(budget, law, 1)
     ),
-    "3 N D has one FLOP for each multiplication and addition together; here C = 6 N D.": (
+    "3 N D counts a multiplication and an addition as one FLOP, but here C = 6 N D.": (
         lambda budget, law: by_exponents(budget, law, 3)
     ),
     "The factor (alpha A / beta B)^(1 / (alpha + beta)) is missing.": no_prefactor,
     "At the least loss the slopes are equal, alpha A / N^alpha = beta B / D^beta, not the terms.": (
         no_derivative
     ),
-    "That is (tokens, parameters): the other way round.": turned,
+    "Your function returns (tokens, parameters) instead of (parameters, tokens).": turned,
 }  # fmt: skip
 
 
@@ -147,12 +147,13 @@ def budgets(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Prediction(
                 "days", 0,
                 [(8e9, 15e12, 1024, 989e12), (params, tokens, gpus, flops, mfu), (params, tokens, 1, flops)],
-                facts.days, DAYS, otherwise="6 N D FLOPs, over gpus * flops * mfu a second.",
+                facts.days, DAYS, otherwise="Divide 6 N D FLOPs by gpus * flops * mfu per second.",
             ),
             kit.Prediction(
                 "tokens_per_second_per_gpu", 1,
                 [(70e9, 989e12, 0.4), (params, flops, mfu)],
-                facts.tokens_per_second_per_gpu, SPEED, otherwise="flops * mfu a second, 6 N a token.",
+                facts.tokens_per_second_per_gpu, SPEED,
+                otherwise="A GPU does flops * mfu per second, and a token takes 6 N.",
             ),
             optimum(0, "parameters"),
             optimum(1, "tokens"),
@@ -161,24 +162,24 @@ def budgets(draw: kit.Draw) -> Iterator[kit.Case]:
 
 
 CROSSINGS: dict[str, kit.Formula] = {
-    "There the laws are equal; they were to differ by a factor of 2.": (
+    "At your budget the laws are equal, but they should differ by a factor of 2.": (
         lambda first, second: same(first, second)
     ),
-    "Which law comes first does not matter: the ratio may be 2 or a half.": (
+    "The order of the laws does not matter, so the ratio can be 2 or a half.": (
         lambda first, second: (
             facts.crossover(first, second)
             if facts.compute_optimal(1e40, first)[0] > facts.compute_optimal(1e40, second)[0]
             else same(first, second) ** 2 / facts.crossover(first, second)
         )
     ),
-    "That is where they differ by 2 the other way, and closer again above it.": (
+    "At your budget they differ by 2 the other way, but they get closer again above it.": (
         lambda first, second: same(first, second) ** 2 / facts.crossover(first, second)
     ),
-    "C = 6 N D: that is N D.": lambda first, second: facts.crossover(first, second) / 6,
-    "There tokens a parameter differ by a factor of 2; parameters were asked for.": (
+    "Your budget is N D, but C = 6 N D.": lambda first, second: facts.crossover(first, second) / 6,
+    "At your budget the tokens per parameter differ by a factor of 2, but the parameters should.": (
         lambda first, second: (same(first, second) * facts.crossover(first, second)) ** 0.5
     ),
-    "That is where they differ by a factor of 4.": (
+    "At your budget they differ by a factor of 4.": (
         lambda first, second: facts.crossover(first, second) ** 2 / same(first, second)
     ),
 }

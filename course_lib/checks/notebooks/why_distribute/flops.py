@@ -75,54 +75,53 @@ def attention_biases(config: kit.Model) -> int:
 
 
 RULE = (
-    "6 N D is the rule of thumb: attention's 12 L s h T are missing, 3 to 17 % of the step for the models "
-    "that you know."
+    "6 N D is the rule of thumb, but attention's 12 L s h T are missing, 3 to 17 % of the step for the "
+    "models you know."
 )
 SLIPS: dict[str, Count] = {
     RULE: counted(scores=lambda s, causal: 0),
     f"{RULE} A forward and a recomputation have their own.": rule,
-    f"{RULE} A forward alone is a third of it.": rule_alone,
-    f"{RULE} And N has the embedding, in which a token is looked up.": rule_of_all,
-    "That is half: a multiplication and an addition are two FLOPs.": counted(each=1),
-    "Backward computes two products for each of forward's, one for the gradient of each factor: three in "
-    "all.": counted(directions=1),
-    "The head is missing: a product with V h numbers for each token, 27 % of GPT-2 small at 1,024 tokens. A "
+    f"{RULE} A forward is a third of it.": rule_alone,
+    f"{RULE} N also includes the embedding, in which a token is only looked up.": rule_of_all,
+    "Your count is half, because a multiplication and an addition are two FLOPs.": counted(each=1),
+    "Backward computes two products for each product of forward, one for the gradient of each factor, so "
+    "there are three in all.": counted(directions=1),
+    "The head is missing, a product with V h numbers per token, 27 % of GPT-2 small at 1,024 tokens. A "
     "tied head has no parameters of its own, but it multiplies.": (counted(head=False)),
-    "The head does not run again: checkpoints end before the head.": (
+    "The head does not run again, because checkpoints end before the head.": (
         counted(again=lambda blocks, ends: blocks + ends)
     ),
     "recompute=True runs the blocks' forward once more.": counted(again=lambda blocks, ends: 0),
-    "Recomputation is one forward more, not a whole step.": (counted(again=lambda blocks, ends: 2 * blocks)),
-    "A look-up multiplies nothing: the embedding is not a product.": (
+    "Recomputation is one more forward, not a full step.": (counted(again=lambda blocks, ends: 2 * blocks)),
+    "A look-up multiplies nothing, so the embedding is not a product.": (
         counted(beside=lambda c: c.vocab_size * c.width)
     ),
-    "A look-up multiplies nothing: neither embedding nor positions are products.": (
+    "A look-up multiplies nothing, so neither embedding nor positions are products.": (
         counted(beside=lambda c: facts.parameters_by_part(c)["embedding"])
     ),
-    "Only products of matrices count: biases and norms are added and scaled.": counted(
+    "Only products of matrices count, but biases and norms are added and scaled.": counted(
         beside=lambda c: (
             facts.transformer_parameters(c)
             - facts.parameters_by_part(c)["embedding"]
             - (facts.matmul_parameters(c) - (c.vocab_size * c.width if c.tied else 0))
         )
     ),
-    "Only products of matrices count: biases are added. `bias=False` leaves them out of your first count.": (
-        counted(beside=biases)
-    ),
-    "Only products of matrices count: the biases of the attention are added.": counted(
+    "Only products of matrices count, but biases are added. `bias=False` leaves them out of your first "
+    "count.": (counted(beside=biases)),
+    "Only products of matrices count, but the biases of the attention are added.": counted(
         beside=lambda c: attention_biases(c)
     ),
-    "Grouped queries save bytes, not scores: every query head has its own.": (
+    "Grouped queries save bytes, not scores, because every query head has its own.": (
         counted(score_heads=lambda c: c.key_value_heads)
     ),
-    "A token sees itself as well: s (s+1)/2, the diagonal is there.": (
+    "A token also sees itself, so the diagonal counts, s (s+1)/2 in all.": (
         counted(scores=lambda s, causal: s * s / 2 if causal else s * s)
     ),
-    "The diagonal is there, and nothing above it: s (s+1)/2.": (
+    "The diagonal counts, but nothing above it, so take s (s+1)/2.": (
         counted(scores=lambda s, causal: s * (s - 1) / 2 if causal else s * s)
     ),
     "With causal=True only the scores that are not masked count.": (counted(scores=lambda s, causal: s * s)),
-    "Without causal=True masked scores count, as in the published numbers.": (
+    "Without causal=True, masked scores also count, as in the published numbers.": (
         counted(scores=lambda s, causal: s * (s + 1) / 2)
     ),
     "Attention has two products, of queries with keys and of the weights with values.": (
@@ -158,9 +157,9 @@ def step_flops(draw: kit.Draw) -> Iterator[kit.Case]:
     def line(title: str, *arguments: tuple, weight: float = 1.0, tolerance: float = EXACT) -> kit.Prediction:
         return kit.Prediction(
             "step_flops", 0, arguments, facts.transformer_flops, SLIPS, weight, title,
-            otherwise="Forward: 2 for each element of each matrix and token, the head's as well, and "
-            "4 b s^2 h a layer for attention. Backward: twice forward. If your function calls `parameters`, "
-            "mend that one first.", tolerance=tolerance,
+            otherwise="Forward takes 2 for each element of each matrix and token, including the head, and "
+            "4 b s^2 h per layer for attention. Backward takes twice that. If your function calls "
+            "`parameters`, correct that first.", tolerance=tolerance,
         )  # fmt: skip
 
     yield from kit.evaluated(

@@ -17,8 +17,8 @@ CASES = 60
 NONE = "None"
 CHEAPEST = "All of your layouts fit. Try them from the cheapest on, and return the first that fits."
 OTHERWISE = (
-    "Compare your bill with the table above the exercise, line by line. It rests on `parameters` and "
-    "`activation_bytes`: if one of them is wrong, mend it first."
+    "Compare your bill with the table above the exercise, line by line. The bill builds on `parameters` "
+    "and `activation_bytes`, so if one of them is wrong, correct it first."
 )
 
 
@@ -97,67 +97,67 @@ def never_alone(plan: Plan) -> Layout | None:
 
 
 SLIPS: dict[str, Callable[[Plan], Layout | None]] = {
-    "room is that of one GPU: each has to hold its own bill.": (
+    "room is the room on one GPU, so each has to hold its own bill.": (
         lambda plan: first(plan, room=lambda p: p.room * p.gpus)
     ),
-    "Checkpointing comes too early: a third of the FLOPs before bytes that can be hidden. Stage 3 first.": (
+    "Checkpointing comes too early. It costs a third of the FLOPs, but the bytes of stage 3 can be hidden.": (
         in_order(lambda layout: (layout[0] == 3, layout[1], layout[0]))
     ),
-    "Checkpointing comes too early: a third of the FLOPs, before all that sharding saves for little or "
+    "Checkpointing comes too early. It costs a third of the FLOPs, but sharding saves bytes for little or "
     "nothing.": in_order(lambda layout: (layout[0], layout[1])),
-    "Checkpointing comes too early: it costs a third of the FLOPs, and sharding less.": (
+    "Checkpointing comes too early, because it costs a third of the FLOPs, and sharding less.": (
         in_order(lambda layout: (not layout[1], layout[0]))
     ),
-    "That is the layout that saves most. The cheapest that fits was asked for.": (
+    "Your function takes the layout that saves most. Take the cheapest that fits.": (
         in_order(lambda layout: (not layout[1], -layout[0]))
     ),
-    "That begins at the highest stage: it sends most. The cheapest that fits was asked for.": (
+    "Your function begins at the highest stage, which sends most. Take the cheapest layout that fits.": (
         in_order(lambda layout: (layout[1], -layout[0]))
     ),
-    "That is the layout with the smallest bill. The cheapest that fits was asked for.": (
+    "Your function takes the layout with the smallest bill. Take the cheapest that fits.": (
         lambda plan: min(fitting(plan), key=lambda layout: sum(plan.bill(layout).values()), default=None)
     ),
-    "That is one layout for every plan. Add up each bill, and take the first that fits.": (
+    "Your function returns one layout for every plan. Add up each bill, and take the first that fits.": (
         lambda plan: LAYOUTS[-1]
     ),
-    "A bill that is exactly as large as the room fits: compare with <=.": (
+    "A bill that is exactly as large as the room fits, so compare with <=.": (
         lambda plan: next(
             (layout for layout in LAYOUTS if sum(plan.bill(layout).values()) < plan.room), None
         )
     ),
-    "Sharding over one rank saves nothing: take 0. And replicas that fit need no stage.": never_alone,
-    "batch is that of one GPU already: do not multiply it by their number.": changed(of_all),
-    "batch is that of one GPU already: do not multiply it by their number, neither for the activations nor "
-    "for the logits.": changed(of_all_with_logits),
-    "No stage divides the activations: every GPU has its own sequences.": changed(divided),
-    "No stage divides activations or logits: batch is one GPU's, which has its own sequences.": (
+    "Sharding over one rank saves nothing, so take 0. Replicas that fit also need no stage.": never_alone,
+    "batch is already the batch of one GPU, so do not multiply it by the number of GPUs.": changed(of_all),
+    "batch is already the batch of one GPU, so do not multiply it by the number of GPUs, neither for the "
+    "activations nor for the logits.": changed(of_all_with_logits),
+    "No stage divides the activations, because every GPU has its own sequences.": changed(divided),
+    "No stage divides activations or logits, because every GPU has its own sequences.": (
         changed(always_divided)
     ),
-    "Stage 3 holds one block's weights and gradients whole besides, while it runs.": (
+    "Stage 3 also holds one block's full weights and gradients while it runs.": (
         changed(lambda plan, layout, bill: {"gathered block": 0.0})
     ),
-    "Stage 3 holds one block's gradients whole as well, and not its weights alone.": (
+    "Stage 3 also holds one block's full gradients, not only its weights.": (
         changed(lambda plan, layout, bill: {"gathered block": bill["gathered block"] / 2})
     ),
-    "The logits are missing: a sequence of 8,192 tokens of Llama 3 has 1.05e9 logits x 6 bytes: 6.3 GB.": (
+    "The logits are missing. A sequence of 8,192 tokens of Llama 3 has 1.05e9 logits x 6 bytes, so 6.3 GB.": (
         changed(lambda plan, layout, bill: {"logits": 0.0})
     ),
-    "The logits are there in float32 and in 16 bits: 6 bytes each.": (
+    "The logits exist in float32 and in 16 bits, so each takes 6 bytes.": (
         changed(lambda plan, layout, bill: {"logits": bill["logits"] * 2 / 3})
     ),
-    "The logits are there in float32 as well as in 16 bits: 6 bytes each.": (
+    "The logits exist in float32 as well as in 16 bits, so each takes 6 bytes.": (
         changed(lambda plan, layout, bill: {"logits": bill["logits"] / 3})
     ),
-    "The optimizer has 12 bytes a parameter: m, v, and the float32 copy of the weights.": (
+    "The optimizer has 12 bytes per parameter, for m, v, and the float32 copy of the weights.": (
         changed(lambda plan, layout, bill: {"optimizer": bill["optimizer"] * 2 / 3})
     ),
-    "Stage 2 divides the gradients as well, and stage 3 the weights; a stage divides what the one before it "
-    "divides.": changed(
+    "Stage 2 also divides the gradients, and stage 3 the weights. A stage divides everything the stage "
+    "before it divides.": changed(
         lambda plan, layout, bill: {
             "gradients": bill["gradients"] * (plan.gpus if layout[0] == 2 else 1)
         }
     ),
-    "Stage 2 keeps 2 bytes a parameter on every GPU, the weights: for 70B 140 GB.": changed(
+    "Stage 2 keeps 2 bytes per parameter on every GPU, the weights, so 140 GB for 70B.": changed(
         lambda plan, layout, bill: {"weights": bill["weights"] / (plan.gpus if layout[0] == 2 else 1)}
     ),
 }  # fmt: skip
@@ -222,7 +222,7 @@ def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> kit.
         return kit.unwritten("first_that_fits", where)
     said = kit.Sentence(f"{plan} raised {error}: {text}", f"first_that_fits raised {kit.error_kind(error)}.")
     if plan.right is None:
-        return kit.wrong(said, "No layout fits there: return None instead of raising.", cause="raised")
+        return kit.wrong(said, "No layout fits there, so return None instead of raising.", cause="raised")
     return kit.wrong(said, kit.at(where), cause="raised")
 
 
@@ -234,17 +234,17 @@ def explained(
     right = plan.right
     room = f"the room is {plan.room / 1e9:.12g} GB"
     if chosen is None:
-        said = f"{plan} gives None, but {bill_of(plan, right or LAYOUTS[0])}; {room}."
-        general = "first_that_fits gives None where a layout fits."
+        said = f"{plan} gives None, but {bill_of(plan, right or LAYOUTS[0])}, and {room}."
+        general = "first_that_fits gives None although a layout fits."
     elif chosen not in LAYOUTS:
-        said = f"{plan} gives {chosen}: stages are 0 to 3."
-        general = "first_that_fits gives a stage that there is not."
+        said = f"{plan} gives {chosen}, but stages are 0 to 3."
+        general = "first_that_fits gives a stage that does not exist."
     elif sum(plan.bill(chosen).values()) > plan.room:
-        said = f"{plan} gives {chosen}, but {bill_of(plan, chosen)}; {room}."
+        said = f"{plan} gives {chosen}, but {bill_of(plan, chosen)}, and {room}."
         general = "first_that_fits gives a layout that does not fit."
     else:
-        said = f"{plan} gives {chosen}, which fits, but {right} fits too and costs less."
-        general = "first_that_fits gives a layout that fits, and a cheaper one fits too."
+        said = f"{plan} gives {chosen}, which fits, but {right} also fits and costs less."
+        general = "first_that_fits gives a layout that fits, but a cheaper one also fits."
     slip = next(
         (says for says, answer in SLIPS.items() if all(answer(p) == layout for p, layout in all_answers)),
         OTHERWISE,

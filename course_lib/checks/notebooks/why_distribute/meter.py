@@ -24,18 +24,18 @@ from course_lib.models import GPTConfig
 RECIPE = "course_lib.checks.rank.notebooks.why_distribute.meter:meters"
 FLOAT = 4  # bytes
 PASSES = 4
-ONCE = "One storage, kept by two operations, is one: count a storage once, whichever view of it is kept."
+ONCE = "A storage kept by two operations is still one. Count a storage once, whichever view of it is kept."
 WEIGHTS = (
-    "Weights are there anyway: the module's parameters do not count. A layer may keep weight.t(): compare "
-    "storages, not tensors."
+    "Weights take memory anyway, so the module's parameters do not count. A layer might keep weight.t(), "
+    "so compare storages, not tensors."
 )
-VIEW = "Kept is the storage: 4 times the slice. Count the storage's bytes, and not the tensor's."
+VIEW = "Autograd keeps the storage, 4 times the slice. Count the bytes of the storage, not of the tensor."
 WITHOUT_GRADIENT = (
-    "Results without a gradient are kept, too: the statistics of a norm, and attention's logarithms."
+    "Results without a gradient are also kept, such as the statistics of a norm and attention's logarithms."
 )
 PLACES = (
-    "Two tensors lived at one address, one after the other: hold it, or use the storage's own key and look "
-    "whether it is still there."
+    "Two tensors lived at one address, one after another. Hold the tensor, or use the storage's own key "
+    "and check that it still exists."
 )
 
 
@@ -107,7 +107,7 @@ def runs(draw: kit.Draw) -> dict[str, Expected]:
             "layers", {"kind": "layers", **sizes}, rows, layers,
             {whole + y: ONCE, **{whole + extra: WEIGHTS for extra in parameters},
              whole + second: WEIGHTS, whole + y + first + second: f"{ONCE} {WEIGHTS}",
-             whole - x: "The input is kept as well: the gradient of the first weight is a product with it."},
+             whole - x: "The input is also kept, as the first weight's gradient is a product with it."},
             returned=True,
         ),
         "views": Expected(
@@ -118,8 +118,8 @@ def runs(draw: kit.Draw) -> dict[str, Expected]:
         "own": Expected(
             "own", {"kind": "own", **sizes}, rows, own,
             {x + y + first + second: WEIGHTS, x + y + first: WEIGHTS, x + y + second: WEIGHTS,
-             x + y + FLOAT * part: "The module's buffers do not count either: they are there anyway.",
-             x + y + first + second + FLOAT * part: f"{WEIGHTS} Nor do its buffers."},
+             x + y + FLOAT * part: "The module's buffers do not count either, since they take memory anyway.",
+             x + y + first + second + FLOAT * part: f"{WEIGHTS} Its buffers do not count either."},
         ),
         "repeated": Expected(
             "repeated", {"kind": "repeated", "width": 256, "part": 264, "end": 8}, many,
@@ -161,7 +161,7 @@ def judged_reply(
             f"with SavedBytes(model): ... raised {error}: {text}",
             f"SavedBytes raised {kit.error_kind(error)}.",
         )
-        output = "A forward hook that returns something takes the output's place: return None."
+        output = "A forward hook that returns something replaces the output, so return None."
         return kit.wrong(said, kit.at(where) if where else output, cause="raised")
 
     return judge_reply
@@ -174,7 +174,7 @@ def total(run: Expected, reply: Any) -> kit.Finding:
     if number == run.total:
         return kit.RIGHT
     said = kit.Sentence(
-        f"total is {words.number(number)} bytes; {words.number(run.total)} are kept.",
+        f"total is {words.number(number)} bytes, but {words.number(run.total)} are kept.",
         "total is another number of bytes than is kept.",
     )
     return kit.wrong(said, run.slips.get(number, ""), cause=run.slips.get(number, ""))
@@ -207,17 +207,16 @@ def memory(run: Expected, reply: Any) -> kit.Finding:
                 f"forward inside takes {words.number(reply.copied)} bytes more than outside.",
                 "forward inside takes more bytes than outside.",
             ),
-            "The hook returns a copy: twice the memory, and gradients of another graph. Return the tensor "
-            "itself, or a view of it.",
+            "Usually the hook returns a copy, with twice the memory and gradients of another graph. Return "
+            "the tensor itself, or a view of it.",
         )
     if reply.held > 0:
         return kit.wrong(
             kit.Sentence(
-                f"memory that would be free is held by your meter: +{words.number(reply.held)} bytes after "
-                "backward.",
-                "memory that would be free is held by your meter after backward.",
+                f"your meter holds {words.number(reply.held)} bytes after backward that would be free.",
+                "your meter holds memory after backward that would be free.",
             ),
-            "Keep numbers and weak references, or let go of the tensors in __exit__.",
+            "Keep numbers and weak references, or drop the tensors in __exit__.",
         )
     if reply.unpacked > 0:
         return kit.wrong(
@@ -225,7 +224,7 @@ def memory(run: Expected, reply: Any) -> kit.Finding:
                 f"backward inside takes {words.number(reply.unpacked)} bytes more than outside.",
                 "backward inside takes more bytes than outside.",
             ),
-            "unpack returns a copy: hand back the tensor that was kept.",
+            "Usually unpack returns a copy. Hand back the tensor that was kept.",
         )
     return kit.RIGHT
 
@@ -237,7 +236,7 @@ def over(run: Expected, reply: Any) -> kit.Finding:
     if run.fails and not reply.passed:
         return kit.wrong(
             "an error inside does not come out of the block.",
-            "A true result of __exit__ makes Python drop the error: return None or False.",
+            "A true result of __exit__ makes Python drop the error, so return None or False.",
         )
     counted = kit.numeric(reply.later) != kit.numeric(reply.total)
     if not counted and reply.left == 0:
@@ -245,17 +244,17 @@ def over(run: Expected, reply: Any) -> kit.Finding:
     if not counted:
         return kit.wrong(
             f"after {'an error inside' if run.fails else 'the block'}, hooks of the modules are left.",
-            "register_forward_hook returns a handle: keep all handles, and call their remove() in __exit__, "
-            "also after an error.",
+            "register_forward_hook returns a handle. Keep all handles, and call their remove() in "
+            "__exit__, even after an error.",
         )
     if run.fails:
         return kit.wrong(
             "after an error inside, the next forward is still counted.",
-            "__exit__ is called then, too: take the hooks away there, whatever happened.",
+            "__exit__ is also called after an error, so take the hooks away there, whatever happened.",
         )
     return kit.wrong(
         "after the block, the next forward is still counted.",
-        "Leave the hooks in __exit__, and remove those of the modules.",
+        "In __exit__, exit the context of the saved-tensor hooks and remove the hooks on the modules.",
     )
 
 
@@ -265,7 +264,7 @@ def itself(run: Expected, reply: Any) -> kit.Finding:
         return kit.RIGHT
     return kit.wrong(
         "with SavedBytes(model) as meter: ... gives `meter` something else than the SavedBytes.",
-        "`as` takes the result of __enter__: return self there.",
+        "`as` takes the result of __enter__, so return self there.",
     )
 
 

@@ -10,21 +10,24 @@ from course_lib.checks import kit, words
 Entries = Mapping[str, float | None]  # by_module without zeros
 # The name under which a mistake enters the bytes of each module, with its sentence.
 NAMES: dict[str, Callable[[str], str]] = {
-    "The innermost submodule was asked for, such as '2.1': the one that runs.": (
+    "Use the name of the innermost submodule that runs, such as '2.1'.": (
         lambda name: name.partition(".")[0]
     ),
-    "The first of a stack of names is the module itself: the innermost that runs is the last of them. A "
+    "The first of a stack of names is the module itself, but the innermost that runs is the last. A "
     "forward pre-hook on every submodule appends its name, and a forward hook takes it off.": lambda name: "",
-    "The module around the one that runs has the bytes: the innermost is the last of a stack of names.": (
+    "The module around the one that runs has the bytes, but the innermost is the last of a stack of names.": (
         lambda name: name.rpartition(".")[0]
     ),
 }
-NOT_ALL = "Its entries do not add up to total: a storage belongs to the first module that kept it."
+NOT_ALL = "Its entries do not add up to total. A storage belongs to the first module that kept it."
 NOT_TAKEN_OFF = (
-    "When a submodule's forward is over, its parent runs on: '' for the module itself. Keep a stack of "
+    "When a submodule's forward is over, its parent runs on, '' for the module itself. Keep a stack of "
     "names, and take the last one off again."
 )
-INNERMOST = "The name is the innermost submodule's that runs as a storage is first kept, see named_modules()."
+INNERMOST = (
+    "The name belongs to the innermost submodule that runs when a storage is first kept (see "
+    "named_modules())."
+)
 
 
 def entries(by_module: Any) -> dict[str, float | None] | None:

@@ -12,10 +12,10 @@ from course_lib.facts import RECIPES, recipe_bytes
 PARTS = ("weights", "gradients", "master copy", "moments")
 WEIGHTS, GRADIENTS, MASTER, MOMENTS = range(4)
 CLOSE = 5e-4  # relative: a scale for 128 x 128 weights may be left out, one for 256 moments may not
-STAY = "Under autocast parameters stay float32, and so do their gradients: print `model.weight.dtype`."
-OWN_MASTER = "The weights are float32: they are their own master."
+STAY = "Under autocast parameters stay float32, and so do their gradients. Print `model.weight.dtype`."
+OWN_MASTER = "The weights are float32, so they are their own master."
 ADAM = "Adam keeps two moments, m and v."
-FORGOTTEN = "The float32 master copy of the weights is missing: the optimizer changes it, 4 bytes more."
+FORGOTTEN = "The float32 master copy of the weights is missing. The optimizer changes it, so add 4 bytes."
 SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
     "float32": {(MASTER, 4): OWN_MASTER, (MOMENTS, 4): ADAM},
     "autocast": {
@@ -27,46 +27,54 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
     "zero": {
         (MASTER, 0): FORGOTTEN,
         (GRADIENTS, 4): "Here backward leaves the gradients in 16 bits.",
-        (GRADIENTS, 6): "Only megatron fp16 keeps a float32 copy of the gradients beside those of backward.",
-        (MOMENTS, 4): "The optimizer has the float32 copy: both moments are float32.",
+        (GRADIENTS, 6): "Only megatron fp16 keeps a float32 copy of the gradients next to backward's own.",
+        (MOMENTS, 4): "The optimizer has the float32 copy, so both moments are float32.",
     },
     "megatron bf16": {
         (MASTER, 0): FORGOTTEN,
         (
             GRADIENTS,
             2,
-        ): "main_grad is a float32 buffer: gradients are added there, and those in bf16 are freed.",
+        ): "main_grad is a float32 buffer. Gradients are added there, then the bf16 gradients are freed.",
         (GRADIENTS, 6): "The gradients in bf16 are freed as they are added to main_grad.",
     },
     "megatron fp16": {
         (MASTER, 0): FORGOTTEN,
-        (GRADIENTS, 2): "The step has a float32 copy of the gradients besides: 2 + 4.",
-        (GRADIENTS, 4): "The gradients in fp16 stay while the float32 copy is there: 2 + 4.",
+        (GRADIENTS, 2): "The step also has a float32 copy of the gradients, so count 2 + 4.",
+        (GRADIENTS, 4): "The gradients in fp16 stay while the float32 copy exists, so count 2 + 4.",
     },
     "pure bf16": {
         (
             MASTER,
             4,
-        ): "There is none: the optimizer changes the bf16 weights. Notebook 09 says what that costs.",
+        ): "There is no master copy, since the optimizer changes the bf16 weights. Notebook 09 says what "
+        "that costs.",
         (
             MASTER,
             2,
-        ): "There is none: the optimizer changes the bf16 weights. Notebook 09 says what that costs.",
-        (MOMENTS, 8): "torch.optim's moments have the parameters' dtype: bf16.",
+        ): "There is no master copy, since the optimizer changes the bf16 weights. Notebook 09 says what "
+        "that costs.",
+        (MOMENTS, 8): "torch.optim's moments have the parameters' dtype, bf16.",
     },
     "deepseek-v3": {
-        (WEIGHTS, 2): "The linears' working copy is fp8: 1 byte, and a scale for each block.",
-        (WEIGHTS, 1 + 4 / 128): "A scale serves a whole block of 128 x 128 weights: 4 / 16,384 bytes each.",
-        (WEIGHTS, 4): "The float32 weights are the master copy; the linears' working copy is fp8: 1 byte.",
-        (MOMENTS, 8): "Both moments are bf16: 2 + 2.",
+        (WEIGHTS, 2): "The linears' working copy is fp8, 1 byte, and also has a scale per block.",
+        (
+            WEIGHTS,
+            1 + 4 / 128,
+        ): "A scale serves a whole block of 128 x 128 weights, so it adds 4 / 16,384 bytes to each.",
+        (
+            WEIGHTS,
+            4,
+        ): "The float32 weights are the master copy, but the linears' working copy is fp8, 1 byte.",
+        (MOMENTS, 8): "Both moments are bf16, so count 2 + 2.",
         (GRADIENTS, 2): "main_grad is float32.",
         (MASTER, 0): FORGOTTEN,
     },
     "adam 8 bits": {
-        (MOMENTS, 2): "Each moment has scales as well: 4 bytes a block of 256 numbers.",
-        (MOMENTS, 2 + 4 / 256): "Both moments have scales: 4 bytes a block each.",
-        (MOMENTS, 2 + 2 / 256): "A scale is a float32: 4 bytes a block, for each moment.",
-        (MOMENTS, 8): "Both moments are in uint8: one byte each, and the scales.",
+        (MOMENTS, 2): "Each moment also has scales, 4 bytes per block of 256 numbers.",
+        (MOMENTS, 2 + 4 / 256): "Both moments have scales, so add 4 bytes per block for each.",
+        (MOMENTS, 2 + 2 / 256): "A scale is a float32, so add 4 bytes per block for each moment.",
+        (MOMENTS, 8): "Both moments are in uint8, so count one byte each, and the scales.",
         (MASTER, 0): FORGOTTEN,
     },
     "sgd": {
@@ -79,9 +87,10 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
 
 OTHERWISE = (  # for each part
     "Ask for the dtype of the weights that forward multiplies by.",
-    "Ask for the dtype in which backward leaves the gradients, and for a copy that stays beside them.",
-    "A master copy is there if the optimizer changes other weights than the model's own: 4 bytes, else 0.",
-    "Adam keeps two moments and SGD one; ask for the dtype of each, and for scales.",
+    "Ask for the dtype in which backward leaves the gradients, and for a copy that stays next to them.",
+    "If the optimizer changes other weights than the model's own, the master copy takes 4 bytes, otherwise "
+    "0.",
+    "Adam keeps two moments and SGD one, so ask for the dtype of each, and for scales.",
 )
 
 
@@ -104,7 +113,7 @@ def judge(name: str, index: int) -> Callable[[kit.Observed], kit.Finding]:
         if len(numbers) != 4 or None in numbers:
             return kit.wrong(
                 f"recipe_bytes({name!r}) is not a tuple of four numbers.",
-                "Return (weights, gradients, master, moments), in bytes a parameter.",
+                "Return (weights, gradients, master, moments), in bytes per parameter.",
                 cause="four numbers",
             )
         return compared(name, [number for number in numbers if number is not None], right)

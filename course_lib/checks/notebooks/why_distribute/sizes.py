@@ -9,7 +9,7 @@ from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 from course_lib.facts import parameters_by_part
 
 PARTS = ("embedding", "attention", "mlp", "norms", "head")
-RULE = "12 L h^2 is the rule of thumb; exact numbers were asked for."
+RULE = "12 L h^2 is the rule of thumb, but the question asks for exact numbers."
 
 
 def part(name: str) -> kit.Formula:
@@ -50,54 +50,58 @@ def norms(count: Callable[[int], int], each: Callable[[kit.Model], int] | None =
 
 
 EMBEDDING: dict[str, kit.Formula] = {
-    "Rotary positions have no parameters: angles are computed. Only learned positions have a table.": (
+    "Rotary positions have no parameters, since angles are computed. Only learned positions have a table.": (
         lambda c: table(c) + c.context * c.width
     ),
-    "Learned positions are a table, too: context x width more.": table,
-    "That has the head as well, which has an entry of its own.": (
+    "Learned positions are also a table, with context x width numbers.": table,
+    "Your count includes the head, which has an entry of its own.": (
         lambda c: part("embedding")(c) + part("head")(c)
     ),
 }
 HEAD: dict[str, kit.Formula] = {
-    'With tied=True the head is the embedding\'s matrix: once, under "embedding", and 0 here.': table,
+    "With tied=True the head is the embedding's matrix, so it counts there, and 0 here.": table,
     "A head that is not tied has a matrix of its own.": lambda c: 0,
 }
 ATTENTION: dict[str, kit.Formula] = {
-    "With bias=True the four projections have biases: 4h a layer in attention, if all heads have keys.": (
+    "With bias=True the four projections have biases, 4h per layer in attention if all heads have keys.": (
         lambda c: attention(c, biases=False)
     ),
-    "Keys and values have heads of their own: with 8 key heads for 64 queries, keys and values are an "
+    "Keys and values have heads of their own. With 8 key heads for 64 queries, keys and values are an "
     "eighth.": lambda c: attention(c, key_heads=c.heads),
-    "The matrices are counted with as many keys as queries: with 8 key heads for 64 queries, keys and values "
-    "are an eighth.": lambda c: c.layers * 4 * c.width**2 + attention(c) - attention(c, biases=False),
+    "The matrices are counted with as many keys as queries, but with 8 key heads for 64 queries, keys and "
+    "values are an eighth.": lambda c: c.layers * 4 * c.width**2 + attention(c) - attention(c, biases=False),
     "With bias=False there are none.": lambda c: attention(c, biases=True),
-    "The output projection is missing: query, key, value and out.": (lambda c: attention(c, matrices=3)),
-    "That is one layer.": lambda c: attention(c) // c.layers,
+    "The output projection is missing. Count query, key, value and out.": (
+        lambda c: attention(c, matrices=3)
+    ),
+    "You count one layer.": lambda c: attention(c) // c.layers,
     RULE: lambda c: 4 * c.layers * c.width**2,
 }
 MLP: dict[str, kit.Formula] = {
     "SwiGLU has three: gate, up, down.": lambda c: mlp(c, matrices=2),
-    "The inner width is not 4h always: `mlp_width` says it, 28,672 for Llama-3-70B.": (
+    "The inner width is not always 4h, so use `mlp_width`, 28,672 for Llama-3-70B.": (
         lambda c: mlp(c, hidden=4 * c.width)
     ),
-    "With bias=True each matrix has a bias: as many numbers as it has outputs.": (
+    "With bias=True each matrix has a bias, with as many numbers as outputs.": (
         lambda c: mlp(c, biases=False)
     ),
     "With bias=False there are none.": lambda c: mlp(c, biases=True),
-    "That is one layer.": lambda c: mlp(c) // c.layers,
+    "You count one layer.": lambda c: mlp(c) // c.layers,
     RULE: lambda c: 8 * c.layers * c.width**2,
-    "That is the rule of thumb for a whole layer; exact numbers were asked for.": (
+    "12 L h^2 is the rule of thumb for a whole layer, but the question asks for exact numbers.": (
         lambda c: 12 * c.layers * c.width**2
     ),
 }
 NORMS: dict[str, kit.Formula] = {
-    "One norm more than two a layer, before the head: h (or 2h) are missing.": norms(lambda n: 2 * n),
+    "There is one more norm than two per layer, before the head, so h (or 2h) are missing.": norms(
+        lambda n: 2 * n
+    ),
     "A layer has two norms, before attention and before the MLP.": norms(lambda n: n + 1),
-    "A LayerNorm has a weight and, with bias=True, a bias; an RMSNorm has a weight alone.": (
+    "A LayerNorm has a weight and, with bias=True, a bias, whereas an RMSNorm has only a weight.": (
         norms(lambda n: 2 * n + 1, lambda c: 2)
     ),
-    "A LayerNorm with bias=True has a bias as well: 2h.": norms(lambda n: 2 * n + 1, lambda c: 1),
-    "Norms have parameters as well.": lambda c: 0,
+    "A LayerNorm with bias=True also has a bias, so count 2h.": norms(lambda n: 2 * n + 1, lambda c: 1),
+    "Norms also have parameters.": lambda c: 0,
 }
 SLIPS = {"embedding": EMBEDDING, "attention": ATTENTION, "mlp": MLP, "norms": NORMS, "head": HEAD}
 

@@ -31,76 +31,79 @@ def product(faster: float = 1, slower: float = 1, item: int | None = None) -> ki
 
 
 PRODUCT: dict[str, kit.Formula] = {
-    "That is the sum of both times: they overlap, the longer one counts.": (
+    "Your answer is the sum of both times, but they overlap, so the longer one counts.": (
         lambda m, k, n, flops, bandwidth, itemsize=2: (
             arithmetic(m, k, n, flops) + moving(m, k, n, bandwidth, itemsize)
         )
     ),
-    "Three are moved, both factors and the product: that is the bytes of one matrix.": (
+    "You count the bytes of one matrix, but three are moved, both factors and the product.": (
         lambda m, k, n, flops, bandwidth, itemsize=2: max(
             arithmetic(m, k, n, flops), k * n * itemsize / bandwidth
         )
     ),
-    "Three are moved: the product is written, too.": (
+    "Three matrices are moved, because the product is also written.": (
         lambda m, k, n, flops, bandwidth, itemsize=2: max(
             arithmetic(m, k, n, flops), (m * k + k * n) * itemsize / bandwidth
         )
     ),
-    "That is the arithmetic alone: with few rows the bytes take longer.": (
+    "Your answer is only the arithmetic, but with few rows the bytes take longer.": (
         lambda m, k, n, flops, bandwidth, itemsize=2: arithmetic(m, k, n, flops)
     ),
-    "That is the bytes alone: with many rows the arithmetic takes longer.": (
+    "Your answer is only the bytes, but with many rows the arithmetic takes longer.": (
         lambda m, k, n, flops, bandwidth, itemsize=2: moving(m, k, n, bandwidth, itemsize)
     ),
-    "The shorter of both times cannot be reached: the longer one counts.": (
+    "The shorter of both times cannot be reached, so the longer one counts.": (
         lambda m, k, n, flops, bandwidth, itemsize=2: min(
             arithmetic(m, k, n, flops), moving(m, k, n, bandwidth, itemsize)
         )
     ),
-    "Half of the time: a FLOP is a multiplication or an addition, 2 m k n. Or the peak is taken twice: that "
-    "is with half of the numbers zero, the sparse one.": product(faster=2),
-    "bandwidth is in bytes a second, GB and not GiB: off by 1.074.": product(slower=1 / GIB),
-    "bandwidth is in bytes a second, GB and not GiB: off by 1.074, the other way.": product(slower=GIB),
-    "bandwidth is in bytes a second, not in bits.": product(slower=8),
-    "bandwidth is in bytes a second already: do not convert it from bits.": product(slower=1 / 8),
-    "A number has itemsize bytes; that counts 2 always.": product(item=2),
-    "A number has itemsize bytes; that counts numbers.": product(item=1),
+    "Your answer is half the time. Either there are 2 m k n FLOPs, since a multiplication and an addition "
+    "are two, or you took twice the peak, the sparse one with half of the numbers zero.": product(faster=2),
+    "bandwidth is in bytes per second, GB and not GiB, so it is off by 1.074.": product(slower=1 / GIB),
+    "bandwidth is in bytes per second, GB and not GiB, off by 1.074 the other way.": product(slower=GIB),
+    "bandwidth is in bytes per second, not in bits.": product(slower=8),
+    "bandwidth is already in bytes per second, so do not convert it from bits.": product(slower=1 / 8),
+    "A number has itemsize bytes, but your formula always counts 2.": product(item=2),
+    "A number has itemsize bytes, but your formula counts numbers.": product(item=1),
 }  # fmt: skip
 RIDGE: dict[str, kit.Formula] = {
-    "That is upside down: FLOPs for each byte, not bytes for each FLOP.": (
+    "Your answer is upside down. The ridge is FLOPs per byte, not bytes per FLOP.": (
         lambda flops, bandwidth: bandwidth / flops
     ),
-    "FLOPs a byte were asked for, and no number has a size here: no itemsize. Or the peak is taken twice, as "
-    "it is with half of the numbers zero.": (lambda flops, bandwidth: 2 * flops / bandwidth),
-    "FLOPs for each *byte* were asked for, not for each number of two bytes.": (
+    "The ridge is FLOPs per byte, and no number has a size here, so there is no itemsize. Or you took "
+    "twice the peak, the sparse peak with half of the numbers zero.": (
+        lambda flops, bandwidth: 2 * flops / bandwidth
+    ),
+    "The ridge is FLOPs per *byte*, not per number of two bytes.": (
         lambda flops, bandwidth: flops / bandwidth / 2
     ),
-    "bandwidth is in bytes a second, GB and not GiB: off by 1.074.": (
+    "bandwidth is in bytes per second, GB and not GiB, so it is off by 1.074.": (
         lambda flops, bandwidth: flops / bandwidth / GIB
     ),
-    "bandwidth is in bytes a second, GB and not GiB: off by 1.074, the other way.": (
+    "bandwidth is in bytes per second, GB and not GiB, off by 1.074 the other way.": (
         lambda flops, bandwidth: flops / bandwidth * GIB
     ),
-    "bandwidth is in bytes a second, not in bits.": lambda flops, bandwidth: 8 * flops / bandwidth,
-    "bandwidth is in bytes a second already: do not convert it from bits.": (
+    "bandwidth is in bytes per second, not in bits.": lambda flops, bandwidth: 8 * flops / bandwidth,
+    "bandwidth is already in bytes per second, so do not convert it from bits.": (
         lambda flops, bandwidth: flops / bandwidth / 8
     ),
 }
 TOKENS: dict[str, kit.Formula] = {
-    "That is twice as many: for itemsize bytes of a weight each token brings 2 FLOPs, so divide by 2.": (
+    "Your answer is twice as many. For itemsize bytes of a weight, each token brings 2 FLOPs, so divide by "
+    "2.": (
         lambda flops, bandwidth, itemsize=2: flops * itemsize / bandwidth
     ),
-    "A weight of itemsize bytes brings 2 FLOPs a token. That is right for 2 bytes alone.": (
+    "A weight of itemsize bytes brings 2 FLOPs per token, but your formula is right only for 2 bytes.": (
         lambda flops, bandwidth, itemsize=2: flops / bandwidth
     ),
-    "Do not round: least_tokens is where both times are equal.": (
+    "Do not round, because both times are equal exactly at least_tokens.": (
         lambda flops, bandwidth, itemsize=2: math.ceil(flops * itemsize / (2 * bandwidth))
     ),
-    "That is upside down.": lambda flops, bandwidth, itemsize=2: 2 * bandwidth / (flops * itemsize),
+    "Your answer is upside down.": lambda flops, bandwidth, itemsize=2: 2 * bandwidth / (flops * itemsize),
     "Larger numbers take longer to bring, so that more tokens are needed, not fewer.": (
         lambda flops, bandwidth, itemsize=2: 2 * flops / (bandwidth * itemsize)
     ),
-    "A FLOP is a multiplication or an addition: a token brings two for each weight.": (
+    "A FLOP is a multiplication or an addition, so a token brings two per weight.": (
         lambda flops, bandwidth, itemsize=2: flops * itemsize / bandwidth / 4
     ),
 }  # fmt: skip
@@ -120,23 +123,23 @@ def roofline(draw: kit.Draw) -> Iterator[kit.Case]:
                 [(1, 4096, 4096, *gpus[1]), (few, width, hidden, *own, 4), (few, width, hidden, *own, 2),
                  (few, width, width, *gpus[0])],
                 facts.matmul_seconds, PRODUCT, title="matmul_seconds: few rows", weight=2.5,
-                otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
+                otherwise="Divide all bytes of the three matrices by the bandwidth, or 2 m k n by flops.",
             ),
             kit.Prediction(
                 "matmul_seconds", 0,
                 [(many, 8192, 8192, *gpus[1]), (many, 8192, hidden, *own, 4), (many, many, many, *own)],
                 facts.matmul_seconds, PRODUCT, title="matmul_seconds: many rows", weight=0.5,
-                otherwise="All bytes of the three matrices over the bandwidth, or 2 m k n over flops.",
+                otherwise="Divide all bytes of the three matrices by the bandwidth, or 2 m k n by flops.",
             ),
             kit.Prediction(
                 "ridge", 1, [*gpus, own], facts.ridge, RIDGE, weight=0.75,
-                otherwise="FLOPs a second over bytes a second.",
+                otherwise="Divide FLOPs per second by bytes per second.",
             ),
             kit.Prediction(
                 "least_tokens", 2,
                 [gpus[1], (*gpus[1], 4), (*gpus[0], 2), (*own, 1), (*own, 4)],
                 facts.least_tokens, TOKENS, weight=1.25,
-                otherwise="For k and n far above m the bytes are those of the weight, k n itemsize.",
+                otherwise="For k and n far above m, only the bytes of the weight matter, k n itemsize.",
             ),
         ]
     )  # fmt: skip
