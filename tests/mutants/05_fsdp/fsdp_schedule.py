@@ -55,7 +55,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: all units are gathered first
 # is: idea
-# says: All units are whole at once: that is a replica
+# says: All units are whole at the same time, as on a replica
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 +        gather(range(unit, units))
@@ -77,7 +77,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: the last unit is freed and gathered again
 # is: detail
-# says: is gathered twice in a row: backward begins with it
+# says: is gathered twice in a row. Backward begins with it
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if reshard:
@@ -153,7 +153,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: freed behind the next gather
 # is: slip
-# says: Free before you gather
+# says: so free before you gather
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 -            actions.append(("free", unit))
@@ -183,7 +183,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: units are never freed after forward
 # is: idea
-# says: units are whole at once|is gathered while it is whole
+# says: units are whole at the same time|is gathered while it is whole
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if False:
@@ -191,7 +191,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: `reshard` is ignored
 # is: slip
-# says: is gathered twice, though reshard is False
+# says: is gathered twice, although reshard is False
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if not (keep_last and unit == units - 1):
