@@ -183,7 +183,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: units are never freed after forward
 # is: idea
-# says: units are whole at the same time|is gathered while it is whole
+# says: units are whole at (once|the same time)|is gathered while it is whole
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if False:

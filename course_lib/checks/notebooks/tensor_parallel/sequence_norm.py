@@ -80,8 +80,7 @@ def norm_wrong(run: LayerRun) -> list[kit.Slip]:
         ),
         kit.Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
         kit.Slip(
-            f"The norm's eps is left out: it is {EPS:g} here, and not LayerNorm's usual 1e-05. Take over "
-            "norm.eps.",
+            f"The norm's eps is left out. It is {EPS:g} here, not LayerNorm's usual 1e-05, so use norm.eps.",
             lambda k: {"y": other_eps(k)},
         ),
     ]
