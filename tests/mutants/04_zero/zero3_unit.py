@@ -114,14 +114,14 @@ class Unit:
 
 # %% wrong: not divided
 # is: slip
-# says: That is the sum over the 3 ranks
+# says: shard.grad is the sum over the 3 ranks
 # base: what the wrong ones change
 -        mean /= self.n
 
 
 # %% wrong: divided twice
 # is: slip
-# says: That is the mean divided by 3 once more
+# says: shard.grad is the mean divided by 3 once more
 # base: what the wrong ones change
 -        mean /= self.n
 +        mean /= self.n**2

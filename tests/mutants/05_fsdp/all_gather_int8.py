@@ -19,7 +19,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: float32 travels
 # is: idea
-# says: Weights travelled as float32: send a byte each, 4 times fewer
+# says: Weights travelled as float32. Send one byte each, which is 4 times less
 # base: what the wrong ones change
 -    all_bytes = torch.empty(n * size, dtype=torch.int8)
 -    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)

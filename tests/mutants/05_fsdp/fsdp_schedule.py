@@ -44,7 +44,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: gathered behind the computation, still before the reduce
 # is: idea
-# says: gather unit \d+ before that, not behind it
+# says: gather unit \d+ before that, not after it
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 -        actions.append(("forward", unit))
@@ -199,7 +199,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: never more than one unit ahead
 # is: slip
-# says: unit 2 has not been gathered: forward_prefetch is 2
+# says: unit 2 has not been gathered, although forward_prefetch is 2
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 +        gather(range(unit, unit + min(1, forward_prefetch) + 1))
@@ -230,7 +230,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: all gradients are reduced when backward is over
 # is: idea
-# says: reduce unit \d+ before that. Its gradients are ready
+# says: Reduce unit \d+ before that, because its gradients are ready
 # base: what the wrong ones change
 -        actions.append(("reduce", unit))
 -        whole.discard(unit)

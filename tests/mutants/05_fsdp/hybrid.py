@@ -151,7 +151,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the whole gradient crosses, after it was summed inside
 # is: idea
-# says: The whole gradient crossed, g = 2 times the bytes
+# says: The whole gradient crossed, which is g = 2 times the bytes
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)
@@ -163,7 +163,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the all-reduce comes first
 # is: idea
-# says: The all-reduce came first, with the whole row: the same value for g = 2 times the bytes
+# says: The all-reduce came first, with the whole row. The value is the same, but g = 2 times the bytes
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)

@@ -40,7 +40,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the shard is cast in place
 # is: slip
-# says: the master lost its low bits: after 100 steps of 1e-5 nothing moved
+# says: the master lost its low bits. After 100 steps of 1e-5 nothing moved
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
 +    row = shard.reshape(-1).to(output.dtype)
@@ -139,7 +139,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the sum is made in bfloat16, and not divided
 # is: idea
-# says: work in the dtype that travels. Besides: That is the sum: divide it
+# says: add in the dtype that travels. Besides: Your result is the sum. Divide it
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
@@ -160,7 +160,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the sum is made in float32, whatever is asked for
 # is: slip
-# says: float32 travelled; `reduce_dtype` says bfloat16
+# says: float32 travelled, but `reduce_dtype` says bfloat16
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
@@ -248,7 +248,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: divided by the number of all ranks
 # is: slip
-# says: divided by 5, the number of all ranks; the group has 3
+# says: divided by 5, the number of all ranks, but the group has 3
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
 +    output.copy_((total.float() / dist.get_world_size()).view_as(output))
@@ -283,7 +283,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: an all-to-all in 16 bits, whose rows are added in float32
 # is: slip
-# says: 2 bytes an element travelled; `reduce_dtype` says float32
+# says: 2 bytes per element travelled, but `reduce_dtype` says float32
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)

@@ -281,7 +281,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: gathers by an all-reduce of zeros
 # is: detail
-# says: An all-reduce sends twice what an all-gather does
+# says: An all-reduce sends twice as much as an all-gather
 # base: what the wrong ones change
 -        parts = [torch.empty_like(y) for _ in range(ctx.n)]
 -        dist.all_gather(parts, y.contiguous(), group=group)

@@ -127,7 +127,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: an all-reduce in both directions behind out
 # is: slip
-# says: \d times too large: a sum hands its gradient on
+# says: \d times too large. A sum hands its gradient on
 # base: what the wrong ones change
      def forward(ctx, y, group):
 +        ctx.group = group

@@ -244,7 +244,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: the input's gradient gathered by an all-reduce
 # is: detail
-# says: An all-reduce sends twice what an all-gather does
+# says: An all-reduce sends twice as much as an all-gather
 # base: what the wrong ones change
 -        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
 -        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
