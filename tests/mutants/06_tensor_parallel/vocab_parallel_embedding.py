@@ -158,7 +158,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: the remainder of the vocabulary is nobody's
 # is: form
-# says: Cut as torch.tensor_split does
+# says: rows over \d ranks as torch.tensor_split does
 # base: what the wrong ones change
 -        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
 -        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
