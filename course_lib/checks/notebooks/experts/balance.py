@@ -26,8 +26,8 @@ LARGEST, SMALLEST = 8, 4  # bytes of a count: int64 or float64, and int32 or flo
 UPSTREAM = 0.5  # the gradient of the loss: its coefficient
 
 OWN = (
-    "Your loss is that of this rank's tokens only. But f is the share of the assignments of all "
-    "ranks, since few tokens are uneven even if the batch is balanced."
+    "Your loss covers only this rank's tokens. But f is the share of the assignments of all ranks, "
+    "since few tokens are uneven even if the batch is balanced."
 )
 OWN_F = (
     "f was counted only over this rank's tokens. Count the assignments of all ranks with an "

@@ -22,7 +22,7 @@ REVERSED = (
 )
 UNSIGNED = "The step has the size of the count. Take only its sign, so that each step is `speed`."
 LOCAL = (
-    "The bias follows only this rank's counts. So the biases of the ranks drift apart, and then a "
+    "The bias follows only this rank's counts, so the biases of the ranks drift apart, and then a "
     "token's experts depend on its rank."
 )
 MEAN_OF_SIGNS = "The ranks' steps were averaged. Add the counts first, and take the sign of their sum."
