@@ -95,7 +95,7 @@ SLIPS: Mapping[str, kit.Formula] = {
         "The answer is only forward. Backward sends as many rows again, because results and rows both "
         "have gradients."
     ): (rows(1, 1)),
-    ("The answer is only dispatch in forward. But the results come back, and backward sends both again."): (
+    "The answer is only dispatch in forward. But the results come back, and backward sends both again.": (
         rows(1, 0)
     ),
     (

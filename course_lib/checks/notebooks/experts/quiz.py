@@ -16,7 +16,7 @@ FLOPS = 6 * USED / 1e9  # GFLOP a token
 GIGABYTES = {
     16 * USED / 1e9: "Your answer is the parameters a token uses. But all experts are held, and all "
     "of them have gradients and states.",
-    16 * 56: ("8 experts are not 8 models of 7 billion, because they share attention, norms and embeddings."),
+    16 * 56: "8 experts are not 8 models of 7 billion, because they share attention, norms and embeddings.",
     2 * ALL / 1e9: (
         "You counted only the weights in 16 bits, but gradients and AdamW's states make it 16 bytes."
     ),

@@ -154,7 +154,7 @@ def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> kit.Line:
             exact = torch.equal(own, inputs.rows[place])
             return kit.wrong(
                 f"ranks {ranks[0]} and {rank} hold different weights.",
-                ("Your shard is exact on your rank but rounded elsewhere. Decode your own bytes as well.")
+                "Your shard is exact on your rank but rounded elsewhere. Decode your own bytes as well."
                 if exact
                 else "All ranks decode the same bytes in the same way.",
             )

@@ -121,7 +121,7 @@ def twice(observed: kit.Observed) -> kit.Finding | None:
         if more := observed.values[rank].twice:
             return kit.wrong(
                 f"parameters() gives {words.counted(more, 'tensor')} more than once on rank {rank}.",
-                ("Give the shard of each unit once, because a block that is in the list twice has one unit."),
+                "Give the shard of each unit once, because a block that is in the list twice has one unit.",
                 cause="twice",
             )
     return None

@@ -124,7 +124,7 @@ def of_value(loss: Loss) -> list[kit.Slip]:
             if loss.vocab % n
         ),
         kit.Slip(
-            ("The target's logit is on one rank, but the other ranks went on with 0. Sum it over the ranks."),
+            "The target's logit is on one rank, but the other ranks went on with 0. Sum it over the ranks.",
             lambda k: {"y": loss.y(loss.lse * loss.counts - own(k))},
         ),
         kit.Slip(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
@@ -141,7 +141,7 @@ def of_value(loss: Loss) -> list[kit.Slip]:
             "Your result is the sum over the targets. Return their mean.", lambda k: {"y": loss.each.sum()}
         ),
         kit.Slip(
-            (f"Your result is {n} times the loss, because it was summed over ranks that all had it already."),
+            f"Your result is {n} times the loss, because it was summed over ranks that all had it already.",
             lambda k: {"y": n * loss.y()},
         ),
         kit.Slip(f"Your result is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
@@ -236,7 +236,7 @@ def of_gradient(loss: Loss) -> list[kit.Slip]:
                 for one_hot in (loss.one_hot, loss.one_hot_of_all)
             ),
             kit.Slip(
-                (f"The gradient was divided by all targets, but the mean is over the {counted} that count."),
+                f"The gradient was divided by all targets, but the mean is over the {counted} that count.",
                 scaled(counted / everything),
             ),
         ]

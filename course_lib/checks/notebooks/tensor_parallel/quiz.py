@@ -23,7 +23,7 @@ def share(regions: float = 2, n: int = RANKS, link: float = SLOW, flops: float =
 
 
 SUMS = {
-    1: ("The lecture says one per layer. But attention ends with a sum, and so does the MLP. And backward?"),
+    1: "The lecture says one per layer. But attention ends with a sum, and so does the MLP. And backward?",
     2: "You counted one direction, but backward has the conjugates of both.",
     8: "You counted gathers and reduce-scatters, two for each all-reduce.",
 }
@@ -35,7 +35,7 @@ SHARES = {
     ),
     share(n=8): "You used 8 GPUs, but 16 share the layer.",
     share(1): "A layer has two all-reduces, after attention and after the MLP, of 2 (N-1)/N M each.",
-    share(flops=LAYER * RANKS): ("The FLOPs are also shared, so each rank computes a sixteenth of them."),
+    share(flops=LAYER * RANKS): "The FLOPs are also shared, so each rank computes a sixteenth of them.",
     share(link=SLOW / 8): "50 GB/s are bytes, not bits, so there is no factor of 8.",
     share(4): "You counted the bytes of forward and backward. Count only forward.",
     100 * share(): "Give a share, between 0 and 1.",

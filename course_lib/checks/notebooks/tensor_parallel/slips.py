@@ -69,7 +69,7 @@ def column_slips(whole: Whole, gather: bool) -> list[kit.Slip]:
             lambda k: {"grad.x": whole.for_x / n},
         ),
         kit.Slip(
-            (f"{n} times too large, because the gradient was summed over ranks that already had all of it."),
+            f"{n} times too large, because the gradient was summed over ranks that already had all of it.",
             lambda k: {"grad.x": n * whole.for_x},
         ),
     ]
@@ -103,7 +103,7 @@ def gathered_slips(whole: Whole) -> list[kit.Slip]:
             lambda k: {"y": flat},
         ),
         kit.Slip(
-            ("Only the rank's own part is in the output. The parts of the other ranks are missing."),
+            "Only the rank's own part is in the output. The parts of the other ranks are missing.",
             lambda k: {"y": alone(parts, k)},
         ),
     ]

@@ -64,7 +64,7 @@ BY_STAGE: dict[int, Slips] = {
     },
 }
 OFFLOAD: Slips = {
-    ("You counted without offload. The states, and from stage 2 on the gradient shard, leave the device."): (
+    "You counted without offload. The states, and from stage 2 on the gradient shard, leave the device.": (
         lambda p, n, s, o: zero_memory(p, n, s)
     ),
     (
