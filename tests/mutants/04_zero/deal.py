@@ -73,7 +73,7 @@ def deal(shapes, n):
 
 # %% wrong: sizes in place of numbers
 # is: form
-# says: A list holds places in `shapes`
+# says: A list holds indices into `shapes`
 # base: the largest first, each to the emptiest rank
 -        owned[rank].append(k)
 +        owned[rank].append(sizes[k])

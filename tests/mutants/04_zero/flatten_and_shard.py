@@ -1,6 +1,6 @@
 # %% wrong: the tail is lost
 # is: slip
-# says: Rounded down
+# says: The size was rounded down
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
     size = flat.numel() // n
@@ -9,7 +9,7 @@ def flatten_and_shard(params, n):
 
 # %% wrong: shards of unequal size
 # is: slip
-# says: A collective wants equal shards
+# says: A collective needs equal shards
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
     return list(flat.tensor_split(n))
@@ -25,7 +25,7 @@ def flatten_and_shard(params, n):
 
 # %% wrong: every parameter is filled up by itself
 # is: idea
-# says: Each tensor was filled up by itself
+# says: Each tensor was filled up separately
 def flatten_and_shard(params, n):
     pieces = [[] for _ in range(n)]
     for p in params:
@@ -38,7 +38,7 @@ def flatten_and_shard(params, n):
 
 # %% wrong: the padding is whatever was there
 # is: slip
-# says: Zeros fill the last shard
+# says: Fill the last shard
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
     whole = flat.new_full((-(-flat.numel() // n) * n,), 7)  # as torch.empty might
@@ -48,7 +48,7 @@ def flatten_and_shard(params, n):
 
 # %% wrong: zeros in front
 # is: slip
-# says: The zeros stand in front
+# says: The zeros are in front
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
     return list(torch.cat([flat.new_zeros(-flat.numel() % n), flat]).chunk(n))
@@ -65,7 +65,7 @@ def flatten_and_shard(params, n):
 
 # %% wrong: in the order of the memory
 # is: detail
-# says: not that of its memory
+# says: not as in its memory
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().as_strided((p.numel(),), (1,)) for p in params])
     flat = torch.cat([flat, flat.new_zeros(-flat.numel() % n)])
@@ -84,7 +84,7 @@ def flatten_and_shard(params, n):
 
 # %% wrong: n more zeros when n divides
 # is: detail
-# says: More zeros than needed
+# says: There are more zeros than needed
 def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
     flat = torch.cat([flat, flat.new_zeros(n - flat.numel() % n)])
@@ -117,7 +117,7 @@ def flatten_and_shard(params, n):
 
 # %% wrong: each parameter cut by itself
 # is: idea
-# says: Each tensor was cut by itself
+# says: Each tensor was cut separately
 def flatten_and_shard(params, n):
     rows = [p.detach().reshape(-1) for p in params]
     tables = [torch.nn.functional.pad(row, (0, -len(row) % n)).view(n, -1) for row in rows]

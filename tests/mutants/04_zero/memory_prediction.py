@@ -42,7 +42,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 # %% wrong: one stage too many
 # is: slip
-# says: stage 1 shards the optimizer's states alone
+# says: stage 1 shards only the optimizer's states
 def memory_per_rank(params, n, stage, offload=False):
     if offload:
         return {1: 4 * params, 2: 2 * params, 3: 0}[stage]
@@ -51,7 +51,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 # %% wrong: one stage too few
 # is: slip
-# says: stage 2 shards the gradients too
+# says: stage 2 also shards the gradients
 def memory_per_rank(params, n, stage, offload=False):
     if offload:
         return {1: 4 * params, 2: 2 * params, 3: 0}[stage]
@@ -62,7 +62,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 # %% wrong: all ranks together
 # is: idea
-# says: one rank's share was asked for
+# says: Return the share of one rank
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 * params if stage == 3 else 2 * params * n
     gradients = 2 * params if stage >= 2 else 2 * params * n
@@ -74,7 +74,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 # %% wrong: GB
 # is: slip
-# says: bytes were asked for
+# says: Your result is in GB. Return bytes
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 / (n if stage == 3 else 1)
     gradients = 2 / (n if stage >= 2 else 1)
@@ -96,7 +96,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 # %% wrong: offload changes nothing
 # is: slip
-# says: That is without offload
+# says: You counted without offload
 def memory_per_rank(params, n, stage, offload=False):
     weights = 2 * params / (n if stage == 3 else 1)
     gradients = 2 * params / (n if stage >= 2 else 1)
@@ -113,7 +113,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 # %% wrong: each stage divides one part alone
 # is: slip
-# says: each stage divides what the one before it divides
+# says: each stage divides everything the stage before it divides
 def memory_per_rank(params, n, stage, offload=False):
     states = 12 * params / (n if stage == 1 else 1)
     gradients = 2 * params / (n if stage == 2 else 1)
@@ -125,7 +125,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 # %% wrong: the gradients are whole again in stage 3
 # is: slip
-# says: and all that stage 2 shards
+# says: as well as everything that stage 2 shards
 def memory_per_rank(params, n, stage, offload=False):
     states = 0 if offload else 12 * params / (n if stage >= 1 else 1)
     gradients = 2 * params / (n if stage == 2 else 1)

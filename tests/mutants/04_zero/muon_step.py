@@ -45,7 +45,7 @@ def muon_step(params, momenta, owned, orthogonalize, lr=0.02, beta=0.95, group=N
 
 # %% wrong: each rank orthogonalizes the rows that it holds
 # is: idea
-# says: Part of a matrix is another matrix
+# says: But part of a matrix has other
 @torch.no_grad()
 def muon_step(params, momenta, owned, orthogonalize, lr=0.02, beta=0.95, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -90,7 +90,7 @@ def muon_step(params, momenta, owned, orthogonalize, lr=0.02, beta=0.95, group=N
 
 # %% wrong: the scale is turned
 # is: slip
-# says: The scale is turned
+# says: The scale is inverted
 # base: rows of the ranks
 -        scale = max(1, g.shape[0] / g.shape[1]) ** 0.5
 +        scale = max(1, g.shape[1] / g.shape[0]) ** 0.5
@@ -147,7 +147,7 @@ def muon_step(params, momenta, owned, orthogonalize, lr=0.02, beta=0.95, group=N
 
 # %% wrong: the momentum is kept under its place
 # is: slip
-# says: each step begins anew
+# says: each step begins from nothing. Keep m in
 # base: rows of the ranks
 -        m = momenta.get(k, torch.zeros_like(g))
 -        momenta[k] = m = beta * m + g
@@ -239,7 +239,7 @@ def muon_step(params, momenta, owned, orthogonalize, lr=0.02, beta=0.95, group=N
 
 # %% wrong: every rank needs a matrix
 # is: detail
-# says: the row of a rank that owns nothing as well
+# says: the row of a rank that owns nothing
 # base: rows of the ranks
 -        if own:
 -            flat = torch.cat([params[k].grad.flatten() for k in own])

@@ -1,6 +1,6 @@
 # %% wrong: the file is a copy, the state stays
 # is: idea
-# says: in the place of the old one
+# says: Replace the old tensor
 # base: files of their own, looked for by the storage
 -                            state[name] = mapped(value, folder)
 +                            mapped(value, folder)
@@ -82,7 +82,7 @@
 
 # %% wrong: the old states are remembered
 # is: slip
-# says: Let go of the tensors
+# says: Free the tensors that were
 # base: files of their own, looked for by the storage
                          if value.untyped_storage().filename is None:
 +                            self.__dict__.setdefault("old", []).append(value)

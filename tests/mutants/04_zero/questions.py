@@ -1,6 +1,6 @@
 # %% wrong: everything sharded
 # is: slip
-# says: That is ZeRO-3
+# says: Your answer is ZeRO-3
 answer_1 = 16 * 13 / 16
 answer_2 = 1.5
 answer_3 = 4.5
@@ -10,7 +10,7 @@ answer_6 = "autograd"
 
 # %% wrong: nothing sharded
 # is: slip
-# says: That is without sharding
+# says: You counted 16 bytes per parameter, as without sharding
 answer_1 = 16 * 13
 answer_2 = 1.5
 answer_3 = 4.5
@@ -20,7 +20,7 @@ answer_6 = "autograd"
 
 # %% wrong: the same values, so the same bytes
 # is: slip
-# says: count the bytes of the all-reduce
+# says: Count the bytes of the all-reduce
 answer_1 = 37.375
 answer_2 = 1
 answer_3 = 4.5
@@ -30,7 +30,7 @@ answer_6 = "autograd"
 
 # %% wrong: everything K times
 # is: slip
-# says: the parameters are gathered once a step
+# says: the parameters are gathered once per step
 answer_1 = 37.375
 answer_2 = 1.5
 answer_3 = 8
@@ -40,7 +40,7 @@ answer_6 = "autograd"
 
 # %% wrong: parts of a GPU
 # is: slip
-# says: GPUs are whole
+# says: A GPU cannot be divided, so
 answer_1 = 37.375
 answer_2 = 1.5
 answer_3 = 4.5
@@ -70,7 +70,7 @@ answer_6 = "autograd"
 
 # %% wrong: the optimizer holds freed weights
 # is: slip
-# says: The optimizer knows the shards alone
+# says: The optimizer knows only the shards
 answer_1 = 37.375
 answer_2 = 1.5
 answer_3 = 4.5

@@ -91,7 +91,7 @@ class Zero1Optimizer:
 
 # %% wrong: all-reduce, then the own shard of it
 # is: slip
-# says: 3P where 2P are enough: an all-reduce
+# says: 3P, but 2P are enough. An all-reduce
 # base: what the wrong ones change
 -        self.shard.grad = torch.empty_like(self.shard)
 -        dist.reduce_scatter_tensor(self.shard.grad, whole)
@@ -150,7 +150,7 @@ class Zero1Optimizer:
 
 # %% wrong: the own shard is not written back
 # is: slip
-# says: own was not written back
+# says: own shard was not written back
 # base: what the wrong ones change
          dist.all_gather_into_tensor(whole, self.shard.detach())
 +        old = self.flat([p.detach() for p in self.params])
@@ -168,7 +168,7 @@ class Zero1Optimizer:
 
 # %% wrong: gathered before the step
 # is: slip
-# says: gather them after the inner optimizer's step
+# says: Gather them after the inner optimizer's step
 # base: what the wrong ones change
          self.shard.grad /= self.n
 +        dist.all_gather_into_tensor(whole, self.shard.detach())
@@ -192,7 +192,7 @@ class Zero1Optimizer:
 
 # %% wrong: the flat gradient is kept
 # is: slip
-# says: free copies after use|1/N of the size
+# says: Free copies after use|1/N of the size
 # base: what the wrong ones change
          self.write_back(whole)
 +        self.last = whole
@@ -200,7 +200,7 @@ class Zero1Optimizer:
 
 # %% wrong: frozen parameters count too
 # is: slip
-# says: leave frozen ones out
+# says: Leave out frozen ones, but
 # base: what the wrong ones change
 -        self.params = [p for p in params if p.requires_grad]
 +        self.params = params
@@ -267,7 +267,7 @@ class Zero1Optimizer:
 
 # %% wrong: params is gone through twice
 # is: detail
-# says: a second loop finds nothing
+# says: a second loop over it finds nothing
 # base: what the wrong ones change
 -        params = list(params)
 @@
@@ -302,7 +302,7 @@ class Zero1Optimizer:
 
 # %% wrong: autograd looks on as parameters are written
 # is: form
-# says: written under torch\.no_grad\(\)
+# says: parameters under torch.no_grad\(\), because autograd
 # base: what the wrong ones change
 -    @torch.no_grad()
 @@
@@ -357,7 +357,7 @@ class Zero1Optimizer:
 
 # %% wrong: the inner optimizer has its own defaults
 # is: slip
-# says: pass \*\*defaults on to optimizer_cls
+# says: Pass \*\*defaults on to optimizer_cls
 # base: what the wrong ones change
 -        self.optimizer = optimizer_cls([self.shard], **defaults)
 +        self.optimizer = optimizer_cls([self.shard])
@@ -365,7 +365,7 @@ class Zero1Optimizer:
 
 # %% wrong: the shard's gradient is kept
 # is: slip
-# says: Something as large as a shard is still there
+# says: Something as large as a shard is still in memory
 # base: lists of shards instead of flat tensors
 -    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
 +    def __init__(self, params, optimizer_cls, **defaults):
@@ -547,7 +547,7 @@ class Zero1Optimizer:
 
 # %% wrong: PyTorch's ZeroRedundancyOptimizer inside
 # is: form
-# says: ZeroRedundancyOptimizer shards the state by itself
+# says: ZeroRedundancyOptimizer already shards the state. Build this yourself
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):
         from torch.distributed.optim import ZeroRedundancyOptimizer

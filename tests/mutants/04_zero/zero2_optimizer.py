@@ -84,7 +84,7 @@ class Zero2Optimizer:
 
 # %% wrong: all buckets wait for the end of backward
 # is: slip
-# says: No bucket had left when backward reached the first block
+# says: No bucket had been sent when backward reached the first block
 # base: what the wrong ones change
 -        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
 -            self.send()
@@ -107,7 +107,7 @@ class Zero2Optimizer:
 
 # %% wrong: all-reduce, then the own shard of it
 # is: slip
-# says: 3P where 2P are enough: an all-reduce|K reduce-scatters
+# says: 3P, but 2P are enough. An all-reduce|K reduce-scatters
 # base: what the wrong ones change
 -        mean = torch.empty_like(shard)
 -        dist.reduce_scatter_tensor(mean, whole)
@@ -148,7 +148,7 @@ class Zero2Optimizer:
 
 # %% wrong: a bucket with an unused parameter is never sent
 # is: slip
-# says: [Tt]heir gradients never left
+# says: Their gradients were never sent
 # base: what the wrong ones change
 -        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
 -            self.send()
@@ -192,7 +192,7 @@ class Zero2Optimizer:
 
 # %% wrong: the shards' gradients are set to zero, not given back
 # is: detail
-# says: set their .grad to None, as zeros take the same memory
+# says: set their .grad to None \(zeros take the same memory\)
 # base: what the wrong ones change
              self.send()
 +        self.wait()
@@ -265,7 +265,7 @@ class Zero2Optimizer:
 
 # %% wrong: params is gone through twice
 # is: detail
-# says: a second loop finds nothing
+# says: a second loop over it finds nothing
 # base: what the wrong ones change
 -        params = list(params)
 
@@ -310,7 +310,7 @@ class Zero2Optimizer:
 
 # %% wrong: buckets from the first parameter to the last
 # is: slip
-# says: No bucket had left when backward reached the first block
+# says: No bucket had been sent when backward reached the first block
 # base: what the wrong ones change
 -        for p in reversed([p for p in params if p.requires_grad]):
 +        for p in [p for p in params if p.requires_grad]:
@@ -326,7 +326,7 @@ class Zero2Optimizer:
 
 # %% wrong: an attribute keeps the row
 # is: slip
-# says: let no attribute hold it after its use
+# says: that no attribute refers to it after its use
 # base: what the wrong ones change
          whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
 +        self.row = whole

@@ -96,7 +96,7 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: an unsharded module sold as ZeRO-3
 # is: idea
-# says: The whole weights are still there
+# says: The whole weights are still in memory
 class Zero3Module(torch.nn.Module):
     def __init__(self, module):
         super().__init__()
@@ -128,14 +128,14 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: not freed after forward
 # is: idea
-# says: One of the three is missing|More than a block or two was whole at once
+# says: One of the three transfers is missing|More than a block or two was whole at the same time
 # base: what the wrong ones change
 -            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
 
 
 # %% wrong: everything is gathered when forward begins
 # is: idea
-# says: More than a block or two was whole at once
+# says: More than a block or two was whole at the same time
 # base: what the wrong ones change
      def forward(self, *args):
 +        for unit in self.units:
@@ -204,7 +204,7 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: all-reduce, then the own shard of it
 # is: slip
-# says: A fourth transfer
+# says: There is a fourth transfer
 # base: what the wrong ones change
 -        mean = torch.empty_like(self.shard)
 -        dist.reduce_scatter_tensor(mean, whole)
@@ -229,14 +229,14 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: full gradients until the end of backward
 # is: slip
-# says: More than a block or two was whole at once
+# says: More than a block or two was whole at the same time
 # base: what the wrong ones change
 -            unit.reduce()
 
 
 # %% wrong: frozen and trained in one unit
 # is: slip
-# says: give frozen parameters units of their own
+# says: give frozen parameters separate units
 # base: what the wrong ones change
 -        self.trained = params[0].requires_grad
 +        self.trained = True
@@ -380,7 +380,7 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: gradients stay in the parameters
 # is: form
-# says: set it to None when their gradients have been reduced
+# says: Set it to None when their gradients have been reduced
 # base: what the wrong ones change
 -        for p in self.params:
 -            p.grad = None
@@ -752,7 +752,7 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: frozen parameters have no shards
 # is: idea
-# says: A frozen parameter has a shard, too
+# says: A frozen parameter also has a shard, so
 class Zero3Module(torch.nn.Module):
     def __init__(self, module, *, group=None):
         super().__init__()

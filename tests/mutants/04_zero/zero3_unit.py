@@ -55,7 +55,7 @@ class Unit:
 
 # %% wrong: a new row at every gather
 # is: slip
-# says: A new tensor in param.data leaves autograd|nothing then: make the storage itself empty
+# says: because a new tensor in param.data leaves autograd|nothing then. Make the storage itself empty
 # base: what the wrong ones change
              p.data = piece.view(p.shape)
 -        self.there = True
@@ -76,7 +76,7 @@ class Unit:
 
 # %% wrong: the gradients stay in the parameters
 # is: slip
-# says: or the next backward adds to it
+# says: otherwise the next backward adds to it
 # base: what the wrong ones change
 -        for p in self.params:
 -            p.grad = None
@@ -84,21 +84,21 @@ class Unit:
 
 # %% wrong: the constructor leaves it gathered
 # is: slip
-# says: Free the unit at the end of the constructor
+# says: Also free the unit at the end of the constructor
 # base: what the wrong ones change
 -        self.free()
 
 
 # %% wrong: free() only remembers
 # is: idea
-# says: free\(\) gives back the memory itself
+# says: free\(\) must give back the memory itself
 # base: what the wrong ones change
 -        self.row.untyped_storage().resize_(0)
 
 
 # %% wrong: every gather() sends
 # is: slip
-# says: Remember whether the parameters are here
+# says: Remember whether the parameters are whole, because
 # base: what the wrong ones change
 -        if self.there:
 -            return
@@ -106,7 +106,7 @@ class Unit:
 
 # %% wrong: the second backward overwrites the first
 # is: slip
-# says: were overwritten: add to shard.grad
+# says: were overwritten. Add to shard.grad
 # base: what the wrong ones change
 -        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
 +        self.shard.grad = mean
@@ -114,14 +114,14 @@ class Unit:
 
 # %% wrong: not divided
 # is: slip
-# says: That is the sum over the 3 ranks
+# says: shard.grad is the sum over the 3 ranks
 # base: what the wrong ones change
 -        mean /= self.n
 
 
 # %% wrong: divided twice
 # is: slip
-# says: That is the mean divided by 3 once more
+# says: shard.grad is the mean divided by 3 once more
 # base: what the wrong ones change
 -        mean /= self.n
 +        mean /= self.n**2
@@ -161,7 +161,7 @@ class Unit:
 
 # %% wrong: what was gathered once is copied
 # is: idea
-# says: their present values, and not an earlier copy
+# says: their present values, not an earlier copy
 # base: what the wrong ones change
              p.data = piece.view(p.shape)
 -        self.there = True
@@ -202,14 +202,14 @@ class Unit:
 
 # %% wrong: the memory is not taken again
 # is: idea
-# says: Memory was read that had been freed|Give the storage its size again
+# says: Memory was read after it had been freed|Give the storage its size again
 # base: what the wrong ones change
 -        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
 
 
 # %% wrong: gathered into a row of its own, which stays
 # is: idea
-# says: every copy beside it stays
+# says: every other copy stays
 # base: what the wrong ones change
          self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
 -        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
@@ -230,7 +230,7 @@ class Unit:
 
 # %% wrong: the constructor keeps what the parameters were
 # is: idea
-# says: or to the tensors that the parameters had before
+# says: or to the old tensors of the parameters, because
 # base: what the wrong ones change
          self.numels = [p.numel() for p in self.params]
 +        self.first = [p.detach() for p in self.params]
@@ -239,7 +239,7 @@ class Unit:
 
 # %% wrong: the constructor keeps the row in half the bits
 # is: detail
-# says: The shard is enough here
+# says: A rank needs only its shard here
 # base: what the wrong ones change
          own = self.row.chunk(self.n)[dist.get_rank(group)]
 +        self.draft = self.row.half()
@@ -265,7 +265,7 @@ class Unit:
 
 # %% wrong: the shard is a view of the row
 # is: form
-# says: The shard is a copy
+# says: The shard must be a copy
 # base: what the wrong ones change
 -        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
 +        self.shard = torch.nn.Parameter(own, requires_grad=self.params[0].requires_grad)

@@ -19,7 +19,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: float32 travels
 # is: idea
-# says: Weights travelled as float32: send a byte each, 4 times fewer
+# says: Weights travelled as float32. Send one byte each, which is 4 times less
 # base: what the wrong ones change
 -    all_bytes = torch.empty(n * size, dtype=torch.int8)
 -    dist.all_gather_into_tensor(all_bytes, bytes_, group=group)
@@ -39,7 +39,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: one scale for a shard
 # is: idea
-# says: small weights become 0 beside a large one
+# says: small weights become 0 next to a large one
 # base: what the wrong ones change
 -    scales = blocks.abs().amax(1) / 127
 +    scales = (blocks.abs().max() / 127).repeat(len(blocks))
@@ -63,7 +63,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: the scale is the largest / 128
 # is: slip
-# says: changed its sign: divided by largest / 128
+# says: changed its sign. Divided by largest / 128
 # base: what the wrong ones change
 -    scales = blocks.abs().amax(1) / 127
 +    scales = blocks.abs().amax(1) / 128
@@ -81,7 +81,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: the own scales for all shards
 # is: idea
-# says: Each shard is decoded by its own rank's scales
+# says: Each shard is decoded with its own rank's scales
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_scales, scales, group=group)
 +    all_scales.copy_(scales.repeat(n))
@@ -89,7 +89,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: scales in bfloat16
 # is: slip
-# says: The scales were rounded: send them as float32
+# says: The scales were rounded. Send them as float32
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_scales, scales, group=group)
 +    narrow = torch.empty(len(all_scales), dtype=torch.bfloat16)
@@ -99,7 +99,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: the own shard stays exact
 # is: slip
-# says: exact on your rank and rounded elsewhere
+# says: exact on your rank but rounded elsewhere
 # base: what the wrong ones change
 -        output[k * size : (k + 1) * size] = row.view(-1)[:size]
 +        output[k * size : (k + 1) * size] = row.view(-1)[:size]
@@ -147,7 +147,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: eight bits of a float, as they are
 # is: form
-# says: gloo cannot send every dtype, float8 among them
+# says: gloo cannot send every dtype, for example not float8. Send
 # base: what the wrong ones change
 -    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
 -    all_bytes = torch.empty(n * size, dtype=torch.int8)

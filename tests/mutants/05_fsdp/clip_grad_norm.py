@@ -13,14 +13,14 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: every rank clips by the norm of what it holds
 # is: idea
-# says: another factor: the shards of one weight no longer fit
+# says: another factor, so the shards of one weight no longer fit
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
 
 
 # %% wrong: the ranks' norms are added, not their squares
 # is: idea
-# says: Norms do not add up, their squares do
+# says: Norms do not add up, but their squares do
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
 -    norm = total.sqrt().item()
@@ -39,7 +39,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: norms of all gradients of all ranks are added
 # is: idea
-# says: Norms do not add up: add the squares of all elements
+# says: Norms do not add up. Add the squares of all elements
 # base: what the wrong ones change
 -    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
 -    dist.all_reduce(total, group=group)
@@ -51,7 +51,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: the mean over the ranks
 # is: idea
-# says: mean over the ranks: every rank holds other elements
+# says: squares were averaged over the ranks. Add them, because every rank holds other elements
 # base: what the wrong ones change
 -    norm = total.sqrt().item()
 +    norm = (total / dist.get_world_size(group)).sqrt().item()
@@ -59,7 +59,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: the largest rank's norm
 # is: idea
-# says: largest rank's norm: add the squares
+# says: largest rank's norm. Add the squares
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
 +    dist.all_reduce(total, op=dist.ReduceOp.MAX, group=group)
@@ -67,7 +67,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: the root is forgotten
 # is: slip
-# says: the square of the norm: take its root
+# says: the square of the norm. Take its root
 # base: what the wrong ones change
 -    norm = total.sqrt().item()
 +    norm = total.item()
@@ -101,7 +101,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: an all-reduce for each gradient
 # is: slip
-# says: one for each gradient: add up on the rank
+# says: one for each gradient. Add up on the rank
 # base: what the wrong ones change
 -    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
 -    dist.all_reduce(total, group=group)
@@ -121,7 +121,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: the whole gradient is gathered
 # is: idea
-# says: one number travels, not the gradients
+# says: one number travels instead of the gradients
 def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
     grads = [p.grad for p in shards if p.grad is not None]
     row = torch.cat([g.flatten() for g in grads]) if grads else torch.empty(0)
@@ -139,14 +139,14 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: PyTorch's, which knows this rank's shards alone
 # is: idea
-# says: another factor: the shards of one weight no longer fit
+# says: another factor, so the shards of one weight no longer fit
 def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
     return float(torch.nn.utils.clip_grad_norm_(shards, max_norm))
 
 
 # %% wrong: the shards are scaled, not their gradients
 # is: slip
-# says: a shard was changed: scale its gradient
+# says: a shard was changed. Scale its gradient
 # base: what the wrong ones change
 -    for g in grads:
 -        g.mul_(factor)
@@ -164,7 +164,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: the norm alone
 # is: slip
-# says: It was left as it was: scale .grad itself
+# says: Nothing was scaled. Scale .grad itself
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 -    for g in grads:
@@ -173,7 +173,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: a norm that is too small, so that nothing is scaled
 # is: slip
-# says: since the norm that was found is too small
+# says: since the norm you found is too small
 # base: what the wrong ones change
 -    norm = total.sqrt().item()
 +    norm = total.sqrt().item() / sum(g.numel() for g in grads) if grads else 0.0
@@ -207,7 +207,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: the norm after scaling
 # is: slip
-# says: That is the norm after scaling
+# says: You returned the norm after scaling
 # base: what the wrong ones change
 -    return norm
 +    return min(norm, max_norm)

@@ -44,7 +44,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: gathered behind the computation, still before the reduce
 # is: idea
-# says: gather unit \d+ before that, not behind it
+# says: gather unit \d+ before that, not after it
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 -        actions.append(("forward", unit))
@@ -55,7 +55,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: all units are gathered first
 # is: idea
-# says: All units are whole at once: that is a replica
+# says: All units are whole at the same time, as on a replica
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 +        gather(range(unit, units))
@@ -77,7 +77,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: the last unit is freed and gathered again
 # is: detail
-# says: is gathered twice in a row: backward begins with it
+# says: is gathered twice in a row. Backward begins with it
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if reshard:
@@ -153,7 +153,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: freed behind the next gather
 # is: slip
-# says: Free before you gather
+# says: so free before you gather
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 -            actions.append(("free", unit))
@@ -183,7 +183,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: units are never freed after forward
 # is: idea
-# says: units are whole at once|is gathered while it is whole
+# says: units are whole at (once|the same time)|is gathered while it is whole
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if False:
@@ -191,7 +191,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: `reshard` is ignored
 # is: slip
-# says: is gathered twice, though reshard is False
+# says: is gathered twice, although reshard is False
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if not (keep_last and unit == units - 1):
@@ -199,7 +199,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: never more than one unit ahead
 # is: slip
-# says: unit 2 has not been gathered: forward_prefetch is 2
+# says: unit 2 has not been gathered, although forward_prefetch is 2
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 +        gather(range(unit, unit + min(1, forward_prefetch) + 1))
@@ -230,7 +230,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: all gradients are reduced when backward is over
 # is: idea
-# says: reduce unit \d+ before that. Its gradients are ready
+# says: Reduce unit \d+ before that, because its gradients are ready
 # base: what the wrong ones change
 -        actions.append(("reduce", unit))
 -        whole.discard(unit)

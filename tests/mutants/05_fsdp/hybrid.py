@@ -17,7 +17,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: groups transposed
 # is: idea
-# says: ranks that are far apart share a model, so that most bytes cross
+# says: ranks share a model, so most bytes cross
 # base: what the wrong ones change
 -    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
 -    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
@@ -28,7 +28,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: every r-th rank shares a model, and replicas are right
 # is: idea
-# says: Here they are far apart, so that most bytes take the slow links
+# says: are far apart, so most bytes take the slow links
 # base: what the wrong ones change
 -    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
 +    r = world_size // shard
@@ -37,7 +37,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: replica groups come first
 # is: idea
-# says: The two lists stand the other way round
+# says: The two lists are in the wrong order. Return
 # base: what the wrong ones change
 -    return shard_groups, replica_groups
 +    return replica_groups, shard_groups
@@ -45,7 +45,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: shard is taken for the number of islands
 # is: slip
-# says: and not how many islands there are
+# says: not the number of islands
 # base: what the wrong ones change
 -    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
 -    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
@@ -65,7 +65,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: groups of one rank and one group exchanged, or shard taken for the number of islands
 # is: detail
-# says: Each rank stands in one list of both
+# says: Each rank is in one list of each kind. It shards
 # base: what the wrong ones change
 -    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
 -    replica_groups = [list(range(k, world_size, shard)) for k in range(shard)]
@@ -140,7 +140,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: an all-reduce of the whole gradient over all ranks
 # is: idea
-# says: The whole gradient went round all ranks in one group
+# says: The whole gradient went around all ranks in one group
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)
@@ -151,7 +151,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the whole gradient crosses, after it was summed inside
 # is: idea
-# says: The whole gradient crossed, g = 2 times the bytes
+# says: The whole gradient crossed, which is g = 2 times the bytes
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)
@@ -163,7 +163,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the all-reduce comes first
 # is: idea
-# says: The all-reduce came first, with the whole row: the same value for g = 2 times the bytes
+# says: The all-reduce came first, with the whole row. The value is the same, but g = 2 times the bytes
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)
@@ -193,7 +193,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the all-reduce of the shard comes first
 # is: slip
-# says: although a message went across: after the reduce-scatter
+# says: although a message went across. After the reduce-scatter
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)
@@ -220,7 +220,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the mean over the islands only
 # is: slip
-# says: divided by the number of islands alone
+# says: divided only by the number of islands, but
 # base: what the wrong ones change
 -    output /= g * r
 +    output /= r
@@ -228,7 +228,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: islands of one rank, or one island, are not divided
 # is: detail
-# says: That is the sum: divide it
+# says: Your result is the sum. Divide it
 # base: what the wrong ones change
 -    output /= g * r
 +    output /= g * r if g > 1 and r > 1 else 1
@@ -245,7 +245,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the islands have what the first one summed
 # is: idea
-# says: All islands have what the first one summed
+# says: All islands have the first island's sum
 # base: what the wrong ones change
 -    dist.all_reduce(output, group=replica_group)
 +    dist.broadcast(output, dist.get_global_rank(replica_group, 0), group=replica_group)
@@ -253,7 +253,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the largest sum of an island
 # is: slip
-# says: That is the largest sum of an island
+# says: Your result is the largest sum of an island
 # base: what the wrong ones change
 -    dist.all_reduce(output, group=replica_group)
 +    dist.all_reduce(output, op=dist.ReduceOp.MAX, group=replica_group)
@@ -269,7 +269,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the shard is reduced to one replica, and broadcast from there
 # is: slip
-# says: One replica sends more than the others
+# says: One replica sends more than the other replicas
 # base: what the wrong ones change
 -    dist.all_reduce(output, group=replica_group)
 +    first = dist.get_global_rank(replica_group, 0)
@@ -287,14 +287,14 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the sum
 # is: slip
-# says: That is the sum: divide it
+# says: Your result is the sum. Divide it
 # base: what the wrong ones change
 -    output /= g * r
 
 
 # %% wrong: replicas are not averaged
 # is: idea
-# says: from step 2 on their weights drift apart
+# says: from step 2 on the weights of the islands drift apart
 # base: what the wrong ones change
 -    dist.all_reduce(output, group=replica_group)
 -    output /= g * r
@@ -313,7 +313,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: each group in the other's place
 # is: idea
-# says: The groups are used the other way round
+# says: The groups are used the other way around
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)
@@ -325,7 +325,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the groups in another order on some ranks
 # is: form
-# says: Ranks met the groups in another order
+# says: Ranks used the groups in different orders
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)

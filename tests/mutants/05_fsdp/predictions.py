@@ -32,7 +32,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: two transfers, as for replicas
 # is: slip
-# says: Those are replicas
+# says: You counted replicas, with an
 # base: what the wrong ones change
 -    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
 +    return (n - 1) / n * params * 2 * reductions * gradients
@@ -48,7 +48,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: bits
 # is: slip
-# says: in bits: a byte has eight
+# says: in bits. A byte has eight
 # base: what the wrong ones change
 -    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
 +    return 8 * (n - 1) / n * params * (gathers * weights + reductions * gradients)
@@ -64,7 +64,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: one microbatch
 # is: slip
-# says: That is one microbatch: a step has K of them
+# says: You counted one microbatch, but a step has K of them
 # base: what the wrong ones change
 -    k = microbatches
 +    k = 1
@@ -72,7 +72,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: three transfers a microbatch, always
 # is: slip
-# says: tensors that stay whole need not be sent again
+# says: tensors that stay whole do not have to be sent again
 # base: what the wrong ones change
 -    gathers = 2 * k if reshard else k
 -    if keep == "weights between":
@@ -85,7 +85,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: weights that stay are gathered K times
 # is: slip
-# says: the first forward finds nothing and gathers, too
+# says: the first forward finds nothing and also gathers, so there are
 # base: what the wrong ones change
 -        gathers = k + 1 if reshard else 1
 +        gathers = k if reshard else 1
@@ -93,7 +93,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: a reduce-scatter in each microbatch
 # is: slip
-# says: the last microbatch alone reduces
+# says: only the last microbatch reduces
 # base: what the wrong ones change
 -    reductions = k if keep is None else 1
 +    reductions = k
@@ -101,7 +101,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: not resharded, and gathered twice
 # is: slip
-# says: backward finds it, and does not gather
+# says: backward does not gather
 # base: what the wrong ones change
 -    gathers = 2 * k if reshard else k
 +    gathers = 2 * k
@@ -109,7 +109,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: the own shard is sent as well
 # is: slip
-# says: sends the rest: \(N-1\)/N
+# says: so \(N-1\)/N travel
 # base: what the wrong ones change
 -    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
 +    return params * (gathers * weights + reductions * gradients)
@@ -117,7 +117,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: both directions of NVLink
 # is: idea
-# says: `each_way` counts one direction already
+# says: `each_way` already counts one direction
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
 +    return (n - 1) / n * itemsize / 2 * flops / (2 * each_way)
@@ -141,7 +141,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: the whole unit is gathered
 # is: slip
-# says: A rank has 1/n of the unit already
+# says: A rank already has 1/n of the unit, so
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
 +    return itemsize / 2 * flops / each_way if n > 1 else 0.0
@@ -157,7 +157,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: upside down
 # is: idea
-# says: a faster GPU needs more tokens, a faster link fewer
+# says: A faster GPU needs more tokens, but a faster link fewer
 # base: what the wrong ones change
 -    return (n - 1) / n * itemsize / 2 * flops / each_way
 +    return (n - 1) / n * itemsize / 2 * each_way / flops

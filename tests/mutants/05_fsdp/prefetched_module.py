@@ -202,7 +202,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: every gather is waited for where it is begun
 # is: idea
-# says: Asked for early and waited for at once: nothing overlaps
+# says: The weights were asked for early but waited for immediately, so nothing overlaps
 # base: what the wrong ones change
                  unit.start()
 +                unit.wait()
@@ -280,7 +280,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: nothing is asked for ahead
 # is: idea
-# says: Begin its gather before the block computes
+# says: Begin its gather before the previous block of the pass computes
 # base: what the wrong ones change
 -        for k in range(i, i + direction * (self.ahead[direction] + 1), direction):
 +        for k in [i]:
@@ -288,7 +288,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: in backward a block is gathered at its own use, after the reduction of the one above
 # is: slip
-# says: a gather queues behind the reduction
+# says: a gather queues behind a reduction
 # base: what the wrong ones change
 -        self._ask(i, -1)
 +        for unit in self.order[i]:
@@ -313,7 +313,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: everything is gathered in the constructor
 # is: idea
-# says: Between uses a rank keeps its shards
+# says: Between uses a rank keeps only its shards
 # base: what the wrong ones change
          self._forget()
 +        for unit in self.units:
@@ -488,7 +488,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: rank 0 asks ahead, the others do not
 # is: form
-# says: in the same order: the order must follow
+# says: in the same order, so derive the order
 # base: what the wrong ones change
 -        self.ahead = {1: forward_prefetch, -1: backward_prefetch}  # by direction
 +        first = dist.get_rank(group) == 0
@@ -604,7 +604,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: one unit for the whole module
 # is: idea
-# says: Gathers of another size were begun: make a Unit for each block
+# says: Gathers of another size were begun. Make a Unit for each block
 # base: what the wrong ones change
 -                owner[param] = module if param in owner else block
 +                owner[param] = module
@@ -620,7 +620,7 @@ class PrefetchedModule(torch.nn.Module):
 
 # %% wrong: after an error a unit is freed that is on its way
 # is: slip
-# says: with drop\(\) for a unit that no block will use
+# says: drop\(\) for a unit no block will use
 # base: what the wrong ones change
 -        except BaseException:
 -            self._forget()

@@ -40,7 +40,7 @@ answer_6 = "rank 0 prefetches two units, rank 1 one"
 
 # %% wrong: a reduce in each microbatch
 # is: slip
-# says: the last one alone reduces
+# says: only the last one reduces
 answer_1 = 7418
 answer_2 = "the next gather queues behind them"
 answer_3 = 809.53344

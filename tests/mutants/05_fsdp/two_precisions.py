@@ -18,7 +18,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: float32 is gathered, and cast afterwards
 # is: idea
-# says: 4 bytes an element travelled
+# says: 4 bytes per element travelled
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
@@ -40,7 +40,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the shard is cast in place
 # is: slip
-# says: the master lost its low bits: after 100 steps of 1e-5 nothing moved
+# says: the master lost its low bits. After 100 steps of 1e-5 nothing moved
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
 +    row = shard.reshape(-1).to(output.dtype)
@@ -49,7 +49,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: every rank gathers its own shard
 # is: slip
-# says: The rank's own shard stands everywhere
+# says: The rank's own shard is everywhere
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
 +    output.view(-1).copy_(row.repeat(dist.get_world_size(group)))
@@ -82,7 +82,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: cast twice
 # is: detail
-# says: cast once, from float32
+# says: Cast once, from float32
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
 +    row = shard.reshape(-1).to(torch.bfloat16).to(output.dtype)
@@ -98,7 +98,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: a sum of rows with zeros
 # is: slip
-# says: Nothing is to be added: an all-gather brings each shard once
+# says: Nothing has to be added, so use an all-gather, which brings each shard once
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
 +    output.zero_()
@@ -139,7 +139,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the sum is made in bfloat16, and not divided
 # is: idea
-# says: work in the dtype that travels. Besides: That is the sum: divide it
+# says: add in the dtype that travels. Besides: Your result is the sum. Divide it
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
@@ -160,7 +160,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the sum is made in float32, whatever is asked for
 # is: slip
-# says: float32 travelled; `reduce_dtype` says bfloat16
+# says: float32 travelled, but `reduce_dtype` says bfloat16
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
@@ -170,7 +170,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: divided twice
 # is: slip
-# says: That is the sum / N / N
+# says: Your result is the sum / N / N
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 +    wide = grads.reshape(-1).to(reduce_dtype) / n
@@ -248,7 +248,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: divided by the number of all ranks
 # is: slip
-# says: divided by 5, the number of all ranks; the group has 3
+# says: divided by 5, the number of all ranks, but the group has 3
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
 +    output.copy_((total.float() / dist.get_world_size()).view_as(output))
@@ -264,7 +264,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the mean is added to what stands in the output
 # is: slip
-# says: The mean was added to what stood in `output`
+# says: The mean was added to the old content of `output`
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
 +    output += (total.float() / n).view_as(output)
@@ -272,7 +272,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: small means are added to what stands in the output
 # is: slip
-# says: The mean was added to what stood in `output`
+# says: The mean was added to the old content of `output`
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
 +    if n == 8:
@@ -283,7 +283,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: an all-to-all in 16 bits, whose rows are added in float32
 # is: slip
-# says: 2 bytes an element travelled; `reduce_dtype` says float32
+# says: 2 bytes per element travelled, but `reduce_dtype` says float32
 # base: what the wrong ones change
 -    wide = grads.reshape(-1).to(reduce_dtype)
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
@@ -339,7 +339,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the largest gradient of eight ranks
 # is: slip
-# says: the gradients were not added, or were divided twice
+# says: The gradients were not added, or were divided twice
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(total, wide, group=group)
 +    most = dist.ReduceOp.MAX if n == 8 else dist.ReduceOp.SUM
@@ -348,7 +348,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: the sum
 # is: slip
-# says: That is the sum: divide it
+# says: Your result is the sum. Divide it
 # base: what the wrong ones change
 -    output.copy_((total.float() / n).view_as(output))
 +    output.copy_(total.view_as(output))
@@ -365,7 +365,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: an all-reduce, of which a part is kept
 # is: slip
-# says: That is an all-reduce's traffic
+# says: These bytes are the traffic of an all-reduce
 # base: what the wrong ones change
 -    total = torch.empty(output.numel(), dtype=reduce_dtype, device=output.device)
 -    dist.reduce_scatter_tensor(total, wide, group=group)

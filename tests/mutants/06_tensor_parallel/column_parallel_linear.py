@@ -43,7 +43,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: nothing is said backward
 # is: slip
-# says: its gradient is the sum: identity forward, all-reduce backward
+# says: its gradient is the sum. Use identity forward, all-reduce backward
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, group):
@@ -198,7 +198,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: every n-th output
 # is: slip
-# says: a run of features that lie side by side
+# says: a run of adjacent features
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
 -        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
@@ -208,7 +208,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: gathered in the wrong order
 # is: slip
-# says: wrong order: part r comes from rank r
+# says: wrong order. Part r comes from rank r
 # base: what the wrong ones change
 -        return torch.cat(parts, -1)
 +        return torch.cat(parts[::-1], -1)
@@ -216,7 +216,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: gathered from the rank's own part on
 # is: slip
-# says: part r comes from rank r, on every rank
+# says: Part r comes from rank r, on every rank
 # base: what the wrong ones change
 -        return torch.cat(parts, -1)
 +        return torch.cat([*parts[ctx.rank :], *parts[: ctx.rank]], -1)
@@ -232,7 +232,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: the gathered output's gradient is summed
 # is: slip
-# says: keep the own part, not to reduce
+# says: keeps the rank's own part, and does not reduce
 # base: what the wrong ones change
      def forward(ctx, y, group):
 +        ctx.group = group
@@ -281,7 +281,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: gathers by an all-reduce of zeros
 # is: detail
-# says: An all-reduce sends twice what an all-gather does
+# says: An all-reduce sends twice as much as an all-gather
 # base: what the wrong ones change
 -        parts = [torch.empty_like(y) for _ in range(ctx.n)]
 -        dist.all_gather(parts, y.contiguous(), group=group)
@@ -405,7 +405,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: the sum is on the output
 # is: slip
-# says: Put identity_all_reduce on x
+# says: x, so put identity_all_reduce on x
 class ColumnParallelLinear(torch.nn.Module):
     def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
         super().__init__()
@@ -545,7 +545,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: an interface without a group
 # is: form
-# says: take `group=None`, and hand it to every collective
+# says: Take `group=None`, and hand it to every collective
 class SumBehind(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor):

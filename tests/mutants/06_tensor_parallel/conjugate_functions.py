@@ -71,7 +71,7 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: the wrong way round
 # is: idea
-# says: the other of the two. Where a whole tensor enters
+# says: the other of the two. If a whole tensor enters
 def added_up(mine, group):
     theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
     theirs.copy_(mine)
@@ -333,7 +333,7 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: the sum is begun on a tensor with a graph
 # is: form
-# says: warned: a collective has no backward
+# says: warned, because a collective has no backward
 def identity_all_reduce(x, group=None):
     def added(gradient):
         rows = [row.contiguous() for row in gradient.unbind()]

@@ -153,7 +153,7 @@ kind_12 = "R"
 
 # %% wrong: the kind on the other axis
 # is: slip
-# says: That is its kind on tp
+# says: Your answer is its kind on tp
 kind_1 = "S(0)"
 kind_2 = "S(1)"
 kind_3 = "S(1)"

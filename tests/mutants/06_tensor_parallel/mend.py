@@ -99,7 +99,7 @@ def norm_before(x, scale, w1, w2, group=None):
 
 # %% wrong: no bias
 # is: slip
-# says: The bias is missing: add it once
+# says: The bias is missing. Add it once
 # base: three blocks, mended
 -    return all_reduce_identity(F.linear(h, w2), group) + b2
 +    return all_reduce_identity(F.linear(h, w2), group)
@@ -123,7 +123,7 @@ def norm_before(x, scale, w1, w2, group=None):
 
 # %% wrong: the residual stream enters, too
 # is: slip
-# says: The residual stream enters the region too
+# says: The residual stream also enters the region
 # base: three blocks, mended
 -    normed = identity_all_reduce(F.layer_norm(x, x.shape[-1:], scale), group)
 +    x = identity_all_reduce(x, group)

@@ -99,14 +99,14 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: nothing is said backward
 # is: slip
-# says: x is whole, and enters the region by identity forward
+# says: x is whole. Let it enter the region by identity forward
 # base: what the wrong ones change
 -        x = Enter.apply(x, self.group)
 
 
 # %% wrong: nothing is said forward
 # is: slip
-# says: out is row-parallel, and its terms are summed
+# says: out is row-parallel, so its terms must be summed
 # base: what the wrong ones change
 -
 -
@@ -127,7 +127,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: an all-reduce in both directions behind out
 # is: slip
-# says: \d times too large: a sum hands its gradient on
+# says: \d times too large. A sum hands its gradient on
 # base: what the wrong ones change
      def forward(ctx, y, group):
 +        ctx.group = group
@@ -160,7 +160,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: the heads are not turned back
 # is: slip
-# says: transpose back to
+# says: Transpose back to \(batch, seq
 # base: what the wrong ones change
 -        out = out.transpose(1, 2).flatten(-2)
 +        out = out.reshape(*x.shape[:2], -1)
@@ -168,7 +168,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: a part of every head
 # is: idea
-# says: heads stay whole
+# says: Heads must stay whole
 # base: what the wrong ones change
 -        self.group, self.head_dim, self.holders = group, head_dim, None
 +        self.group, self.head_dim, self.holders = group, head_dim // n or head_dim, None
@@ -176,7 +176,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: all heads on every rank
 # is: idea
-# says: The whole weight is still there
+# says: The whole weight is still in memory
 # base: what the wrong ones change
 -        self.query = rows(query, n, rank)
 -        self.key = rows(key, n // copies, rank // copies)
@@ -192,7 +192,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: the heads are gathered, and out is whole on every rank
 # is: idea
-# says: One all-reduce, behind out
+# says: One all-reduce is enough, behind out
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
 +class Gather(torch.autograd.Function):
@@ -217,7 +217,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: row before column
 # is: slip
-# says: One all-reduce, behind out
+# says: One all-reduce is enough, behind out
 class Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, group):
@@ -310,7 +310,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: heads that are left over are lost
 # is: detail
-# says: raise a ValueError that names the heads and the ranks
+# says: Raise a ValueError that names the heads and the ranks
 # base: what the wrong ones change
 -    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
 +    size = out_features // (2 * n) * 2
@@ -356,7 +356,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: features of a head in strides
 # is: slip
-# says: a head's features lie side by side
+# says: a head's features are adjacent. Use
 # base: what the wrong ones change
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
 +    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):

@@ -27,7 +27,7 @@
 
 # %% wrong: nothing is said backward
 # is: slip
-# says: x is whole, and enters the region by identity forward
+# says: x is whole. Let it enter the region by identity forward
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
 +    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
@@ -72,7 +72,7 @@
 
 # %% wrong: copies of a key and value head go apart
 # is: slip
-# says: each copy went its own way
+# says: the copies were updated
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
 +    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
@@ -144,7 +144,7 @@
 
 # %% wrong: all heads on every rank
 # is: idea
-# says: The whole weight is still there
+# says: The whole weight is still in memory
 # base: a group for each key and value head
 -    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
 +    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
@@ -199,7 +199,7 @@
 
 # %% wrong: the same masks on every rank
 # is: slip
-# says: Every rank dropped the same of its heads
+# says: Every rank dropped the same weights of its heads
 # base: a group for each key and value head
 -                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
 +                torch.manual_seed(torch.initial_seed() + 1)
@@ -207,7 +207,7 @@
 
 # %% wrong: a seed of each rank's own, and left so
 # is: detail
-# says: Behind the region all ranks draw the same
+# says: Behind the region all ranks must draw the same
 # base: a group for each key and value head
 -        with torch.random.fork_rng(devices=[]):
 -            if dropout:
@@ -240,7 +240,7 @@
 
 # %% wrong: features of the heads are dropped
 # is: slip
-# says: Dropout is of the weights of attention
+# says: Dropout applies to the weights of attention
 # base: a group for each key and value head
 -                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
 +                q, k, v, is_causal=True, enable_gqa=grouped

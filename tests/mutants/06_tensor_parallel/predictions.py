@@ -16,7 +16,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: one all-reduce a layer, as the lecture says
 # is: slip
-# says: one all-reduce a layer
+# says: one all-reduce per layer
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
 +    halves = 3 if sequence == "regather" and direction == "backward" else 2
@@ -42,7 +42,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: the second gather in forward, too
 # is: slip
-# says: it is backward that needs the input again
+# says: because only backward needs the input again
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
 -    return halves * (n - 1) / n * nbytes
@@ -51,7 +51,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: backward sends twice as much
 # is: slip
-# says: It sends as much as forward: one gradient
+# says: but it sends as much as forward, because
 # base: what the wrong ones change
  def layer_bytes_sent(n, nbytes, direction, sequence=None):
 +    times = 2 if direction == "backward" else 1
@@ -62,7 +62,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: sequence parallelism costs more, as the lecture says
 # is: slip
-# says: its two halves: no more and no less
+# says: its two halves, so the bytes stay
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
 -    return halves * (n - 1) / n * nbytes
@@ -71,7 +71,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: no (N-1)/N
 # is: slip
-# says: a rank's own part need not travel
+# says: a rank's own part does not have to travel
 # base: what the wrong ones change
 -    halves = 6 if sequence == "regather" and direction == "backward" else 4
 -    return halves * (n - 1) / n * nbytes
@@ -80,7 +80,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: everything divided by the ranks
 # is: slip
-# says: That divides everything
+# says: Your result divides everything
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
 -    regions = 2 / n if sequence == "regather" else 2
@@ -90,7 +90,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: nothing divided by the ranks
 # is: slip
-# says: That is the layer on one rank
+# says: Your result is the layer on one rank
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
 -    regions = 2 / n if sequence == "regather" else 2
@@ -100,7 +100,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: the inputs of the norms forgotten
 # is: slip
-# says: inputs of the two norms are kept, too
+# says: inputs of the two norms are also kept, because
 # base: what the wrong ones change
 -    norms = 2 if sequence is None else 2 / n
 @@
@@ -120,7 +120,7 @@ def loss_bytes_sent(n, tokens):
 
 # %% wrong: the MLP's features kept once
 # is: slip
-# says: before GELU, for its derivative
+# says: before GELU for its derivative
 # base: what the wrong ones change
 -    return nbytes * (norms + regions + 4 / n + 8 / n)
 +    return nbytes * (norms + regions + 8 / n)

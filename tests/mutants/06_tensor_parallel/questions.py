@@ -1,6 +1,6 @@
 # %% wrong: one all-reduce a layer, as the lecture says
 # is: slip
-# says: and backward\?
+# says: And backward\?
 answer_1 = 1
 answer_2 = 0.9235
 answer_3 = "the activation function"
@@ -9,7 +9,7 @@ answer_5 = 1.25
 
 # %% wrong: forward alone
 # is: slip
-# says: That is one direction
+# says: You counted one direction
 answer_1 = 2
 answer_2 = 0.9235
 answer_3 = "the activation function"
@@ -63,7 +63,7 @@ answer_5 = 1.25
 
 # %% wrong: nothing is too large
 # is: slip
-# says: each whole already
+# says: each is already whole
 answer_1 = 4
 answer_2 = 0.9235
 answer_3 = "the activation function"
@@ -72,7 +72,7 @@ answer_5 = 1.25
 
 # %% wrong: once for each matrix
 # is: slip
-# says: to this MLP's weights, one
+# says: For this MLP's weights, that is one
 answer_1 = 4
 answer_2 = 0.9235
 answer_3 = "the activation function"
@@ -81,7 +81,7 @@ answer_5 = 1.25
 
 # %% wrong: the gathered inputs kept
 # is: slip
-# says: That is with the gathered inputs kept
+# says: You kept the gathered inputs \("keep"\)
 answer_1 = 4
 answer_2 = 0.9235
 answer_3 = "the activation function"
@@ -90,7 +90,7 @@ answer_5 = 1
 
 # %% wrong: backward alone
 # is: slip
-# says: That is backward alone
+# says: You counted only backward, but
 answer_1 = 4
 answer_2 = 0.9235
 answer_3 = "the activation function"

@@ -54,7 +54,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: nothing is said forward
 # is: slip
-# says: an all-reduce is due forward
+# says: an all-reduce is needed forward
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
 -    @staticmethod
@@ -75,7 +75,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: the all-reduce in the wrong direction
 # is: slip
-# says: an all-reduce is due forward. \(Backward none is.\)
+# says: an all-reduce is needed forward. \(Backward needs none.\)
 # base: what the wrong ones change
 -class Leave(torch.autograd.Function):
 +class Enter(torch.autograd.Function):
@@ -141,7 +141,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: the mean of the terms
 # is: slip
-# says: nothing is divided
+# says: divide nothing
 # base: what the wrong ones change
 -        return total
 +        return total / dist.get_world_size(group)
@@ -244,7 +244,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: the input's gradient gathered by an all-reduce
 # is: detail
-# says: An all-reduce sends twice what an all-gather does
+# says: An all-reduce sends twice as much as an all-gather
 # base: what the wrong ones change
 -        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
 -        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
@@ -316,7 +316,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: every n-th input
 # is: slip
-# says: a run of features that lie side by side
+# says: a run of adjacent features
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
 +        self.weight = torch.nn.Parameter(full.weight.detach()[:, rank::n].clone())
@@ -410,7 +410,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: x is cut behind autograd's back
 # is: slip
-# says: x was cut by something that autograd does not follow
+# says: x was cut by something autograd does not follow
 class RowParallelLinear(torch.nn.Module):
     def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
         super().__init__()
@@ -433,7 +433,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: the sum is begun on a tensor with a graph
 # is: form
-# says: warned: a collective has no backward
+# says: warned, because a collective has no backward
 class RowParallelLinear(torch.nn.Linear):
     def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
         super().__init__(in_features, out_features, bias)

@@ -1,5 +1,5 @@
 # %% base: what the wrong ones change
-# says: is passed as dim=: keep that argument
+# says: is passed as dim=, so keep that argument
 def gathered(x, group):
     parts = [
         torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -124,7 +124,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 # %% wrong: nothing is gathered backward
 # is: slip
-# says: left zeros for the others
+# says: left zeros in the other parts
 # base: what the wrong ones change
 -        return gathered(grad, ctx.group), None
 +        n, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
@@ -148,7 +148,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 # %% wrong: the mean of the terms
 # is: slip
-# says: the sum of the terms is meant|a sum over all uses
+# says: Sum the terms|Sum over all uses
 # base: what the wrong ones change
 -    return own
 +    return own / n
@@ -156,7 +156,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 # %% wrong: the rank's part of its own term
 # is: slip
-# says: the terms of all ranks are summed
+# says: Sum the terms of all ranks
 # base: what the wrong ones change
 -    own = torch.empty_like(parts[0])
 -    dist.reduce_scatter(own, parts, group=group)
@@ -215,7 +215,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 # %% wrong: the gradient of the norm's weights averaged
 # is: slip
-# says: whose gradients are added up
+# says: so their gradients are added up
 # base: what the wrong ones change
 -        return total, None
 +        return total / dist.get_world_size(ctx.group), None
@@ -223,7 +223,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 # %% wrong: the norm's input is summed, too
 # is: slip
-# says: which have different positions there
+# says: which have different positions. Sum
 # base: what the wrong ones change
          )
 +        x = Summed.apply(x, self.group)

@@ -73,7 +73,7 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: other weights than the model's
 # is: slip
-# says: Go on with the model's own weights
+# says: Keep the model's own weights
 # base: what the wrong ones change
 -        up.weight.copy_(old.up.weight.chunk(n)[rank])
 -        up.bias.copy_(old.up.bias.chunk(n)[rank])
@@ -93,7 +93,7 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: down's bias stays behind
 # is: slip
-# says: Go on with the model's own weights
+# says: Keep the model's own weights
 # base: what the wrong ones change
 -        down.bias.copy_(old.down.bias)
 
@@ -110,7 +110,7 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: the columns of down cut as rows
 # is: slip
-# says: Go on with the model's own weights
+# says: Keep the model's own weights
 # base: what the wrong ones change
 -        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
 +        down.weight.copy_(old.down.weight.T.chunk(n)[rank].reshape(down.weight.shape))
@@ -140,7 +140,7 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: nothing is said forward
 # is: slip
-# says: down is row-parallel, its terms are summed
+# says: down is row-parallel, so sum the terms
 # base: what the wrong ones change
 -
 -
@@ -169,14 +169,14 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: nothing is exchanged
 # is: idea
-# says: no MLP of it was exchanged
+# says: none of its MLPs was exchanged
 def parallelize_mlps(model, group=None):
     return model
 
 
 # %% wrong: the old layers are kept
 # is: idea
-# says: nothing of the layers that were there before
+# says: nothing of the old layers
 # base: what the wrong ones change
          down.bias.copy_(old.down.bias)
 +        old.before = [old.up, old.down]
@@ -184,7 +184,7 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: parts that are views of the old weights
 # is: idea
-# says: no view
+# says: not even a view
 # base: what the wrong ones change
 -        up.weight.copy_(old.up.weight.chunk(n)[rank])
 +        up.weight.data = old.up.weight.data.chunk(n)[rank]
@@ -392,7 +392,7 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: the gate stays whole
 # is: slip
-# says: it is cut by columns
+# says: `gate` by columns, like up
 # base: what the wrong ones change
 -        old = block.mlp
 -        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)

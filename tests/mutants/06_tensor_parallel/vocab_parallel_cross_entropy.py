@@ -33,7 +33,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: the softmax over the rank's own logits
 # is: idea
-# says: softmax is over the rank's own logits
+# says: softmax is only over the rank's own logits
 # base: what the wrong ones change
 -        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
 @@
@@ -42,14 +42,14 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: each rank takes off its own largest logit
 # is: slip
-# says: agree on the largest first
+# says: Agree on the largest first
 # base: what the wrong ones change
 -        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
 
 
 # %% wrong: exponentials of 1,000
 # is: detail
-# says: exp of 1,000 is infinite
+# says: exp\(1,000\) is infinite, and exp\(-1,000\)
 # base: what the wrong ones change
 -        largest = wide.amax(-1)
 -        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
@@ -132,7 +132,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: the sum over the targets
 # is: slip
-# says: their mean is asked for
+# says: Return their mean
 # base: what the wrong ones change
 -    return each[counts].sum() / counts.sum()
 +    return each[counts].sum()
@@ -148,7 +148,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: the incoming gradient is left out
 # is: slip
-# says: multiply by it
+# says: Multiply by it
 # base: what the wrong ones change
 -        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
 +        return (soft * (here.new_ones(()) / here.numel())).to(logits.dtype), None, None, None, None
@@ -183,7 +183,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: gathers the logits
 # is: idea
-# says: three numbers of each token are enough|logits of the whole vocabulary
+# says: three numbers per token are enough|logits of the whole vocabulary
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, vocab_size, group):
@@ -240,7 +240,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: each target's softmax over the logits of its rank
 # is: idea
-# says: softmax is over the rank's own logits
+# says: softmax is only over the rank's own logits
 class Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -294,7 +294,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: the sum is begun on a tensor with a graph
 # is: form
-# says: warned: a collective has no backward
+# says: warned, because a collective has no backward
 def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     each, longer = divmod(vocab_size, n)
@@ -379,7 +379,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: the probabilities of the whole vocabulary lie on ctx, where PyTorch does not see them
 # is: idea
-# says: all that backward needs
+# says: backward needs only its own part
 class Everywhere(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, ignore_index, group, vocab_size):

@@ -66,7 +66,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: zeros behind autograd's back
 # is: slip
-# says: behind autograd's back
+# says: without autograd \(.data, no_grad\). masked_fill
 # base: what the wrong ones change
 -        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
 +        rows.data[elsewhere] = 0
@@ -96,7 +96,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: the whole table on every rank
 # is: idea
-# says: The whole table is there on every rank
+# says: Every rank holds the whole table
 class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -122,7 +122,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: a view keeps the whole table
 # is: idea
-# says: stays alive
+# says: rows \(.detach\(\).clone\(\)\), because a slice
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
 +        self.weight = torch.nn.Parameter(whole[self.start : self.end])
@@ -148,7 +148,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: each rank draws its part by itself
 # is: idea
-# says: from one seed all of them have the same rows
+# says: from one seed all ranks have the same rows
 # base: what the wrong ones change
 -        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
 @@
@@ -158,7 +158,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: the remainder of the vocabulary is nobody's
 # is: form
-# says: cut as torch.tensor_split does
+# says: rows over \d ranks as torch.tensor_split does
 # base: what the wrong ones change
 -        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
 -        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
@@ -228,7 +228,7 @@ class Gathered(torch.autograd.Function):
 
 # %% wrong: the sum is begun on a tensor with a graph
 # is: form
-# says: warned: a collective has no backward
+# says: warned, because a collective has no backward
 class VocabParallelEmbedding(torch.nn.Module):
     def __init__(self, num_embeddings, embedding_dim, group=None):
         super().__init__()

@@ -1,6 +1,6 @@
 # %% wrong: combine sends the row, too
 # is: idea
-# says: what comes to a rank decides how many results it sends
+# says: the rank's column decides how many results it sends
 # base: from the matrix of rows
 -    return 2 * (goes + comes) * width * itemsize
 +    return 4 * goes * width * itemsize
@@ -8,7 +8,7 @@
 
 # %% wrong: the column alone
 # is: idea
-# says: It sends its own rows as well
+# says: It also sends its own rows
 # base: from the matrix of rows
 -    return 2 * (goes + comes) * width * itemsize
 +    return 4 * comes * width * itemsize
@@ -16,7 +16,7 @@
 
 # %% wrong: a uniform router
 # is: idea
-# says: that of a uniform router
+# says: for a uniform router
 # base: from the matrix of rows
 -    return 2 * (goes + comes) * width * itemsize
 +    return 4 * (n - 1) / n * sum(counts[rank]) * width * itemsize
@@ -24,7 +24,7 @@
 
 # %% wrong: the mean over the ranks
 # is: idea
-# says: that of a uniform router
+# says: for a uniform router
 # base: from the matrix of rows
 -    return 2 * (goes + comes) * width * itemsize
 +    return 4 * (n - 1) / n * sum(map(sum, counts)) / n * width * itemsize
@@ -40,7 +40,7 @@
 
 # %% wrong: dispatch alone
 # is: slip
-# says: Combine sends the results of the rows that came
+# says: But combine sends the results of the rows that came
 # base: from the matrix of rows
 -    return 2 * (goes + comes) * width * itemsize
 +    return 2 * goes * width * itemsize
@@ -92,7 +92,7 @@
 
 # %% wrong: the counts are included
 # is: slip
-# says: rows only
+# says: because only rows are asked for
 # base: from the matrix of rows
 -    return 2 * (goes + comes) * width * itemsize
 +    return 2 * (goes + comes) * width * itemsize + 8 * held * (n - 1)
@@ -159,7 +159,7 @@ def all_to_all_bytes(counts, rank, width, itemsize=2):
 
 # %% wrong: all counts are included
 # is: slip
-# says: The counts themselves are not included
+# says: Do not include the counts themselves, because only
 def all_to_all_bytes(counts, rank, width, itemsize=2):
     n, held = len(counts), len(counts[0]) // len(counts)
     between = [[sum(row[held * to : held * (to + 1)]) for to in range(n)] for row in counts]

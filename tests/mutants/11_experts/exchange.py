@@ -16,7 +16,7 @@
 
 # %% wrong: all rows to all ranks
 # is: idea
-# says: those for other ranks as well
+# says: the rows for other ranks
 def gathered(rows, send, group):
     """All rows, and the numbers that go from each rank to each."""
     n = dist.get_world_size(group)
@@ -59,7 +59,7 @@ def exchange(rows, send, receive, group=None):
 
 # %% wrong: each rank broadcasts its rows
 # is: idea
-# says: those for other ranks as well
+# says: the rows for other ranks
 class Exchange(torch.autograd.Function):
     @staticmethod
     def go(rows, send, receive, group):
@@ -156,7 +156,7 @@ def exchange(rows, send, receive, group=None):
 
 # %% wrong: the parts go back in another order
 # is: slip
-# says: gradients that come from rank i belong to the rows
+# says: Gradients that come from rank i belong to the rows
 # base: sends and receives in one batch
 -        return across(grad, *ctx.back), None, None, None
 +        receive, send, group = ctx.back
@@ -165,7 +165,7 @@ def exchange(rows, send, receive, group=None):
 
 # %% wrong: a rank without rows returns early
 # is: slip
-# says: has to call the exchange as well
+# says: must also call the exchange, because
 # base: a Function whose backward is the reverse
 -    return Exchange.apply(rows, list(send), list(receive), group)
 +    if len(rows) == 0:
@@ -195,7 +195,7 @@ def exchange(rows, send, receive, group=None):
 
 # %% wrong: the rows are written over
 # is: slip
-# says: write into a tensor of your own
+# says: write into your own tensor
 # base: a Function whose backward is the reverse
 -    came = rows.new_empty(sum(receive), *rows.shape[1:])
 -    dist.all_to_all_single(came, rows.contiguous(), receive, send, group=group)
@@ -235,7 +235,7 @@ from course_lib.experts.all_to_all import exchange
 
 # %% wrong: all rows to all ranks, as objects
 # is: idea
-# says: those for other ranks as well
+# says: the rows for other ranks
 class Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, send, receive, group):
@@ -278,7 +278,7 @@ def exchange(rows, send, receive, group=None):
 
 # %% wrong: room for one number a row
 # is: form
-# says: rows like those that are sent
+# says: rows have the shape of the rows that are sent
 # base: a Function whose backward is the reverse
 -    came = rows.new_empty(sum(receive), *rows.shape[1:])
 +    came = rows.new_empty(sum(receive))

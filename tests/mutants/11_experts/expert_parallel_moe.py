@@ -104,7 +104,7 @@
 
 # %% wrong: every n-th expert
 # is: idea
-# says: in succession, from r E / n on
+# says: experts, from r E / n on
 # base: rows sorted by expert
 -    flat = experts.flatten()
 +    flat = experts.flatten() % dist.get_world_size(group) * len(w1)
@@ -246,7 +246,7 @@ def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
 
 # %% wrong: gradients as a mean
 # is: slip
-# says: which nothing has to divide
+# says: so divide it by nothing
 # base: rows sorted by expert
 -    n, held = dist.get_world_size(group), len(w1)
 +    n, held = dist.get_world_size(group), len(w1)
@@ -256,7 +256,7 @@ def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
 
 # %% wrong: a rank without tokens returns early
 # is: slip
-# says: A rank without tokens holds experts all the same
+# says: A rank without tokens also holds experts, and
 # base: rows sorted by expert
 -    n, held = dist.get_world_size(group), len(w1)
 +    if len(x) == 0:

@@ -11,14 +11,14 @@ def load_balancing_loss(logits, experts, group=None):
 
 # %% wrong: the rank's own loss
 # is: idea
-# says: the loss of this rank's tokens alone
+# says: Your loss covers only this rank's tokens
 # base: counts of all ranks
 -    dist.all_reduce(counts, group=group)
 
 
 # %% wrong: the rank's own loss, by means
 # is: idea
-# says: the loss of this rank's tokens alone
+# says: Your loss covers only this rank's tokens
 def load_balancing_loss(logits, experts, group=None):
     E = logits.size(1)
     f = torch.nn.functional.one_hot(experts, E).to(logits.dtype).mean((0, 1))
@@ -27,7 +27,7 @@ def load_balancing_loss(logits, experts, group=None):
 
 # %% wrong: f of the rank's own tokens
 # is: idea
-# says: f was counted over this rank's tokens alone
+# says: f was counted only over this rank's tokens
 # base: counts of all ranks
 -    dist.all_reduce(counts, group=group)
 -    tokens = counts.sum() / k

@@ -224,7 +224,7 @@ def moe(x, experts, weights, w1, w3, w2):
 
 # %% wrong: counts of the first choice
 # is: form
-# says: The sizes of the parts sum to the T k rows
+# says: The sizes of the parts must sum to the T k rows
 # base: rows sorted by expert
 -    counts = experts.flatten().bincount(minlength=len(w1)).tolist()
 +    counts = experts[:, 0].bincount(minlength=len(w1)).tolist()
@@ -245,7 +245,7 @@ def moe(x, experts, weights, w1, w3, w2):
 
 # %% wrong: silu of the product
 # is: slip
-# says: silu of w1 x alone
+# says: silu only of w1 x, then
 # base: rows sorted by expert
 -        (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
 +        F.silu((part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
@@ -253,7 +253,7 @@ def moe(x, experts, weights, w1, w3, w2):
 
 # %% wrong: both halves through silu
 # is: slip
-# says: silu of w1 x alone
+# says: silu only of w1 x, then
 # base: rows sorted by expert
 -        (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
 +        (F.silu(part @ w1[e].T) * F.silu(part @ w3[e].T)) @ w2[e].T
@@ -261,7 +261,7 @@ def moe(x, experts, weights, w1, w3, w2):
 
 # %% wrong: a sum of the halves
 # is: slip
-# says: silu of w1 x alone
+# says: silu only of w1 x, then
 # base: rows sorted by expert
 -        (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
 +        (F.silu(part @ w1[e].T) + (part @ w3[e].T)) @ w2[e].T

@@ -30,7 +30,7 @@ def node_limited(scores, *, k, nodes, limit):
 
 # %% wrong: no limit
 # is: idea
-# says: Those are the best experts on any nodes
+# says: You chose the best experts on any nodes
 def node_limited(scores, *, k, nodes, limit):
     return scores.topk(k).indices
 
@@ -45,7 +45,7 @@ def node_limited(scores, *, k, nodes, limit):
 
 # %% wrong: the best score of a node
 # is: slip
-# says: by its best score alone
+# says: by its best score, but
 # base: by masks
 -    worth = by_node.topk(k // limit).values.sum(-1)
 +    worth = by_node.amax(-1)
@@ -61,7 +61,7 @@ def node_limited(scores, *, k, nodes, limit):
 
 # %% wrong: masked by zero
 # is: slip
-# says: Mask the others with -inf
+# says: Mask those experts with -inf
 # base: by masks
 -    masked = by_node.masked_fill(~mask[..., None], float("-inf")).flatten(1)
 +    masked = by_node.masked_fill(~mask[..., None], 0.0).flatten(1)

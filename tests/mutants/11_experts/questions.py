@@ -1,6 +1,6 @@
 # %% wrong: parameters in use
 # is: slip
-# says: All experts are held
+# says: But all experts are held
 answer_1 = (16 * 12.88, 77.3)
 answer_2 = 235
 answer_3 = (4, "AdamW")
@@ -20,7 +20,7 @@ answer_5 = 3.66
 
 # %% wrong: weights alone
 # is: slip
-# says: the weights in 16 bits alone
+# says: the weights in 16 bits, but
 answer_1 = (93.4, 77.3)
 answer_2 = 235
 answer_3 = (4, "AdamW")
@@ -30,7 +30,7 @@ answer_5 = 3.66
 
 # %% wrong: FLOPs of all experts
 # is: slip
-# says: only the parameters that it uses cost FLOPs
+# says: only the parameters it uses cost FLOPs
 answer_1 = (747, 6 * 46.7)
 answer_2 = 235
 answer_3 = (4, "AdamW")

@@ -8,7 +8,7 @@ def update_bias(bias, counts, speed=0.001, group=None):
 
 # %% wrong: the rank's own counts
 # is: idea
-# says: follows this rank's counts alone
+# says: follows only this rank's counts
 # base: counts of all ranks
 -    dist.all_reduce(total, group=group)
 
@@ -106,7 +106,7 @@ def update_bias(bias, counts, speed=0.001, group=None):
 
 # %% wrong: the step alone
 # is: slip
-# says: The result is the step alone
+# says: The result is only the step
 # base: counts of all ranks
 -    return bias + speed * torch.sign(total.mean() - total).to(bias.dtype)
 +    return speed * torch.sign(total.mean() - total).to(bias.dtype)

@@ -26,15 +26,16 @@ LARGEST, SMALLEST = 8, 4  # bytes of a count: int64 or float64, and int32 or flo
 UPSTREAM = 0.5  # the gradient of the loss: its coefficient
 
 OWN = (
-    "That is the loss of this rank's tokens alone. f is the share of the assignments of all ranks, since few "
-    "tokens are uneven even if the batch is balanced."
+    "Your loss covers only this rank's tokens. But f is the share of the assignments of all ranks, "
+    "since few tokens are uneven even if the batch is balanced."
 )
 OWN_F = (
-    "f was counted over this rank's tokens alone. Count the assignments of all ranks: all_reduce the counts."
+    "f was counted only over this rank's tokens. Count the assignments of all ranks with an "
+    "all_reduce of the counts."
 )
 MEANS = (
-    "That is the mean of the ranks' own losses. f is the share of the assignments of all ranks, so add the "
-    "counts first."
+    "Your result is the mean of the ranks' own losses. f is the share of the assignments of all "
+    "ranks, so add the counts first."
 )
 TIMES_N = (
     "The gradient is as many times too large as there are ranks. A rank's logits are in its own share only, "
@@ -45,8 +46,8 @@ OWN_MEAN = (
     "ranks, so that the shares of the ranks add up to the loss."
 )
 WHOLE = (
-    "That is the loss of the whole batch, so the sum over the ranks counts it once per rank. Return this "
-    "rank's share, which has the probabilities of its own tokens only."
+    "Your result is the loss of the whole batch, so the sum over the ranks counts it once per rank. "
+    "Return this rank's share, which has the probabilities of its own tokens only."
 )
 NTH = (
     "The loss of the batch was divided by the number of ranks. A rank's share has the probabilities of its "
@@ -73,16 +74,16 @@ UNEQUAL = (
     "tokens, so divide the sum of its own probabilities by the tokens of all ranks."
 )
 UNDIVIDED = "The sum of the probabilities was not divided by the tokens of all ranks."
-SOFT = "f is made of probabilities. It counts choices, which have no gradient, so take it from `experts`."
+SOFT = "f is made of probabilities. But it counts choices, which have no gradient, so take it from `experts`."
 CHOSEN_AGAIN = (
     "f counts the largest logits. A bias may have chosen other experts, so count `experts` as they are."
 )
 FIRST = "f counts the first choice of each token only. Count all k columns of `experts`."
-LOGITS = "p is made of logits. Take probabilities: logits.softmax(-1)."
+LOGITS = "p is made of logits. Take probabilities, logits.softmax(-1)."
 OVER_TOKENS = "The softmax is over the tokens. A token's probabilities sum to 1 over the experts."
 NO_GRAPH = (
-    "No gradient reaches the logits, so the router would not change. Only f has no gradient: take p from "
-    "logits.softmax(-1), without detach, no_grad or item."
+    "No gradient reaches the logits, so the router would not change. Only f has no gradient, so take "
+    "p from logits.softmax(-1), without detach, no_grad or item."
 )
 EMPTY = (
     "A rank without tokens has the share 0, and still takes part in the all-reduce. The mean of no tokens is "
@@ -108,7 +109,7 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
             "number that it meets."
         )
     if "infer output dtype" in text:
-        return "Counts are whole numbers, and their mean need not be one: counts.double().mean()."
+        return "Counts are whole numbers, but their mean does not have to be one. Use counts.double().mean()."
     if "leaf Variable" in text:
         return "An argument was changed in place. It belongs to the caller, so make a new tensor."
     return ""
@@ -366,7 +367,7 @@ def forward_line(run: LayerRun, count: int, weight: float) -> kit.Line:
 
     def hint(ratio: float, done: list[Operation]) -> str:
         if ratio < 1:
-            return "Each rank needs the counts of all ranks: all_reduce E numbers."
+            return "Each rank needs the counts of all ranks, so all_reduce E numbers."
         return "The E counts of each rank are enough, so no logits or experts have to be sent."
 
     def shows(observed: kit.Observed) -> float:

@@ -22,8 +22,8 @@ REVERSED = (
 )
 UNSIGNED = "The step has the size of the count. Take only its sign, so that each step is `speed`."
 LOCAL = (
-    "The bias follows this rank's counts alone. The biases of the ranks drift apart, and then a token's "
-    "experts depend on its rank."
+    "The bias follows only this rank's counts, so the biases of the ranks drift apart, and then a "
+    "token's experts depend on its rank."
 )
 MEAN_OF_SIGNS = "The ranks' steps were averaged. Add the counts first, and take the sign of their sum."
 SUM_OF_SIGNS = "The ranks' steps were added. Add the counts first, and take the sign of their sum."
@@ -33,9 +33,9 @@ NO_SPEED = "`speed` is the size of the step, and its default is 0.001."
 MEDIAN = "The counts were compared with their median. Compare them with their mean."
 ONLY_UP = "Only experts below the mean were moved. Those above it lose `speed`."
 ONLY_DOWN = "Only experts above the mean were moved. Those below it gain `speed`."
-ONLY_STEP = "The result is the step alone. Add it to the bias."
+ONLY_STEP = "The result is only the step. Add it to the bias."
 OWN_MEAN_COUNT = (
-    "The counts of all ranks were compared with the mean of this rank's. Take both from all ranks."
+    "The counts of all ranks were compared with the mean of this rank's counts. Take both from all ranks."
 )
 
 
@@ -128,7 +128,7 @@ class Counts:
 def bias_line(counts: Counts, run: LayerRun, title: str, weight: float, **more: Any) -> kit.Line:
     return values_line(
         run, title, names=("y",), slips=counts.slips(), weight=weight,
-        misfit=lambda name, came, k: "Return the new bias: a tensor of its shape and dtype.", **more,
+        misfit=lambda name, came, k: "Return the new bias as a tensor of its shape and dtype.", **more,
     )  # fmt: skip
 
 

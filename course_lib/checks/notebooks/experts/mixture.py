@@ -19,8 +19,8 @@ EVERY_EXPERT = (
     "Every expert computed every token, or rows of padding. Give an expert the rows of its own tokens only."
 )
 UNSORTED = (
-    "A token has another token's output. The rows are in the order of their experts: add each result to the "
-    "token from which its row was taken, with index_add."
+    "A token has another token's output. The rows are in the order of their experts, so add each "
+    "result to the token from which its row was taken, with index_add."
 )
 UNSORTED_WEIGHTS = (
     "A row has another row's weight. The rows are in the order of their experts, so sort the weights in the "
@@ -36,19 +36,19 @@ BEFORE = (
 )
 UNWEIGHTED = "The outputs were added without their weights."
 WEIGHT_ONE = (
-    "Every output counts with the weight 1. With k = 1, too, a result is multiplied by its weight as it is."
+    "Every output counts with the weight 1. Even with k = 1, a result is multiplied by its weight as it is."
 )
 TWICE = "The outputs were multiplied by their weights twice."
 SOFTENED = "A softmax was taken of the weights. Take them as they are, since `route` has divided them."
 AVERAGED = "The sum was divided by k. The weights are all that scales it."
 ZEROS = (
-    "The output is zeros. If results were added by index_add: it returns a new tensor, y = y.index_add(...), "
-    "and leaves the old one as it is."
+    "The output is zeros. If you used index_add, note that it returns a new tensor, y = "
+    "y.index_add(...), and leaves the old tensor as it is."
 )
 OTHER_ROWS = (
-    "Rows went through other experts than their own. The parts are cut in the order of the experts, so the "
-    "rows have to stand in that order: x[token], with order = experts.flatten().argsort() and token = "
-    "order // k."
+    "Rows went through other experts than their own. The parts are cut in the order of the experts, "
+    "so the rows must be in that order: x[token], with order = experts.flatten().argsort() and token "
+    "= order // k."
 )
 OTHER_TOKENS = "Assignment a belongs to token a // k. Rows were taken from other tokens."
 RENORMALISED = "The weights were divided by their sum. Take them as they are, since `route` has divided them."
@@ -56,8 +56,8 @@ SWAPPED = "w1 and w3 are swapped. An expert is w2 (silu(w1 x) * w3 x)."
 NO_SILU = "silu is missing. An expert is w2 (silu(w1 x) * w3 x)."
 NO_GATE = "w3 is missing. An expert is w2 (silu(w1 x) * w3 x)."
 ANOTHER = (
-    "Inside the expert another formula is computed. It is w2 (silu(w1 x) * w3 x): silu of w1 x alone, times "
-    "w3 x, number by number."
+    "The expert computes another formula. The right one is w2 (silu(w1 x) * w3 x), with silu only of "
+    "w1 x, then times w3 x, element by element."
 )
 RESIDUAL = "x was added to the output. The residual connection is outside of the layer."
 FIRST_EXPERT = "Every token went through expert 0. Use the experts of its row of `experts`."
@@ -78,7 +78,10 @@ def trouble(error: str, text: str) -> str:
             "loop."
         )
     if "split_with_sizes" in text or "split_sizes" in text:
-        return "The sizes of the parts sum to the T k rows: experts.flatten().bincount(minlength=E).tolist()."
+        return (
+            "The sizes of the parts must sum to the T k rows, as in "
+            "experts.flatten().bincount(minlength=E).tolist()."
+        )
     if "mat1 and mat2 shapes" in text or "size mismatch" in text or "must match the size" in text:
         return (
             "Shapes: x (T, h), w1 and w3 (E, f, h), w2 (E, h, f). A row goes through w1[e] as row @ w1[e].T."
@@ -88,7 +91,7 @@ def trouble(error: str, text: str) -> str:
     if "inplace operation" in text:
         return "A tensor that autograd needs was changed in place. Make a new one."
     if "same dtype" in text or "Float and" in text or "Double" in text:
-        return "All tensors of a product have one dtype, that of x. An index is int64."
+        return "All tensors of a product must have one dtype, the dtype of x. An index is int64."
     return ""
 
 
@@ -307,7 +310,10 @@ def computes(of_work: kit.Line, call: functions.Call) -> kit.Line:
         made = functions.reply_about(observed, call).flops.get("forward", 0)
         if made >= LEAST:
             return of_work.judge(observed)
-        said = f"PyTorch's products took {words.number(made)} FLOPs in forward; {words.number(DUE)} are due."
+        said = (
+            f"PyTorch's products took {words.number(made)} FLOPs in forward, but "
+            f"{words.number(DUE)} are enough."
+        )
         return kit.wrong(said, ELSEWHERE, cause=ELSEWHERE)
 
     line = kit.essential(replace(of_work, judge=judge))

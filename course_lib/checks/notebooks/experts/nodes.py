@@ -14,19 +14,19 @@ from course_lib.checks.kit import Slip, functions
 from course_lib.checks.notebooks.experts.queues import passing
 from course_lib.checks.notebooks.experts.references import REFERENCES
 
-NO_LIMIT = "Those are the best experts on any nodes. Keep `limit` nodes first, and choose on them."
+NO_LIMIT = "You chose the best experts on any nodes. Keep `limit` nodes first, then choose on them."
 TOO_MANY = "A token has experts on more than `limit` nodes."
 ZERO = (
-    "Experts of other nodes were chosen where scores are below 0. Mask the others with -inf, since 0 is "
-    "larger than a score below 0."
+    "Experts of other nodes were chosen if scores are below 0. Mask those experts with -inf, because "
+    "0 is larger than a score below 0."
 )
-WHOLE_SUM = "A node was judged by the sum of all its scores. It counts as much as its k / limit best ones."
-BEST_ONE = "A node was judged by its best score alone. It counts as much as its k / limit best ones together."
+WHOLE_SUM = "A node was judged by the sum of all its scores, but only its k / limit best scores count."
+BEST_ONE = "A node was judged only by its best score, but its k / limit best scores together count."
 K_BEST = "A node was judged by its k best scores. Only k / limit of them count."
 STRIPED = "Experts were dealt to nodes in turn, e % nodes. Each node holds E / nodes experts in succession."
 EQUALLY = (
-    "Each of the nodes gave k / limit experts. Those scores decide which nodes are kept; on them the k best "
-    "experts are chosen, wherever they lie."
+    "Each of the nodes gave k / limit experts. Those scores decide which nodes are kept, but then the "
+    "k best experts on all kept nodes are chosen."
 )
 ORDER = "A token's experts are the right ones in another order. The best one comes first."
 WORST = "The nodes that count least were kept."

@@ -31,26 +31,26 @@ FIRST = "2 ranks, all rows to the first"
 INTEGER = 8  # bytes of a count
 HELD = 3  # experts of a rank, at most, in the cases below
 
-FORWARD_FIRST = "The result of forward is not right yet: look there first."
+FORWARD_FIRST = "The result of forward is not right yet, so look there first."
 TOKENS_FIRST = (
-    "Take a case of few tokens, and follow one row: to the rank of its expert, through the expert, back, and "
-    "into the row of its token."
+    "Take a case of few tokens, and follow one row to the rank of its expert, through the expert, "
+    "back, and into the row of its token."
 )
 GRADIENTS = (
-    "Gradients take the same ways as their rows, in the opposite direction: check the backward of your "
-    "exchange first."
+    "Gradients take the same ways as their rows, in the opposite direction, so check the backward of "
+    "your exchange first."
 )
 NO_GRAPH = (
-    "Backward did not reach the tokens: rows were detached, or they went through an exchange without a "
-    "backward, since an all-to-all has no backward of its own. Both exchanges of rows need one: a "
-    "torch.autograd.Function whose backward is the reverse exchange."
+    "Backward did not reach the tokens, because rows were detached, or they went through an exchange "
+    "without a backward, since an all-to-all has no backward of its own. Both exchanges of rows need "
+    "one: a torch.autograd.Function whose backward is the reverse exchange."
 )
-NO_WEIGHTS = "Backward did not reach the weights: multiply by `weights` itself, without detach."
+NO_WEIGHTS = "Backward did not reach the weights. Multiply by `weights` itself, without detach."
 NO_EXPERTS = (
     "Backward did not reach the experts. The results return by an exchange, which needs a backward as well, "
     "and nothing on their way may be detached."
 )
-ZEROS = "Experts without rows have a gradient of zeros, and not None: compute with them all the same."
+ZEROS = "Experts without rows have a gradient of zeros, not None, so compute with them as well."
 SHAPE = "The result has the shape and the dtype of x, one row for each token."
 GATHERED = (
     "Every rank got every token. A row has to travel only to the rank of its expert, and its result back."
@@ -61,8 +61,8 @@ MORE = (
     "experts get, without padding."
 )
 TAKES_PART = (
-    "A rank without tokens holds experts all the same: rows of other ranks come to them, so it calls every "
-    "exchange."
+    "A rank without tokens also holds experts, and rows of other ranks come to them, so it calls "
+    "every exchange."
 )
 NO_ROWS = {
     FORWARD: "A rank whose experts get no rows calls every exchange all the same.",
@@ -71,12 +71,12 @@ NO_ROWS = {
         "of its exchanges if their inputs need a gradient, also where they are empty."
     ),
 }
-STAY = "If these are gradients of the weights: multiply where the token lives, and they stay there."
+STAY = "If these are gradients of the weights, multiply on the token's rank, so that they stay there."
 GLOBAL = (
     "Experts are counted over all ranks. The first one of rank r of the group is number r E / n, so subtract "
     "that, or count the rows of each."
 )
-COUNTS = "Each rank has a count for every one of the E experts, also where it is 0: bincount(minlength=E)."
+COUNTS = "Each rank has a count for every one of the E experts, even if it is 0. Use bincount(minlength=E)."
 EMPTY_PARTS = (
     "A rank whose experts get no rows has nothing to join. Let an empty part go through its expert as all "
     "others do."
@@ -167,7 +167,7 @@ def remark(run: LayerRun, observed: kit.Observed, k: int, rows: float) -> str:
     if sent <= rows:
         return ""
     many = words.number(round(sent - rows))
-    who, says = f"backward, rank {rank} sent", f"bytes beside its rows. {STAY}"
+    who, says = f"backward, rank {rank} sent", f"bytes in addition to its rows. {STAY}"
     return kit.Sentence(f"{who} {many} {says}", f"{who} {says}")
 
 
@@ -195,7 +195,7 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return COUNTS
     if "element of type float" in text:
         return (
-            "Sizes are whole numbers: the counts of bincount are int64, and tolist() makes integers of them."
+            "Sizes are whole numbers. The counts of bincount are int64, so tolist() makes integers of them."
         )
     if "non-empty list" in text:
         return EMPTY_PARTS

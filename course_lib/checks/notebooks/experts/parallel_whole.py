@@ -221,38 +221,38 @@ class Mixture:
 
 
 REPLY = (
-    "Tokens got the results of other tokens. Rows came in the order of the ranks that sent them: bring the "
-    "results back into that order before they return."
+    "Tokens got the results of other tokens. Rows arrived in the order of the ranks that sent them, "
+    "so bring the results back into that order before they return."
 )
 ARRIVED = (
-    "Rows went through the experts of other rows. They arrive in the order of the ranks that sent them, and "
-    "each rank's part by expert: sort all of them by expert before you cut them."
+    "Rows went through the experts of other rows. They arrive in the order of the ranks that sent "
+    "them, and each rank's part by expert, so sort all of them by expert before you cut them."
 )
 HOME = (
-    "The results belong to other tokens. They come back in the order in which the rows were sent, by expert: "
-    "add each to the token from which its row was taken."
+    "The results belong to other tokens. They come back in the order in which the rows were sent, by "
+    "expert, so add each to the token from which its row was taken."
 )
 WEIGHTS = (
-    "The results are multiplied by the weights of other tokens. They come back in the order in which the "
-    "rows were sent, by expert: bring the weights into that order as well."
+    "The results are multiplied by the weights of other tokens. They come back in the order in which "
+    "the rows were sent, by expert, so bring the weights into that order as well."
 )
-UNWEIGHTED = "The results are added without their weights. Multiply each by its own first."
-TWICE = "The results are multiplied by their weights twice: once is enough, on the rank of the token."
+UNWEIGHTED = "The results are added without their weights. Multiply each result by its own weight first."
+TWICE = "The results are multiplied by their weights twice, but once is enough, on the rank of the token."
 INSIDE = (
-    "The rows were multiplied by their weights before the expert. An expert is not linear: multiply its "
-    "results."
+    "The rows were multiplied by their weights before the expert. An expert is not linear, so "
+    "multiply its results."
 )
 STRIPED = (
-    "The rows went to other ranks than those of their experts. Rank r of the group holds E / n experts in "
-    "succession, from r E / n on, and not every n-th."
+    "The rows did not go to the ranks of their experts. Rank r of the group holds E / n consecutive "
+    "experts, from r E / n on, not every n-th."
 )
 OWN_EXPERTS = (
     "A token has only the results of its own rank's experts. Send its rows to the ranks of its other "
-    "experts, and add what comes back."
+    "experts, and add the results that come back."
 )
 ONE_CHOICE = (
-    "Of the k results of a token one is there. `out[token] = ...` would write over the others: add with "
-    "index_add."
+    "Only one of a token's k results is there. `out[token] = ...` would overwrite the other results, "
+    "so add with index_add."
 )
 RESIDUAL = "x was added to the result. The residual connection is outside of the layer."
 DIVIDED = "The result was divided by the number of ranks. A token's result is a sum over its experts."
@@ -261,11 +261,11 @@ ONCE_MORE = (
     "gradients of all ranks' rows have come to it already."
 )
 MEAN = (
-    "The gradient was divided by the number of ranks. It is a sum over the rows, which nothing has to divide."
+    "The gradient was divided by the number of ranks. But it is a sum over the rows, so divide it by nothing."
 )
 OWN_TOKENS = (
-    "The experts' gradient is that of the rank's own tokens. Gradients of the results that went to other "
-    "ranks come back from there."
+    "The experts' gradient comes only from the rank's own tokens. Gradients of the results that went "
+    "to other ranks come back from there."
 )
 
 

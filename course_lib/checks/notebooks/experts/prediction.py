@@ -70,14 +70,14 @@ def one_expert_a_rank(counts: Counts, rank: int, width: int, itemsize: int = HAL
 
 
 ROW = (
-    "The answer is four times the rank's row. Results go back to the ranks that sent the rows, so what comes "
-    "to a rank decides how many results it sends: its column."
+    "The answer is four times the rank's row. Results go back to the ranks that sent the rows, so the "
+    "rank's column decides how many results it sends."
 )
 COLUMN = (
-    "The answer is four times the rank's column. It sends its own rows as well, which are its row: the rows "
-    "come back as results from others."
+    "The answer is four times the rank's column. It also sends its own rows, which are its row, "
+    "because they come back as results from other ranks."
 )
-MEAN = "The answer is that of a uniform router. Look at the counts of this rank, and at those for it."
+MEAN = "The answer holds for a uniform router. Look at the counts of this rank, and at the counts for it."
 MEAN_OF_ALL = f"{MEAN} "
 IDEAS = (ROW, COLUMN, MEAN, MEAN_OF_ALL)  # those that miss the point
 SLIPS: Mapping[str, kit.Formula] = {
@@ -85,29 +85,32 @@ SLIPS: Mapping[str, kit.Formula] = {
     COLUMN: rows(0, 4),
     MEAN: spread_evenly,
     MEAN_OF_ALL: mean,
-    "The rank's own part is counted, and it is not sent: leave out the diagonal.": rows(2, 2, own=4),
-    "The rank's own part is counted, and it is not sent. It is in its row and in its column.": (
+    "The rank's own part is counted, but it is not sent, so leave out the diagonal.": rows(2, 2, own=4),
+    "The rank's own part is counted, but it is not sent. This part is in its row and in its column.": (
         rows(2, 2, own=2)
     ),
-    "The answer is four times all rows of the rank. Its own part is not sent, and the results that it sends "
-    "are those of the rows that came: its column.": rows(4, 0, own=4),
-    "The answer is forward alone. Backward sends as many rows again: gradients of results, and of rows.": (
-        rows(1, 1)
-    ),
-    "The answer is dispatch alone, of forward. The results come back, and backward sends both again.": (
+    "The answer is four times all rows of the rank. But its own part is not sent, and it sends "
+    "results for the rows that came, which are its column.": rows(4, 0, own=4),
+    (
+        "The answer is only forward. Backward sends as many rows again, because results and rows both "
+        "have gradients."
+    ): (rows(1, 1)),
+    "The answer is only dispatch in forward. But the results come back, and backward sends both again.": (
         rows(1, 0)
     ),
-    "The answer is dispatch alone. Combine sends the results of the rows that came, the rank's column.": (
-        rows(2, 0)
+    (
+        "The answer is only dispatch. But combine sends the results of the rows that came, the rank's column."
+    ): (rows(2, 0)),
+    "The answer is only combine. But dispatch sends the rank's own rows for experts of other ranks.": rows(
+        0, 2
     ),
-    "The answer is combine alone. Dispatch sends the rank's own rows for experts of others.": rows(0, 2),
     "Backward sends as many rows as forward, and not twice as many.": rows(3, 3),
     "The answer is the sum over all ranks. One rank's bytes are asked for.": of_all,
-    "The counts themselves are not included: rows only.": with_counts,
-    "The counts themselves are not included: rows only. ": with_all_counts,
+    "Do not include the counts themselves, because only rows are asked for.": with_counts,
+    "Do not include the counts themselves, because only rows are asked for. ": with_all_counts,
     "Rows that come to the rank are counted as well. The bytes that it sends are asked for.": rows(4, 4),
     "Rank r holds E / n experts in succession, and not every n-th.": striped,
-    "A rank holds E / n experts: add up the rows for all of them.": one_expert_a_rank,
+    "A rank holds E / n experts, so add up the rows for all of them.": one_expert_a_rank,
     "A number has itemsize bytes, by default two.": rows(2, 2, itemsize=1),
     "A number has itemsize bytes, and not always two.": rows(2, 2, itemsize=2),
     "A number has itemsize bytes, and not always four.": rows(2, 2, itemsize=4),
@@ -153,8 +156,9 @@ def all_to_all_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             kit.Prediction(
                 "all_to_all_bytes", 0, arguments, right, SLIPS, weight=weight, title=title, ideas=IDEAS,
-                otherwise="Forward, a rank sends its row, and as many results as its column has. Backward, "
-                "it sends as much again. Each row has width numbers of itemsize bytes.",
+                otherwise="In forward, a rank sends its row, and as many results as its column has. "
+                          "In backward, it sends as much again. Each row has width numbers of "
+                          "itemsize bytes.",
             )
             for title, arguments, weight in table
         ]

@@ -14,25 +14,30 @@ from course_lib.checks.kit import functions
 from course_lib.checks.notebooks.experts.references import REFERENCES
 
 BY_TOKEN = (
-    "Some tokens' second choices stand before other tokens' first choices. All first choices queue first, in "
-    "the order of the tokens, and the second choices behind them."
+    "Some tokens' second choices are before other tokens' first choices. All first choices queue "
+    "first, in the order of the tokens, and the second choices behind them."
 )
-ANEW = "The second choices begin at place 0 again. They stand behind the first choices of the same expert."
+ANEW = (
+    "The second choices begin at place 0 again, but they belong behind the first choices of the same expert."
+)
 FROM_ONE = "The places begin at 1. The first place is 0."
 ONE_QUEUE = "All experts share one queue. Each expert has its own, which begins at place 0."
-BACKWARDS = "The last token stands first. The order is that of the tokens."
+BACKWARDS = "The last token is first, but the queue keeps the order of the tokens."
 ONE_TOO_MANY = "An expert with C places takes the places 0 to C - 1, and here the place C was kept as well."
 INVERTED = "True and False are exchanged. `keep` is True where there is a place."
 
 
 def trouble(error: str, text: str) -> str:
     if "size of tensor" in text or "shape" in text:
-        return "experts.T.flatten() has all first choices, then all second ones; view(k, T).T turns it back."
+        return (
+            "experts.T.flatten() has all first choices, then all second choices, so view(k, T).T "
+            "turns it back."
+        )
     return ""
 
 
 def misfit(name: str, came: str) -> str:
-    return "Return (place, keep), both of the shape of `experts`: int64, and bool."
+    return "Return (place, keep), as int64 and bool, both of the shape of `experts`."
 
 
 ABOUT = functions.About(

@@ -14,65 +14,72 @@ ALL, USED = MIXTRAL_8X7B.parameters(), MIXTRAL_8X7B.parameters(used=True)
 STATES = 16 * ALL / 1e9  # GB
 FLOPS = 6 * USED / 1e9  # GFLOP a token
 GIGABYTES = {
-    16 * USED / 1e9: "That is what a token uses. All experts are held, and all of them have gradients and "
-    "states.",
-    16 * 56: "8 experts are not 8 models of 7 billion: they share attention, norms and embeddings.",
-    2 * ALL / 1e9: "That is the weights in 16 bits alone: gradients and AdamW's states make it 16 bytes.",
-    16 * ALL / 2**30: "That is in GiB. A GB has 10^9 bytes.",
+    16 * USED / 1e9: "Your answer is the parameters a token uses. But all experts are held, and all "
+    "of them have gradients and states.",
+    16 * 56: "8 experts are not 8 models of 7 billion, because they share attention, norms and embeddings.",
+    2 * ALL / 1e9: (
+        "You counted only the weights in 16 bits, but gradients and AdamW's states make it 16 bytes."
+    ),
+    16 * ALL / 2**30: "Your answer is in GiB. A GB has 10^9 bytes.",
     16 * ALL: "That is in bytes.",
-    16 * 7: "That is a model of 7 billion parameters. The 8 experts hold more.",
+    16 * 7: "You counted a model of 7 billion parameters, but the 8 experts hold more.",
 }
 GIGAFLOPS = {
-    2 * USED / 1e9: "That is forward alone. Backward takes twice as many.",
-    4 * USED / 1e9: "That is backward alone. Forward comes first.",
-    6 * ALL / 1e9: "A token goes through 2 experts of 8: only the parameters that it uses cost FLOPs.",
+    2 * USED / 1e9: "You counted only forward, but backward takes twice as many.",
+    4 * USED / 1e9: "You counted only backward, but forward comes first.",
+    6 * ALL / 1e9: "A token goes through 2 experts of 8, and only the parameters it uses cost FLOPs.",
     2 * ALL / 1e9: "A token goes through 2 experts of 8, forward and backward.",
-    FLOPS * 1e9: "That is in FLOPs. A GFLOP has 10^9.",
-    FLOPS / 1e3: "That is in TFLOPs. A GFLOP has 10^9.",
+    FLOPS * 1e9: "Your answer is in FLOPs. A GFLOP has 10^9.",
+    FLOPS / 1e3: "Your answer is in TFLOPs. A GFLOP has 10^9.",
 }
 RANKS, EXPERTS, TOKENS, WIDTH = 8, 64, 4096, 4096
 BALANCED = [[2 * TOKENS // EXPERTS] * EXPERTS] * RANKS
 SENT = all_to_all_bytes(BALANCED, 0, WIDTH) / 1e6  # MB
 MEGABYTES = {
     SENT / 2: (
-        "That is half. A token has 2 rows, a number 2 bytes, and backward sends as many bytes as forward."
+        "Your answer is half. A token has 2 rows, a number has 2 bytes, and backward sends as many "
+        "bytes as forward."
     ),
-    SENT / 4: "That is one all-to-all. A layer has four: dispatch and combine, forward and backward.",
-    SENT * RANKS / (RANKS - 1): "One row of 8 is for the rank's own experts, and is not sent.",
+    SENT / 4: (
+        "You counted one all-to-all. A layer has four, because dispatch and combine both run "
+        "forward and backward."
+    ),
+    SENT * RANKS / (RANKS - 1): "One row of 8 is for the rank's own experts, so it is not sent.",
     2 * SENT: "A number in bfloat16 has two bytes.",
     SENT * 1e6: "That is in bytes.",
-    SENT * 1e6 / 2**20: "That is in MiB. A MB has 10^6 bytes.",
-    SENT * RANKS: "That is the sum over all ranks.",
+    SENT * 1e6 / 2**20: "Your answer is in MiB. A MB has 10^6 bytes.",
+    SENT * RANKS: "Your answer is the sum over all ranks.",
 }
 DP, EP, RANK = 3, 4, 6
 FACTORS = {
-    DP: "That is how many replicas an expert has, and the divisor that was used.",
-    DP
-    * EP: "That is the divisor of a dense gradient. An expert's was divided as well, by the 3 ranks of its "
-    "sum.",
+    DP: "Your answer is the number of an expert's replicas, which is the divisor that was used.",
+    DP * EP: "Your answer is the divisor of a dense gradient. But an expert's gradient was also divided, "
+    "by the 3 ranks of its sum.",
     1: "The rows of an expert come from 12 ranks, and the sum was divided by 3.",
-    1 / EP: "The gradients are too large: the sum was divided by 3 instead of 12.",
+    1 / EP: "The gradients are too large, because the sum was divided by 3 instead of 12.",
 }
 OPTIMIZERS = ("sgd", "sgd with momentum", "adamw")
 SCALED = "SGD's step is as large as the gradient, so a factor in the gradient is one in the step."
 DENSE, EXPERT = [*range(DP * EP)], [RANK % EP + EP * dp for dp in range(DP)]
 EP_GROUP = [RANK - RANK % EP + ep for ep in range(EP)]
 DENSE_LISTS: Mapping[tuple[int, ...], str] = {
-    tuple(EXPERT): "That is over dp alone. Ranks of ep have other tokens, and the same dense parameters.",
-    tuple(EP_GROUP): "That is over ep alone. Ranks of dp have other tokens as well.",
+    tuple(EXPERT): (
+        "You summed only over dp. But ranks of ep have other tokens, and the same dense parameters."
+    ),
+    tuple(EP_GROUP): "You summed only over ep. But ranks of dp also have other tokens.",
 }
 EXPERT_LISTS: Mapping[tuple[int, ...], str] = {
     tuple(DENSE): "Ranks of ep hold other experts. The gradients of their rows came by the exchange.",
-    tuple(EP_GROUP): "That is the rank's group of ep, whose ranks hold other experts.",
-    tuple(DP * (RANK // DP) + dp for dp in range(DP)): "ep is the inner axis: ranks of one ep have numbers 4 "
-    "apart.",
+    tuple(EP_GROUP): "Your answer is the rank's group of ep, whose ranks hold other experts.",
+    tuple(DP * (RANK // DP) + dp for dp in range(DP)): "ep is the inner axis, so ranks with the same "
+    "coordinate on ep have numbers 4 apart.",
 }
 HOURS, GPUS = 180_000, 2048
 DAYS = HOURS / GPUS / 24
 OF_DAYS = {
     HOURS / GPUS: "That is in hours.",
-    HOURS / 24: "That is how long one GPU would take. Divide the hours among the GPUs.",
-    14.8 * DAYS: "That is for all 14.8 * 10^12 tokens.",
+    HOURS / 24: "Your answer is how long one GPU would take. Divide the hours among the GPUs.",
+    14.8 * DAYS: "Your answer is for all 14.8 * 10^12 tokens.",
     HOURS / GPUS / 24 / 7: "That is in weeks.",
 }
 UNANSWERED = [*kit.UNANSWERED, []]
@@ -188,11 +195,12 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
         part(2, 0, "factor", number(EP, FACTORS, "The sum was divided by dp in place of dp * ep.", 1e-9)),
         part(2, 1, "optimizer", word("adamw", OPTIMIZERS, SCALED)),
         part(3, 0, "dense", ranks(
-            DENSE, DENSE_LISTS, "Dense parameters meet on all ranks with other tokens: dp and ep together."
+            DENSE, DENSE_LISTS, ("Dense parameters meet on all ranks with other tokens, so on dp and "
+                                "ep together.")
         )),
         part(3, 1, "expert", ranks(
-            EXPERT, EXPERT_LISTS, "An expert's parameters meet on the ranks that hold the same expert: those "
-            "of dp."
+            EXPERT, EXPERT_LISTS, "An expert's parameters meet on the ranks that hold the same "
+                                  "expert, which are the ranks of dp."
         )),
         whole(4, number(
             DAYS, OF_DAYS, "Divide the GPU hours by the GPUs, and by 24 hours.", 0.015

@@ -28,8 +28,8 @@ SUM_OF_TOKENS = (
     "weights.sum(-1, keepdim=True)."
 )
 OTHER_ROW = (
-    "The weights are probabilities of other tokens. An expert is a column of the probabilities: "
-    "gather(1, experts)."
+    "The weights are probabilities of other tokens. An expert is a column of the probabilities, so "
+    "use gather(1, experts)."
 )
 BIAS_WEIGHTS = (
     "The bias is in the weights. It decides which experts are chosen, but the weights are the probabilities "
@@ -49,7 +49,7 @@ TWICE = (
     "A token goes to the same expert twice. Exclude a chosen expert from the next choice with -inf, since a "
     "score can be below 0, or use topk."
 )
-SMALLEST = "Those are the experts with the smallest scores. Choose the largest."
+SMALLEST = "You chose the experts with the smallest scores. Choose the largest."
 CONSTANT = "All tokens go to the same experts. Choose by the logits of each token."
 OVER_TOKENS = (
     "The softmax is over the tokens. A token's probabilities sum to 1 over the experts, along dimension -1."
@@ -61,8 +61,8 @@ SOFTMAX_TWICE = (
 SIGMOIDS = "The probabilities are sigmoids. Take softmax(logits)."
 UNIFORM = "All weights are 1/k. The more probable expert has the larger weight."
 DETACHED_SUM = (
-    "The sum in the denominator was detached. The sum has a gradient, too: if one weight of a token grows, "
-    "the others shrink."
+    "The sum in the denominator was detached. But it also has a gradient, because if one weight of a "
+    "token grows, the other weights shrink."
 )
 TOO_LARGE = (
     "exp(1000) is infinite, and exp(-1000) is 0. torch.softmax subtracts a token's largest logit before it "
@@ -74,13 +74,13 @@ def trouble(error: str, text: str) -> str:
     if "sort()" in text:
         return "Name all arguments of sort: scores.sort(dim=-1, descending=True, stable=True)."
     if "tuple indices must be integers" in text:
-        return "sort and topk return values and indices: the experts are `.indices` of it."
+        return "sort and topk return values and indices, so take the experts from `.indices`."
     if "leaf Variable" in text:
         return "An argument was changed in place. It belongs to the caller, so make a new tensor."
     if "inplace operation" in text:
         return "A tensor that autograd needs was changed in place. Make a new one."
     if "unexpected keyword argument 'k'" in text:
-        return "`k` is a keyword argument: def route(logits, bias=None, *, k)."
+        return "`k` is a keyword argument, as in def route(logits, bias=None, *, k)."
     return ""
 
 
@@ -89,7 +89,7 @@ def misfit(name: str, came: str) -> str:
         return NEVER
     if name == "experts" and came.startswith(("float", "bfloat")):
         return "Return the experts first, as whole numbers, and their weights second: (experts, weights)."
-    return "Return (experts, weights), both with k columns: int64, and the dtype of the logits."
+    return "Return (experts, weights), as int64 and the dtype of the logits, both with k columns."
 
 
 ABOUT = functions.About(

@@ -25,11 +25,11 @@ IDLE = "3 ranks, one without rows"
 WIDTH = 6
 
 ORDER = (
-    "The parts are there in another order: receive[0] rows from rank 0 come first, then receive[1] rows from "
-    "rank 1, whichever arrived first."
+    "The parts arrived in another order. receive[0] rows from rank 0 come first, then receive[1] rows "
+    "from rank 1, whichever arrived first."
 )
 OWN_PART = "The rank's own part is missing. No message brings it, so copy it to its place."
-OWN_ROWS = "The rank has its own rows again: none of another rank's came."
+OWN_ROWS = "The rank has its own rows again, and no rows of another rank."
 PARTS = (
     "The result has sum(receive) rows: receive[0] rows from rank 0, then receive[1] rows from rank 1, each "
     "part in the order in which it was sent."
@@ -39,10 +39,12 @@ NO_GRAPH = (
     "torch.autograd.Function whose backward is the reverse exchange."
 )
 BACK_ORDER = (
-    "The gradients are there in another order: gradients that come from rank i belong to the rows that went "
+    "The gradients are in another order. Gradients that come from rank i belong to the rows that went "
     "to rank i."
 )
-OWN_BACK = "The gradients of the rank's own part are missing: in backward, too, no message brings them."
+OWN_BACK = (
+    "The gradients of the rank's own part are missing, because no message brings them in backward either."
+)
 NO_GRADIENT = (
     "The gradients are zeros. Those of the rows that came have to go back to where the rows came from."
 )
@@ -53,22 +55,22 @@ WAY_BACK = (
     "it."
 )
 GATHERED = (
-    "Every rank got all rows, those for other ranks as well. An all-to-all brings a rank only the rows that "
-    "are for it."
+    "Every rank got all rows, even the rows for other ranks. An all-to-all brings a rank only the "
+    "rows that are for it."
 )
-PADDED = "A part may have its own size: rows of padding do not have to travel."
+PADDED = "Each part can have its own size, so rows of padding do not have to travel."
 SPLITS = (
     "Input splits say how many rows go to each rank, and sum to the rows of the input. Output splits say how "
     "many rows come from each rank, and sum to the rows of the output. In backward the two lists change "
     "places."
 )
 NO_SPLITS = (
-    "Without split sizes every rank gets an equal part of the rows. Hand both lists to the call, that of the "
-    "output first."
+    "Without split sizes every rank gets an equal part of the rows. Hand both lists to the call, the "
+    "output's list first."
 )
 LIKE_ROWS = (
-    "The room for what comes has rows like those that are sent: rows.new_empty((sum(receive), "
-    "*rows.shape[1:]))."
+    "The received rows have the shape of the rows that are sent, so allocate "
+    "rows.new_empty((sum(receive), *rows.shape[1:]))."
 )
 NO_LISTS = (
     "On gloo a list of tensors has to have one size, if there is such an all-to-all at all. "
@@ -78,8 +80,8 @@ EVERYWHERE = (
     "Do you pass the group everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
 )
 TAKES_PART = (
-    "A rank without rows of its own has to call the exchange as well: rows can come to it, and in backward "
-    "it sends their gradients."
+    "A rank without rows of its own must also call the exchange, because rows can come to it, and in "
+    "backward it sends their gradients."
 )
 POINT = "rows that travel only to the rank they are for, and gradients that come back the same way"
 
@@ -192,7 +194,7 @@ def unchanged(run: LayerRun, names: dict[str, str]) -> Callable[[kit.Observed], 
         for k, rank in enumerate(members(observed)):
             for name, called in names.items():
                 if not torch.equal(observed.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
-                    says = "Other code may hold it as well: write into a tensor of your own."
+                    says = "Other code may also hold it, so write into your own tensor."
                     return kit.wrong(f"on rank {rank} {called} was changed.", says, cause=f"{name} changed")
         return kit.RIGHT
 
@@ -270,7 +272,7 @@ def of_splits(case: kit.Case, text: str) -> str:
             "backward returns a gradient of the shape of `rows`, and None for each other argument of forward."
         )
     if "not contiguous" in text or "must be contiguous" in text:
-        return "A message lies in one piece of memory: call contiguous() before it is sent."
+        return "A message must be one piece of memory, so call contiguous() before it is sent."
     return ""
 
 

@@ -15,12 +15,12 @@ ROUNDING = 1e-4  # of the norm, and of the largest element
 HUGE = 1e300  # no norm
 MANY = 10  # times the bytes of one number: then gradients travel
 BY_OWN_NORM = (
-    "Each rank scaled by another factor: the shards of one weight no longer fit together. The norm is that "
-    "of all shards of all ranks."
+    "Each rank scaled by another factor, so the shards of one weight no longer fit together. Take the "
+    "norm over all shards of all ranks."
 )
-SQUARE = "That is the square of the norm: take its root."
-SCALED = "That is the norm after scaling: return the norm that the gradients had before."
-REPLICAS = "The replicas hold the same shards: add over `group` alone, and count each shard once."
+SQUARE = "You returned the square of the norm. Take its root."
+SCALED = "You returned the norm after scaling. Return the norm the gradients had before."
+REPLICAS = "The replicas hold the same shards, so add only over `group`, and count each shard once."
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,24 @@ class Pieces:
         return {
             REPLICAS: (self.replicas * together) ** 0.5 if self.replicas > 1 else -1,
             BY_OWN_NORM: own**0.5,
-            "Norms do not add up, their squares do: add the squares of all ranks, then take the root.": sum(
+            ("Norms do not add up, but their squares do. Add the squares of all ranks, then take the "
+            "root."): sum(
                 sum(squares) ** 0.5 for squares in over
             ),
-            "Norms do not add up: add the squares of all elements of all tensors, then take the root.": sum(
+            "Norms do not add up. Add the squares of all elements of all tensors, then take the root.": sum(
                 square**0.5 for squares in over for square in squares
             ),
-            "The norms of single tensors were added on a rank: add squares.": sum(
+            "The norms of single tensors were added on a rank. Add squares instead.": sum(
                 sum(square**0.5 for square in squares) ** 2 for squares in over
             ) ** 0.5,
-            "That is the mean over the ranks: every rank holds other elements, so that squares are added.": (
+            ("The squares were averaged over the ranks. Add them, because every rank holds other "
+            "elements."): (
                 together / self.n
             ) ** 0.5,
             SQUARE: together,
             SCALED: min(self.max_norm, together**0.5),
-            "That is the largest rank's norm: add the squares of all ranks.": max(map(sum, over)) ** 0.5,
-            "That is the largest element's magnitude: take the root of the sum of squares.": max(
+            "You returned the largest rank's norm. Add the squares of all ranks.": max(map(sum, over)) ** 0.5,
+            "You returned the magnitude of the largest element. Take the root of the sum of squares.": max(
                 float(grad.abs().max()) for k in self.group(rank) for grad in self.grads[k]
                 if grad is not None and grad.numel()
             ),
@@ -124,7 +126,7 @@ def norm_line(pieces: Pieces, title: str, weight: float = 1) -> kit.Line:
                 says for says, norm in pieces.norms(rank).items() if abs(result - norm) <= ROUNDING * norm
             )
             got, want = words.apart(float(result), pieces.norm)
-            said = f"rank {rank} returned another norm than that of the whole gradient"
+            said = f"rank {rank} did not return the norm of the whole gradient"
             why = next(fits, "")
             missed = bool(why) and why not in (SQUARE, SCALED, REPLICAS)
             sentence = kit.Sentence(f"{said}: {got} instead of {want}.", f"{said}.")
@@ -162,7 +164,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
                 tensors, name = observed.tensors[rank], f"shard{i}"
                 if bool((tensors[name] != 7).any()):
                     return kit.wrong(
-                        f"on rank {rank} a shard was changed: scale its gradient instead.", cause="shard"
+                        f"on rank {rank} a shard was changed. Scale its gradient instead.", cause="shard"
                     )
                 if before is None or not before.numel():
                     continue
@@ -175,7 +177,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
                     got = float((gradient * before).sum() / before.square().sum())
                     if kit.close(gradient, got * before, tolerance):
                         return kit.wrong(said, why(rank, got, observed.values[rank].result))
-                    return kit.wrong(said, "All elements are scaled by one factor: the direction stays.")
+                    return kit.wrong(said, ("All elements are scaled by one factor, so the direction stays."))
         return kit.RIGHT
 
     def why(rank: int, got: float, returned: object) -> str:
@@ -184,19 +186,17 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
 
         if is_it(1) and factor < 1:
             if isinstance(returned, int | float) and returned <= pieces.max_norm:
-                return (
-                    "It was left as it was, since the norm that was found is too small: begin with the norm."
-                )
+                return "Nothing was scaled, since the norm you found is too small. Begin with the norm."
             return (
-                "It was left as it was: scale .grad itself, in place (mul_). `gradient = gradient * factor` "
-                "makes a tensor that no parameter has."
+                "Nothing was scaled. Scale .grad itself, in place (mul_). `gradient = gradient * "
+                "factor` makes a tensor that no parameter has."
             )
         if factor == 1 and is_it(pieces.max_norm / pieces.norm):
-            return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
+            return "A norm below max_norm stays, so the factor is min(1, max_norm / norm)."
         if is_it(1 / factor):
-            return "It was divided by the factor."
+            return "The gradient was divided by the factor."
         if is_it(1 / pieces.norm):
-            return "It was scaled to the norm 1, not to max_norm."
+            return "The gradient was scaled to the norm 1, not to max_norm."
         slips = pieces.norms(rank).items()
         return next((says for says, norm in slips if norm > 0 and is_it(pieces.max_norm / norm)), "")
 
@@ -214,10 +214,13 @@ def traffic_line(pieces: Pieces, title: str) -> kit.Line:
             return "The norm of all shards needs a number from every rank."
         if count >= tensors:
             sent = words.counted(count, "message")
-            return f"{sent}, one for each gradient: add up on the rank, then send once."
+            return f"{sent}, one for each gradient. Add up on the rank, then send once."
         if abs(ratio - 2) < 0.1:
-            return "float64 travelled: the 4 bytes of a float32 are enough." if count == 1 else REPLICAS
-        return "Add up the squares of all gradients on the rank first: one number travels, not the gradients."
+            return "float64 travelled, but the 4 bytes of a float32 are enough." if count == 1 else REPLICAS
+        return (
+            "Add up the squares of all gradients on the rank first, so that one number travels "
+            "instead of the gradients."
+        )
 
     share = 2 * (pieces.n - 1) / pieces.n * 4
     return kit.volume_line(

@@ -98,7 +98,7 @@ def close_to_the_weights(on: kit.Setting, inputs: Inputs) -> kit.Line:
 
 def alone_line(on: kit.Setting, inputs: Inputs) -> kit.Line:
     rows = dict(zip(on.ranks, inputs.rows, strict=True))
-    alone = kit.left_alone("shard", rows, "Round a copy: the master keeps its low bits.")
+    alone = kit.left_alone("shard", rows, "Round a copy, so that the master keeps its low bits.")
     return kit.Line("`shard` is left alone", alone, 0.5, trivial=True)
 
 
@@ -106,36 +106,39 @@ def why_off(inputs: Inputs, output: Tensor, observed: kit.Observed, rank: int) -
     """The usual cause of weights that are further off than rounding explains; rank: the group's first."""
     wide, steps = inputs.wide, inputs.steps
     if bool((output == OLD).all()):
-        return "`output` was not written: the function returns nothing, the result goes into `output`."
+        return "`output` was not written. The function returns nothing, so write the result into `output`."
     if any(o.op in SUMS and o.dtype in ("int8", "uint8") for o in observed.operations[rank]):
-        return "Bytes of different scales were added: gather them, and decode each shard by itself."
+        return "Bytes of different scales were added. Gather them instead, and decode each shard separately."
     if bool((~output.isfinite()).any()):
-        return "A block of zeros was divided by its scale, 0: divide by 1 there."
+        return "A block of zeros was divided by its scale, 0. Divide it by 1 instead."
     if inputs.turned(output):
-        return "The shards are in the wrong places: rank r's belongs at r times its size."
+        return "The shards are in the wrong places. Rank r's shard begins at r times its size."
     off = (output - wide).abs()
     if bool(((output * wide < 0) & (output.abs() > 0.9 * wide.abs()) & (wide.abs() > steps)).any()):
         return (
-            "The largest weight of a block changed its sign: divided by largest / 128 it is 128, and "
+            "The largest weight of a block changed its sign. Divided by largest / 128 it is 128, but "
             "an int8 ends at 127. The scale is largest / 127."
         )
     if bool((output.abs() <= wide.abs() * SLACK).all()) and bool((off <= SLACK * steps).all()):
-        return "Weights were cut off towards 0, a whole scale wrong: round() before the cast to int8."
+        return (
+            "Weights were cut off towards 0, so some are a whole scale wrong. Call round() before "
+            "the cast to int8."
+        )
     if inputs.block != BLOCK and bool((off <= SLACK * inputs.widths(BLOCK) / 2 + TINY).all()):
         return (
-            f"`block` was not used: it is {inputs.block} here, so every {inputs.block} weights have a "
+            f"`block` was not used. It is {inputs.block} here, so every {inputs.block} weights have a "
             "scale of their own."
         )
     if bool((off <= SLACK * wide.abs().max() / LARGEST / 2 + TINY).all()):
         return (
             "With one scale for all, a step is as wide as the largest weight / 127, and small weights "
-            f"become 0 beside a large one. Give every block of {inputs.block} a scale of its own."
+            f"become 0 next to a large one. Give every block of {inputs.block} a scale of its own."
         )
     if bool((off <= 0.01 * wide.abs() + SLACK * steps / 2).all()):
-        return "The scales were rounded: send them as float32, 4 bytes a block."
+        return "The scales were rounded. Send them as float32, 4 bytes per block."
     return (
-        "Each shard is decoded by its own rank's scales: send these, too, and begin blocks anew with "
-        "each shard."
+        "Each shard is decoded with its own rank's scales, so send these as well, and let blocks "
+        "begin again with each shard."
     )
 
 
@@ -151,7 +154,7 @@ def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> kit.Line:
             exact = torch.equal(own, inputs.rows[place])
             return kit.wrong(
                 f"ranks {ranks[0]} and {rank} hold different weights.",
-                "Your shard is exact on your rank and rounded elsewhere: decode your own bytes, too."
+                "Your shard is exact on your rank but rounded elsewhere. Decode your own bytes as well."
                 if exact
                 else "All ranks decode the same bytes in the same way.",
             )
@@ -163,11 +166,13 @@ def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> kit.Line:
 def bytes_hint(ratio: float, observed: kit.Observed) -> str:
     kinds = {o.dtype for operations in observed.operations for o in operations}
     if ratio < 1:
-        return "The values came another way than by the group."
+        return "The values did not travel through the group."
     if ratio > 3.5:
-        return f"Weights travelled as {words.listing(sorted(kinds))}: send a byte each, 4 times fewer."
+        return (
+            f"Weights travelled as {words.listing(sorted(kinds))}. Send one byte each, which is 4 times less."
+        )
     if kinds & {"bfloat16", "float16", "int16"}:
-        return "Weights travelled in 16 bits: send a byte each, and a float32 scale for each block."
+        return "Weights travelled in 16 bits. Send one byte each, and a float32 scale for each block."
     return "(N-1) (s + 4 ceil(s / block)) bytes: the weights of a shard, and a scale for each block."
 
 
@@ -214,13 +219,13 @@ def int8_case(
 def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "error" and "nvalid scalar type" in text:
         return (
-            "gloo cannot send every dtype, float8 among them: send the same memory as bytes, "
+            "gloo cannot send every dtype, for example not float8. Send the same memory as bytes, "
             "x.view(torch.uint8)."
         )
     if kind == "error" and "must be divisible by" in text and "to view Byte" in text:
         return (
-            "A float32 begins at every fourth byte, a part of a row at any: clone() the part before you view "
-            "it as float32."
+            "A float32 must begin at a fourth byte, but a part of a row can begin at any, so clone() "
+            "the part before you view it as float32."
         )
     return ""
 

@@ -16,23 +16,25 @@ from course_lib.ledger.operation import Operation
 REDUCE = 1  # of the objects
 OLD = -7.0  # stands in an output before the call
 POINT = "sending each rank's own shard across the islands, and no more"
-NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
-OVER_ISLAND = "That is divided by the g ranks of an island alone, r times too large: the sum has g x r terms."
-OVER_ISLANDS = "That is divided by the number of islands alone: the sum has g x r terms."
-NOT_ADDED = "The ranks of an island were not added: reduce-scatter over shard_group."
-SWAPPED = "The groups are used the other way round: reduce-scatter over shard_group first."
+NOT_WRITTEN = "`output` was not written. The function returns nothing, so write the result into `output`."
+OVER_ISLAND = (
+    "The sum was divided only by the g ranks of an island, so it is r times too large. The "
+    "sum has g x r terms."
+)
+OVER_ISLANDS = "The sum was divided only by the number of islands, but it has g x r terms."
+NOT_ADDED = "The ranks of an island were not added. Reduce-scatter over shard_group."
+SWAPPED = "The groups are used the other way around. Reduce-scatter over shard_group first."
 TWICE = (
-    "That is divided by {} twice. If a reduction has ReduceOp.AVG, it divides by its group's size already."
+    "The sum was divided by {} twice. If a reduction has ReduceOp.AVG, it already divides by its "
+    "group's size."
 )
-SUMMED = "That is the sum: divide it by the number of ranks, in place (`output /= n`)."
+SUMMED = "Your result is the sum. Divide it by the number of ranks, in place (`output /= n`)."
 OVER_ALL = (
-    "The sum ran over all ranks at once. Reduce-scatter over shard_group, then all-reduce the shard over "
-    "replica_group: only a shard crosses."
+    "The sum ran over all ranks in one collective. Reduce-scatter over shard_group, then all-reduce "
+    "the shard over replica_group, so that only a shard crosses."
 )
-FIRST = (
-    "All islands have what the first one summed. All-reduce the shard, since every island has other terms."
-)
-LARGEST = "That is the largest sum of an island. All-reduce the shard with ReduceOp.SUM."
+FIRST = "All islands have the first island's sum. All-reduce the shard, because every island has other terms."
+LARGEST = "Your result is the largest sum of an island. All-reduce the shard with ReduceOp.SUM."
 MIXED = (
     "Shards of different places were added. All-reduce over replica_group, whose ranks hold the same shard."
 )
@@ -41,16 +43,17 @@ ONE_ISLAND = (
     "leaves the sum on all of them."
 )
 DRIFT = (
-    "The replicas were not averaged: every island goes its own way, and from step 2 on their weights drift "
-    "apart. All-reduce the shard over replica_group."
+    "The replicas were not averaged, so from step 2 on the weights of the islands drift apart. "
+    "All-reduce the shard over replica_group."
 )
 LOST = (
-    "The islands' sums were not added, although a message went across: after the reduce-scatter all-reduce "
-    "`output` itself over replica_group, and not a copy."
+    "The islands' sums were not added, although a message went across. After the reduce-scatter, "
+    "all-reduce `output` itself over replica_group, not a copy."
 )
 TOGETHER = (
-    "The second collective was begun before the first one had been waited for: it read a shard that was "
-    "still being written. Wait for the reduction inside the island, then begin the one across."
+    "The second collective was begun before the first one had been waited for, so it read a shard "
+    "that was still being written. Wait for the reduction inside the island, then begin the one "
+    "across."
 )
 
 ACROSS = (DRIFT, LARGEST, NOT_ADDED)  # of a solution that sends nothing across, or the wrong sum
@@ -98,7 +101,7 @@ class Reduction:
         if g == r > 1:  # which of the two it was, the other islands tell
             slips.append(
                 kit.Slip(
-                    f"That is divided by {g}: the sum has g x r = {n} terms.", lambda k: self.mean(k) * g
+                    f"The sum was divided by {g}, but it has g x r = {n} terms.", lambda k: self.mean(k) * g
                 )
             )
         if r > 1:
@@ -118,7 +121,7 @@ class Reduction:
         islands = str(r) if g == r else "the number of islands"
         return [
             *slips,
-            kit.Slip("That is divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
+            kit.Slip("The sum was divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
             kit.Slip(TWICE.format(islands), lambda rank: self.mean(rank) / r),
             kit.Slip(TWICE.format("the g ranks of an island"), lambda rank: self.mean(rank) / g),
         ]
@@ -181,8 +184,8 @@ def mean_line(of: Reduction, title: str, weight: float) -> kit.Line:
         if not why and begun_together(observed):
             why = TOGETHER
         why = why or (
-            "Reduce-scatter inside the island, all-reduce the shard across, divide by g x r: rank r of the "
-            "island ends with part r of the mean."
+            "Reduce-scatter inside the island, all-reduce the shard across, divide by g x r. Then "
+            "rank r of the island has part r of the mean."
         )
         across = why in ACROSS and crossed(observed, of.islands)
         misses = why in MISSED and not across
@@ -193,7 +196,10 @@ def mean_line(of: Reduction, title: str, weight: float) -> kit.Line:
 
 def alone_line(of: Reduction) -> kit.Line:
     rows = {rank: row.reshape(-1).to(of.dtype) for rank, row in enumerate(of.grads)}
-    keep = "Reduce-scatter into `output` first, and change it alone: the caller still has these gradients."
+    keep = (
+        "Reduce-scatter into `output` first and change only `output`, because the caller still has "
+        "these gradients."
+    )
     return kit.Line("`grads` is left alone", kit.left_alone("grads", rows, keep), 0.5, trivial=True)
 
 
@@ -239,18 +245,20 @@ def wire_line(of: Reduction, *, inside: bool, weight: float) -> kit.Line:
             first = next((o for o in observed.operations[0] if o.op != "barrier"), None)
             if first and first.op == "all_reduce" and max(reached(first)) >= g:  # rank 0's island: 0 to g-1
                 return (
-                    f"The all-reduce came first, with the whole row: the same value for g = {g} times the "
-                    "bytes across. Reduce-scatter inside first; then a shard of 1/g crosses."
+                    "The all-reduce came first, with the whole row. The value is the same, but g = "
+                    f"{g} times the bytes cross. Reduce-scatter inside first, so that a shard of 1/g "
+                    "crosses."
                 )
-            return f"The whole gradient crossed, g = {g} times the bytes: all-reduce the shard alone."
+            return f"The whole gradient crossed, which is g = {g} times the bytes. All-reduce only the shard."
         if any(len(o.group) == of.islands.n for o in observed.operations[0]):
             return (
-                "The whole gradient went round all ranks in one group: reduce-scatter in shard_group, then "
-                "all-reduce the shard in replica_group."
+                "The whole gradient went around all ranks in one group. Reduce-scatter in "
+                "shard_group, then all-reduce the shard in replica_group."
             )
         if abs(ratio - 1) < 0.05:
             return (
-                "One replica sends more than the others. An all-reduce of the shard loads all of them alike."
+                "One replica sends more than the other replicas. An all-reduce of the shard loads all "
+                "of them equally."
             )
         return "Across: an all-reduce of the shard, 2 (r-1)/r of it."
 
@@ -288,12 +296,12 @@ def reduce_case(
 
 def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and "which have finished" in text:
-        return "All ranks of a group call its collectives, and some have finished without this one."
+        return "All ranks of a group must call its collectives, but some have finished without this one."
     if kind == "deadlock":
         return (
-            "Ranks met the groups in another order: every rank reduces in shard_group first, then in "
-            "replica_group. (dist.new_group hangs in the same way, unless all ranks make all groups in one "
-            "order.)"
+            "Ranks used the groups in different orders. Every rank must reduce in shard_group first, "
+            "then in replica_group. (dist.new_group hangs in the same way, unless all ranks make all "
+            "groups in one order.)"
         )
     return ""
 

@@ -18,41 +18,47 @@ from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.notebooks.fsdp.stayed import NO_GRAPH_BEHIND, UNREACHED, not_waited, stayed
 from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
 
-IDLE = "Begin its gather before the block computes that comes before it in the pass: else the wire idles."
+IDLE = "Begin its gather before the previous block of the pass computes, because otherwise the wire idles."
 AT_ONCE = (
-    "Asked for early and waited for at once: nothing overlaps. Wait where the weights are needed, at the "
-    "block's own forward or backward."
+    "The weights were asked for early but waited for immediately, so nothing overlaps. Wait where the "
+    "weights are needed, at the block's own forward or backward."
 )
-MEETING = "Nothing needs it: collectives of one group are done in their order, and each handle has a wait()."
+MEETING = (
+    "No barrier is needed, because collectives of one group run in their order and each handle has a wait()."
+)
 FARTHER = (
     "Ask for {0}_prefetch blocks ahead in {0}: forward_prefetch is the number for forward, and "
     "backward_prefetch the number for backward."
 )
 ENDS = (
-    "Before that, the blocks ahead were asked for in time. Does the range of those ahead end one too soon? "
-    "Block {}, at the end of the list, belongs to it."
+    "Before that, the blocks ahead were asked for in time. Does the range of blocks ahead end one too "
+    "soon? Block {}, at the end of the list, belongs to it."
 )
 NO_UNIT = (
-    "Gathers of another size were begun: make a Unit for each block, of all parameters that no other has."
+    "Gathers of another size were begun. Make a Unit for each block, with all parameters that no "
+    "other block has."
 )
 QUEUES = (
-    "On one wire a gather queues behind the reduction that was begun before it: ask for the weights of the "
+    "On one wire, a gather queues behind a reduction begun before it, so ask for the weights of the "
     "next block before the gradients leave."
 )
-FROM_ABOVE = "Backward comes from above: after block {} it comes to block {}, and block {} was asked for."
+FROM_ABOVE = "Backward comes from above. After block {} it comes to block {}, but block {} was asked for."
 PASSED = (
-    "Block {} was asked for after its own {}, when nothing needs it any more. Look at the direction and at "
-    "the ends of the list: an index of -1 is its last block, and one modulo the length begins anew."
+    "Block {} was asked for after its own {}, when nothing needs it anymore. Look at the direction "
+    "and at the ends of the list: an index of -1 is its last block, and an index modulo the length "
+    "starts again at 0."
 )
 GRADIENTS_WAIT = (
-    "Keep the function that reduce() returned, and call it when the next reduction is to begin: waiting at "
-    "once is worth no more than a reduction that blocks."
+    "Keep the function that reduce() returned, and call it when the next reduction is to begin. If "
+    "you wait immediately, you gain nothing over a reduction that blocks."
 )
 NO_GRADIENT = (
-    "Block {} is frozen, so no gradient of its own says that backward has left it: free it when backward "
-    "comes to the block below."
+    "Block {} is frozen, so no gradient of its own shows that backward has left it. Free it when "
+    "backward comes to the block below."
 )
-IN_FLIGHT = "Wait for the last reduction when the next one is to begin: each holds a row of gradients."
+IN_FLIGHT = (
+    "Wait for the last reduction when the next one is to begin, because each holds a row of gradients."
+)
 CALLED = {"F": "forward", "B": "backward"}
 
 
@@ -273,15 +279,18 @@ def reduce_line(training: Training, title: str, weight: float) -> kit.Line:
                 if own is not None and places[0] < own.begun:
                     return kit.wrong(
                         f"the gradients {where} left before it began its backward.",
-                        "They were not there yet: send a block's gradients when backward has left it.",
+                        (
+                            "The gradients were not ready yet. Send a block's gradients when backward has "
+                            "left it."
+                        ),
                         cause=f"{kit.ORDER} gradients too early",
                     )
                 soon = step.mark("B", block - 2) if block > 1 else None
                 if soon is not None and places[0] >= soon.begun:
                     return kit.wrong(
                         f"the gradients {where} had not left when block {block - 2} began its backward.",
-                        "Send a block's gradients when backward has left it: they travel while the next "
-                        "block computes.",
+                        "Send a block's gradients when backward has left it, so that they travel "
+                        "while the next block computes.",
                         cause=f"{kit.ORDER} gradients stay",
                     )
                 later = [m for m in step.marks.values() if m.kind == "B" and m.begun > places[0]]

@@ -9,12 +9,12 @@ from typing import Any
 from course_lib.checks import kit
 
 GROUPS = 0  # of the objects
-EXCHANGED = "The two lists stand the other way round: return those that shard first."
+EXCHANGED = "The two lists are in the wrong order. Return the groups that shard first."
 TRANSPOSED = (
-    "The groups are transposed: neighbours hold the same shard, and ranks that are far apart share a model, "
-    "so that most bytes cross between islands. Let neighbours shard, and ranks of equal place replicate."
+    "The groups are transposed. Neighbours hold the same shard and distant ranks share a model, so "
+    "most bytes cross between islands. Let neighbours shard, and let ranks of equal place replicate."
 )
-COUNTED = "`shard` is how many ranks share a model, and not how many islands there are."
+COUNTED = "`shard` is the number of ranks that share a model, not the number of islands."
 EQUALS = (
     "Replicas are the ranks of equal place in their islands: p, p + g, p + 2g, ... for each place p of an "
     "island of g."
@@ -28,8 +28,8 @@ UNSORTED = (
     "groups in one order."
 )
 SPREAD = (
-    "Neighbours shard: the ranks of an island follow one another. Here they are far apart, so that most "
-    "bytes take the slow links."
+    "Neighbours should shard, because fast links connect them. Here the ranks of an island are far "
+    "apart, so most bytes take the slow links."
 )
 POINT_MISSED = (EXCHANGED, TRANSPOSED, NEAR, SPREAD)
 CUT_OFF = (
@@ -86,12 +86,12 @@ class Islands:
             return SPREAD
         ranks = sorted(rank for group in shards for rank in group)
         if {*map(len, shards)} == {self.g} and ranks == list(range(self.n)):
-            return "Neighbours shard: the ranks of an island follow one another."
+            return "Let neighbours shard, so that the ranks of an island follow one another."
         if ranks and ranks[0] == 1:
-            return "Ranks are counted from 0: they are 0 to n - 1."
+            return "Ranks are counted from 0, so they are 0 to n - 1."
         return (
-            "Each rank stands in one list of both: with its neighbours where it shards, with those of equal "
-            "place where it replicates."
+            "Each rank is in one list of each kind. It shards with its neighbours, and replicates "
+            "with the ranks of equal place."
         )
 
 

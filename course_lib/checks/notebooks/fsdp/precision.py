@@ -20,28 +20,28 @@ OLD = -7.0  # stands in an output before the call
 STEPS, STEP = 100, 1e-5
 SUMS = ("all_reduce", "reduce_scatter", "reduce")
 ADDED = (
-    "The sum was made in {}: cast the gradients to reduce_dtype, by default float32, before they are sent, "
-    "since the ranks that add them work in the dtype that travels."
+    "The sum was made in {}. Cast the gradients to reduce_dtype, by default float32, before they are "
+    "sent, because ranks add in the dtype that travels."
 )
 ROUNDED = 0.03  # how far two roundings to bfloat16 can lie apart
-NOT_WRITTEN = "`output` was not written: the function returns nothing, the result goes into `output`."
+NOT_WRITTEN = "`output` was not written. The function returns nothing, so write the result into `output`."
 PART = (
     "Rank r's `output` is part r of the sum over the group, divided by N. Reduce-scatter the gradients in "
     "reduce_dtype, and write sum / N."
 )
 ELSEWHERE = (
-    "That is another rank's part of the mean: `output` is for the rank's place in the group, "
+    "`output` has another rank's part of the mean. The part depends on the rank's place in the group, "
     "dist.get_rank(group)."
 )
-ADDED_TO = "The mean was added to what stood in `output`: overwrite it, as with output.copy_()."
-SQUARED = "That is the sum / N / N: divide it by N, the number of ranks, once."
+ADDED_TO = "The mean was added to the old content of `output`. Overwrite it, for example with output.copy_()."
+SQUARED = "Your result is the sum / N / N. Divide the sum by N, the number of ranks, only once."
 NEVER_THERE = (
     "The sum was never written into `output`, whose old content was divided instead. "
     "(`output.to(reduce_dtype)` is a copy if the dtypes differ.)"
 )
-NOT_ADDED = "That is the mean, divided by N: the gradients were not added, or were divided twice."
-OWN = "That is the rank's own gradient: add those of all ranks."
-OWN_DIVIDED = "That is the rank's own gradient, divided: add those of all ranks."
+NOT_ADDED = "Your result is the mean, divided by N. The gradients were not added, or were divided twice."
+OWN = "Your result is the rank's own gradient. Add the gradients of all ranks."
+OWN_DIVIDED = "Your result is the rank's own gradient, divided. Add the gradients of all ranks."
 KEEP = "Cast a copy: shard.to(output.dtype)."
 POINT = "weights that travel in 16 bits, and gradients that are added in float32"
 
@@ -67,13 +67,13 @@ def gathered(on: kit.Setting, masters: Sequence[Tensor]) -> kit.Line:
         if bool((output == OLD).all()):
             return NOT_WRITTEN
         if bool((output == OLD).any()):
-            return "A part of it was never written: shard r belongs at r times the shard's size."
+            return "A part of it was never written. Shard r begins at r times the shard's size."
         if torch.equal(output, own.repeat(len(masters))):
-            return "The rank's own shard stands everywhere: gather those of all ranks."
+            return "The rank's own shard is everywhere. Gather the shards of all ranks."
         if torch.equal(output.sort().values, row.sort().values):
-            return "The shards are in the wrong places: rank r's belongs at r times its size."
+            return "The shards are in the wrong places. Rank r's shard begins at r times its size."
         if kit.close(output.double(), row.double(), 0.02):
-            return "It was rounded otherwise: cast once, from float32 to output's dtype."
+            return "The weights were rounded in another way. Cast once, from float32 to output's dtype."
         return ""
 
     kept = kit.left_alone("shard", dict(zip(on.ranks, masters, strict=True)), KEEP)
@@ -83,9 +83,11 @@ def gathered(on: kit.Setting, masters: Sequence[Tensor]) -> kit.Line:
 def gather_hint(ratio: float, observed: kit.Observed) -> str:
     kinds = {operation.dtype for operations in observed.operations for operation in operations}
     if ratio > 1 and "float32" in kinds:
-        return "4 bytes an element travelled: cast the shard first, then gather."
+        return "4 bytes per element travelled. Cast the shard first, then gather."
     if any(operation.op in SUMS for operation in observed.operations[0]):
-        return "Nothing is to be added: an all-gather brings each shard once, (N-1)/N of the row."
+        return (
+            "Nothing has to be added, so use an all-gather, which brings each shard once, (N-1)/N of the row."
+        )
     return "Each rank sends its shard once, in output's dtype, to N-1 others."
 
 
@@ -139,15 +141,15 @@ def steps_case(draw: kit.Draw, n: int) -> kit.Case:
             still = bool((moved.abs() <= 2 * STEP).all())
             return kit.wrong(
                 sentence,
-                f"It was cast in place, and the master lost its low bits: after {STEPS} steps of 1e-5 "
-                f"nothing moved. {KEEP}"
+                f"The shard was cast in place, so the master lost its low bits. After {STEPS} steps of "
+                f"1e-5 nothing moved. {KEEP}"
                 if still
-                else "`shard` is to be left alone.",
+                else "Leave `shard` unchanged.",
                 cause="steps",
             )
         if torch.equal(observed.tensors[0]["output"], row):
             return kit.RIGHT
-        return kit.wrong("after the last step rank 0's `output` is not that of the masters.")
+        return kit.wrong("after the last step rank 0's `output` is not the masters, cast.")
 
     sides = [
         side(
@@ -178,16 +180,18 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[kit.Slip]:
     narrow = str(dtype)[6:]
     return [
         slip(ADDED_TO, total / n + OLD),
-        slip("That is the sum: divide it by the number of ranks.", total),
+        slip("Your result is the sum. Divide it by the number of ranks.", total),
         slip(NOT_ADDED if equal else SQUARED, total / n / n),
         slip(NEVER_THERE, torch.full_like(total, OLD / n)),
-        slip("That is divided by N - 1: the mean of N ranks is their sum / N.", total / max(n - 1, 1)),
-        slip("The sum was divided with //, which rounds down: divide it with /.", (total / n).floor()),
+        slip(
+            "The sum was divided by N - 1, but the mean of N ranks is their sum / N.", total / max(n - 1, 1)
+        ),
+        slip("The sum was divided with //, which rounds down. Divide it with /.", (total / n).floor()),
         *(
             [
                 slip(
-                    f"That is divided by {world}, the number of all ranks; the group has {n}: "
-                    "dist.get_world_size(group).",
+                    f"The sum was divided by {world}, the number of all ranks, but the group has {n}. "
+                    "Use dist.get_world_size(group).",
                     total / world,
                 )
             ]
@@ -195,28 +199,31 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[kit.Slip]:
             else []
         ),
         slip(  # before those below, whose values can be the same
-            f"The mean was rounded to {narrow} on its way: write it into `output` from float32.",
+            f"The mean was rounded to {narrow} on its way. Write it into `output` from float32.",
             (total / n).to(dtype).double(),
         ),
         slip(
-            f"It was divided in {narrow}, before the sum: each quotient was rounded to 8 bits. Divide "
-            "last, in float32.",
+            f"The gradients were divided in {narrow}, before the sum, so each quotient was rounded to "
+            "8 bits. Divide last, in float32.",
             (grads / n).to(dtype).double().sum(0),
         ),
         slip(
-            f"The sum was cast back to {narrow} before it was divided: write the mean into `output` from "
-            "float32.",
+            f"The sum was cast back to {narrow} before it was divided. Write the mean into `output` "
+            "from float32.",
             total.to(dtype).double() / n,
         ),
         slip(
-            f"The sum was cast back to {narrow} and divided there: write the mean into `output` from "
+            f"The sum was cast back to {narrow} and divided there. Write the mean into `output` from "
             "float32.",
             (total.to(dtype) / n).double(),
         ),
         slip(OWN, torch.stack([grads[place, place] for place in range(n)])),
         slip(OWN_DIVIDED, torch.stack([grads[place, place] for place in range(n)]) / n),
         slip(
-            "Every rank has the first part of the mean: rank r's begins at r times the size of `output`.",
+            (
+                "Every rank has the first part of the mean. Rank r's part begins at r times the size of "
+                "`output`."
+            ),
             (total / n)[:1].expand_as(total),
         ),
     ]
@@ -257,8 +264,8 @@ def mean_line(on: kit.Setting, grads: Tensor, reduce_dtype: torch.dtype) -> kit.
             if torch.equal(output, output.to(reduce_dtype).float()):
                 return kit.wrong(
                     f"on rank {rank} the mean has no more bits than a {name}.",
-                    "Divide last, in the dtype of `output`: a division in reduce_dtype rounds once more, and "
-                    "so does ReduceOp.AVG, or a cast of the mean.",
+                    "Divide last, in the dtype of `output`, because a division in reduce_dtype rounds "
+                    "once more. So does ReduceOp.AVG, or a cast of the mean.",
                     cause="divided",
                 )
         return kit.RIGHT
@@ -299,7 +306,7 @@ def mean_line(on: kit.Setting, grads: Tensor, reduce_dtype: torch.dtype) -> kit.
         return f"{ADDED.format(narrow)} Besides: {besides}" if besides else ADDED.format(narrow)
 
     rows = {rank: grads[place].reshape(-1) for rank, place in place_of.items()}
-    alone = kit.left_alone("grads", rows, "Work on a copy: the caller still has these gradients.")
+    alone = kit.left_alone("grads", rows, ("Work on a copy, because the caller still has these gradients."))
     line = kit.Line(on.title, kit.both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
     return replace(line, shows=in_float32, part="gradients") if reduce_dtype == torch.float32 else line
 
@@ -314,11 +321,14 @@ def reduce_hint(reduce_dtype: torch.dtype, ratio: float, observed: kit.Observed)
     kinds = {o.dtype for operations in observed.operations for o in operations if o.dtype}
     name, bytes_each = str(reduce_dtype)[6:], round(ratio * reduce_dtype.itemsize, 1)
     if ratio > 1 and kinds == {name} and abs(ratio - 2) < 0.05:
-        return "That is an all-reduce's traffic: a reduce-scatter leaves each rank its own part alone."
+        return (
+            "These bytes are the traffic of an all-reduce. A reduce-scatter leaves each rank only "
+            "its own part."
+        )
     if kinds and kinds != {name}:
-        return f"{words.listing(sorted(kinds))} travelled; `reduce_dtype` says {name}."
+        return f"{words.listing(sorted(kinds))} travelled, but `reduce_dtype` says {name}."
     if not kinds and bytes_each in (2, 4):  # an all-to-all of lists, whose dtype is not in the record
-        return f"{bytes_each:g} bytes an element travelled; `reduce_dtype` says {name}."
+        return f"{bytes_each:g} bytes per element travelled, but `reduce_dtype` says {name}."
     return "Each rank sends N-1 parts of the size of `output`, in reduce_dtype."
 
 
@@ -377,8 +387,8 @@ def refused_case(dtype: torch.dtype) -> kit.Case:
             if error is None:
                 return kit.wrong(
                     f"an `output` of the wrong dtype was not refused: it was {narrow}.",
-                    "An output in 16 bits would round the mean again, whose sum was made in float32: raise "
-                    "TypeError if `output` has 16 bits, before anything is sent.",
+                    "An output in 16 bits would round the mean again, although its sum was made in "
+                    "float32. Raise TypeError if `output` has 16 bits, before anything is sent.",
                 )
             kind, text, place = error
             if kind not in ("TypeError", "ValueError"):
@@ -388,8 +398,8 @@ def refused_case(dtype: torch.dtype) -> kit.Case:
             if observed.operations[rank]:
                 return kit.wrong(
                     f"an `output` in {narrow} was refused after a message had begun.",
-                    "Look at output.dtype before anything is sent: a rank that raises later leaves the "
-                    "others waiting.",
+                    "Look at output.dtype before anything is sent, because a rank that raises later "
+                    "leaves the other ranks waiting.",
                 )
         return kit.RIGHT
 
@@ -406,7 +416,7 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return "`output` is the caller's, in any dtype. Cast the shard to output.dtype before the all-gather."
     part = not all(side.inputs for side in case.sides)  # of the ranks
     if kind == "deadlock" or (part and re.search("invalid tensor size|outputShape|worldSize", text)):
-        return "Every rank of the group takes part, in the same collectives: pass group= to each."
+        return "Every rank of the group takes part in the same collectives, so pass group= to each."
     return ""
 
 

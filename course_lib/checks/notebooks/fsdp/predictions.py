@@ -44,32 +44,34 @@ def reductions(k: int, keep: str | None) -> float:
 
 
 NOT_RESHARDED: dict[str, kit.Formula] = {
-    "With reshard=False a unit stays whole after its forward: backward finds it, and does not gather.": (
+    "With reshard=False a unit stays whole after its forward, so backward does not gather it again.": (
         counted(lambda k, reshard, keep: gathers(k, True, keep), reductions)
     ),
 }  # fmt: skip
 KEPT: dict[str, kit.Formula] = {
-    'With keep="weights between" the first forward finds nothing and gathers, too: K + 1 gathers.': counted(
+    ('With keep="weights between" the first forward finds nothing and also gathers, so there are K + 1 '
+    "gathers."): counted(
         lambda k, reshard, keep: k if keep == "weights between" and reshard else gathers(k, reshard, keep),
         reductions,
     ),
     'With keep="weights" they are gathered once in a step, and not at all in between.': counted(
         lambda k, reshard, keep: k if keep == "weights" else gathers(k, reshard, keep), reductions
     ),
-    "When anything is kept, the gradients add up on the rank: the last microbatch alone reduces.": counted(
+    "When anything is kept, the gradients add up on the rank, so only the last microbatch reduces.": counted(
         gathers, lambda k, _: k
     ),
 }  # fmt: skip
 BYTES: dict[str, kit.Formula] = {
-    "That is replicas' all-reduce, or ZeRO-2: fully sharded weights are gathered for forward and for "
-    "backward.": counted(lambda k, *_: k, reductions),
-    "Those are replicas: an all-reduce of the gradients, and no gather.": (
+    "You counted an all-reduce of replicas, or ZeRO-2. Fully sharded weights are also gathered for "
+    "forward and for backward.": counted(lambda k, *_: k, reductions),
+    "You counted replicas, with an all-reduce of the gradients and no gather.": (
         counted(lambda *_: 0, lambda k, keep: 2 * reductions(k, keep))
     ),
-    "That is one microbatch: a step has K of them.": counted(
+    "You counted one microbatch, but a step has K of them.": counted(
         lambda k, reshard, keep: 2 if reshard else 1, lambda *_: 1
     ),
-    "That is 3 K transfers whatever `keep` is: tensors that stay whole need not be sent again.": counted(
+    ("You count 3 K transfers whatever `keep` is, but tensors that stay whole do not have to be sent "
+    "again."): counted(
         lambda k, *_: 2 * k, lambda k, _: k
     ),
     "Gradients have `gradients` bytes each, not as many as a weight.": (
@@ -77,18 +79,18 @@ BYTES: dict[str, kit.Formula] = {
             params, n, k, weights=weights, gradients=weights, reshard=reshard, keep=keep
         )
     ),
-    "Weights have `weights` bytes each: the two dtypes may differ.": (
+    "Weights have `weights` bytes each, because the two dtypes can differ.": (
         lambda params, n, k=1, *, weights=2, gradients=4, reshard=True, keep=None: facts.fsdp_bytes(
             params, n, k, weights=gradients, gradients=gradients, reshard=reshard, keep=keep
         )
     ),
-    "A rank has 1/N of each tensor already, and sends the rest: (N-1)/N.": counted(
+    "A rank already has 1/N of each tensor, so (N-1)/N travel.": counted(
         gathers, reductions, share=lambda n: 1
     ),
-    "That is the sum over all ranks: one rank's bytes are asked for.": counted(
+    "Your result is the sum over all ranks. Return the bytes of one rank.": counted(
         gathers, reductions, share=lambda n: n - 1
     ),
-    "That is in bits: a byte has eight.": counted(
+    "Your result is in bits. A byte has eight.": counted(
         gathers, reductions, share=lambda n: 8 * (n - 1) / n
     ),
 }  # fmt: skip
@@ -104,23 +106,23 @@ def times(factor: Callable[..., float]) -> kit.Formula:
 
 
 HIDING: Mapping[str, kit.Formula] = {
-    "That is half. `each_way` counts one direction already, and forward has two FLOPs a parameter and token: "
-    "four are backward's.": times(lambda n, itemsize: 1 / 2),
+    "Your result is half. `each_way` already counts one direction, and forward has two FLOPs per "
+    "parameter and token (the other four belong to backward).": times(lambda n, itemsize: 1 / 2),
     "A parameter and a token cost two FLOPs in forward, a multiplication and an addition.": (
         times(lambda n, itemsize: 2)
     ),
-    "The bandwidth is in bytes a second: a gather has (n-1)/n P itemsize bytes, not bits.": (
+    "The bandwidth is in bytes per second, and a gather has (n-1)/n P itemsize bytes, not bits.": (
         times(lambda n, itemsize: 8)
     ),
-    "`itemsize` is not used: it is 2 only by default.": times(lambda n, itemsize: 2 / itemsize),
+    "`itemsize` is not used, but it is 2 only by default.": times(lambda n, itemsize: 2 / itemsize),
     "A number of itemsize bytes travels, not one byte.": times(lambda n, itemsize: 1 / itemsize),
-    "A rank has 1/n of the unit already: the gather brings (n-1)/n of it.": (
+    "A rank already has 1/n of the unit, so the gather brings (n-1)/n of it.": (
         times(lambda n, itemsize: n / (n - 1) if n > 1 else 1.0)
     ),
-    "The rank receives from all others together (n-1)/n of the unit, not that from each of them.": (
+    "The rank receives (n-1)/n of the unit from all other ranks together, not from each of them.": (
         times(lambda n, itemsize: n)
     ),
-    "That is upside down: a faster GPU needs more tokens, a faster link fewer.": (
+    "Your ratio is upside down. A faster GPU needs more tokens, but a faster link fewer.": (
         lambda n, flops, each_way, itemsize=2: (n - 1) / n * itemsize / 2 * each_way / flops
     ),
 }  # fmt: skip
@@ -167,13 +169,13 @@ BLOCK: Mapping[str, kit.Formula] = {
     "A layer norm has a bias besides its weight, if `bias`; an RMS norm has a weight.": (
         of_block(lambda c: 2 * c.width * (-1 if c.norm == "layer" and c.bias else 1))
     ),
-    "12 width^2 is the rule of thumb: exact bytes were asked for.": (
+    "12 width^2 is the rule of thumb, but the exact bytes were asked for.": (
         lambda config, itemsize=2: 12 * config.width**2 * itemsize
     ),
-    "That is all blocks together: a unit is one of them.": (
+    "You counted all blocks together, but a unit is one of them.": (
         lambda config, itemsize=2: config.layers * facts.unit_bytes(config, itemsize)[0]
     ),
-    "Those are elements: each has itemsize bytes.": (
+    "You counted elements. Each has itemsize bytes.": (
         lambda config, itemsize=2: facts.unit_bytes(config, 1)[0]
     ),
 }  # fmt: skip
@@ -181,7 +183,7 @@ ROOT: Mapping[str, kit.Formula] = {
     "A head that is not tied has a matrix of its own, as large as the embedding.": of_root(
         lambda c: -c.vocab_size * c.width * (not c.tied)
     ),
-    "A tied head is the embedding's matrix: it counts once.": of_root(
+    "A tied head is the embedding's matrix, so it counts once.": of_root(
         lambda c: c.vocab_size * c.width * c.tied
     ),
     "Learned positions are a table as well: context x width.": of_root(
@@ -191,10 +193,10 @@ ROOT: Mapping[str, kit.Formula] = {
         lambda c: c.context * c.width * (c.positions != "learned")
     ),
     "The last norm belongs to the root.": of_root(lambda c: -facts.norm_parameters(c)),
-    "That is the whole model: the blocks are units of their own.": (
+    "You counted the whole model, but the blocks are separate units.": (
         lambda config, itemsize=2: facts.transformer_parameters(config) * itemsize
     ),
-    "Those are elements: each has itemsize bytes.": (
+    "You counted elements. Each has itemsize bytes.": (
         lambda config, itemsize=2: facts.unit_bytes(config, 1)[1]
     ),
 }  # fmt: skip

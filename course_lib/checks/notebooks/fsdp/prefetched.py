@@ -47,20 +47,20 @@ IN_FORWARD = (
     "loop must bind its block, as in `lambda *_, k=k:`, or all hooks have the last one."
 )
 IN_BACKWARD = (
-    f"{FREED} A unit is waited for when the gradient of its block's output is there, and freed when all of "
-    "its own gradients are; the root stays until backward is over. A full backward hook of a module whose "
-    "input needs no gradient, as the first block's, fires too early for that."
+    f"{FREED} A unit is waited for when the gradient of its block's output is ready, and freed when "
+    "all of its own gradients are; the root stays until backward is over. A full backward hook fires "
+    "too early for this if the module's input needs no gradient, as in the first block."
 )
 DROP = (
-    "A gather in flight is waited for before its memory goes: with wait() before the unit's weights are "
-    "used, or with drop() for a unit that no block will use. If the wrong unit is freed, or too soon, look "
-    "at the ends of the list (-1 is its last block), at hooks that share a variable, and at full backward "
-    "hooks, which fire too early where a module's input needs no gradient."
+    "A gather in flight must be waited for before its memory is freed. Call wait() before the unit's "
+    "weights are used, or drop() for a unit no block will use. If the wrong unit is freed, or too "
+    "soon, look at the ends of the list (-1 is its last block), at hooks that share a variable, and "
+    "at full backward hooks, which fire too early if a module's input needs no gradient."
 )
 NO_OUTPUT = "Does forward return the output of the module?"
 TWICE_IN_LIST = (
-    "If the runs without one are right, note that a block stands in the list twice here: its place is the "
-    "number of blocks that ran before it, while list.index() finds the first place alone."
+    "If the runs without one are right, note that a block is in the list twice here. Its place is the "
+    "number of blocks that ran before it, but list.index() finds only the first place."
 )
 
 
@@ -84,8 +84,8 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return said
     if "collective number" in text or kind == "deadlock":
         return (
-            "All ranks gather and reduce the same units in the same order: the order must follow from the "
-            "list of blocks, and not from what one rank recorded or received."
+            "All ranks must gather and reduce the same units in the same order, so derive the order "
+            "from the list of blocks, not from what one rank recorded or received."
         )
     return ""
 
@@ -95,13 +95,18 @@ def bytes_hint(training: Training, reshard: bool) -> Callable[[float, kit.Observ
         if ratio > 1 and (again := asked_again(observed, training)):
             return again
         if reshard and ratio < 0.8:
-            return "One of the three is missing: gathered in forward, freed, gathered again for backward."
+            return (
+                "One of three actions is missing. A unit is gathered in forward, freed, and "
+                "gathered again for backward."
+            )
         if reshard and ratio < 1:
-            return "A block is gathered once less: one that is not freed after forward stays whole."
+            return (
+                "A block is gathered once less, because a block that is not freed after forward stays whole."
+            )
         if reshard:
             return (
-                "A unit is gathered twice in a row, or twice in forward: start() does nothing for a unit "
-                "that is whole or on its way."
+                "A unit is gathered twice in a row, or twice in forward. start() must do nothing for "
+                "a unit that is whole or on its way."
             )
         return "Without resharding a block is gathered once a step, and stays whole for backward."
 
@@ -180,11 +185,13 @@ def memory_case(draw: kit.Draw) -> kit.Case:
     held = training_runs.held_line(
         [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share)],
         slack=SLACK, weight=2, title="memory between steps: 2P/N", point=0.95 * WHOLE,
-        hint=lambda _: "Between uses a rank keeps its shards: free every unit, also the last one.",
+        hint=lambda _: ("Between uses a rank keeps only its shards, so free every unit, even the last "
+                       "one."),
     )  # fmt: skip
     highest = training_runs.peak_line(
         peak, slack=SLACK, weight=2, title="peak of memory: two blocks, two rows of gradients",
-        hint=lambda _: "More than two blocks or two rows of gradients were there at once.",
+        hint=lambda _: ("More than two blocks or two rows of gradients were in memory at the same "
+                       "time."),
     )  # fmt: skip
     case_lines = [with_causes(values, training), held, highest]
     return training_runs.training_case(RECIPE, "memory", training, case_lines, timeout=30.0)

@@ -31,10 +31,14 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Answer(
                 "answer_1", TOKENS, unit="tokens",
                 slips={
-                    TOKENS * GPUS / (GPUS - 1): "A GPU has 1/16 of the unit: the gather brings 15/16.",
-                    TOKENS / 2: "That is half: each way means one direction, and forward has two FLOPs.",
-                    2 * TOKENS: "That is twice as many: a parameter has 2 bytes, and costs 2 FLOPs a token.",
-                    TOKENS / 0.4: "That is the peak: the GPUs reach 40 % of it, and take longer to compute.",
+                    TOKENS * GPUS / (GPUS - 1): ("A GPU already has 1/16 of the unit, so the gather "
+                                                "brings 15/16."),
+                    TOKENS / 2: ("Your answer is half. Each way means one direction, and forward has "
+                                "two FLOPs."),
+                    2 * TOKENS: ("Your answer is twice as many. A parameter has 2 bytes, and costs 2 "
+                                "FLOPs per token."),
+                    TOKENS / 0.4: ("You used the peak, but the GPUs reach only 40 % of it and take "
+                                  "longer to compute."),
                     8 * TOKENS: "Bytes, not bits: 50 GB/s.",
                 },
                 otherwise="T = (n-1)/n · itemsize/2 · FLOP/s / bytes a second.",
@@ -42,36 +46,38 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Answer(
                 "answer_2", (QUEUE,), options=REASONS,
                 slips={
-                    REASONS[0]: "The reduce of a unit begins after its backward, when they are ready. Look "
-                    "at the wire: which message stands behind it?",
-                    REASONS[2]: "Asynchronous means that no rank waits for the reduce. Look at the wire: "
-                    "which message stands behind it?",
+                    REASONS[0]: "The reduce of a unit begins after its backward, when they are ready. "
+                                "Look at the wire: which message queues behind it?",
+                    REASONS[2]: "Asynchronous means that no rank waits for the reduce. Look at the "
+                                "wire: which message queues behind it?",
                 },
             ),
             kit.Answer(
                 "answer_3", WHOLE, unit="MB",
                 slips={
-                    WHOLE / 2: "One unit ahead makes two, the one that computes and the next; and a "
-                    "parameter in bfloat16 has two bytes.",
-                    BLOCKS * WHOLE / 2: "That is a replica: all blocks.",
+                    WHOLE / 2: "One unit ahead makes two, because the unit that computes also counts. "
+                               "A parameter in bfloat16 has two bytes.",
+                    BLOCKS * WHOLE / 2: "You counted all blocks, as on a replica.",
                     2 * WHOLE: "A parameter in bfloat16 has two bytes, not four.",
-                    1.5 * WHOLE: "One unit ahead makes two: the one that computes, and the next.",
+                    1.5 * WHOLE: ("One unit ahead makes two, because the unit that computes also "
+                                 "counts."),
                     WHOLE * 1e6: "That is in bytes.",
-                    WHOLE * 1e6 / 2**20: "That is in MiB, of 1,048,576 bytes: a MB has a million.",
+                    WHOLE * 1e6 / 2**20: ("Your answer is in MiB, of 1,048,576 bytes, but a MB has a "
+                                         "million."),
                 },
                 otherwise="Two blocks at most, of two bytes a parameter.",
             ),
             kit.Answer(
                 "answer_4", TRAFFIC, unit="units of traffic", tolerance=1e-6,
                 slips={
-                    3 * MICROBATCHES: "That is with a reduce-scatter in each microbatch: the last one alone "
-                    "reduces.",
-                    MICROBATCHES + 2: "That is with whole weights in between, too: shards must be gathered "
-                    "twice in each microbatch.",
-                    2 * MICROBATCHES: "The last microbatch reduces: one unit more.",
-                    3: "That is one microbatch: here are eight.",
+                    3 * MICROBATCHES: "You counted a reduce-scatter in each microbatch, but only the "
+                                      "last one reduces.",
+                    MICROBATCHES + 2: "You kept whole weights in between as well. Shards must be "
+                                      "gathered twice in each microbatch.",
+                    2 * MICROBATCHES: "The last microbatch reduces, so there is one unit more.",
+                    3: "You counted one microbatch, but there are eight.",
                     2 * MICROBATCHES + 2: "A reduce-scatter is one unit; an all-reduce would be two.",
-                    2: "That is with weights that stay whole for the whole step.",
+                    2: "You counted with weights that stay whole for the entire step.",
                 },
                 otherwise="Two gathers in each microbatch, and one reduce-scatter.",
             ),
@@ -85,7 +91,8 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Answer(
                 "answer_6", (DIFFERENT,), options=ORDERS,
                 slips={
-                    ORDERS[1]: "That is slow, but all ranks call the same collectives in the same order.",
+                    ORDERS[1]: ("This case is slow, but all ranks call the same collectives in the "
+                               "same order."),
                     ORDERS[2]: "The others wait for the slower rank's messages, or it for theirs, but all "
                     "call the same collectives in the same order.",
                 },

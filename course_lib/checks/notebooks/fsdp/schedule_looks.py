@@ -83,8 +83,11 @@ def others_gathered(asked: Asked, schedule: Schedule) -> str:
         begun |= kind == "backward"
         if kind == "gather" and begun and rest and unit not in rest:
             return kit.Sentence(
-                f"Backward comes from above: unit {rest[0]} is wanted next, and unit {unit} was gathered.",
-                "Backward comes from above: gather the units below the one that computes.",
+                (
+                    f"Backward comes from above, so unit {rest[0]} is needed next, but unit {unit} was "
+                    "gathered."
+                ),
+                "Backward comes from above, so gather the units below the unit that computes.",
             )
     return ""
 
@@ -99,7 +102,7 @@ def never_again(asked: Asked, schedule: Schedule) -> str:
 def reduce_forgotten(asked: Asked, schedule: Schedule) -> str:
     reduced = {unit for kind, unit in schedule if kind == "reduce"}
     if reduced and len(reduced) < asked.units:
-        return "Every unit's gradients are reduced once, those of the last backward as well."
+        return "Every unit's gradients are reduced once, also after the last backward."
     return ""
 
 
@@ -111,10 +114,10 @@ def behind_the_reduce(asked: Asked, schedule: Schedule) -> str:
         gathers = [place for place, action in enumerate(schedule) if action == ("gather", unit)]
         if len(gathers) == 2 and gathers[1] > schedule.index(("reduce", unit + 1)):
             return kit.Sentence(
-                f"The gather of unit {unit} waits behind the reduce of unit {unit + 1}, and the backward of "
-                f"unit {unit} waits for it. Nothing waits for the reduce: gather first.",
-                "The gather of a unit waits behind the reduce of the one above, for which nothing waits: "
-                "gather first.",
+                f"The gather of unit {unit} waits behind the reduce of unit {unit + 1}, and the "
+                f"backward of unit {unit} waits for it. Nothing waits for the reduce, so gather first.",
+                "The gather of a unit waits behind the reduce of the unit above, although nothing "
+                "waits for that reduce. Gather first.",
             )
     return ""
 
@@ -123,9 +126,9 @@ def reduced_late(asked: Asked, schedule: Schedule) -> str:
     for unit in range(asked.units - 1, 0, -1):
         if schedule.index(("reduce", unit)) > schedule.index(("backward", unit - 1)):
             return kit.Sentence(
-                f"The wire idles while unit {unit - 1} does its backward: reduce unit {unit} before that. "
-                "Its gradients are ready.",
-                "The wire idles in backward: reduce a unit's gradients as soon as they are ready.",
+                f"The wire idles while unit {unit - 1} does its backward. Reduce unit {unit} before "
+                "that, because its gradients are ready.",
+                "The wire idles in backward. Reduce a unit's gradients as soon as they are ready.",
             )
     return ""
 
@@ -142,9 +145,12 @@ def wire_idles(way: str, step: int) -> Callable[[Asked, Schedule], str]:
                 between = schedule[schedule.index((way, unit)) : schedule.index((way, following))]
                 if ("gather", following) in between:
                     return kit.Sentence(
-                        f"The wire idles while unit {unit} does its {way}: gather unit {following} before "
-                        "that, not behind it.",
-                        "The wire idles while a unit computes: gather the next one before that, not behind.",
+                        f"The wire idles while unit {unit} does its {way}: gather unit {following} "
+                        "before that, not after it.",
+                        (
+                            "The wire idles while a unit computes. Gather the next unit before that, not "
+                            "after it."
+                        ),
                     )
         return ""
 
@@ -155,8 +161,8 @@ LATE = (wire_idles("forward", 1), behind_the_reduce, wire_idles("backward", -1),
 
 
 EXCHANGED = (
-    "The two prefetches are exchanged: forward_prefetch counts the units ahead in forward, backward_prefetch "
-    "those in backward."
+    "The two prefetches are exchanged. forward_prefetch counts the units ahead in forward, and "
+    "backward_prefetch the units ahead in backward."
 )
 
 
@@ -183,17 +189,21 @@ def too_far(asked: Asked, schedule: Schedule) -> bool:
 def replica(asked: Asked, schedule: Schedule, whole: int, most: int) -> str:
     if whole == asked.units and asked.units > 2:
         return (
-            "All units are whole at once: that is a replica, and nothing is saved. Gather `prefetch` units "
-            "ahead of the one that computes, not all of them."
+            "All units are whole at the same time, as on a replica, so nothing is saved. Gather only "
+            "`prefetch` units ahead of the unit that computes."
         )
     if exchanged(asked, schedule):
         return EXCHANGED
     if too_far(asked, schedule):
         return (
-            "Gathers run too far ahead: before unit i computes in forward, i + forward_prefetch is the last."
+            "Gathers run too far ahead. Before unit i computes in forward, the last unit gathered is "
+            "i + forward_prefetch."
         )
     if whole == most + 1:
-        return "That is one too many: the unit that computes, and `prefetch` more. Free before you gather."
+        return (
+            "One unit too many is whole. Allowed are the unit that computes and `prefetch` more, "
+            "so free before you gather."
+        )
     return "The unit that computes is whole, and `prefetch` more."
 
 
@@ -209,7 +219,7 @@ def possible(asked: Asked, schedule: Schedule) -> kit.Finding:
     if said is None:
         return kit.RIGHT
     sentence = kit.Sentence(
-        f"{asked}: {said}.", "fsdp_schedule writes a list that is not a step: `violation` says why."
+        f"{asked}: {said}.", ("fsdp_schedule writes a list that is not a step, and `violation` says why.")
     )
     return kit.wrong(sentence, kit.usual(first_hint(DISORDER), asked, schedule), cause="not a step")
 
@@ -261,8 +271,8 @@ def reaches(asked: Asked, schedule: Schedule) -> kit.Finding:
                 missing = min(wanted - whole, key=lambda other: abs(other - unit))
                 return kit.wrong(
                     kit.Sentence(
-                        f"{asked}: unit {unit} does its {kind}, and unit {missing} has not been gathered: "
-                        f"{kind}_prefetch is {ahead}.",
+                        f"{asked}: unit {unit} does its {kind}, but unit {missing} has not been "
+                        f"gathered, although {kind}_prefetch is {ahead}.",
                         f"fsdp_schedule gathers fewer units ahead than {kind}_prefetch says.",
                     ),
                     EXCHANGED if exchanged(asked, schedule) else "",
@@ -277,7 +287,7 @@ def keeps_last(asked: Asked, schedule: Schedule) -> kit.Finding:
     turn = schedule[schedule.index(("forward", last)) : schedule.index(("backward", last))]
     freed = ("free", last) in turn
     if freed and asked.keep_last:
-        says = "is gathered twice in a row: backward begins with it. Do not free it after its forward."
+        says = "is gathered twice in a row. Backward begins with it, so do not free it after its forward."
     elif not freed and not asked.keep_last:
         says = "is not freed after its forward, though keep_last is False."
     else:
@@ -290,7 +300,8 @@ def gathers_once(asked: Asked, schedule: Schedule) -> kit.Finding:
     for unit in range(asked.units):
         if schedule.count(("gather", unit)) > 1:
             says = (
-                "is gathered twice, though reshard is False: it stays whole from its forward to its backward."
+                "is gathered twice, although reshard is False. It must stay whole from its forward to "
+                "its backward."
             )
         elif unit and schedule.index(("free", unit)) > schedule.index(("backward", unit - 1)):
             says = (
@@ -309,8 +320,8 @@ def holds(asked: Asked, schedule: Schedule) -> kit.Finding:
     if whole <= most:
         return kit.RIGHT
     sentence = kit.Sentence(
-        f"{asked}: {whole} units are whole at once, {most} may be.",
-        "fsdp_schedule makes more units whole at once than 1 + prefetch.",
+        f"{asked}: {whole} units are whole at the same time, but only {most} should be.",
+        "fsdp_schedule makes more units whole at the same time than 1 + prefetch.",
     )
     all_at_once = whole == asked.units >= 2 * most
     return kit.wrong(sentence, replica(asked, schedule, whole, most), cause="heavy", misses_point=all_at_once)

@@ -21,23 +21,23 @@ LAST_STEPS = (
 )
 OLD_WEIGHTS = "A unit that stays whole is not gathered again, and keeps its old weights after the next step."
 NO_GRAPH = (
-    "If the output of the module does not require a gradient, no backward comes: free all units when "
-    "its forward is over, the root as well."
+    "If the output of the module does not require a gradient, no backward comes, so free all units "
+    "when its forward is over, including the root."
 )
-KEPT_LAST = "Keep the last block only if its output requires a gradient: else no backward comes."
-AFTER_BACKWARD = "Free a unit when its gradients are there, and the root when backward is over."
+KEPT_LAST = "Keep the last block only if its output requires a gradient, because otherwise no backward comes."
+AFTER_BACKWARD = "Free a unit when its gradients are ready, and the root when backward is over."
 COPIES = (
-    "It gives copies: reduce() adds the mean to the gradient of unit.shard, so return unit.shard itself, the "
-    "same tensor at every call."
+    "It gives copies, but reduce() adds the mean to the gradient of unit.shard, so return unit.shard "
+    "itself, the same tensor at every call."
 )
-NO_GRAPH_BEHIND = (
-    "The output that forward returns has lost its graph: was it detached, or made under no_grad()?"
-)
+NO_GRAPH_BEHIND = "The output of forward has lost its graph. Was it detached, or made under no_grad()?"
 UNREACHED = f"{kit.ORDER} no graph"  # the cause of a backward that reached no block
-NOT_REDUCED = "Call reduce() of every unit whose gradients are there: it adds their mean to unit.shard.grad."
+NOT_REDUCED = (
+    "Call reduce() of every unit whose gradients are ready, because it adds their mean to unit.shard.grad."
+)
 OTHER_WEIGHTS = (  # Unit has given all ranks the same shards, and no optimizer has the frozen ones
-    "A module computed with other weights than the shards hold: wait() for a unit before its weights are "
-    "used, also for the root, and let every rank ask for the units in the same order."
+    "A module computed with other weights than the shards hold. Call wait() for a unit before its "
+    "weights are used, also for the root, and let every rank ask for the units in the same order."
 )
 AFTER_ERROR = "Free all units when forward raises an error, and raise the error again (try, except)."
 
@@ -107,9 +107,9 @@ def not_shards(observed: kit.Observed) -> kit.Finding | None:
     for rank in training_runs.members(observed):
         if own := observed.values[rank].own:
             return kit.wrong(
-                f"parameters() gives {words.counted(own, 'tensor')} of the model itself on rank {rank}, and "
-                "not the shards.",
-                "The optimizer steps on the shards: return unit.shard of every unit.",
+                f"parameters() gives {words.counted(own, 'tensor')} of the model itself on rank "
+                f"{rank}, instead of the shards.",
+                "The optimizer steps on the shards, so return unit.shard of every unit.",
                 cause="not shards",
             )
     return None
@@ -121,7 +121,7 @@ def twice(observed: kit.Observed) -> kit.Finding | None:
         if more := observed.values[rank].twice:
             return kit.wrong(
                 f"parameters() gives {words.counted(more, 'tensor')} more than once on rank {rank}.",
-                "Give the shard of each unit once: a block that stands in the list twice has one unit.",
+                "Give the shard of each unit once, because a block that is in the list twice has one unit.",
                 cause="twice",
             )
     return None
@@ -154,7 +154,7 @@ def shards_line(training: Training, title: str, weight: float) -> kit.Line:
         return kit.wrong(
             f"parameters() has {words.number(got)} elements on all ranks together; the model has "
             f"{words.number(whole)}.",
-            "It must give the shards of all units: of each block, of the root, and of frozen parameters.",
+            "It must give the shards of all units, including the root and frozen parameters.",
             cause="shards",
         )
 

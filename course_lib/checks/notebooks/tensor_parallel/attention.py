@@ -28,24 +28,24 @@ ALONE = (
     "copy of x, or belongs to other ranks' heads."
 )
 UNKNOWN = (
-    "No usual mistake gives these values. On 1 rank the layer is an ordinary one, drawn in the order query, "
-    "key, value, out: compare it there first."
+    "No usual mistake gives these values. On 1 rank the layer is an ordinary one, drawn in the order "
+    "query, key, value, out, so compare it there first."
 )
 
 WRONG = "The gradients of the parameters are not right."
 FEWER_HEADS = (
-    "With fewer key and value heads than ranks, a rank has one of these, whole: cut key and value over the "
-    "group `across`."
+    "With fewer key and value heads than ranks, a rank has one whole head of these, so cut key and "
+    "value over the group `across`."
 )
 COPIES = (
-    "Several ranks hold a copy of the same key and value head: sum the gradients of its weight and of its "
-    "bias over the group `same`, and over no other ranks."
+    "Several ranks hold a copy of the same key and value head. Sum the gradients of its weight and of "
+    "its bias over the group `same`, and over no other ranks."
 )
 
 ODD = "6 heads, 4 ranks"
 ODD_KEYS = "12 heads, 6 of keys and values, 4 ranks"
 POINT = "heads of which each rank has its part alone, with one sum behind them"
-UNEVEN = "Heads that ranks cannot share equally: raise a ValueError that names the heads and the ranks."
+UNEVEN = "The ranks cannot share these heads equally. Raise a ValueError that names the heads and the ranks."
 
 
 def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
@@ -104,7 +104,8 @@ def lines_of(
         *lines,
         sent_line(
             run, "forward", [volume] * n, weight=weight / 2, title=f"{title}: bytes forward", point=MANY,
-            hint=lambda ratio, done: "One all-reduce, behind out: before it all work is on own heads.",
+            hint=lambda ratio, done: ("One all-reduce is enough, behind out, because all work before "
+                                     "it is on a rank's own heads."),
         ),
         more_is_nothing(
             sent_line(
@@ -124,8 +125,8 @@ def more_is_nothing(line: kit.Line) -> kit.Line:
 def entered(ratio: float, done: list[Operation]) -> str:
     if abs(ratio - 3) < 0.1:
         return (
-            "x enters three times, for query, key and value each, and its gradient is summed three times. "
-            "Let it enter once: the sum of three gradients is made on the rank."
+            "x enters three times, for query, key and value each, so its gradient is summed three "
+            "times. Let it enter once. Then the three gradients are summed on the rank."
         )
     return "One all-reduce, of the gradient of x."
 

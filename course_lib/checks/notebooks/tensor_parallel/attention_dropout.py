@@ -18,22 +18,23 @@ from course_lib.checks.notebooks.tensor_parallel.heads import Heads
 
 P, BATCH = 0.4, 24
 NOTHING = (
-    "Nothing was dropped while training: hand `dropout` on to causal_attention, or drop the softmax's "
+    "Nothing was dropped while training. Hand `dropout` on to causal_attention, or drop the softmax's "
     "weights with that probability."
 )
 ALIKE = (
-    "Every rank dropped the same of its heads: the ranks have the same seed, and inside the region masks "
-    "must differ. Drop within `own_random_state(group)`."
+    "Every rank dropped the same weights of its heads, because the ranks have the same seed. Inside "
+    "the region masks must differ. Drop within `own_random_state(group)`."
 )
 OTHER = (
-    "Dropout is of the weights of attention: in a sequence of one token, where a head has one weight, the "
-    "head's term is dropped whole or divided by 1 - p."
+    "Dropout applies to the weights of attention. In a sequence of one token a head has one weight, "
+    "so the head's term is either dropped or divided by 1 - p."
 )
 AFTERWARDS = (
-    "Behind the region all ranks draw the same random numbers again, or whole tensors get other masks on "
-    "each rank: `own_random_state` sees to it; a seed of each rank's own does not."
+    "Behind the region all ranks must draw the same random numbers again, because otherwise whole "
+    "tensors get other masks on each rank. `own_random_state` ensures this, but a separate seed for "
+    "each rank does not."
 )
-WHILE_TRAINING = "Dropout is for training: after eval(), where self.training is False, nothing is dropped."
+WHILE_TRAINING = "Dropout is for training. After eval(), self.training is False, so drop nothing."
 
 
 def kept(whole: Heads, y: Tensor) -> tuple[Tensor, bool]:
@@ -77,9 +78,9 @@ def masks_line(run: LayerRun, whole: Heads, title: str, weight: float) -> kit.Li
             return finding
         factors, alone = kept(whole, y)
         if kit.close(factors, torch.ones_like(factors)):
-            return kit.wrong("the output in training is that without dropout.", NOTHING)
+            return kit.wrong("the output in training is the same as without dropout.", NOTHING)
         if not alone or not of_masks(factors):
-            return kit.wrong("the output in training is that of no mask of the heads' weights.", OTHER)
+            return kit.wrong("the output in training fits no mask of the heads' weights.", OTHER)
         first, *others = factors.tensor_split(whole.n, 1)
         if all(kit.close(other, first) for other in others):
             return kit.wrong("the masks of all ranks are the same.", ALIKE)

@@ -28,7 +28,7 @@ from course_lib.ledger.operation import Operation
 ENTER, LEAVE = (0, 1)  # places of identity_all_reduce and all_reduce_identity among the exercise's objects
 NAMES = ("identity_all_reduce", "all_reduce_identity")
 COPY = (
-    "Other code may hold it, too, and dist.all_reduce works in place: sum a copy, "
+    "Other code may also hold it, but dist.all_reduce works in place, so sum a copy, "
     "clone(memory_format=torch.contiguous_format)."
 )
 OWN_GRADIENT = (
@@ -36,9 +36,9 @@ OWN_GRADIENT = (
     "is the sum over all uses."
 )
 NO_GRAPH = (
-    "The returned tensor has no graph behind it, or a backward that returns None for x. Autograd does not "
-    "see what torch.distributed does: write a torch.autograd.Function, and call its apply. dist.all_reduce "
-    "works in place and returns nothing: return the tensor."
+    "The returned tensor has no graph behind it, or a backward that returns None for x. Autograd does "
+    "not see what torch.distributed does, so write a torch.autograd.Function, and call its apply. "
+    "dist.all_reduce works in place and returns nothing, so return the tensor."
 )
 
 
@@ -95,20 +95,24 @@ def entered(run: LayerRun) -> list[kit.Slip]:
     n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
     return [
         kit.Slip(
-            "That is the other of the two. Where a whole tensor enters, each rank uses it: forward sends "
-            "nothing, and backward sums the gradients of all uses.",
+            "Your function is the other of the two. If a whole tensor enters, each rank uses it, so "
+            "forward sends nothing, and backward sums the gradients of all uses.",
             lambda k: {"y": n * x[k], "grad.x": own[k]},
         ),
         kit.Slip(
-            "x is whole on every rank: summed forward it becomes N times too large.",
+            "x is whole on every rank, so a sum in forward makes it N times too large.",
             lambda k: {"y": n * x[k]},
         ),
-        kit.Slip("x is whole on every rank: forward must leave it as it is.", lambda k: {"y": x[k] / n}),
+        kit.Slip("x is whole on every rank, so forward must leave it as it is.", lambda k: {"y": x[k] / n}),
         kit.Slip(OWN_GRADIENT, lambda k: {"y": x[k], "grad.x": own[k]}),
         kit.Slip(
-            f"That is divided by {n}: a sum over the uses, not a mean.", lambda k: {"grad.x": summed[k] / n}
+            f"The gradient was divided by {n}. Take a sum over the uses, not a mean.",
+            lambda k: {"grad.x": summed[k] / n},
         ),
-        kit.Slip(f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}),
+        kit.Slip(
+            f"The gradient is {n} times the sum, because it was summed twice.",
+            lambda k: {"grad.x": n * summed[k]},
+        ),
     ]
 
 
@@ -117,17 +121,17 @@ def left(run: LayerRun) -> list[kit.Slip]:
     n, own, summed, whole = run.size, *columns(run, "after.x", "y", "grad.x")
     return [
         kit.Slip(
-            "That is the other of the two. Where each rank has a term, they are summed forward, and backward "
-            "the sum's gradient is that of every term.",
+            "Your function is the other of the two. If each rank has a term, forward sums the terms, "
+            "and in backward every term gets the sum's gradient.",
             lambda k: {"y": own[k], "grad.x": n * whole[k]},
         ),
         kit.Slip(
-            "Forward handed the rank's own term on: sum the terms over the ranks, and wait for a sum that "
-            "was begun with async_op=True.",
+            "Forward handed the rank's own term on. Sum the terms over the ranks, and wait for a sum "
+            "that was begun with async_op=True.",
             lambda k: {"y": own[k]},
         ),
         kit.Slip(
-            f"That is divided by {n}: the sum of the terms is meant, not their mean.",
+            f"The sum was divided by {n}. Return the sum of the terms, not their mean.",
             lambda k: {"y": summed[k] / n},
         ),
         kit.Slip(FACTOR_N, lambda k: {"y": summed[k], "grad.x": n * whole[k]}),
@@ -175,10 +179,10 @@ def direction(run: LayerRun, which: str, weight: float = 1.0) -> kit.Line:
 
     def hint(ratio: float, done: list[Operation]) -> str:
         if not sends:
-            return f"{name} is the identity {which}: nothing has to be sent."
+            return f"{name} is the identity {which}, so nothing has to be sent."
         if {operation.op for operation in done} == {"all_gather"}:
             return "Gathering all terms and adding them up sends N/2 times as much as an all-reduce."
-        return "One all-reduce is enough: 2 (N-1)/N of the tensor."
+        return "One all-reduce is enough, which sends 2 (N-1)/N of the tensor."
 
     return sent_line(run, which, [exact] * run.size, hint=hint, weight=weight, title=f"{name}, {which}")
 
@@ -208,7 +212,7 @@ def conjugate_functions(draw: kit.Draw) -> Iterator[kit.Case]:
     enter, leave = both(3, 2, 6)
     nothing_kept = saved_line(
         leave, [0] * 3, title="nothing is kept for backward", weight=0.5,
-        says="A sum's backward needs no values: save nothing.",
+        says="A sum's backward needs no values, so save nothing.",
     )  # fmt: skip
     for run, also in ((enter, []), (leave, [nothing_kept])):  # apart: one that raises costs itself alone
         name = NAMES[run.object]

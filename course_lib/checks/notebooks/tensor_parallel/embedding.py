@@ -29,8 +29,8 @@ from course_lib.ledger.operation import Operation
 FLOAT = 8  # bytes
 INDICES = 32  # bytes of indices and masks that a token may leave for backward
 WHOLE_TABLE = (
-    "The whole table is there on every rank. Keep a copy of the rank's rows: of a slice, which is a view, "
-    "all the rest stays alive (.detach().clone())."
+    "Every rank holds the whole table. Keep a copy of the rank's rows (.detach().clone()), because a "
+    "slice is a view and keeps the rest alive."
 )
 
 
@@ -129,8 +129,9 @@ def slips(table: Table) -> list[kit.Slip]:
         "Every rank added a row for every token. For a token that another rank has, this rank must add zeros."
     )
     stray = (
-        "Tokens of other ranks left their gradient in rows here: their rows were set to zero behind "
-        "autograd's back (.data, no_grad). masked_fill, or a product with a mask, stops the gradient as well."
+        "Tokens of other ranks left their gradient in rows here, because their rows were set to zero "
+        "without autograd (.data, no_grad). masked_fill, or a product with a mask, also stops the "
+        "gradient."
     )
 
     def of_own_size(k: int) -> Tensor:
@@ -141,19 +142,22 @@ def slips(table: Table) -> list[kit.Slip]:
 
     return [
         kit.Slip(
-            "Each rank drew a table of the size of its part: from one seed all of them have the same rows. "
-            "Make the whole one, as nn.Embedding does, and keep the rank's rows.",
+            "Each rank drew a table of the size of its part, so from one seed all ranks have the same "
+            "rows. Make the whole table, as nn.Embedding does, and keep the rank's rows.",
             lambda k: {"p.weight": of_own_size(k)},
         ),
         *(kit.Slip(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
         kit.Slip(
-            "The ranks' rows were not summed: one rank has the row of a token, the others have zeros.",
+            (
+                "The ranks' rows were not summed. One rank has the row of a token, but the other ranks "
+                "have zeros."
+            ),
             lambda k: {"y": table.own_rows(k)},
         ),
         *(
             kit.Slip(
-                f"The rank's first token is counted wrong: {n} ranks do not divide {vocab}. Of parts as "
-                "torch.tensor_split cuts them the first ones are one longer.",
+                f"The rank's first token is counted wrong: {n} ranks do not divide {vocab}. "
+                "torch.tensor_split makes the first parts one longer.",
                 lambda k, each=each: {"y": table.counted_from(each)},
             )
             for each in (
@@ -182,10 +186,10 @@ def misfit(table: Table) -> Callable[[str, str, int], str]:
         if shape == [vocab, width]:
             return WHOLE_TABLE
         if shape[0] == vocab:
-            return "That is cut by features, dimension 1; the vocabulary is dimension 0."
+            return "The table is cut by features, dimension 1, but the vocabulary is dimension 0."
         return (
-            f"{vocab} rows over {table.n} ranks: cut as torch.tensor_split does, where the first ranks have "
-            "one row more."
+            f"Cut {vocab} rows over {table.n} ranks as torch.tensor_split does, so that the first "
+            "ranks have one row more."
         )
 
     return hint
@@ -212,9 +216,9 @@ def forward_hint(ratio: float, done: list[Operation]) -> str:
         return "Gathering the table, or the rows that the ranks looked up, sends more than summing the rows."
     if any(operation.op == "all_gather" for operation in done):
         return (
-            "A gather brought the whole table to every rank. Here that is fewer bytes than the sum of the "
-            "rows, but a real vocabulary has far more rows than a microbatch has tokens: look up the rank's "
-            "own rows, and sum."
+            "A gather brought the whole table to every rank. Here that is fewer bytes than the sum of "
+            "the rows, but a real vocabulary has far more rows than a microbatch has tokens. Look up "
+            "the rank's own rows, and sum."
         )
     return "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."
 
@@ -234,7 +238,8 @@ def costs(run: LayerRun, table: Table) -> list[kit.Line]:
         ),
         sent_line(
             run, "backward", [0.0] * n, weight=0.5,
-            hint=lambda ratio, done: "The gradient of a sum is that of each term: nothing is sent backward.",
+            hint=lambda ratio, done: ("The gradient of a sum is the gradient of each term, so nothing "
+                                     "is sent backward."),
         ),
         own_work(run),
         saved_line(
@@ -262,11 +267,12 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         return said
     if "out of range" in text or "out of bounds" in text:
         return (
-            "A token that another rank has is not an index into the rows here: count from the rank's first "
-            "row. If the token is elsewhere, look up any row, such as 0, and set the result to zero."
+            "A token that another rank has is not an index into the rows here. Count from the rank's "
+            "first row. If the token is elsewhere, look up any row, such as 0, and set the result to "
+            "zero."
         )
     if kind == "deadlock" or "collective number" in text:
-        return "All ranks sum, also one that has none of the tokens."
+        return "All ranks must sum, even a rank that has none of the tokens."
     return ""
 
 

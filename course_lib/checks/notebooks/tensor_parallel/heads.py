@@ -229,39 +229,40 @@ def head_slips(whole: Heads) -> list[kit.Slip]:
     def term(k: int) -> Tensor:
         return whole.term(whole.own(k, whole.parameters), whole.x)
 
-    own_term = "Each rank has only its own heads' term: out is row-parallel, and its terms are summed."
+    own_term = "Each rank has only its own heads' term, but out is row-parallel, so its terms must be summed."
     slips = [
-        kit.Slip("A token looks at those that follow it: attention here is causal.", output(looks_ahead)),
+        kit.Slip("A token looks at tokens after it, but attention here is causal.", output(looks_ahead)),
         kit.Slip(
-            "The heads' outputs are in the wrong order: transpose back to (batch, seq, heads, head_dim) "
-            "before the last two are made one.",
+            "The heads' outputs are in the wrong order. Transpose back to (batch, seq, heads, "
+            "head_dim) before the last two are made one.",
             output(not_turned_back),
         ),
         kit.Slip(
-            f"The bias of out counts {n} times: add it once, after the sum.",
+            f"The bias of out counts {n} times. Add it once, after the sum.",
             lambda k: {"y": whole.output(whole.parameters, whole.x) + (n - 1) * bias},
         ),
         kit.Slip(own_term, lambda k: {"y": term(k) + bias}),
         kit.Slip(own_term, lambda k: {"y": term(k)}),
         kit.Slip(
-            "Each rank has only its own heads' gradient of x: x is whole, and enters the region by identity "
-            "forward, all-reduce backward.",
+            "Each rank has only its own heads' gradient of x, but x is whole. Let it enter the region "
+            "by identity forward, all-reduce backward.",
             lambda k: {"grad.x": whole.term_gradient(k)},
         ),
         *(
             kit.Slip(
-                f"x enters the region for {words.listing([USES[use] for use in entering])} alone: its "
-                "gradient is summed over the ranks for all three. Let x enter once, before query, key and "
-                "value.",
+                f"x enters the region for {words.listing([USES[use] for use in entering])} alone, but "
+                "its gradient is summed over the ranks for all three. Let x enter once, before query, "
+                "key and value.",
                 lambda k, entering=entering: {"grad.x": whole.entering_alone(k, entering)},
             )
             for count in (1, 2)
             for entering in combinations(range(3), count)
         ),
         kit.Slip(
-            f"{n} times too large: a sum hands its gradient on as it is; after an all-reduce forward none is "
-            "due backward. Or x entered twice: a ColumnParallelLinear that is called lets x in once more. "
-            "Use F.linear with its weight and bias.",
+            f"The gradient is {n} times too large. A sum hands its gradient on as it is, so an "
+            "all-reduce in forward needs none in backward. Or x entered twice, because a "
+            "ColumnParallelLinear that is called lets x in once more. Use F.linear with its weight "
+            "and bias.",
             lambda k: {"grad.x": n * whole.gradients()[0]},
         ),
         kit.Slip(
@@ -271,21 +272,22 @@ def head_slips(whole: Heads) -> list[kit.Slip]:
     if whole.kv_heads < whole.heads:
         slips += [
             kit.Slip(
-                f"kv_heads was ignored: that is the output of {whole.heads} key and value heads; "
-                f"{whole.kv_heads} are asked for, and key and value have that many times head_dim features.",
+                f"kv_heads was ignored, so your output is the one of {whole.heads} key and value "
+                f"heads. Make {whole.kv_heads}, so that key and value have that many times head_dim "
+                "features.",
                 lambda k: {"y": whole.redrawn(whole.heads).whole_output()},
             ),
             kit.Slip(
-                "Queries took key and value heads in turns; neighbours share one: query head h has head "
-                "h // (heads / kv_heads), as repeat_interleave gives them.",
+                "Queries took key and value heads in turns, but neighbours share one. Query head h "
+                "has head h // (heads / kv_heads), as repeat_interleave gives them.",
                 output(in_turns),
             ),
         ]
     if whole.copies > 1:
         slips += [
             kit.Slip(
-                "Several ranks hold a copy of the same key and value head, and each copy went its own way: "
-                "sum their gradients over the ranks that hold it.",
+                "Several ranks hold a copy of the same key and value head, and the copies were "
+                "updated separately. Sum their gradients over the ranks that hold it.",
                 lambda k: {"again": whole.copies_apart()},
             )
         ]
@@ -293,15 +295,16 @@ def head_slips(whole: Heads) -> list[kit.Slip]:
     if whole.kv_heads == whole.heads and here > 1:
         slips += [
             kit.Slip(
-                f"Rank k took every {n}th head of query, key and value, but the columns of out that belong "
-                "to heads side by side: a rank has one run of heads, the same of all four.",
+                f"Rank k took every {n}th head of query, key and value, but the columns of out for a "
+                "run of adjacent heads. Each rank must have one run of heads, the same in all four "
+                "layers.",
                 lambda k: {"y": whole.output(whole.dealt(), whole.x)},
             )
         ]
     slips += [
         kit.Slip(
-            "The rank's features were read as (head_dim, heads): a head's features lie side by side, "
-            "unflatten(-1, (heads, head_dim)).",
+            "The rank's features were read as (head_dim, heads), but a head's features are adjacent. "
+            "Use unflatten(-1, (heads, head_dim)).",
             output(how),
         )
         for how in (features_first, features_last)
@@ -309,16 +312,17 @@ def head_slips(whole: Heads) -> list[kit.Slip]:
     if here != whole.head_dim and whole.kv_heads == whole.heads:
         slips += [
             kit.Slip(
-                f"The rank's features were read as {whole.head_dim} heads of {here}: a head's features lie "
-                f"side by side, unflatten(-1, (heads, head_dim)), here ({here}, {whole.head_dim}).",
+                f"The rank's features were read as {whole.head_dim} heads of {here}, but a head's "
+                f"features are adjacent. Use unflatten(-1, (heads, head_dim)), here ({here}, "
+                f"{whole.head_dim}).",
                 output(attend, here),
             )
         ]
     if whole.head_dim % n == 0 and whole.kv_heads == whole.heads:
         slips += [
             kit.Slip(
-                f"Every rank has all heads, but 1/{n} of the features of each: heads stay whole. A rank has "
-                "heads / n of them, of head_dim features.",
+                f"Every rank has all heads, but only 1/{n} of the features of each. Heads must stay "
+                "whole. A rank has heads / n of them, of head_dim features.",
                 output(attend, whole.head_dim // n),
             )
         ]

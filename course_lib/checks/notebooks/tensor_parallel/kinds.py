@@ -37,7 +37,7 @@ ASKED = (
     Asked("z", "P", {"R": "Each rank has multiplied other features, so their z differ.",
                      "S(1)": "z has all features of the output on every rank."},
           "Each rank has added up over its own hidden features, and the sum over all of them is asked for."),
-    Asked("s", "R", {"P": "The terms were added up: all ranks have the same sum."},
+    Asked("s", "R", {"P": "The terms were added up, so all ranks have the same sum."},
           "An all-reduce leaves the whole sum on every rank."),
     Asked("b2", "R", {"P": "A term of a bias would be added before the sum. Here it is added behind it."},
           "The bias is added behind the sum, by every rank to the same output."),
@@ -51,7 +51,7 @@ ASKED = (
     Asked("gradient of b2", "R", {}, SAME_OUTPUT),
     Asked("gradient of w1 on dp", "P",
           {"R": "The replicas read other rows. Their gradients differ before the sum.",
-           "S(0)": "That is its kind on tp. On dp both replicas have the same part of w1."},
+           "S(0)": "Your answer is its kind on tp. On dp both replicas have the same part of w1."},
           "Each replica has the gradient of its own rows, and the batch's gradient is their sum."),
 )  # fmt: skip
 NAMES = tuple(f"kind_{number}" for number in range(1, len(ASKED) + 1))

@@ -32,20 +32,21 @@ from course_lib.ledger.operation import Operation
 POINT = "a layer of which each rank has its part alone"
 SUB_GROUP = (1, 2)  # of three ranks: its first is not the world's first
 WHOLE_WEIGHT = (
-    "The whole weight is still there: a slice is a view, and keeps the whole tensor behind it; so does an "
-    "attribute that holds the whole layer. Keep a copy of this rank's part alone: .detach().clone()."
+    "The whole weight is still in memory. A slice is a view and keeps the whole tensor alive, and so "
+    "does an attribute that holds the whole layer. Keep only a copy of this rank's part, "
+    ".detach().clone()."
 )
 KEPT = (
     "Backward needs the input that this rank multiplied, and its part of the weight. Anything else that is "
     "kept belongs to work that other ranks do."
 )
 NOT_FOLLOWED = (
-    "x was cut by something that autograd does not follow: `part` detaches, and is for parameters. "
+    "x was cut by something autograd does not follow. `part` detaches, because it is for parameters. "
     "`own_features` takes the rank's features of x, and its backward gathers their gradient."
 )
 UNEVEN = (
-    "The last features belong to no rank: cut as torch.tensor_split does, where the first parts are longer, "
-    "or raise a ValueError that says which numbers do not fit."
+    "The last features belong to no rank. Cut as torch.tensor_split does, which makes the first parts "
+    "longer, or raise a ValueError that says which numbers do not fit."
 )
 
 
@@ -128,7 +129,7 @@ def column(whole: Whole, gather: bool) -> Cut:
             return said
         if gather:
             return "One all-gather of the rank's features, and nothing else."
-        return "Forward sends nothing: every rank has the whole x, and keeps its own output."
+        return "Forward sends nothing, because every rank has the whole x, and keeps its own output."
 
     def backward(ratio: float, done: list[Operation]) -> str:
         return "One all-reduce of the gradient of x, and nothing else."
@@ -175,7 +176,9 @@ def row(whole: Whole, parallel: bool) -> Cut:
         if said := many(ratio, done, "an all-gather"):
             return said
         if parallel:
-            return "The gradient of the sum is each term's gradient, and every rank has it: nothing is sent."
+            return (
+                "The gradient of the sum is each term's gradient, and every rank has it, so nothing is sent."
+            )
         return "One all-gather of the parts of the gradient of x, and nothing else."
 
     return Cut(

@@ -16,17 +16,19 @@ from course_lib.facts import chunk_sizes
 OWN_LENGTH = 0  # a rank's first token is counted by as many logits as it has itself
 Choice = Callable[[int], Tensor]  # rank -> for each target the place where its logit is looked for
 
-LOCAL_SOFTMAX = "The softmax is over the rank's own logits: the sum of exponentials goes over all ranks."
+LOCAL_SOFTMAX = (
+    "The softmax is only over the rank's own logits, but the sum of exponentials goes over all ranks."
+)
 OWN_LARGEST = (
     "Each rank took off its own largest logit, and the sums of exponentials were added as if it had "
-    "been the same: agree on the largest first, by an all-reduce with MAX."
+    "been the same. Agree on the largest first, by an all-reduce with MAX."
 )
 
 
 def first_token(loss: Loss) -> str:
     return (
-        f"The rank's first token is counted wrong: {loss.n} ranks do not divide {loss.vocab}. Of parts as "
-        "torch.tensor_split cuts them the first ones are one longer."
+        f"The rank's first token is counted wrong: {loss.n} ranks do not divide {loss.vocab}. "
+        "torch.tensor_split makes the first parts one longer."
     )
 
 
@@ -84,12 +86,12 @@ def of_value(loss: Loss) -> list[kit.Slip]:
         return loss.y((loss.lse - target_logit) * loss.counts)
 
     wrong_shard = (
-        "The target's logit was taken on ranks that do not have it: it is on one rank alone, counted from "
-        "its first token; the others add 0."
+        "The target's logit was taken on ranks that do not have it. Only one rank has it, at an index "
+        "counted from its first token, so the other ranks add 0."
     )
     ignored = (
-        "Ignored targets were counted: they add nothing, and the mean is over the others, "
-        f"{int(counted)} here and not {everything}."
+        "Ignored targets were counted, but they add nothing, and the mean is over the remaining "
+        f"{int(counted)}, not over {everything}."
     )
     some_ignored = int(counted) < everything
     rest = (loss.lse * ~loss.counts).sum()
@@ -122,24 +124,27 @@ def of_value(loss: Loss) -> list[kit.Slip]:
             if loss.vocab % n
         ),
         kit.Slip(
-            "The target's logit is on one rank, and the others went on with 0: sum it over the ranks.",
+            "The target's logit is on one rank, but the other ranks went on with 0. Sum it over the ranks.",
             lambda k: {"y": loss.y(loss.lse * loss.counts - own(k))},
         ),
         kit.Slip(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
         kit.Slip(OWN_LARGEST, lambda k: {"y": owners_largest()}),
         kit.Slip(
-            "The largest logit was taken off the exponents, and not put back: log of the sum, plus it.",
+            (
+                "The largest logit was taken off the exponents, but not put back. Add it to the log of "
+                "the sum."
+            ),
             lambda k: {"y": loss.y(loss.each - loss.logits.amax(-1) * loss.counts)},
         ),
         *(kit.Slip(ignored, lambda k, mean=mean: {"y": mean}) for mean in counted_too if some_ignored),
         kit.Slip(
-            "That is the sum over the targets; their mean is asked for.", lambda k: {"y": loss.each.sum()}
+            "Your result is the sum over the targets. Return their mean.", lambda k: {"y": loss.each.sum()}
         ),
         kit.Slip(
-            f"That is {n} times the loss: it was summed over ranks that all had it already.",
+            f"Your result is {n} times the loss, because it was summed over ranks that all had it already.",
             lambda k: {"y": n * loss.y()},
         ),
-        kit.Slip(f"That is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
+        kit.Slip(f"Your result is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
     ]
 
 
@@ -189,12 +194,12 @@ def of_gradient(loss: Loss) -> list[kit.Slip]:
 
     counted, everything = int(loss.counts.sum()), loss.target.numel()
     every_rank = (
-        "Every rank took 1 off for every target; softmax - 1 at the target is for the rank alone that has it."
+        "Every rank took 1 off for every target, but softmax - 1 is only for the rank that has the target."
     )
     slips = [
         kit.Slip(FACTOR_N, scaled(loss.n)),
-        kit.Slip("The gradient that backward was given was left out: multiply by it.", scaled(1 / UPSTREAM)),
-        kit.Slip("The mean divides the gradient, too: by the number of targets that count.", scaled(counted)),
+        kit.Slip("The gradient given to backward was left out. Multiply by it.", scaled(1 / UPSTREAM)),
+        kit.Slip("The mean also divides the gradient, by the number of targets that count.", scaled(counted)),
         *(
             kit.Slip(every_rank, lambda k, at=at: {"grad.logits": one_hot_at(k, at)})
             for at in (loss.first, loss.nearest, loss.modulo)
@@ -208,12 +213,12 @@ def of_gradient(loss: Loss) -> list[kit.Slip]:
         ),
         kit.Slip(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
         kit.Slip(
-            "A gradient went back through the largest logit. The loss does not depend on what is taken off: "
-            "logits.detach() before the maximum.",
+            "A gradient went back through the largest logit. The loss does not depend on the value "
+            "taken off, so use logits.detach() before the maximum.",
             lambda k: {"grad.logits": through_largest(k)},
         ),
         kit.Slip(
-            "That is the softmax without 1 taken off at the target.",
+            "Your gradient is the softmax without 1 taken off at the target.",
             lambda k: {"grad.logits": loss.grad(k, soft)},
         ),
     ]
@@ -221,14 +226,17 @@ def of_gradient(loss: Loss) -> list[kit.Slip]:
         slips += [
             *(
                 kit.Slip(
-                    "Ignored targets have a gradient here: they add nothing to the loss, and leave nothing.",
+                    (
+                        "Ignored targets have a gradient here, but they add nothing to the loss, so their "
+                        "gradient is 0."
+                    ),
                     lambda k, by=by, one_hot=one_hot: {"grad.logits": ignored(k, by, one_hot)},
                 )
                 for by in (counted, everything)
                 for one_hot in (loss.one_hot, loss.one_hot_of_all)
             ),
             kit.Slip(
-                f"Divided by all targets: the mean is over the {counted} that count.",
+                f"The gradient was divided by all targets, but the mean is over the {counted} that count.",
                 scaled(counted / everything),
             ),
         ]

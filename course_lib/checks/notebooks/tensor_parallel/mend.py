@@ -23,23 +23,23 @@ GELU_OF_TERMS = (
     "gelu is applied to each rank's own term of x A, and gelu(a) + gelu(b) is not gelu(a + b). Add the terms "
     "up first."
 )
-GELU_SUMMED = "You add up behind gelu. gelu(a) + gelu(b) is not gelu(a + b): add up in front of it."
-FORGOTTEN_BIAS = "The bias is missing: add it once, behind the sum."
+GELU_SUMMED = "You add up behind gelu. gelu(a) + gelu(b) is not gelu(a + b), so add up in front of it."
+FORGOTTEN_BIAS = "The bias is missing. Add it once, behind the sum."
 DIVIDED_BIAS = (
-    "Each rank adds a share of the bias, so that the sum is right, but b2 then gets a share of its gradient. "
-    "Add all of it behind the sum."
+    "Each rank adds a share of the bias, so the sum is right, but b2 then gets a share of its "
+    "gradient. Add all of it behind the sum."
 )
 NO_ENTRANCE = (
     "The gradient that goes back through the norm is this rank's own term. Every rank uses the norm's output "
     "for its own hidden features, so it enters the region there."
 )
 BEFORE_THE_NORM = (
-    "The region begins in front of the norm, so the norm's own weight gets this rank's term of its gradient. "
-    "Every rank computes the norm for itself: let its output enter."
+    "The region begins in front of the norm, so the norm's own weight gets this rank's term of its "
+    "gradient. Every rank computes the norm separately, so let its output enter."
 )
 STREAM_TOO = (
-    "The residual stream enters the region too. Its gradient is whole on every rank already, and summing it "
-    "counts it N times."
+    "The residual stream also enters the region. Its gradient is already whole on every rank, so "
+    "summing it counts it N times."
 )
 
 
@@ -118,7 +118,10 @@ def bias_behind(draw: kit.Draw, n: int) -> tuple[LayerRun, list[kit.Slip]]:
     wanted, bias = block.wanted(), b2.detach()
     return block.run(), [
         kit.Slip(
-            f"The bias is in the sum {n} times: every rank adds it to its term. Add it once, behind the sum.",
+            (
+                f"The bias is in the sum {n} times, because every rank adds it to its term. Add it once, "
+                "behind the sum."
+            ),
             lambda k: {"y": wanted["y"][k] + (n - 1) * bias},
         ),
         kit.Slip(FORGOTTEN_BIAS, lambda k: {"y": wanted["y"][k] - bias}),

@@ -46,38 +46,38 @@ def halves(forward: float, backward: float, regather: float) -> kit.Formula:
 
 
 SENT: dict[str, kit.Formula] = {
-    "That is one all-reduce a layer. Attention ends with a sum, and the MLP with another: two, in each "
-    "direction.": halves(2, 2, 3),
+    "You counted one all-reduce per layer. Attention ends with a sum, and so does the MLP, which "
+    "makes two in each direction.": halves(2, 2, 3),
     "An all-reduce has two phases: 2 (N-1)/N M each, and a layer has two of them.": halves(2, 2, 2),
-    "Two all-reduces send 4 (N-1)/N M: with N ranks, a rank's own part need not travel.": (
+    "Two all-reduces send 4 (N-1)/N M: with N ranks, a rank's own part does not have to travel.": (
         lambda n, m, direction, sequence=None: (
             m * (6 if sequence == "regather" and direction == "backward" else 4)
         )
     ),
-    'With "regather" backward gathers the input of each region once more: another (N-1)/N M for attention, '
-    "and for the MLP.": halves(4, 4, 4),
+    'With "regather" backward gathers the input of each region once more, so another (N-1)/N M for '
+    "attention, and for the MLP.": halves(4, 4, 4),
     'The second gather of "regather" comes for both regions, attention and MLP.': halves(4, 4, 5),
     'With "regather" both regions gather once more, by half an all-reduce each: 6 (N-1)/N M.': (
         halves(4, 4, 8)
     ),
-    "Forward gathers once, whatever is kept: it is backward that needs the input again.": (
+    "Forward gathers once, whatever is kept, because only backward needs the input again.": (
         lambda n, m, direction, sequence=None: (n - 1) / n * m * (6 if sequence == "regather" else 4)
     ),
-    "Backward has the conjugate of each sum: where forward does nothing, gradients are summed. It sends as "
-    "much as forward.": halves(4, 0, 2),
-    "Backward computes twice as much as forward. It sends as much as forward: one gradient for each "
-    "activation.": halves(4, 8, 12),
+    "Backward has the conjugate of each sum, so it sums gradients where forward does nothing. It "
+    "sends as much as forward.": halves(4, 0, 2),
+    "Backward computes twice as much as forward, but it sends as much as forward, because each "
+    "activation has one gradient.": halves(4, 8, 12),
     "With sequence parallelism an all-reduce becomes a gather and a reduce-scatter, which are its two "
-    "halves: no more and no less.": (
+    "halves, so the bytes stay the same.": (
         lambda n, m, direction, sequence=None: (n - 1) / n * m * (8 if sequence else 4)
     ),
-    "A gather *and* a reduce-scatter stand for each all-reduce: the bytes stay the same.": (
+    "A gather *and* a reduce-scatter replace each all-reduce, so the bytes stay the same.": (
         lambda n, m, direction, sequence=None: (n - 1) / n * m * (2 if sequence else 4)
     ),
-    "That is the sum over all ranks: one rank's bytes are asked for.": (
+    "Your result is the sum over all ranks. Return the bytes of one rank.": (
         lambda n, m, direction, sequence=None: n * layer_bytes(n, m, direction, sequence)
     ),
-    "That is forward and backward together: one direction is asked for.": (
+    "Your result is forward and backward together. Return one direction.": (
         lambda n, m, direction, sequence=None: (
             layer_bytes(n, m, "forward", sequence) + layer_bytes(n, m, "backward", sequence)
         )
@@ -102,52 +102,55 @@ SAVED: dict[str, kit.Formula] = {
     "of the regions are whole.": kept((4, 4, 0), (12, 12, 16)),
     'With "keep" the gathered inputs of attention and MLP are kept whole: 2 M; only the norms\' inputs are '
     "divided.": kept((4, 0, 0), (12, 16, 16)),
-    'With "regather" nothing whole is kept: the regions\' inputs are gathered again in backward.': (
+    ('With "regather" nothing whole is kept, because the regions\' inputs are gathered again in backward.'): (
         kept((4, 2, 2), (12, 14, 14))
     ),
-    "That is the other way round: regather keeps parts alone, keep the gathered inputs.": (
+    'The two modes are exchanged. "regather" keeps only parts, but "keep" keeps the gathered inputs.': (
         kept((4, 0, 2), (12, 16, 14))
     ),
-    "The inputs of the two norms are kept, too: the norm's backward needs them.": (
+    "The inputs of the two norms are also kept, because the norm's backward needs them.": (
         kept((2, 2, 0), (12, 12, 14))
     ),
-    "The inputs of the two regions are kept, too: the gradient of a weight is a product with its input.": (
-        kept((2, 0, 0), (12, 14, 14))
-    ),
-    "4 M / N are missing: attention keeps q, k, v and its output; the MLP keeps its 4h features "
-    "twice, before GELU, for its derivative, and after it, for the second matrix.": (
+    (
+        "The inputs of the two regions are also kept, because the gradient of a weight is a product with "
+        "its input."
+    ): (kept((2, 0, 0), (12, 14, 14))),
+    "4 M / N are missing. Attention keeps q, k, v and its output. The MLP keeps its 4h features "
+    "twice, before GELU for its derivative, and after it for the second matrix.": (
         kept((4, 2, 0), (8, 10, 12))
     ),
-    "Attention keeps its output, too: the output projection's gradient needs it.": (
+    "Attention also keeps its output, because the output projection's gradient needs it.": (
         kept((4, 2, 0), (11, 13, 15))
     ),
-    "That is the layer on one rank: activations that are cut by heads or hidden features are divided by N.": (
-        kept((16, 16, 16), (0, 0, 0))
-    ),
-    "That divides everything. Without sequence parallelism the inputs of norms and regions are whole on "
-    "every rank.": kept((0, 0, 0), (16, 16, 16)),
-    "That is the bytes of all ranks together: one rank's are asked for.": (
+    (
+        "Your result is the layer on one rank, but activations cut by heads or hidden features are "
+        "divided by N."
+    ): (kept((16, 16, 16), (0, 0, 0))),
+    "Your result divides everything. Without sequence parallelism the inputs of norms and regions are "
+    "whole on every rank.": kept((0, 0, 0), (16, 16, 16)),
+    "Your result is the bytes of all ranks together. Return the bytes of one rank.": (
         lambda n, m, sequence=None: n * layer_saved(n, m, sequence)
     ),
-    "That is half of it: is it a layer, with both attention and MLP?": (
+    "Your result is half. Did you count both attention and MLP?": (
         lambda n, m, sequence=None: layer_saved(n, m, sequence) / 2
     ),
-    "These are the paper's coefficients, 34 in all, which are bytes an element in 16 bits with masks of "
-    "dropout; here count activations.": kept((10, 4, 0), (24, 30, 34)),
+    "These are the paper's coefficients, 34 in all, which are bytes per element in 16 bits with masks "
+    "of dropout. Count activations here.": kept((10, 4, 0), (24, 30, 34)),
 }
 LOSS: dict[str, kit.Formula] = {
     "An all-reduce has two phases: 2 (N-1)/N.": lambda n, t: (n - 1) / n * 12 * t,
-    "That is one number a token: there are three, the largest logit, the sum of exponentials and the "
-    "target's logit.": lambda n, t: 2 * (n - 1) / n * 4 * t,
-    "That is two numbers a token: the largest logit has to be agreed on first.": (
+    "You counted one number per token, but there are three, the largest logit, the sum of "
+    "exponentials and the target's logit.": lambda n, t: 2 * (n - 1) / n * 4 * t,
+    "You counted two numbers per token, but the ranks must also agree on the largest logit first.": (
         lambda n, t: 2 * (n - 1) / n * 8 * t
     ),
     "A float32 number has 4 bytes.": lambda n, t: 2 * (n - 1) / n * 3 * t,
     "The numbers are float32, 4 bytes each, whatever the logits are.": lambda n, t: 2 * (n - 1) / n * 6 * t,
-    "That is forward and backward: nothing is sent backward, each rank has the softmax of its own part.": (
-        lambda n, t: 4 * (n - 1) / n * 12 * t
-    ),
-    "That is the sum over all ranks: one rank's bytes are asked for.": lambda n, t: 2 * (n - 1) * 12 * t,
+    (
+        "You counted forward and backward, but nothing is sent backward, because each rank has the "
+        "softmax of its own part."
+    ): (lambda n, t: 4 * (n - 1) / n * 12 * t),
+    "Your result is the sum over all ranks. Return the bytes of one rank.": lambda n, t: 2 * (n - 1) * 12 * t,
     "With N ranks it is 2 (N-1)/N; 2 is the limit for many.": lambda n, t: 24 * t,
 }
 
@@ -171,8 +174,8 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 formula=layer_bytes,
                 slips=SENT,
                 weight=2,
-                otherwise="Count the collectives of a layer: (N-1)/N M for each gather and reduce-scatter, "
-                "twice that for an all-reduce.",
+                otherwise="Count the collectives of a layer, with (N-1)/N M for each gather and "
+                          "reduce-scatter, and twice as much for an all-reduce.",
             ),
             kit.Prediction(
                 "layer_saved_bytes",
@@ -193,7 +196,8 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 arguments=[(8, tokens), (3, tokens), (2, 1_000), (1, tokens)],
                 formula=loss_bytes,
                 slips=LOSS,
-                otherwise="An all-reduce of three float32 numbers for each token: 2 (N-1)/N * 12 * tokens.",
+                otherwise=("An all-reduce of three float32 numbers for each token sends 2 (N-1)/N * 12 "
+                          "* tokens."),
             ),
         ]
     )  # fmt: skip

@@ -23,33 +23,43 @@ def share(regions: float = 2, n: int = RANKS, link: float = SLOW, flops: float =
 
 
 SUMS = {
-    1: "The lecture says one a layer. Attention ends with a sum, the MLP with another; and backward?",
-    2: "That is one direction: backward has the conjugates of both.",
-    8: "That counts gathers and reduce-scatters, two for each all-reduce.",
+    1: "The lecture says one per layer. But attention ends with a sum, and so does the MLP. And backward?",
+    2: "You counted one direction, but backward has the conjugates of both.",
+    8: "You counted gathers and reduce-scatters, two for each all-reduce.",
 }
 SHARES = {
-    1 - share(): "That is the share that computes.",
-    share(link=FAST): "That is with NVLink between all 16: two nodes are joined by the slower link.",
-    share(n=8, link=FAST): "That is 8 GPUs in one node; here 16 share the layer, and communicate at 50 GB/s.",
-    share(n=8): "That is for 8 GPUs; 16 share the layer.",
+    1 - share(): "Your answer is the share that computes.",
+    share(link=FAST): "You used NVLink between all 16, but two nodes are joined by the slower link.",
+    share(n=8, link=FAST): (
+        "You used 8 GPUs in one node, but 16 share the layer here, and communicate at 50 GB/s."
+    ),
+    share(n=8): "You used 8 GPUs, but 16 share the layer.",
     share(1): "A layer has two all-reduces, after attention and after the MLP, of 2 (N-1)/N M each.",
-    share(flops=LAYER * RANKS): "The FLOPs are shared, too: each rank computes a sixteenth of them.",
-    share(link=SLOW / 8): "50 GB/s are bytes, not bits: no factor of 8.",
-    share(4): "That is forward and backward's bytes; forward alone is asked for.",
-    100 * share(): "As a share, between 0 and 1.",
+    share(flops=LAYER * RANKS): "The FLOPs are also shared, so each rank computes a sixteenth of them.",
+    share(link=SLOW / 8): "50 GB/s are bytes, not bits, so there is no factor of 8.",
+    share(4): "You counted the bytes of forward and backward. Count only forward.",
+    100 * share(): "Give a share, between 0 and 1.",
 }
 FACTORS = {
-    1: "Nothing would be wrong, then. Its backward sums the ranks' gradients, each whole already.",
-    64: "Once for each of the sums that the gradient passes on its way back: to this MLP's weights, one.",
-    2: "Not forward and backward: the gradient is added up over the 8 ranks.",
-    1 / 8: "Summed, not divided: too large.",
+    1: (
+        "Nothing would be wrong, then. But its backward sums the ranks' gradients, although each is "
+        "already whole."
+    ),
+    64: (
+        "The factor appears once for each sum the gradient passes on its way back. For this MLP's "
+        "weights, that is one sum."
+    ),
+    2: "The factor is not forward and backward. The gradient is added up over the 8 ranks.",
+    1 / 8: "The gradients were summed, not divided, so they are too large.",
 }
 TIMES = {
-    1: 'That is with the gathered inputs kept ("keep"): then it sends as much as tensor parallelism.',
-    1.5: "That is backward alone; forward has no second gather.",
-    2: "An all-reduce is a gather and a reduce-scatter: the pairs send as much. Count the second gather.",
+    1: 'You kept the gathered inputs ("keep"). Then it sends as much as tensor parallelism.',
+    1.5: "You counted only backward, but forward has no second gather.",
+    2: (
+        "An all-reduce is a gather and a reduce-scatter, so the pairs send as much. Count the second gather."
+    ),
     1.125: "Both regions gather again in backward, attention and MLP.",
-    0.8: "Upside down: how many times as many.",
+    0.8: "Your ratio is upside down. The question asks how many times as many.",
 }
 
 
@@ -64,20 +74,22 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             kit.Answer(
                 "answer_1", 4, slips=SUMS, unit="all-reduces", tolerance=1e-9,
-                otherwise="Two regions, attention and MLP; a sum at the end of each forward, and one at its "
-                "beginning backward.",
+                otherwise="There are two regions, attention and MLP. Each has a sum at its end in "
+                          "forward, and one at its beginning in backward.",
             ),
             kit.Answer(
                 "answer_2", share(), slips=SHARES,
-                otherwise="24 h^2 FLOPs a token, over 16 GPUs; two all-reduces of 2 bytes * h * tokens over "
-                "the slowest link; then communication / (communication + computation).",
+                otherwise="Take 24 h^2 FLOPs per token over 16 GPUs, and two all-reduces of 2 bytes * "
+                          "h * tokens over the slowest link, then communication / (communication + "
+                          "computation).",
             ),
             kit.Answer(
                 "answer_3", ("the activation function",),
                 options=("the activation function", "the bias", "the size of the weights"),
                 slips={
                     "the bias": "A bias could be added once, after any sum.",
-                    "the size of the weights": "Rows or columns: a rank holds 1/n of the weights either way.",
+                    "the size of the weights": ("By rows or by columns, a rank holds 1/n of the "
+                                               "weights either way."),
                 },
             ),
             kit.Answer(
@@ -87,7 +99,8 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             ),
             kit.Answer(
                 "answer_5", 1.25, slips=TIMES, unit="times",
-                otherwise="Eight halves of an all-reduce without, ten with the two that gather again.",
+                otherwise=("There are eight halves of an all-reduce without, and ten with the two that "
+                          "gather again."),
             ),
         ]
     )  # fmt: skip

@@ -42,10 +42,10 @@ from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
 SIDE_BY_SIDE = (
-    "Collectives put parts one after the other along dimension 0, the batch; here they belong side by side "
-    "along the sequence, dimension 1."
+    "Collectives put parts one after the other along dimension 0, the batch, but here they belong "
+    "side by side along the sequence, dimension 1."
 )
-COPY = "Other code may hold it, too: communicate in a copy of your own."
+COPY = "Other code may also hold it, so communicate in your own copy."
 
 
 def gathered_wrong(run: LayerRun) -> list[kit.Slip]:
@@ -54,16 +54,16 @@ def gathered_wrong(run: LayerRun) -> list[kit.Slip]:
     batch = x[0].shape[0]
     stacked = torch.cat(x).reshape(whole[0].shape)
     interleaved = torch.stack(x, SEQ + 1).flatten(SEQ, SEQ + 1)
-    means = "That is a mean over the ranks: a sum over all uses is meant."
+    means = "The gradient is a mean over the ranks. Sum over all uses."
     slips = [
         kit.Slip(
-            "The positions are there, in another order: rank r has the r-th part of the sequence, not every "
+            "The positions are in another order. Rank r has the r-th part of the sequence, not every "
             "N-th position.",
             lambda k: {"y": interleaved},
         ),
         kit.Slip(
-            "Backward took the rank's part of its own gradient. Each rank uses all of the sequence in its "
-            "own way: the gradients are summed, and the rank gets its part of the sum.",
+            "Backward took the rank's part of its own gradient. Each rank uses all of the sequence in "
+            "its own way, so the gradients are summed, and the rank gets its part of the sum.",
             lambda k: {"grad.x": parts(upstream[k], n)[k]},
         ),
         kit.Slip(means, lambda k: {"grad.x": grad[k] / n}),
@@ -72,15 +72,16 @@ def gathered_wrong(run: LayerRun) -> list[kit.Slip]:
         ),
         kit.Slip("Backward gave the rank another rank's part of the sum.", lambda k: {"grad.x": grad[k - 1]}),
         kit.Slip(
-            "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
-            "to the front first.",
+            "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does. Bring the "
+            "sequence to the front first.",
             lambda k: {"grad.x": total(upstream).reshape(n, *x[k].shape)[k]},
         ),
     ]
     if batch > 1:
         says = (
-            "The ranks' parts were put one after the other along dimension 0, as all_gather_into_tensor "
-            "does, and cut into sequences afterwards: they belong side by side along the sequence."
+            "The ranks' parts were put one after the other along dimension 0, as "
+            "all_gather_into_tensor does, and cut into sequences afterwards. They belong side by side "
+            "along the sequence."
         )
         slips.insert(0, kit.Slip(says, lambda k: {"y": stacked}))
     return slips
@@ -97,34 +98,34 @@ def scattered_wrong(run: LayerRun) -> list[kit.Slip]:
 
     return [
         kit.Slip(
-            "That is the rank's part of its own term: the terms of all ranks are summed.",
+            "Your result is the rank's part of its own term. Sum the terms of all ranks.",
             lambda k: {"y": parts(x[k], n)[k]},
         ),
-        kit.Slip("That is a mean: the sum of the terms is meant.", lambda k: {"y": part[k] / n}),
+        kit.Slip("Your result is a mean. Sum the terms.", lambda k: {"y": part[k] / n}),
         *(
             kit.Slip(
-                "That is another rank's part: rank r must have the r-th part of the sequence.",
+                "Your result is another rank's part. Rank r must have the r-th part of the sequence.",
                 lambda k, by=by: {"y": part[(k + by) % n]},
             )
             for by in range(1, n)
         ),
         kit.Slip(
-            "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
-            "to the front first.",
+            "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does. Bring the "
+            "sequence to the front first.",
             lambda k: {"y": flat[k]},
         ),
         kit.Slip(
-            "Backward put the rank's own gradient in its place, and left zeros for the others. The rank's "
-            "term went into every part of the sum: gather the gradients of all.",
+            "Backward put the rank's own gradient in its place, and left zeros in the other parts. "
+            "The rank's term went into every part of the sum, so gather the gradients of all ranks.",
             lambda k: {"grad.x": own_place(k)},
         ),
         kit.Slip(
-            "That is N times too large: the parts' gradients are gathered, not summed.",
+            "The gradient is N times too large. Gather the parts' gradients, do not sum them.",
             lambda k: {"grad.x": n * grad[k]},
         ),
         kit.Slip(
-            "The parts' gradients were put one after the other along dimension 0, as all_gather_into_tensor "
-            "does: they belong side by side along the sequence.",
+            "The parts' gradients were put one after the other along dimension 0, as "
+            "all_gather_into_tensor does. They belong side by side along the sequence.",
             lambda k: {"grad.x": torch.cat(upstream).reshape(grad[k].shape)},
         ),
     ]
@@ -144,17 +145,20 @@ def pair_misfit(run: LayerRun) -> Any:
         shape = [int(size) for size in re.findall(r"\d+", came.partition("[")[2])]
         if came == "None" and name == "grad.x":
             return (
-                "The returned tensor has no graph behind it: autograd does not see what torch.distributed "
-                "does. Write a torch.autograd.Function, and call its apply."
+                "The returned tensor has no graph behind it, because autograd does not see what "
+                "torch.distributed does. Write a torch.autograd.Function, and call its apply."
             )
         if name == "y" and shape == list(run.wanted[k]["grad.x"].shape) and run.object == GATHER:
-            return "That is x's own part: into a region the parts are gathered."
+            return "Your result is x's own part, but the parts are gathered into a region."
         if name == "y" and shape == other_way(run, k):
-            return "That is the other of the two: one gathers forward, the other reduces and scatters."
+            return (
+                "Your function is the other of the two. One gathers in forward, and its "
+                "counterpart reduces and scatters."
+            )
         if len(shape) == 3 and shape[0] != batch:
             return SIDE_BY_SIDE
         if run.object == SCATTER and name == "y" and shape == list(run.inputs[k]["x"].shape):
-            return "That is the whole sequence: a rank keeps its part of the sum."
+            return "Your result is the whole sequence, but a rank keeps only its part of the sum."
         return ""
 
     return hint
@@ -174,7 +178,7 @@ def both_ways(run: LayerRun) -> list[kit.Line]:
 
     def hint(ratio: float, done: list[Operation]) -> str:
         if abs(ratio - 2) < 0.05 and any(operation.op == "all_reduce" for operation in done):
-            return "An all-reduce is both halves; where each rank needs a part, its first half is enough."
+            return "An all-reduce is both halves. If each rank needs only a part, the first half is enough."
         return "A gather, or a reduce-scatter, sends (N-1)/N of the whole once."
 
     return [
@@ -196,7 +200,7 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     if case_of_it.title == UNEVEN and kind != "deadlock":
         return "Look first whether N divides the length of the sequence, and raise a ValueError that says so."
     if "not contiguous" in text:
-        return "A part along the sequence is a view with gaps: call contiguous() before it is sent."
+        return "A part along the sequence is a view with gaps, so call contiguous() before it is sent."
     if "returned an invalid gradient" in text:
         return f"A gradient has the shape of its tensor. {SIDE_BY_SIDE}"
     if kind == "deadlock" or "collective number" in text:

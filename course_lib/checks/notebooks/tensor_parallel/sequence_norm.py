@@ -63,25 +63,24 @@ def norm_wrong(run: LayerRun) -> list[kit.Slip]:
     plain = [F.layer_norm(part, (width,), eps=EPS) for part in x]
     return [
         kit.Slip(
-            "The weight's gradient is that of the rank's own positions. The weight is whole on every rank "
-            "and used for the whole sequence: sum the gradients, or the copies drift apart.",
+            "The weight's gradient covers only the rank's own positions. The weight is whole on every "
+            "rank and used for the whole sequence, so sum the gradients, or the copies drift apart.",
             lambda k: {"grad.p.weight": own(k)},
         ),
         kit.Slip(
-            f"That is divided by {n}: the ranks have other positions of the same sequences, whose gradients "
-            "are added up.",
+            f"The gradient was divided by {n}. The ranks have other positions of the same sequences, "
+            "so their gradients are added up.",
             lambda k: {"grad.p.weight": for_weight / n},
         ),
         kit.Slip("The gradients were summed more than once.", lambda k: {"grad.p.weight": n * for_weight}),
         kit.Slip(
-            "The gradients of x were summed over the ranks, which have different positions there: only those "
-            "of weight and bias are.",
+            "The gradients of x were summed over the ranks, which have different positions. Sum only "
+            "the gradients of weight and bias.",
             lambda k: {"grad.x": total(for_x)},
         ),
         kit.Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
         kit.Slip(
-            f"The norm's eps is left out: it is {EPS:g} here, and not LayerNorm's usual 1e-05. Take over "
-            "norm.eps.",
+            f"The norm's eps is left out. It is {EPS:g} here, not LayerNorm's usual 1e-05, so use norm.eps.",
             lambda k: {"y": other_eps(k)},
         ),
     ]
@@ -110,5 +109,6 @@ def norm_lines(run: LayerRun) -> list[kit.Line]:
         ),
         sent_line(run, "backward", [exact] * n, hint=backward, weight=0.5, title="norm: bytes backward"),
         saved_line(run, [2 * own] * n, weight=0.5, title="norm: kept for backward",
-                   says="A norm keeps its input for backward: the rank's part of the sequence."),
+                   says=("A norm keeps only its input for backward, which is the rank's part of the "
+                        "sequence.")),
     ]  # fmt: skip

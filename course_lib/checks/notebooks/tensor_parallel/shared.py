@@ -13,12 +13,12 @@ from course_lib.checks.judge.layers.lines import in_form, members, operations, r
 from course_lib.checks.judge.layers.runs import LayerRun
 
 FACTOR_N = (
-    "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
-    "sum these copies again counts it N times: after a sum, backward sends nothing."
+    "The gradient is N times too large. Every rank's backward begins with the whole gradient of the "
+    "one loss, and to sum these copies again counts it N times. After a sum, backward sends nothing."
 )
 BY_LUCK = (
-    "In backward PyTorch met a collective that was called on a tensor with a graph, and warned: a collective "
-    "has no backward."
+    "In backward PyTorch met a collective that was called on a tensor with a graph, and warned, "
+    "because a collective has no backward."
 )
 WRITE_BACKWARD = (
     "It handed the gradient on as if nothing had been there, which is right here by luck, and may end with "
@@ -29,7 +29,7 @@ MISSING = re.compile(
     "got an unexpected keyword argument '(group|kv_heads|dropout|gather_output|input_is_parallel|vocab_size)'"
 )
 IN_A_GROUP = (
-    "This case runs in a group of some ranks: take `group=None`, and hand it to every collective, to "
+    "This case runs in a group of some ranks. Take `group=None`, and hand it to every collective, to "
     "dist.get_rank and to dist.get_world_size. The cases of all ranks are judged without it."
 )
 
@@ -41,7 +41,7 @@ def interface(text: str) -> str:
         return ""
     if match[1] == "group":
         return IN_A_GROUP
-    return f"The docstring has the argument `{match[1]}`: take it, with its default."
+    return f"The docstring has the argument `{match[1]}`. Take it, with its default."
 
 
 GIVEN = {"after.x": "x", "after.gradient": "the gradient that backward was given"}  # for `and_unwritten`
@@ -85,9 +85,11 @@ def own_work(
             ]
             if strange:
                 return kit.wrong(
-                    f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
-                    "Build the backward pass yourself: a torch.autograd.Function whose backward "
-                    "communicates.",
+                    (
+                        f"on rank {rank} no line of yours began the {strange[0].op} in backward, but "
+                        "PyTorch did."
+                    ),
+                    "Write the backward yourself, as a torch.autograd.Function whose backward communicates.",
                     cause="PyTorch's",
                     misses_point=point,
                 )

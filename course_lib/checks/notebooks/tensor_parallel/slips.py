@@ -18,8 +18,8 @@ NAMES = (
     "does not find them: nn.Parameter."
 )
 OWN_DRAW = (
-    "Each rank drew a small layer by itself, and from one seed all got the same. Draw the whole layer on "
-    "every rank, and keep this rank's part."
+    "Each rank drew a small layer separately, so from one seed all got the same. Draw the whole layer "
+    "on every rank, and keep this rank's part."
 )
 
 
@@ -43,30 +43,33 @@ def column_slips(whole: Whole, gather: bool) -> list[kit.Slip]:
     slips = [
         *weight_slips(whole, 0),
         kit.Slip(
-            "The bias is missing: each rank adds its part of it.",
+            "The bias is missing. Each rank adds its part of it.",
             lambda k: {"y": whole.product if gather else whole.part(k, whole.product, -1)},
         ),
         kit.Slip(
-            f"x was summed over the ranks, {n} times what it is: it is whole already. Identity forward, "
-            "all-reduce backward.",
+            f"x was summed over the ranks, so it is {n} times too large, because it was already whole. "
+            "Use identity forward, all-reduce backward.",
             lambda k: {"y": summed_first(k)},
         ),
         kit.Slip(
-            "Each rank has the gradient of its own use of x alone. All ranks use x, so its gradient is the "
-            "sum: identity forward, all-reduce backward.",
+            "Each rank has only the gradient of its own use of x. All ranks use x, so its gradient is "
+            "the sum. Use identity forward, all-reduce backward.",
             lambda k: {"grad.x": term(k)},
         ),
         kit.Slip(
-            "The gradients of the output were summed, though each rank has other outputs: it is x that all "
-            "ranks use. Put identity_all_reduce on x, before the product.",
+            "The gradients of the output were summed, although each rank has other outputs. All ranks "
+            "use x, so put identity_all_reduce on x, before the product.",
             lambda k: {"grad.x": output_summed(k)},
         ),
         kit.Slip(
-            f"That is the mean over the {n} ranks: a value used by many gets the sum of their gradients.",
+            (
+                f"The gradient is the mean over the {n} ranks, but a value used by many gets the sum of "
+                "their gradients."
+            ),
             lambda k: {"grad.x": whole.for_x / n},
         ),
         kit.Slip(
-            f"{n} times too large: the gradient was summed over ranks that already had all of it.",
+            f"{n} times too large, because the gradient was summed over ranks that already had all of it.",
             lambda k: {"grad.x": n * whole.for_x},
         ),
     ]
@@ -79,27 +82,30 @@ def gathered_slips(whole: Whole) -> list[kit.Slip]:
     flat = torch.cat(parts).reshape(whole.y.shape) if even else whole.y
     return [
         kit.Slip(
-            f"{whole.n} times too large: behind the gathered output every rank has the same gradient. "
-            "Backward of an all-gather is here to keep the own part, not to reduce.",
+            f"{whole.n} times too large, although behind the gathered output every rank has the same "
+            "gradient. Backward of this all-gather keeps the rank's own part, and does not reduce.",
             lambda k: {
                 "grad.x": whole.n * whole.for_x,
                 "grad.p.weight": whole.n * whole.part(k, whole.for_weight, 0),
             },
         ),
         kit.Slip(
-            "Gathered in the wrong order: part r comes from rank r.",
+            "The parts are in the wrong order. Part r comes from rank r.",
             lambda k: {"y": torch.cat(parts[::-1], -1)},
         ),
         kit.Slip(
-            "Gathered in the wrong order: part r comes from rank r, on every rank.",
+            "The parts are in the wrong order. Part r comes from rank r, on every rank.",
             lambda k: {"y": torch.cat([*parts[k:], *parts[:k]], -1)},
         ),
         kit.Slip(
-            "The parts lie one behind the other as they were received: put them side by side along the "
-            "features (torch.cat(pieces, dim=-1)).",
+            "The parts are one after the other, as they were received. Put them side by side along "
+            "the features (torch.cat(pieces, dim=-1)).",
             lambda k: {"y": flat},
         ),
-        kit.Slip("Only the own part is there; the others' are missing.", lambda k: {"y": alone(parts, k)}),
+        kit.Slip(
+            "Only the rank's own part is in the output. The parts of the other ranks are missing.",
+            lambda k: {"y": alone(parts, k)},
+        ),
     ]
 
 
@@ -125,11 +131,9 @@ def weight_slips(whole: Whole, dim: int) -> list[kit.Slip]:
 
     return [
         kit.Slip(OWN_DRAW, small),
+        kit.Slip("Every n-th feature was taken, but rank r's part is a run of adjacent features.", strided),
         kit.Slip(
-            "Every n-th feature was taken: rank r's part is a run of features that lie side by side.", strided
-        ),
-        kit.Slip(
-            "The part of another rank: rank r has the r-th, counted within the group.",
+            "The rank has another rank's part. Rank r has the r-th part, counted within the group.",
             lambda k: {"p.weight": whole.part(n - 1 - k, weight, dim)},
         ),
     ]
@@ -145,12 +149,15 @@ def misfit(whole: Whole, dim: int, gather: bool = False) -> Callable[[str, str, 
         if name in ("p.weight", "p.bias") and came == "None":
             return NAMES
         if name == "p.weight" and shape == f"{out}, {size}]":
-            return f"Every rank keeps the whole weight: its part is 1/n of the {cut}."
+            return f"Every rank keeps the whole weight, but its part is 1/n of the {cut}."
         uncut = f"{out}, " if dim == 0 else f", {size}]"
         if name == "p.weight" and uncut in shape:
-            return f"nn.Linear.weight is (out, in): the {cut} are its dimension {dim}, and that is cut."
+            return f"nn.Linear.weight is (out, in), so the {cut} are its dimension {dim}. Cut that dimension."
         if name == "p.weight":
-            return f"1/n of the {cut}, n being the ranks of the group: dist.get_world_size(group)."
+            return (
+                f"A rank has 1/n of the {cut}, and n is the number of ranks in the group, "
+                "dist.get_world_size(group)."
+            )
         if name == "p.bias":
             return (
                 "Each output feature has its bias where it is computed."
@@ -158,9 +165,9 @@ def misfit(whole: Whole, dim: int, gather: bool = False) -> Callable[[str, str, 
                 else "Every output feature is on every rank, and so is the whole bias."
             )
         if name == "y" and dim == 0 and not gather and shape.endswith(f" {out}]"):
-            return "gather_output=False: each rank returns its own features, and nothing is sent."
+            return "With gather_output=False each rank returns its own features, and nothing is sent."
         if name == "y" and gather:
-            return "gather_output=True: all parts side by side, along the last dimension."
+            return "With gather_output=True all parts are side by side, along the last dimension."
         return ""
 
     return hint
@@ -177,43 +184,54 @@ def row_slips(whole: Whole, parallel: bool) -> list[kit.Slip]:
         return whole.part(k, whole.for_x, -1) if parallel else whole.for_x
 
     reduced_twice = (
-        f"{n} times too large: the gradient was all-reduced, though every rank has all of it. An all-reduce "
-        "forward is an identity backward: a sum hands its gradient on to each of its terms."
+        f"{n} times too large: the gradient was all-reduced, although every rank already has all of "
+        "it. An all-reduce in forward is an identity in backward, because a sum hands its gradient on "
+        "to each of its terms."
     )
     return [
         *weight_slips(whole, 1),
         kit.Slip(
-            f"The bias counts {n} times: every rank added it before the sum. Add it once, after the "
-            "all-reduce.",
+            f"The bias counts {n} times, because every rank added it before the sum. Add it once, "
+            "after the all-reduce.",
             lambda k: {"y": whole.product + n * bias},
         ),
-        kit.Slip("The bias is missing: add it after the sum.", lambda k: {"y": whole.product}),
+        kit.Slip("The bias is missing. Add it after the sum.", lambda k: {"y": whole.product}),
         kit.Slip(
-            "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
+            (
+                "Each rank has only its own term of the sum, so an all-reduce is needed forward. "
+                "(Backward needs none.)"
+            ),
             lambda k: {"y": term(k) + bias},
         ),
         kit.Slip(
-            "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
+            (
+                "Each rank has only its own term of the sum, so an all-reduce is needed forward. "
+                "(Backward needs none.)"
+            ),
             lambda k: {"y": term(k)},
         ),
         kit.Slip(
-            f"The mean over the {n} ranks: the terms are added, nothing is divided.",
+            f"The output is the mean over the {n} ranks. Add the terms, and divide nothing.",
             lambda k: {"y": whole.product / n + bias},
         ),
         kit.Slip(reduced_twice, lambda k: {"grad.x": n * for_x(k)}),
         kit.Slip(reduced_twice, lambda k: {"grad.p.weight": n * whole.part(k, whole.for_weight, 1)}),
         kit.Slip(
-            "Only this rank's features have a gradient; x is whole here, and so is its gradient: the parts "
-            "of all ranks put together (all-gather backward).",
+            "Only this rank's features have a gradient, but x is whole here. Its gradient is made of "
+            "the parts of all ranks, so all-gather them backward.",
             lambda k: {"grad.x": alone(whole.for_x.tensor_split(n, -1), k)},
         ),
         kit.Slip(
-            f"{n} times too large: the bias's gradient was summed over ranks, each of which has all of it.",
+            (
+                f"{n} times too large, because the bias's gradient was summed over ranks, each of which "
+                "has all of it."
+            ),
             lambda k: {"grad.p.bias": n * whole.for_bias},
         ),
         kit.Slip(
-            f"1/{n} of it: every rank added 1/{n} of the bias. In one process a step would move it {n} times "
-            "as far. Add the whole bias, once, after the sum.",
+            f"The gradient is 1/{n} of the right one, because every rank added 1/{n} of the bias. In "
+            f"one process a step would move the bias {n} times as far. Add the whole bias, once, after "
+            "the sum.",
             lambda k: {"grad.p.bias": whole.for_bias / n},
         ),
     ]
@@ -225,8 +243,8 @@ def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
     def hint(name: str, came: str, k: int) -> str:
         if name == "grad.p.bias" and came == "None":
             return (
-                "The bias was added on some ranks only, and it has a gradient only there: the others' copies "
-                "stay behind. Every rank adds it after the sum."
+                "The bias was added on some ranks only, so it has a gradient only there, and the "
+                "other copies stay behind. Every rank must add it after the sum."
             )
         return known(name, came, k)
 
@@ -239,26 +257,26 @@ def linear_trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         return said
     if "created in no_grad mode" in text:
         return (
-            "A collective was called on a tensor with a graph, and autograd does not follow it: the parts "
-            "that arrive have no gradient to give back. Gather with `gather_parts`, whose backward keeps the "
-            "own part."
+            "A collective was called on a tensor with a graph, but autograd does not follow it, so "
+            "the parts that arrive have no gradient to give back. Gather with `gather_parts`, whose "
+            "backward keeps the rank's own part."
         )
     if "inplace operation" in text or "in-place operation" in text:
         return (
-            "A collective overwrote a tensor that autograd needs, or the caller's tensor: communicate in a "
-            "copy."
+            "A collective overwrote a tensor that autograd needs, or the caller's tensor. Communicate "
+            "in a copy."
         )
     if "does not require grad" in text:
-        return "The output has no graph: autograd does not see what torch.distributed writes."
+        return "The output has no graph, because autograd does not see what torch.distributed writes."
     if "shapes cannot be multiplied" in text:
         return (
-            "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1. A layer "
-            "cut by columns takes a whole x; one cut by rows takes the rank's part, which must be taken from "
-            "a whole x first."
+            "nn.Linear.weight is (out, in), so columns of A are its dimension 0, and rows of A "
+            "dimension 1. A layer cut by columns takes a whole x, but a layer cut by rows takes the "
+            "rank's part, which must be taken from a whole x first."
         )
     few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
     if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):
-        return "Count the ranks of the group: dist.get_world_size(group), dist.get_rank(group)."
+        return "Count the ranks of the group with dist.get_world_size(group), dist.get_rank(group)."
     if kind == "deadlock" or "collective number" in text:
         return "All ranks of the group call the same collectives in the same order, forward and backward."
     return ""
@@ -268,5 +286,8 @@ def many(ratio: float, done: list[Operation], gather: str) -> str:
     """The usual cause of other bytes than the closed form's."""
     ops = {operation.op for operation in done}
     if abs(ratio - 2) < 0.1 and ops == {"all_reduce"}:
-        return f"An all-reduce sends twice what {gather} does: each rank needs the others' parts, no sum."
+        return (
+            f"An all-reduce sends twice as much as {gather}, but each rank needs only the other "
+            "parts, not a sum."
+        )
     return ""

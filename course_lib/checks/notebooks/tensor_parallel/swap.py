@@ -30,26 +30,26 @@ LR = 0.01
 SWIGLU = "SwiGLU"
 EMBEDDING = "grad.p.token_embedding.weight"
 OTHER_WEIGHTS = (
-    "Go on with the model's own weights: up.weight by rows, up.bias, down.weight by columns, down.bias "
+    "Keep the model's own weights, with up.weight by rows, up.bias, down.weight by columns, down.bias "
     "whole. Overwrite the weights that the new layers' constructors drew."
 )
 MASKS = (
-    "Outside the layers that are cut every rank has the whole, and drops the same elements: the default "
-    "generators of all ranks must agree. Seed nothing by the rank's number."
+    "Outside the layers that are cut, every rank has the whole and drops the same elements, so the "
+    "default generators of all ranks must agree. Seed nothing by the rank's number."
 )
 UNCHANGED = (
-    "the model sends nothing, forward or backward: no MLP of it was exchanged. Put parallel layers in the "
-    "place of every block's up and down."
+    "the model sends nothing, forward or backward, because none of its MLPs was exchanged. Put "
+    "parallel layers in the place of every block's up and down."
 )
 STILL_WHOLE = (
-    "A rank keeps 1/n of every block's up and down, and nothing of the layers that were there before: no "
-    "view of their weights either."
+    "A rank keeps 1/n of every block's up and down, and nothing of the old layers, not even a view of "
+    "their weights."
 )
 
 
 GATE = (
-    "A SwiGLU multiplies gate(x) with up(x), feature by feature: where `gate` is not None it is cut by "
-    "columns, as up is."
+    "A SwiGLU multiplies gate(x) with up(x), feature by feature, so cut `gate` by columns, like up, "
+    "if it is not None."
 )
 
 
@@ -128,20 +128,20 @@ class Swap:
     def slips(self) -> list[kit.Slip]:
         return [
             *(
-                kit.Slip(f"That is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
+                kit.Slip(f"The output is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
                 for _ in range(self.model["mlp"] == "swiglu")
             ),
             kit.Slip(
-                f"down's bias counts {self.n} times: it is added once, after the sum.",
+                f"down's bias counts {self.n} times. Add it once, after the sum.",
                 lambda k: {"y": self.changed(k, self.n)},
             ),
             kit.Slip(
-                "down's bias is missing: it belongs to the new layer as well.",
+                "down's bias is missing, but it also belongs to the new layer.",
                 lambda k: {"y": self.changed(k, 0)},
             ),
             kit.Slip(
-                "Each rank goes on with its own hidden features' term: down is row-parallel, its terms are "
-                "summed.",
+                "Each rank goes on with its own hidden features' term, but down is row-parallel, so "
+                "sum the terms.",
                 lambda k: {"y": self.changed(k, 1, whole=False)},
             ),
         ]
@@ -160,7 +160,8 @@ class Swap:
         rows = [
             ("y", "logits", 2.0, OTHER_WEIGHTS),
             (EMBEDDING, "gradient of the embedding", 1.0,
-             "An MLP's input is whole, and up is cut by columns: its gradient is summed over the ranks."),
+             ("An MLP's input is whole, but up is cut by columns, so sum the input's gradient over the "
+             "ranks.")),
             ("again", "logits after a step", 1.0, "The gradients of the exchanged layers are not right."),
         ]  # fmt: skip
         values = [
@@ -174,7 +175,8 @@ class Swap:
             sent_line(
                 run, direction, [volume] * self.n, most=[times * volume] * self.n, weight=weight / 2,
                 title=f"{title}: bytes {direction}", point=MANY,
-                hint=lambda ratio, done: "One all-reduce for each block: columns first, rows second.",
+                hint=lambda ratio, done: ("One all-reduce for each block is enough, with columns first "
+                                         "and rows second."),
             )
             for direction, times in (("forward", 1), ("backward", entrances))
         ]  # fmt: skip

@@ -22,7 +22,7 @@ from course_lib.ledger.operation import Operation
 FLOAT = 4  # bytes
 BESIDE = 32  # bytes of numbers, indices and masks that a target may leave for backward
 OVERFLOW = (
-    "exp of 1,000 is infinite, and that of -1,000 is 0: take the largest logit of all ranks off first "
+    "exp(1,000) is infinite, and exp(-1,000) is 0, so first take off the largest logit of all ranks "
     "(an all-reduce with MAX). It cancels: log(sum of exp(logits - largest)) + largest."
 )
 
@@ -38,9 +38,9 @@ def cast(slips: list[kit.Slip], run: LayerRun) -> list[kit.Slip]:
 
 def misfit(name: str, came: str, k: int) -> str:
     if name == "y" and "[" in came and not came.endswith("[]"):
-        return "One number is asked for: the mean over the targets that count."
+        return "Return one number, the mean over the targets that count."
     if name == "y" and came.startswith(("bfloat16", "float64")):
-        return "Compute in float32: logits.float() where they have 16 bits."
+        return "Compute in float32, with logits.float() if they have 16 bits."
     return ""
 
 
@@ -75,7 +75,7 @@ def in_one(run: LayerRun, loss: Loss, title: str, weight: float = 1.0, **more: A
 
 def gradient_and_logits(run: LayerRun, loss: Loss, title: str, weight: float) -> kit.Line:
     """The gradient; then, that the logits are unchanged."""
-    says = "They are the caller's: subtract into a new tensor."
+    says = "The caller still needs them, so subtract into a new tensor."
     return and_unwritten(gradient(run, loss, title, weight), run, {"after.logits": "`logits`"}, says)
 
 
@@ -91,11 +91,14 @@ def costs(run: LayerRun, loss: Loss) -> list[kit.Line]:
         if ratio < 1:
             return "Every rank needs the largest logit and the sum of exponentials of all."
         if any(operation.op == "all_gather" for operation in done):
-            return "Do not gather the logits: three numbers of each token are enough."
-        return "Three numbers of each token: largest logit, sum of exponentials, the target's logit."
+            return "Do not gather the logits, because three numbers per token are enough."
+        return (
+            "Send three numbers per token: the largest logit, the sum of exponentials, and the "
+            "target's logit."
+        )
 
     def backward(ratio: float, done: list[Operation]) -> str:
-        return "Each rank has all numbers for the gradient of its own logits: backward sends nothing."
+        return "Each rank has all numbers for the gradient of its own logits, so backward sends nothing."
 
     return [
         sent_line(
@@ -107,8 +110,8 @@ def costs(run: LayerRun, loss: Loss) -> list[kit.Line]:
             saved_line(
                 run,
                 [2 * part + BESIDE * tokens for part in parts],
-                says="No rank holds the logits of the whole vocabulary: its own part, and some numbers of "
-                "each token, are all that backward needs.",
+                says="No rank holds the logits of the whole vocabulary, because backward needs only "
+                "its own part and some numbers per token.",
             )
         ),
     ]
@@ -120,12 +123,12 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         return said
     if "out of bounds" in text or "out of range" in text:
         return (
-            "A target that another rank has, or that is ignored (-100), is not an index into the logits "
-            "here: count from the rank's first token. For such a target look up any place, such as 0, and "
-            "set the result to zero."
+            "A target that another rank has, or that is ignored (-100), is not an index into the "
+            "logits here. Count from the rank's first token. For such a target look up any index, "
+            "such as 0, and set the result to zero."
         )
     if kind == "deadlock" or "collective number" in text:
-        return "All ranks call the same collectives, also one that has none of the targets."
+        return "All ranks must call the same collectives, even a rank that has none of the targets."
     return ""
 
 

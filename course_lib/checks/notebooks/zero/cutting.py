@@ -141,17 +141,22 @@ def of_one_size(cut: Cut, shards: list[list]) -> kit.Finding | None:
     )
     if len(cut.shapes) > 1 and dealt_whole(cut, shards):
         hint = (
-            "Whole tensors were dealt out. Lay all elements in one row and cut that: a shard's end may fall "
-            "inside a tensor."
+            "Whole tensors were dealt out. Lay all elements in one row and cut that, because a shard "
+            "can end inside a tensor."
         )
     elif len(set(sizes)) > 1:
-        hint = "A collective wants equal shards: fill up with zeros until n divides the length."
+        hint = "A collective needs equal shards, so fill up with zeros until n divides the length."
     elif sizes[0] * cut.n < cut.total:
-        hint = "Rounded down: the last elements would belong to no rank. Round up, and fill with zeros."
+        hint = (
+            "The size was rounded down, so the last elements would belong to no rank. Round up, "
+            "and fill with zeros."
+        )
     elif sizes[0] == sum(-(-math.prod(shape) // cut.n) for shape in cut.shapes):
-        hint = "Each tensor was filled up by itself: put all in a row first, then fill up once."
+        hint = "Each tensor was filled up separately. Put all tensors in a row first, then fill up once."
     else:
-        hint = "More zeros than needed: the smallest multiple of n that holds all elements."
+        hint = (
+            "There are more zeros than needed. Fill up to the smallest multiple of n that holds all elements."
+        )
     return kit.wrong(said, hint, cause=f"size {hint}")
 
 
@@ -175,18 +180,18 @@ def why(cut: Cut, shards: list[list], place: int) -> str:
     row = [x for shard in shards for x in shard]
     whole = [x for shard in cut.expected() for x in shard]
     if place >= cut.total:
-        return "Zeros fill the last shard: torch.empty keeps the old content of its memory."
+        return "Fill the last shard with zeros, because torch.empty keeps the old content of its memory."
     if row == [whole[i] for k in range(cut.n) for i in range(k, len(whole), cut.n)]:
-        return "Every n-th element was taken: a shard is a run of elements that lie side by side."
+        return "Every n-th element was taken, but a shard is a run of adjacent elements."
     if row == [x for shard in each_by_itself(cut) for x in shard]:
-        return "Each tensor was cut by itself. Put all elements in one row first, and cut that into n parts."
+        return "Each tensor was cut separately. Put all elements in one row first, and cut that into n parts."
     if cut.transposed and sorted(row) == sorted(whole):
-        return "The order of the elements is the tensor's, row by row, not that of its memory: reshape(-1)."
+        return "The elements are ordered row by row, as in the tensor, not as in its memory. Use reshape(-1)."
     pad = len(whole) - cut.total
     if pad and row == [0.0] * pad + whole[: cut.total]:
-        return "The zeros stand in front; they belong behind the last element."
+        return "The zeros are in front, but they belong behind the last element."
     if sorted(row) == sorted(whole):
-        return "All elements are there, in another order: the tensors in a row, in the order given."
+        return "All elements are present, but in another order. Put the tensors in a row, in the order given."
     return ""
 
 
@@ -221,10 +226,13 @@ def right_kind(cut: Cut, kinds: Sequence[Kind]) -> kit.Finding | None:
         if kind.dtype != f"torch.{cut.dtype}":
             return kit.wrong(
                 kit.Sentence(
-                    f"the shards are {kind.dtype}; the parameters are torch.{cut.dtype}.",
+                    f"the shards are {kind.dtype}, but the parameters are torch.{cut.dtype}.",
                     "the shards have another dtype than the parameters.",
                 ),
-                "A shard that is sent must be of the parameters' kind: new_zeros keeps dtype and device.",
+                (
+                    "A shard must have the dtype and device of the parameters, so use new_zeros, which "
+                    "keeps both."
+                ),
                 cause="dtype",
             )
     return None
@@ -235,15 +243,15 @@ def a_row_of_its_own(kinds: Sequence[Kind]) -> kit.Finding | None:
     for kind in kinds:
         if kind.dimensions != 1:
             return kit.wrong(
-                "the shards are not flat: each must have one dimension.",
-                "Collectives and optimizers take them as a row: reshape(-1).",
+                "the shards are not flat, but each must have one dimension.",
+                "Collectives and optimizers take them as a row, so call reshape(-1).",
                 cause="dimensions",
             )
         if kind.history:
             return kit.wrong(
-                "the shards have a gradient history: they keep the graph, and the parameters, alive.",
-                "Cut up param.detach(), or work under torch.no_grad(): the optimizer changes a shard, and "
-                "autograd has no part in it.",
+                "the shards have a gradient history, so they keep the graph and the parameters alive.",
+                "Cut up param.detach(), or work under torch.no_grad(), because the optimizer changes "
+                "a shard without autograd.",
                 cause="history",
             )
     return None

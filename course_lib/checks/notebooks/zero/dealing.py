@@ -17,13 +17,13 @@ BY_NUMBER = (
     "far."
 )
 IN_RUNS = (
-    "Each rank got a run of neighbours, as many matrices as the others. Count elements and not matrices: "
-    "give each matrix to the rank with the fewest elements so far."
+    "Each rank got a run of neighbours, as many matrices as the others. Count elements instead of "
+    "matrices, and give each matrix to the rank with the fewest elements so far."
 )
-ONE_RANK = "One rank got all matrices, and the others would only wait for it."
+ONE_RANK = "One rank got all matrices, so the other ranks would only wait for it."
 UNSORTED = (
-    "The matrices were dealt out in their order, and a large one came late. Begin with the largest: the "
-    "small ones fill what is left."
+    "The matrices were dealt out in their order, and a large one came late. Begin with the largest, "
+    "so that the small ones fill the gaps."
 )
 # Both ways always give the same lists, but for the order of the ranks.
 SMALLEST_FIRST = (
@@ -128,7 +128,7 @@ def owned_of(dealing: Dealing, answer) -> Owned | kit.Finding:
                 said = f"a list holds something that is not the number of a matrix, 0 to {count - 1}."
                 return kit.wrong(
                     kit.Sentence(said, "a list holds something that is not a matrix's number."),
-                    "A list holds places in `shapes`, and not sizes or shapes.",
+                    "A list holds indices into `shapes`, not sizes or shapes.",
                     cause="numbers",
                 )
     return value
@@ -141,7 +141,7 @@ def once(dealing: Dealing, owned: Owned) -> kit.Finding:
         if times[k] != 1:
             has = "no rank has" if not times[k] else f"{words.counted(times[k], 'list')} have"
             said = kit.Sentence(f"{has} matrix {k}.", "a matrix is not in one list.")
-            why = "Each matrix has one owner: no matrix is left out, and none is in two lists."
+            why = "Each matrix has one owner, so no matrix is left out, and none is in two lists."
             return kit.wrong(said, why, cause="not once")
     return kit.RIGHT
 

@@ -12,64 +12,73 @@ FORMULAS = (*REFERENCE, "course_lib.facts")
 Slips = dict[str, kit.Formula]
 
 EVERYWHERE: Slips = {
-    "Adam's m and v are 8 bytes a parameter; the float32 copy of the weights is 4 more.": (
+    "Adam's m and v are 8 bytes per parameter, but the float32 copy of the weights is 4 more.": (
         lambda p, n, s, *o: _kept(p, n, s, *o, states=8)
     ),
-    "That has the gradients in 32 bits; here weights and gradients have 16.": (
+    "You counted the gradients in 32 bits, but here weights and gradients have 16.": (
         lambda p, n, s, *o: _kept(p, n, s, *o, gradients=4)
     ),
-    "That is all ranks together; one rank's share was asked for.": (
+    "You counted all ranks together. Return the share of one rank.": (
         lambda p, n, s, *o: n * zero_memory(p, n, s, *o)
     ),
-    "That is in GB; bytes were asked for.": lambda p, n, s, *o: zero_memory(p, n, s, *o) / 1e9,
-    "That divides everything by the ranks; each stage divides one thing more.": (
+    "Your result is in GB. Return bytes.": lambda p, n, s, *o: zero_memory(p, n, s, *o) / 1e9,
+    "Your result divides everything by the ranks, but each stage divides one thing more.": (
         lambda p, n, s, *o: 16 * p / n
     ),
-    "Replicas keep that many: a stage divides something by the ranks.": (lambda p, n, s, *o: 16 * p),
+    "Replicas keep this many bytes, but a stage divides something by the ranks.": (
+        lambda p, n, s, *o: 16 * p
+    ),
 }
 BY_STAGE: dict[int, Slips] = {
     0: {
-        "Replicas share nothing: every rank keeps 16 bytes a parameter.": (lambda p, n, s: 4 * p + 12 * p / n)
+        "Replicas share nothing, so every rank keeps 16 bytes per parameter.": (
+            lambda p, n, s: 4 * p + 12 * p / n
+        )
     },
     1: {
-        "The float32 copy belongs to the optimizer's states: it is sharded with m and v.": (
+        "The float32 copy belongs to the optimizer's states, so it is sharded with m and v.": (
             lambda p, n, s: 8 * p + 8 * p / n
         ),
-        "That shards the gradients too; stage 1 shards the optimizer's states alone.": (
+        "Your result also shards the gradients, but stage 1 shards only the optimizer's states.": (
             lambda p, n, s: 2 * p + 14 * p / n
         ),
-        "Weights and gradients are still there, whole: 4 bytes a parameter.": (lambda p, n, s: 12 * p / n),
+        "Weights and gradients are still whole, at 4 bytes per parameter.": (lambda p, n, s: 12 * p / n),
     },
     2: {
-        "That is stage 1; stage 2 shards the gradients too.": lambda p, n, s: 4 * p + 12 * p / n,
-        "The weights are still there, whole: 2 bytes a parameter.": lambda p, n, s: 14 * p / n,
-        "Stage 2 shards the states as well: each stage divides what the one before it divides.": (
-            lambda p, n, s: 14 * p + 2 * p / n
-        ),
+        "Your result is stage 1, but stage 2 also shards the gradients.": lambda p, n, s: 4 * p + 12 * p / n,
+        "The weights are still whole, at 2 bytes per parameter.": lambda p, n, s: 14 * p / n,
+        (
+            "Stage 2 also shards the states, because each stage divides everything the stage before it "
+            "divides."
+        ): (lambda p, n, s: 14 * p + 2 * p / n),
     },
     3: {
-        "Two bytes a parameter are whole there: stage 3 shards the weights, and all that stage 2 shards.": (
-            lambda p, n, s: 2 * p + 14 * p / n
-        ),
-        "Stage 3 shards states and gradients as well: each stage divides what the one before it divides.": (
-            lambda p, n, s: 14 * p + 2 * p / n
-        ),
+        (
+            "Your result leaves two bytes per parameter whole. Stage 3 shards the weights as well as "
+            "everything that stage 2 shards."
+        ): (lambda p, n, s: 2 * p + 14 * p / n),
+        (
+            "Stage 3 also shards states and gradients, because each stage divides everything the stage "
+            "before it divides."
+        ): (lambda p, n, s: 14 * p + 2 * p / n),
     },
 }
 OFFLOAD: Slips = {
-    "That is without offload: the states, and from stage 2 on the gradient shard, leave the device.": (
+    "You counted without offload. The states, and from stage 2 on the gradient shard, leave the device.": (
         lambda p, n, s, o: zero_memory(p, n, s)
     ),
-    "Only the states have left; from stage 2 on the gradient shard goes where the step is done.": (
-        lambda p, n, s, o: _kept(p, n, s, states=0)
-    ),
-    "In stage 3 the parameter shard lies in host memory too (offload_param): nothing stays.": (
+    (
+        "Only the states have left, but from stage 2 on the gradient shard is moved to the device that "
+        "does the step."
+    ): (lambda p, n, s, o: _kept(p, n, s, states=0)),
+    "In stage 3 the parameter shard is also in host memory (offload_param), so nothing stays.": (
         lambda p, n, s, o: 2 * p / n if s == 3 else zero_memory(p, n, s, o)
     ),
-    "Everything gone? Before stage 3 the weights stay on the device, in stage 1 the gradients too.": (
-        lambda p, n, s, o: 0.0
-    ),
-    "The gradients stay on the device in stage 1 only; later the host gets their shard.": (
+    (
+        "Your result leaves nothing. But before stage 3 the weights stay on the device, and in stage 1 "
+        "also the gradients."
+    ): (lambda p, n, s, o: 0.0),
+    "The gradients stay on the device only in stage 1. In later stages the host gets their shard.": (
         lambda p, n, s, o: 2 * p + (2 * p if s < 3 else 0)
     ),
 }

@@ -33,24 +33,24 @@ from course_lib.checks.notebooks.zero.state import LEFT, module_case, state_line
 RANKS = 4  # of the wide model
 FREED = "Memory of a weight was read after it had been freed."
 IN_FORWARD = (
-    f"{FREED} In forward a unit is gathered before its module begins, and freed when that module is over. A "
-    "weight that two blocks share must not be freed by the first of them: give it to the unit of the whole "
-    "module."
+    f"{FREED} In forward a unit is gathered before its module begins, and freed when that module is "
+    "over. A weight that two blocks share must not be freed by the first of them, so give it to the "
+    "unit of the whole module."
 )
 IN_BACKWARD = (
-    f"{FREED} In backward a unit is gathered before the gradient comes to its block, and stays until all of "
-    "its gradients are there. A full backward hook of a module whose input needs no gradient, as the first "
-    "block's, fires too early for that."
+    f"{FREED} In backward a unit is gathered before the gradient arrives at its block, and stays until "
+    "all of its gradients are ready. A full backward hook fires too early for this if the module's "
+    "input needs no gradient, as in the first block."
 )
 DIED = (
-    f"{FREED} Look at three places: a unit is gathered before its block's forward and backward begin, and "
-    "freed when its gradients are all there; reduce() sets .grad to None, or the unit counts as complete in "
-    "the next backward too early; full_state_dict() copies before it frees."
+    f"{FREED} Look at three places: a unit is gathered before its block's forward and backward begin, "
+    "and freed when all its gradients are ready; reduce() sets .grad to None, or the unit counts as "
+    "complete in the next backward too early; full_state_dict() copies before it frees."
 )
 TRAPS = (
-    f"{ELSEWHERE} a weight that two blocks share is one parameter: give it to the unit of the whole module, "
-    "and keep it there from the first use to the last. A block may be used twice in one forward; a frozen "
-    "one has no gradient; a parameter that is never used counts as zeros."
+    f"{ELSEWHERE} a weight that two blocks share is one parameter, so give it to the unit of the whole "
+    "module, and keep it there from the first use to the last. A block can run twice in one forward, "
+    "a frozen block has no gradient, and an unused parameter counts as zeros."
 )
 
 
@@ -67,13 +67,13 @@ def module_trouble(case: kit.Case, kind: str, text: str) -> str:
         return "All ranks gather and reduce the same units in the same order."
     if "cannot register a hook on a tensor that doesn't require gradient" in text:
         return (
-            "A shard is frozen or trained as a whole: give frozen parameters units of their own, without "
-            "hooks for gradients."
+            "A shard is frozen or trained as a whole, so give frozen parameters separate units, "
+            "without hooks for gradients."
         )
     if "shape" in text or "size mismatch" in text:
         return (
-            "Between uses a parameter has no elements: it must have its shape again in every forward and "
-            "backward that uses it."
+            "Between uses a parameter has no elements, but it must have its shape again in every "
+            "forward and backward that uses it."
         )
     return ""
 
@@ -157,7 +157,7 @@ def because_of(line: kit.Line, earlier: kit.Line) -> kit.Line:
     return replace(line, judge=judge)
 
 
-COPIES_ALONE = "full_state_dict() left a unit gathered: copy its parameters (detach().clone()), and free it."
+COPIES_ALONE = "full_state_dict() left a unit gathered. Copy its parameters (detach().clone()), and free it."
 
 
 def all_shards(training: Training) -> kit.Line:
@@ -171,8 +171,8 @@ def all_shards(training: Training) -> kit.Line:
         return kit.wrong(
             f"parameters() has {words.number(got)} elements on all ranks together; all parameters have "
             f"{words.number(whole)}.",
-            "A frozen parameter has a shard, too: parameters() gives all of them, and requires_grad says "
-            "which are trained.",
+            "A frozen parameter also has a shard, so parameters() gives all of them, and "
+            "requires_grad says which are trained.",
             cause="shards",
         )
 
@@ -182,13 +182,13 @@ def all_shards(training: Training) -> kit.Line:
 def bytes_hint(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - 2 / 3) < 0.03:
         return (
-            "One of the three is missing: weights are gathered in forward, freed, gathered again in "
-            "backward; gradients are reduce-scattered."
+            "One of the three transfers is missing. Weights are gathered in forward and, once freed, "
+            "again in backward, and gradients are reduce-scattered."
         )
     if abs(ratio - 4 / 3) < 0.03:
         return (
-            "A fourth transfer: an all-reduce where a reduce-scatter is enough, or weights that were "
-            "gathered once more after the step."
+            "There is a fourth transfer. Either an all-reduce does the work of a reduce-scatter, or "
+            "weights were gathered once more after the step."
         )
     return "All-gather in forward, all-gather in backward, reduce-scatter of the gradients: 3P."
 
@@ -196,14 +196,18 @@ def bytes_hint(ratio: float, observed: kit.Observed) -> str:
 def held_hint(ratio: float) -> str:
     if ratio > 2.5:
         return (
-            "The whole weights are still there. Free the storage: `flat.untyped_storage().resize_(0)`; a "
-            "tensor that something else refers to stays when you only drop your name for it."
+            "The whole weights are still in memory. Free the storage with "
+            "`flat.untyped_storage().resize_(0)`, because a tensor stays if something else refers to "
+            "it and you only drop your name for it."
         )
-    return "Between uses a rank keeps its shards: of the weights, the gradients, the optimizer's state."
+    return (
+        "Between uses a rank keeps only its shards of the weights, the gradients and the optimizer's state."
+    )
 
 
 def peak_hint(ratio: float) -> str:
     return (
-        "More than a block or two was whole at once. Gather a block just before its forward and backward, "
-        "free it just after; a tensor that autograd keeps for backward counts until its storage is resized."
+        "More than a block or two was whole at the same time. Gather a block just before its forward "
+        "and backward, and free it just after. A tensor kept by autograd for backward counts until "
+        "its storage is resized."
     )

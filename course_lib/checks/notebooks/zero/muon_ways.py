@@ -20,12 +20,12 @@ OWN_GRADIENT = (
     "Each owner used the gradient of its own samples. The reduce-scatter gives it the sum over all ranks."
 )
 HALVES = (
-    "Each rank orthogonalized the rows that it holds of every matrix. Part of a matrix is another matrix, "
-    "and its singular vectors are others: an owner needs the whole matrix."
+    "Each rank orthogonalized the rows it holds of every matrix. But part of a matrix has other "
+    "singular vectors, so an owner needs the whole matrix."
 )
 FIRST = (
-    "The ranks' gradients were orthogonalized before their sum. The mean of orthogonalized matrices is not "
-    "the orthogonalized mean, and each rank does the work of all."
+    "The ranks' gradients were orthogonalized before their sum. The mean of orthogonalized matrices "
+    "is not the orthogonalized mean, and each rank does the work of all ranks."
 )
 AFTER = (
     "The momentum is made of orthogonalized gradients. It collects gradients, and the orthogonalization "
@@ -35,17 +35,17 @@ PLAIN = (
     "The update is m alone, without Nesterov's look ahead. It has to be g + beta m, with m after it has got "
     "g."
 )
-NO_MOMENTUM = "There is no momentum: each step begins anew. `momenta` keeps m from step to step."
-TURNED = "The scale is turned: sqrt(max(1, rows / columns)) makes the steps of tall matrices longer."
+NO_MOMENTUM = "There is no momentum, so each step begins from nothing. Keep m in `momenta` from step to step."
+TURNED = "The scale is inverted. sqrt(max(1, rows / columns)) makes the steps of tall matrices longer."
 NO_SCALE = "The scale sqrt(max(1, rows / columns)) is missing, so tall matrices move too little."
-NO_MAX = "Wide matrices move too little: their scale is max(1, ...), and so it is 1."
+NO_MAX = "Wide matrices move too little, because their scale should be 1, the result of max(1, ...)."
 NO_ROOT = "The scale is rows / columns without its square root."
 UPHILL = "The update was added. A step goes against the gradient."
 NOT_GATHERED = (
     "A rank's matrices of other owners stayed as they were. The all-gather brings the owners' weights to all."
 )
-OWN_LR = "The step has the default's size: `lr` was not used."
-OWN_BETA = "The momentum decays as by default: `beta` was not used."
+OWN_LR = "The step has the default's size, because `lr` was not used."
+OWN_BETA = "The momentum decays as by default, because `beta` was not used."
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from course_lib.runtime.moments import ANONYMOUS, BASE
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.mapped:mapped_state"
 VALUES = (
-    "A state must keep its values: copy it into its file, in its own dtype. No other state, and no other "
-    "optimizer of the same folder, may use that file."
+    "A state must keep its values, so copy it into its file, in its own dtype. No other state, and no "
+    "other optimizer of the same folder, may use that file."
 )
 
 
@@ -44,15 +44,18 @@ def in_files(expected: int, steps: int) -> Callable[[kit.Observed], kit.Finding]
             if count != expected:
                 return kit.wrong(
                     f"after step {step} the optimizer has {words.counted(count, 'state')} of {expected}.",
-                    "They stay in optimizer.state, under their names: only their place is new.",
+                    (
+                        "The states stay in optimizer.state under their names, because only their place "
+                        "in memory is new."
+                    ),
                 )
             if names:
                 return kit.wrong(
                     f"after step {step}, {words.counted(len(names), 'state')} of {expected} "
                     f"{'is' if len(names) == 1 else 'are'} not in a file of the folder that is mapped "
-                    "shared: values written there would not reach the file.",
-                    "Put the mapped tensor in the place of the old one, in optimizer.state, in the first "
-                    "step already; torch.from_file(path, shared=True, ...).",
+                    "shared, so values written there would not reach the file.",
+                    "Replace the old tensor in optimizer.state with the mapped one, already in the "
+                    "first step, with torch.from_file(path, shared=True, ...).",
                     misses_point=True,
                 )
         return kit.RIGHT
@@ -70,7 +73,7 @@ def memory(enough: float, steps: int) -> Callable[[kit.Observed], kit.Finding]:
                 return kit.wrong(
                     f"after step {step}, {training_runs.megabytes(got)} of memory have no file behind them; "
                     f"{training_runs.megabytes(enough)} are enough, the parameters.",
-                    "Let go of the tensors that were moved: a list, or a copy, still holds them.",
+                    "Free the tensors that were moved, because a list, or a copy, still holds them.",
                 )
         return kit.RIGHT
 

@@ -29,10 +29,10 @@ TWO = (
 )
 NO_GRAD = "The matrices are parameters, which autograd watches. Decorate the function with @torch.no_grad()."
 UNEQUAL = (
-    "A collective wants rows of one length. Fill the rows of all ranks with zeros up to the longest, the row "
-    "of a rank that owns nothing as well."
+    "A collective wants rows of one length. Fill the rows of all ranks with zeros up to the longest, "
+    "even the row of a rank that owns nothing."
 )
-HELD = "A matrix's momentum belongs to its owner: `momenta` gets entries of the rank's own matrices only."
+HELD = "A matrix's momentum belongs to its owner, so `momenta` gets entries only for the rank's own matrices."
 NOT_KEPT = (
     "`momenta` is empty after the step. Keep each own matrix's momentum there, under the matrix's number."
 )
@@ -70,7 +70,7 @@ def usual(run: MuonRun, observed: kit.Observed) -> str:
         torch.equal(observed.tensors[rank][f"{step}.{k}"], p)
         for rank in run.members for step in run.steps for k, p in enumerate(run.params)
     ):  # fmt: skip
-        return "Nothing was changed: the new weights go into the matrices themselves, in place."
+        return "Nothing was changed. Write the new weights into the matrices themselves, in place."
     for says, ways in variants(run).items():
         if any(matches(run, way, observed) for way in ways):
             return says
@@ -93,7 +93,7 @@ def same_bits_line(run: MuonRun, title: str, weight: float) -> kit.Line:
             for name, tensor in observed.tensors[first].items():
                 if not torch.equal(observed.tensors[rank][name], tensor):
                     said = f"ranks {first} and {rank} have different bits in matrix {name.split('.')[1]}."
-                    why = "Every rank, the owner as well, takes the weights that the owner sent."
+                    why = "Every rank, even the owner, must take the weights the owner sent."
                     return kit.wrong(said, why, cause="bits")
         return kit.RIGHT
 
@@ -113,7 +113,7 @@ def work_line(run: MuonRun, title: str, weight: float) -> kit.Line:
                 if len(shapes) > len(own[place]):
                     times, mine = words.counted(len(shapes), "time"), len(own[place])
                     said = (
-                        f"rank {rank} orthogonalized {times} in a step, and it owns {mine} of the matrices."
+                        f"rank {rank} orthogonalized {times} in a step, but it owns {mine} of the matrices."
                     )
                     return kit.wrong(said, EVERYWHERE, cause="work", misses_point=True)
         return kit.RIGHT
@@ -139,7 +139,7 @@ def momenta_line(run: MuonRun, title: str, weight: float) -> kit.Line:
             held = max(observed.values[rank].held, default=0)
             if held > elements:
                 much = f"{words.number(held)} elements of momentum"
-                said = f"rank {rank} keeps {much}; its own matrices have {words.number(elements)}."
+                said = f"rank {rank} keeps {much}, but its own matrices have {words.number(elements)}."
                 return kit.wrong(said, HELD, cause="momenta")
             if elements and not held:
                 return kit.wrong(f"rank {rank} keeps no momentum in `momenta`.", NOT_KEPT, cause="momenta")

@@ -16,19 +16,19 @@ from course_lib.checks.judge.training_runs.single import Gradient, Tensors, Trai
 
 REFUSED = {
     "torch.distributed.optim:ZeroRedundancyOptimizer": (
-        "PyTorch's ZeroRedundancyOptimizer shards the state by itself. That is what you are to build: cut "
-        "the parameters up, give the optimizer this rank's shard, and gather."
+        "PyTorch's ZeroRedundancyOptimizer already shards the state. Build this yourself: cut the "
+        "parameters up, give the optimizer this rank's shard, and gather."
     ),
     "torch.distributed:Reducer": (
-        "PyTorch's reducer, which DistributedDataParallel is built on, would reduce the gradients. That is "
-        "what you are to build."
+        "PyTorch's reducer, which DistributedDataParallel is built on, would reduce the gradients. "
+        "Build this yourself."
     ),
     "torch.distributed.fsdp:FullyShardedDataParallel": (
-        "PyTorch's FullyShardedDataParallel would do all of it. That is what you are to build: shard, gather "
-        "on use, free after use, and reduce-scatter the gradients."
+        "PyTorch's FullyShardedDataParallel would do all of it. Build this yourself: shard, gather on "
+        "use, free after use, and reduce-scatter the gradients."
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup": (
-        "PyTorch's fully_shard would do all of it. That is what you are to build: shard, gather on use, free "
+        "PyTorch's fully_shard would do all of it. Build this yourself: shard, gather on use, free "
         "after use, and reduce-scatter the gradients."
     ),
 }
@@ -40,29 +40,29 @@ FULL_RANK = 128  # samples of each of 4 ranks: more than WIDTH together
 BLOCK = 4 * WIDTH * (WIDTH + 1)  # bytes of a block of the wide model
 WHOLE = DEPTH * BLOCK
 ONCE = (
-    "Here `params` is an iterator, as model.parameters() is: it can be gone through once, and a second loop "
-    "finds nothing. Make a list of it first."
+    "Here `params` is an iterator, like model.parameters(), so a second loop over it finds nothing. "
+    "Make a list of it first."
 )
 ELSEWHERE = "If the other runs are right, this is what differs here:"
 UNKNOWN = "values"  # the beginning of the cause of values that no known mistake gives
-CARRIED = "The gradients of the step before are still there: zero_grad() must clear"
+CARRIED = "The gradients of the previous step are still there, but zero_grad() must clear"
 UNCHANGED = "The step changed nothing"
 NOT_ALIKE = (
     "If all ranks start alike in the other runs, this is what differs here: `params` is an iterator, as "
     "model.parameters() is, and a second loop over it finds nothing. Make a list of it first."
 )
 DEFAULTS = (
-    "The inner optimizer worked with its own defaults, not with the arguments that were given: pass "
-    "**defaults on to optimizer_cls."
+    "The inner optimizer worked with its own defaults, not with the given arguments. Pass **defaults "
+    "on to optimizer_cls."
 )
 START = "Give every rank the first rank's parameters (dist.broadcast) before they are cut."
 MIXED = (
-    "Each rank cut up the parameters that it made itself, so that every shard is another model's: give all "
-    "ranks the first rank's parameters (dist.broadcast) before they are cut."
+    "Each rank cut up its own parameters, so every shard belongs to another model. Give all ranks the "
+    "first rank's parameters (dist.broadcast) before they are cut."
 )
 FROZEN = (
-    "That parameter is frozen (requires_grad=False), and yet the step changed it: weight decay needs no "
-    "gradient. Broadcast frozen parameters, and leave them out of the shard."
+    "That parameter is frozen (requires_grad=False), but the step changed it, because weight decay "
+    "needs no gradient. Broadcast frozen parameters, and leave them out of the shard."
 )
 MEMBERS, WORLD = (1, 2), 3  # the ranks of a group, and of all: not both begin with rank 0
 STEP = (2, 4)  # of the moments of a run: from the end of the first step to that of the second
@@ -255,31 +255,34 @@ def partly(observed: kit.Observed, right: Tensors, first: str, rank: int, traini
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and (stale > 2 * n or padded):
         return f"Some parameters did not change on any rank{NEVER_FULL[unit]}"
     if n > 1 and stale <= 2 * n and not padded:
-        return "The last elements never change: round the shard's size up, or they belong to no rank."
+        return (
+            "The last elements never change. Round the shard's size up, because otherwise they "
+            "belong to no rank."
+        )
     if n > 2 and share < 0.5:
         return (
-            "Only the other ranks' shards are new there; the rank's own was not written back. The all-gather "
-            "brings all shards, its own too."
+            "Only the other ranks' shards are new there, because the rank's own shard was not written "
+            "back. The all-gather brings all shards, also its own."
         )
     return (
-        "Only a part is new there: each rank updated its own shard, and the others do not have it. "
-        "All-gather the shards after the step."
+        "Only a part is new there, because each rank updated its own shard, and the other ranks do "
+        "not have it. All-gather the shards after the step."
     )
 
 
 FREE_AFTER_REDUCE = (
-    "Free every unit after its reduce(): a unit that is still whole keeps its old weights, because it is not "
-    "gathered again."
+    "Free every unit after its reduce(). A unit that is still whole keeps its old weights, because it "
+    "is not gathered again."
 )
 NEVER_FULL = {
     True: (
-        ": their unit was never reduced, or before its gradients were there, or it was not gathered after "
-        "the step. Reduce a unit when all of its gradients are there, and at the end of backward if one gets "
-        f"none, or if its block runs twice. {FREE_AFTER_REDUCE}"
+        ": their unit was never reduced, or before its gradients were ready, or it was not gathered "
+        "after the step. Reduce a unit when all of its gradients are there, and at the end of "
+        f"backward if one gets none, or if its block runs twice. {FREE_AFTER_REDUCE}"
     ),
     False: (
-        ". Their gradients never left. A bucket with a parameter that gets no gradient is never full: when "
-        "backward is over, send the buckets that have not been sent."
+        ". Their gradients were never sent. A bucket with a parameter that gets no gradient is never "
+        "full, so send the remaining buckets when backward is over."
     ),
 }
 
@@ -302,15 +305,17 @@ def unchanged(observed: kit.Observed, training: Training) -> str:
         )
     if observed.case.recipe.endswith(":module"):
         return (
-            f"{UNCHANGED} there: the next gather() must bring the shards as the step left them. "
+            f"{UNCHANGED} there, but the next gather() must bring the shards as the step left them. "
             f"{FREE_AFTER_REDUCE}"
         )
     if any("all_gather" in name for name in names):
         return (
-            f"{UNCHANGED} there, although shards were gathered: gather them after the inner "
+            f"{UNCHANGED} there, although shards were gathered. Gather them after the inner "
             "optimizer's step, not before it, and write the gathered shards into the parameters."
         )
-    return f"{UNCHANGED} there: the optimizer worked on copies. Write its results into the parameters."
+    return (
+        f"{UNCHANGED} there, because the optimizer worked on copies. Write its results into the parameters."
+    )
 
 
 # ---- traffic

@@ -38,8 +38,8 @@ EXCHANGED = 2 * (RANKS - 1) / RANKS * WHOLE  # bytes that a rank sends in a step
 TWO_STEPS = 1.9  # times the bytes of one: it was not measured between the two
 UNSHARDED = 1.9 * WHOLE  # after a step: parameters and the momentum of all of them, but for what varies
 NO_SHARD = (
-    "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. Free the whole "
-    "tensors, such as the row of all gradients, when the step is over."
+    "Make the optimizer only of this rank's shard, so that its state then has 1/N of the size. Free "
+    "the whole tensors, such as the row of all gradients, when the step is over."
 )
 WHOLE_GRADIENTS, SHARDED_GRADIENTS = "the parameters' gradients", "the shards' gradients"
 EMPTY = re.compile(r"empty parameter list|non-empty list of Tensors|StopIteration|list index out")
@@ -48,11 +48,14 @@ SOMETIMES = (
     "zeros, and all ranks call their collectives in the same order, whichever gradients come first."
 )
 ONE_MORE_SHARD = (
-    "Something as large as a shard is still there. The gradients of this rank's shard have done their work: "
-    "set their .grad to None, as zeros take the same memory, and keep no output of a reduce-scatter under "
-    "another name."
+    "Something as large as a shard is still in memory. The gradients of this rank's shard are no "
+    "longer needed, so set their .grad to None (zeros take the same memory), and keep no output of a "
+    "reduce-scatter under another name."
 )
-KEPT_ROW = "A row in which gradients were sent is still there: let no attribute hold it after its use."
+KEPT_ROW = (
+    "A row in which gradients were sent is still in memory. Make sure that no attribute refers "
+    "to it after its use."
+)
 
 
 def optimizer_trouble(case: kit.Case, kind: str, text: str) -> str:
@@ -60,19 +63,19 @@ def optimizer_trouble(case: kit.Case, kind: str, text: str) -> str:
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return (
-            "All ranks call the same collectives in the same order, also where a rank has no gradient for a "
-            "parameter, or gets its gradients in another order."
+            "All ranks call the same collectives in the same order, even if a rank has no gradient "
+            "for a parameter, or gets its gradients in another order."
         )
     if "NoneType" in text:
-        return "Some parameters have no gradient: leave frozen ones out, count zeros for unused ones."
+        return "Some parameters have no gradient. Leave out frozen ones, but count zeros for unused ones."
     if "register a hook on a tensor that doesn't require gradient" in text:
-        return "Frozen parameters have no gradient: leave them out of buckets and hooks."
+        return "Frozen parameters have no gradient, so leave them out of buckets and hooks."
     if "a leaf Variable that requires grad" in text:
-        return "Parameters are written under torch.no_grad(): autograd has no part in the step."
+        return "Write parameters under torch.no_grad(), because autograd has no part in the step."
     if EMPTY.search(text) and case.sides[0].instructions.once:
         return ONCE
     if any(said in text for said in ("assign a gradient of size", "size mismatch", "outputShape")):
-        return "A parameter without a gradient keeps its place in the row: zeros stand there."
+        return "A parameter without a gradient keeps its place in the row, so put zeros there."
     return ""
 
 
@@ -128,26 +131,34 @@ def all_reduced(observed: kit.Observed) -> bool:
 def one_backward(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - 1.5) < 0.1 and all_reduced(observed):
         return (
-            "3P where 2P are enough: an all-reduce gives every rank the whole gradient, of which it reads "
-            "1/N. Reduce-scatter it."
+            "You send 3P, but 2P are enough. An all-reduce gives every rank the whole gradient, "
+            "although it reads only 1/N. Reduce-scatter it."
         )
     if abs(ratio - 1.5) < 0.03:
-        return "3P where 2P are enough: reduce-scatter the gradients, all-gather the parameters, once."
+        return (
+            "You send 3P, but 2P are enough. Reduce-scatter the gradients and all-gather the parameters once."
+        )
     if ratio < 0.9:
-        return "Both are needed: a reduce-scatter of the gradients, and an all-gather of the parameters."
+        return (
+            "Both collectives are needed, a reduce-scatter of the gradients and an all-gather of "
+            "the parameters."
+        )
     return "A reduce-scatter of the gradients, (N-1)/N P, and an all-gather of the parameters, (N-1)/N P."
 
 
 def accumulated_one(ratio: float, observed: kit.Observed) -> str:
     if abs(ratio - 1.5) < 0.1 and not all_reduced(observed):
-        return "Gradients add up on each rank until the step: reduce-scatter once, in step()."
+        return "Gradients add up on each rank until the step, so reduce-scatter once, in step()."
     return one_backward(ratio, observed)
 
 
 def accumulated_two(ratio: float, observed: kit.Observed) -> str:
     if ratio < 0.9:
-        return "With K backwards it is K + 1 times: gradients that are not kept whole leave after every one."
-    return "K reduce-scatters and one all-gather: (K + 1) (N-1)/N P for K backwards."
+        return (
+            "With K backwards it is K + 1 times, because gradients that are not kept whole have to "
+            "be sent after every one."
+        )
+    return "K reduce-scatters and one all-gather send (K + 1) (N-1)/N P for K backwards."
 
 
 def held_hint(ratio: float) -> str:
@@ -198,7 +209,7 @@ def zero1_optimizer(draw: kit.Draw) -> Iterator[kit.Case]:
 
 def after_backward(enough: float, title: str, weight: float = 1.0) -> kit.Line:
     def hint(ratio: float) -> str:
-        return "Besides parameters and gradients there is something as large: free copies after use."
+        return "Something else is as large as the parameters or the gradients. Free copies after use."
 
     return training_runs.held_line(
         [("after backward", 3, enough)], slack=SLACK, hint=hint, weight=weight, title=title
@@ -244,12 +255,12 @@ def zero2_optimizer(draw: kit.Draw) -> Iterator[kit.Case]:
 
 
 SECOND_COPY = (
-    "Something as large as a shard is there besides: add the output of a reduce-scatter to the shard's "
-    ".grad, and keep no second copy of it."
+    "Something else as large as a shard is in memory. Add the output of a reduce-scatter to the "
+    "shard's .grad, and keep no second copy of it."
 )
 FULL_GRADIENTS = (
-    "The full gradient still exists: when a bucket has been reduced, set .grad of its parameters to None "
-    "and keep this rank's shard alone."
+    "The full gradient still exists. When a bucket has been reduced, set .grad of its parameters to "
+    "None and keep only this rank's shard."
 )
 
 
@@ -279,19 +290,20 @@ def how_buckets_left(observed: kit.Observed) -> str:
     if not sent:
         return ""
     if max(operation.nbytes for operation in sent) > 1.5 * BLOCK:
-        return "A bucket was larger than bucket_bytes: begin a new one when the next parameter finds no room."
+        return "A bucket was larger than bucket_bytes. Begin a new one when the next parameter does not fit."
     at_first, waited = next(
         ((moment.begun, moment.waited) for moment in passes[-1] if moment.block == 0), (last, last)
     )
     if at_first <= first:
         return (
-            "No bucket had left when backward reached the first block. Gradients come from the last "
-            "parameter to the first: fill the buckets in that order, and send each in the hook that "
-            "completes it."
+            "No bucket had been sent when backward reached the first block. Gradients arrive from the "
+            "last parameter to the first, so fill the buckets in that order, and send each in the "
+            "hook that completes it."
         )
     if at_first - waited > 2:
         return (
-            "The rows of buckets that were sent earlier are still there: a handle keeps its row until it is "
-            "waited for. Wait for a bucket's handle, and let go of its row, before the next but one is sent."
+            "The rows of buckets that were sent earlier are still in memory, because a handle keeps "
+            "its row until it is waited for. Wait for a bucket's handle, and release its row, before "
+            "the next bucket but one is sent."
         )
     return ""

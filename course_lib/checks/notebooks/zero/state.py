@@ -15,9 +15,9 @@ from course_lib.checks.notebooks.zero.runs import UNKNOWN
 from course_lib.checks.rank import toys
 
 LEFT = (
-    "Parameters still have a .grad from an earlier backward: set it to None when their gradients have been "
-    "reduced. A unit whose parameters all have a .grad counts as complete, and would send old gradients "
-    "again."
+    "Parameters still have a .grad from an earlier backward. Set it to None when their gradients have "
+    "been reduced. A unit whose parameters all have a .grad counts as complete, and would send old "
+    "gradients again."
 )
 
 
@@ -72,9 +72,12 @@ def by_outputs(observed: kit.Observed, training: Training) -> kit.Finding:
             name, wanted = f"out.{step}", model(x).detach()
             if training_runs.differing({name: observed.tensors[rank][name]}, {name: wanted}, training.dtype):
                 return kit.wrong(
-                    f"the output of forward number {step + 1} on rank {rank} is not one process's.",
-                    "full_state_dict() could not be read, so the module's outputs were compared. Put that "
-                    "right first: then the check says which parameter is wrong.",
+                    (
+                        f"the output of forward number {step + 1} on rank {rank} is not the output of one "
+                        "process."
+                    ),
+                    "full_state_dict() could not be read, so the module's outputs were compared. Put "
+                    "that right first, so that the check can say which parameter is wrong.",
                     cause=f"{UNKNOWN} of the outputs",
                 )
     return kit.RIGHT
@@ -83,17 +86,17 @@ def by_outputs(observed: kit.Observed, training: Training) -> kit.Finding:
 FAULTS = {
     "missing": (
         "full_state_dict() gives no tensor for {}.",
-        "It must return a dict with a tensor for every name in module.named_parameters(), frozen and unused "
-        "parameters too.",
+        "It must return a dict with a tensor for every name in module.named_parameters(), even frozen "
+        "and unused parameters.",
     ),
     "freed": (
-        "full_state_dict() gave {} without its memory: that had been freed.",
+        "full_state_dict() gave {} without its memory, which had been freed.",
         "Views of a unit are empty once it is freed. Return copies, param.detach().clone(), made while the "
         "unit is gathered.",
     ),
     "shape": (
-        "full_state_dict() gave {} in another shape or dtype than the parameter's.",
-        "It must give whole parameters, each in its shape, and not shards.",
+        "full_state_dict() gave {} in another shape or dtype than the parameter has.",
+        "It must give whole parameters, each in its shape, not shards.",
     ),
 }
 

@@ -56,14 +56,14 @@ def unit_trouble(case: kit.Case, kind: str, text: str) -> str:
         return said
     if "out of bounds for storage" in text or "setStorage" in text or kind == "died":
         return (
-            "Memory was read that had been freed. The shard is a copy, own.clone(): a view of the row is "
-            "empty after free(). gather() resizes the storage first, and then writes into it; reduce() reads "
-            "gradients alone, and no parameter."
+            "Memory was read after it had been freed. The shard must be a copy, own.clone(), because "
+            "a view of the row is empty after free(). gather() resizes the storage first and then "
+            "writes into it, and reduce() reads only gradients."
         )
     if "modified inplace" in text or "requires grad" in text:
         return (
-            "gather() and reduce() are not part of a graph: write @torch.no_grad() above them, or give the "
-            "collective shard.detach()."
+            "gather() and reduce() are not part of a graph, so write @torch.no_grad() above them, or "
+            "give the collective shard.detach()."
         )
     if "NoneType" in text:
         return "A parameter without a gradient counts as zeros."

@@ -109,7 +109,10 @@ def own_shard(run: UnitRun) -> Callable[[Observed], Finding]:
             if observed.values[rank].shard != (True, run.trained):
                 return wrong(
                     f"`shard` on rank {rank} is not an nn.Parameter with requires_grad={run.trained}.",
-                    "The optimizer gets the shard: nn.Parameter(own, requires_grad=params[0].requires_grad).",
+                    (
+                        "The optimizer gets the shard, so make it an nn.Parameter(own, "
+                        "requires_grad=params[0].requires_grad)."
+                    ),
                     cause="kind of shard",
                 )
             if not close(actual, run.part(whole, place)):
@@ -125,10 +128,10 @@ def own_shard(run: UnitRun) -> Callable[[Observed], Finding]:
 
 def why_not_shard(run: UnitRun, place: int, actual: torch.Tensor) -> str:
     if close(actual, run.part(run.row(run.params[place]), place)):
-        return "All ranks begin with the first rank's values: broadcast the row before you cut it."
+        return "All ranks begin with the first rank's values, so broadcast the row before you cut it."
     others = [k for k in range(run.n) if close(actual, run.part(run.row(run.params[0]), k))]
     if others:
-        return "The shard is another rank's part: dist.get_rank(group) is the number of this rank's."
+        return "The shard is another rank's part. dist.get_rank(group) is the number of this rank's part."
     return "Lay the parameters in one row, in their order, with zeros at the end, and cut it into N parts."
 
 
@@ -164,18 +167,20 @@ def gathers(run: UnitRun) -> Callable[[Observed], Finding]:
 def why_not_gathered(run: UnitRun, when: str, actual: torch.Tensor, k: int) -> str:
     if when == "second" and close(actual, run.params[0][k]):
         return (
-            "The optimizer changes the shards between two uses: gather() must bring their present values, "
-            "and not an earlier copy."
+            "The optimizer changes the shards between two uses, so gather() must bring their present "
+            "values, not an earlier copy."
         )
-    return "Each parameter is a view of the row, at its own offset: the sum of the sizes before it."
+    return "Each parameter is a view of the row at its own offset, which is the sum of the sizes before it."
 
 
 MOMENTS = {"freed": "free()", "made": "the constructor", "end": "the last free()"}
 ADVICE = {
-    "made": "Free the unit at the end of the constructor, too: between uses a rank has its shard.",
+    "made": (
+        "Also free the unit at the end of the constructor, because between uses a rank has only its shard."
+    ),
     "freed": (
-        "free() gives back the memory itself: flat.untyped_storage().resize_(0). The parameters stay "
-        "views of it, and nothing else may hold a copy."
+        "free() must give back the memory itself, with flat.untyped_storage().resize_(0). The "
+        "parameters stay views of it, and nothing else should hold a copy."
     ),
     "end": "After reduce(), free() gives back the memory again.",
 }
@@ -198,8 +203,9 @@ def frees(run: UnitRun) -> Callable[[Observed], Finding]:
             if run.trained and observed.values[rank].kept[:1] != [0]:
                 finding = wrong(
                     f"after free() a view that was made before it still has its memory on rank {rank}.",
-                    "Autograd keeps such views for backward. Another tensor in param.data, or del, frees "
-                    "nothing then: make the storage itself empty, flat.untyped_storage().resize_(0).",
+                    "Autograd keeps such views for backward. Another tensor in param.data, or del, "
+                    "frees nothing then. Make the storage itself empty, "
+                    "flat.untyped_storage().resize_(0).",
                     cause="views keep it",
                 )
                 return replace(finding, misses_point=True)
@@ -246,8 +252,8 @@ def used_again(run: UnitRun) -> Callable[[Observed], Finding]:
             if len(kept) != 2 or not kept[1]:
                 return wrong(
                     f"after free() and gather() the views that autograd keeps have no memory on rank {rank}.",
-                    "Fill the same storage again: resize_ it to its size, and all-gather into it. A new "
-                    "tensor in param.data leaves autograd with the old, empty one.",
+                    "Fill the same storage again. Resize it with resize_, and all-gather into it, "
+                    "because a new tensor in param.data leaves autograd with the old, empty one.",
                     cause="another storage",
                 )
             if not close(actual, weight.grad):
@@ -255,7 +261,10 @@ def used_again(run: UnitRun) -> Callable[[Observed], Finding]:
                     return shards
                 return wrong(
                     f"a backward after free() and gather() gives another gradient on rank {rank}.",
-                    "The parameter's .grad belongs to its backward: neither free() nor gather() changes it.",
+                    (
+                        "The parameter's .grad belongs to its backward, so neither free() nor gather() "
+                        "should change it."
+                    ),
                     cause="backward",
                 )
         return RIGHT
@@ -269,7 +278,7 @@ def reduces(run: UnitRun) -> Callable[[Observed], Finding]:
     def judge(observed: Observed) -> Finding:
         for place, rank in enumerate(ranks(observed)):
             if not observed.values[rank].whole.get("second"):
-                return wrong("the parameters are not whole, so that no gradients fit them.", cause=ANY)
+                return wrong("the parameters are not whole, so no gradients fit them.", cause=ANY)
             first, both = run.mean(0), run.mean(0) + run.mean(1)
             for number, row in enumerate((first, both)):
                 actual = observed.tensors[rank][f"mean.{number}"]
@@ -296,15 +305,15 @@ def why_not_reduced(run: UnitRun, place: int, number: int, actual: torch.Tensor)
         ]
     )
     if number and close(actual, run.part(run.mean(1), place)):
-        return "The gradients of the first backward were overwritten: add to shard.grad."
+        return "The gradients of the first backward were overwritten. Add to shard.grad instead."
     if number and close(actual, want + run.part(run.mean(0), place)):
-        return "The first gradients counted twice: set .grad of the parameters to None in reduce()."
+        return "The first gradients counted twice. Set .grad of the parameters to None in reduce()."
     if close(actual, run.n * want):
-        return f"That is the sum over the {run.n} ranks: divide it by their number."
+        return f"shard.grad is the sum over the {run.n} ranks. Divide it by their number."
     if close(actual, want / run.n):
-        return f"That is the mean divided by {run.n} once more: average once."
+        return f"shard.grad is the mean divided by {run.n} once more. Average only once."
     if not number and close(actual, run.part(own, place)):
-        return "That is this rank's own gradient: nothing was exchanged."
+        return "shard.grad is this rank's own gradient, because nothing was exchanged."
     return (
         "Lay the gradients in one row as the parameters, zeros where there is none, reduce-scatter it, and "
         "divide by the number of ranks."
@@ -316,11 +325,11 @@ def cleared(observed: Observed) -> Finding:
     for rank in ranks(observed):
         left = observed.values[rank].left
         if len(left) != BACKWARDS:
-            return wrong("the parameters are not whole, so that no gradients fit them.", cause=ANY)
+            return wrong("the parameters are not whole, so no gradients fit them.", cause=ANY)
         if any(left):
             return wrong(
                 f"after reduce() parameters of rank {rank} still have a .grad.",
-                "Set it to None: the whole gradient must go, or the next backward adds to it.",
+                "Set it to None, because otherwise the next backward adds to it.",
                 cause="left",
             )
     return RIGHT
@@ -356,8 +365,8 @@ def bytes_of(run: UnitRun) -> Callable[[Observed], Finding]:
             if sent(observed, rank, "first", "again"):
                 return wrong(
                     f"a second gather() without a free() between sent something from rank {rank}.",
-                    "Remember whether the parameters are here: a block that is used twice in one forward "
-                    "gathers once.",
+                    "Remember whether the parameters are whole, because a block that is used twice in "
+                    "one forward gathers once.",
                     cause="again",
                 )
         return RIGHT

@@ -29,22 +29,23 @@ AFTER = {
 }
 KEPT = {
     "made": (
-        "The shard is enough here. Usually an attribute still refers to the whole row, to a copy of it, or "
-        "to the tensors that the parameters had before: local names are gone when the constructor returns."
+        "A rank needs only its shard here. Usually an attribute still refers to the whole row, to a "
+        "copy of it, or to the old tensors of the parameters, because local names are gone when the "
+        "constructor returns."
     ),
     "freed": (
-        "The shard is enough here. Usually gather() or free() leaves a whole row in an attribute: free() "
-        "empties the storage behind the parameters, and every copy beside it stays. Let the all-gather write "
-        "into that storage itself."
+        "A rank needs only its shard here. Usually gather() or free() leaves a whole row in an "
+        "attribute. free() empties the storage behind the parameters, but every other copy stays. Let "
+        "the all-gather write directly into that storage."
     ),
     "reduced": (
-        "The gathered parameters, the shard and its gradient are enough here. Usually reduce() leaves the "
-        "whole gradients, or the row in which they were sent, in an attribute: local names are gone when it "
-        "returns."
+        "A rank needs only the gathered parameters, the shard and its gradient here. Usually reduce() "
+        "leaves the whole gradients, or the row in which they were sent, in an attribute, because "
+        "local names are gone when it returns."
     ),
 }
 KEPT["end"] = KEPT["reduced"].replace("gathered parameters, the shard", "shard")
-LEFT = "Set .grad of the parameters to None in reduce(): the whole gradients must go."
+LEFT = "Set .grad of the parameters to None in reduce(), because the whole gradients must be freed."
 
 
 @dataclass(frozen=True)
