@@ -19,24 +19,26 @@
 # |---|---|
 # | you will build | exact counts of parameters and FLOPs; a meter of the bytes autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
 # | you need | PyTorch (modules, backward, an optimizer's step). Notebook 00 is useful but not needed, because nothing is sent here |
-# | time | three hours and 35 minutes, best in two sittings (§§1 to 4: two hours), and 15 minutes for the optional section |
-# | points | 60, and 3 of extra credit |
+# | time | three hours, with a break after §3; the *optional* parts (§5, the second half of §6, and §9) take an hour more |
+# | points | 60, and 3 of extra credit (about 50 without the optional parts: §5, 6 points, and part of §6, about 4) |
 # | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 Parameters, from the configuration | 20 | 6 | |
 # | 2 FLOPs, and the share that 6ND leaves out | 25 | 8 | 1 |
-# | 3 Memory of a step: build the meter | 55 | 14 | |
+# | 3 Memory of a step: build the meter | 50 | 14 | |
 # | 4 Bytes a parameter: the recipes | 20 | 6 | 3 |
-# | 5 How fast: the roofline | 20 | 6 | 2 |
-# | 6 How long, how large | 25 | 6 | 2, 5 |
+# | 5 How fast: the roofline *(optional)* | 25 | 6 | 2 |
+# | 6 How long, how large | 15, and 20 *optional* | 6 | 2 |
 # | 7 When one GPU is not enough | 30 | 8 | 1, 3 |
 # | 8 Questions: audit the plan | 20 | 6 | all |
 # | 9 Optional: two laws that disagree | 15 | 3 extra | 6 |
 
 # %% [markdown]
 # ### Words and letters
+#
+# <details><summary>A list to come back to: each word is used below with its meaning</summary>
 #
 # | | |
 # |---|---|
@@ -53,11 +55,12 @@
 # | checkpointing | to keep only the input of each block, and run its forward again in backward |
 # | GB | 10⁹ bytes. (GiB is 2³⁰, 7 % more) |
 # | dense peak | FLOP/s on a data sheet without "sparsity", which doubles the number for matrices half full of zeros |
+#
+# </details>
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
 # below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
-import contextlib
 import gc
 import math
 import time
@@ -85,19 +88,18 @@ from course_lib.unfinished import ready, said, tried
 
 SMALL = PRESETS["0.8M"]  # 4 layers of width 128, sequences of up to 256 bytes
 
-# %% tags=["skip-in-grading"]
-from course_lib.facts import CHINCHILLA, LAWS, PUBLISHED_MFU, RECIPES, RUNS, law_loss
-from course_lib.facts.hardware import gpu, link
-
-A100, H100 = gpu("A100"), gpu("H100")
-
 # %% [markdown]
 # `GPTConfig` has the sizes of a model: `layers`, `heads`, `width`, `vocab_size`, `context`, and the derived
 # `head_dim`, `key_value_heads` and `mlp_width`. Five switches, `mlp`, `norm`, `positions`, `bias` and `tied`,
 # choose between the parts of GPT-2 and the parts of LLaMA. `PUBLISHED` holds the configurations of ten
 # models. Look at two of them.
 
-# %%
+# %% tags=["skip-in-grading"]
+from course_lib import facts, planning
+from course_lib.facts import CHINCHILLA, LAWS, PUBLISHED_MFU, RECIPES, RUNS, law_loss
+from course_lib.facts.hardware import gpu
+
+A100, H100 = gpu("A100"), gpu("H100")
 for name in ("GPT-2 small", "Llama-3-70B"):
     print(f"{name}: {PUBLISHED[name]}\n")
 
@@ -108,17 +110,6 @@ for name in ("GPT-2 small", "Llama-3-70B"):
 
 
 # %%
-@contextlib.contextmanager
-def one_thread():
-    """Within, PyTorch computes in one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 HATCHES = ("", "///", "...", "\\\\\\", "xx")
 
 
@@ -168,8 +159,6 @@ def bars(rows, unit="", line=None):
 # picture shows the share of each part in ten models, the smallest at the top.
 
 # %% tags=["skip-in-grading"]
-from course_lib import facts, planning
-
 shares = {}
 for name, config in sorted(
     PUBLISHED.items(), key=lambda item: sum(facts.parameters_by_part(item[1]).values())
@@ -199,10 +188,10 @@ bars(shares, "% of all parameters")
 # %% nbgrader={"grade_id": "parameters", "solution": true}
 def parameters(config: GPTConfig) -> dict[str, int]:
     """How many numbers the model has, by "embedding", "attention", "mlp", "norms" and "head"."""
-    ### BEGIN SOLUTION
-    h, f, bias = config.width, config.mlp_width, config.bias
+    h, f, bias = config.width, config.mlp_width, config.bias  # bias counts as 1 or 0 in a product
     queries = config.heads * config.head_dim
     keys = config.key_value_heads * config.head_dim
+    ### BEGIN SOLUTION
     attention = h * (2 * queries + 2 * keys) + bias * (queries + 2 * keys + h)
     inward = 2 if config.mlp == "swiglu" else 1
     mlp = (inward + 1) * h * f + bias * (inward * f + h)
@@ -238,7 +227,8 @@ report.points(6)
 # %% [markdown]
 # **Measure.** PyTorch can build a model without memory, because on the device `meta` tensors have shapes but
 # no numbers. The cell builds Llama-3-8B this way, which would take 32 GB in float32, and compares it with
-# your count.
+# your count. It also prints a mistake to **break it**, the head counted as a matrix of its own, whether it is
+# tied or not.
 
 # %% tags=["skip-in-grading"]
 with torch.device("meta"):
@@ -249,15 +239,6 @@ print(f"numel: {counted:,}   yours: {sum(parts.values()) if parts else parts:,}"
 for part, number in (parts or {}).items():
     print(f"  {part:10} {number:14,}  {number / counted:5.1%}")
 del model
-
-# %% [markdown]
-# Embedding and head are 1.05 billion parameters, 13 %, which is the answer to the prediction. In a large
-# model the MLPs have most of the parameters (GPT-3 66 %, Llama-3-70B 80 %), but in GPT-2 small they have less
-# than half.
-#
-# **Break it.** Count the head as a matrix of its own, whether it is tied or not:
-
-# %% tags=["skip-in-grading"]
 for name in ("GPT-2 small", "Llama-3-8B"):
     config = PUBLISHED[name]
     if parts := said(parameters, config):
@@ -266,12 +247,16 @@ for name in ("GPT-2 small", "Llama-3-8B"):
         print(f"{name:12} {right:14,}   with a head of its own {wrong:14,}: {wrong / right:.2f}x")
 
 # %% [markdown]
+# Embedding and head are 1.05 billion parameters, 13 %, which is the answer to the prediction. In a large
+# model the MLPs have most of the parameters (GPT-3 66 %, Llama-3-70B 80 %), but in GPT-2 small they have less
+# than half.
+#
 # Llama's count is right either way, but GPT-2's is 31 % too high. A sum over the entries of a `state_dict`
 # gives the same 163M, because it lists the shared matrix under both of its names.
 #
 # **In production.** `model.num_parameters()` (Hugging Face) and `sum(p.numel() for p in model.parameters())`
 # count a shared matrix once. `torch.device("meta")` and `accelerate`'s `init_empty_weights` build a model of
-# any size in no memory. This is how frameworks plan before they load.
+# any size in no memory.
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that most FLOPs and most parameters are in the
 # MLP. For parameters this is true in large models (66 % and 80 % above), but not in GPT-2 small (46 %). For
@@ -319,7 +304,8 @@ bars(forward, "% of forward's FLOPs")
 # **Predict.** By how many percent is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
 # Llama-3-8B with 8,192? The bars hold the answer. Which part of them does 6ND leave out?
 #
-# **Build.** Count only the products of matrices. Norms, softmax and activation functions do not count.
+# **Build.** Count only the products of matrices. Norms, softmax and activation functions do not count. The
+# numbers of one block's matrices are given.
 #
 # - Count every matrix of every block, and the head (tied or not), with 2 FLOPs for each of its numbers and
 #   each token. Biases are added, but not multiplied. A token is looked up in the embedding, which multiplies
@@ -340,10 +326,10 @@ def step_flops(
 
     causal: masked scores do not count. recompute: each block's forward runs once more in backward.
     """
-    ### BEGIN SOLUTION
     h, d = config.width, config.head_dim
-    matrices = 2 * h * config.heads * d + 2 * h * config.key_value_heads * d
+    matrices = 2 * h * config.heads * d + 2 * h * config.key_value_heads * d  # of one block
     matrices += (3 if config.mlp == "swiglu" else 2) * h * config.mlp_width
+    ### BEGIN SOLUTION
     pairs = seq * (seq + 1) // 2 if causal else seq * seq
     block = 2 * batch * seq * matrices + 4 * batch * pairs * config.heads * d
     blocks = config.layers * block
@@ -355,8 +341,8 @@ def step_flops(
 
 
 # %% [markdown]
-# <details><summary>Hint: grouped queries</summary>Keys and values have fewer features, so their matrices are
-# smaller. But every query head has its own scores, so <code>heads</code> counts there.</details>
+# <details><summary>Hint: grouped queries</summary>Keys and values have fewer features, so <code>matrices</code>
+# has smaller ones. But every query head has its own scores, so <code>heads</code> counts there.</details>
 # <details><summary>Hint: causal</summary>The first token has one score, the second two, and the last s, so
 # the sum is s (s + 1) / 2. Your function has to return an integer.</details>
 #
@@ -445,11 +431,12 @@ tried(rule_of_thumb, step_flops)
 
 # %% [markdown]
 # With GPT-2's parts the missing part is s/(6h) of the blocks' 6ND, so wide models hide it. It is 3 % of
-# GPT-3's step, but most of Llama-3-8B's step at 131,072 tokens. Notebook 08 is about such sequences. Note
-# which N a paper means. With *all* parameters instead of the matrices, GPT-2 small's ratio at 1,024 tokens
-# becomes 0.874 instead of 0.867, because positions, biases and norms count, but multiply nothing. The two are
-# close only because the head is tied. Llama-3-8B has an embedding in addition to its head, so its ratio at
-# 8,192 tokens becomes 0.832 instead of 0.778.
+# GPT-3's step, but most of Llama-3-8B's step at 131,072 tokens. Notebook 08 is about such sequences.
+#
+# <details><summary>Which N does a paper mean?</summary>With <i>all</i> parameters instead of the matrices,
+# GPT-2 small's ratio at 1,024 tokens becomes 0.874 instead of 0.867, because positions, biases and norms
+# count, but multiply nothing. The two are close only because the head is tied. Llama-3-8B has an embedding in
+# addition to its head, so its ratio at 8,192 tokens becomes 0.832 instead of 0.778.</details>
 #
 # **Break it.** Leave PyTorch the choice of the attention kernel, and count again.
 
@@ -468,19 +455,9 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 #
 # **In production.** Two numbers are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model by
 # the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
-# counts it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4), a factor of 1.251. Your function says
-# how large this factor can be:
-
-# %% tags=["skip-in-grading"]
-for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
-    config = PUBLISHED[name]
-    if said(step_flops, config, 1, 1):
-        again = step_flops(config, 1, seq, recompute=True) / step_flops(config, 1, seq)
-        print(f"{name}: all blocks run again: {again:.3f} times the FLOPs")
-
-# %% [markdown]
-# It is nearly 4/3, but not quite, because the head does not run again. PaLM's 1.251 means that about three
-# quarters of a forward were computed twice.
+# counts it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4), a factor of 1.251, so about three
+# quarters of a forward were computed twice. If all blocks run again, the factor is nearly 4/3, but not quite,
+# because the head does not run again.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". But it
 # costs one more forward, in addition to a forward and a backward of twice its cost, which makes 4/3
@@ -493,7 +470,7 @@ for name, seq in (("GPT-3", 2048), ("LLaMA-7B", 4096)):
 # |---|---|
 # | you will write | `SavedBytes` (8 points) and `activation_bytes` (6 points) |
 # | builds on | nothing |
-# | time | 55 minutes |
+# | time | 50 minutes |
 # | points | 14 |
 #
 # Here is the memory of two training steps of a small GPT, byte by byte, after each operation PyTorch ran.
@@ -525,14 +502,12 @@ def two_steps(config, batch, seq):
 
 
 timeline, P = two_steps(replace(SMALL, layers=3), batch=2, seq=256)
-memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 tokens, float32")
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 last, peak = timeline.moments[-1].bytes, timeline.peak
 for kind in ("weights", "gradients", "optimizer"):
     print(f"{kind:10} {last[kind] / P:7.4f} bytes a parameter at the end")
 shares = ", ".join(f"{kind} {n / peak.total:.0%}" for kind, n in peak.bytes.items() if n)
 print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
+memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 tokens, float32")
 
 # %% [markdown]
 # After a step, until `zero_grad`, there are 4 + 4 + 8 = 16 bytes per parameter, which you get from P alone.
@@ -552,9 +527,10 @@ print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
 # - **Memory is used again.** When a storage is freed, the next one may get its address. So an address
 #   identifies a storage only as long as something holds that storage.
 #
-# `by_module` says where the bytes come from. A forward pre-hook and a forward hook on every submodule tell
-# when its forward begins and ends. When a storage is kept for the first time, its bytes belong to the
-# innermost submodule that is running.
+# `by_module` says where the bytes come from. When a storage is kept for the first time, its bytes belong to
+# the innermost submodule that is running. The class already has the hooks that put a submodule's name on the
+# list `running` when its forward begins, and take it off when it ends. Write `pack`, and fill `known` before
+# anything runs.
 
 
 # %% nbgrader={"grade_id": "saved_bytes", "solution": true}
@@ -573,17 +549,13 @@ class SavedBytes:
     """
 
     def __init__(self, module: nn.Module):
-        ### BEGIN SOLUTION
         self.module, self.total, self.by_module = module, 0, {}
-        self.known, self.running, self.handles = {}, [], []
+        self.known = {}  # storages by their address, those of parameters and buffers included
+        self.running = []  # the names of the submodules whose forward runs now, the innermost last
+        self.handles = []
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
-        ### END SOLUTION
 
     def __enter__(self):
-        ### BEGIN SOLUTION
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            storage = tensor.untyped_storage()
-            self.known[storage.data_ptr()] = storage
         for name, submodule in self.module.named_modules():
             self.handles += [
                 submodule.register_forward_pre_hook(
@@ -591,12 +563,15 @@ class SavedBytes:
                 ),
                 submodule.register_forward_hook(self.leave, always_call=True),
             ]
+        ### BEGIN SOLUTION
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            storage = tensor.untyped_storage()
+            self.known[storage.data_ptr()] = storage
+        ### END SOLUTION
         self.hooks.__enter__()
         return self
-        ### END SOLUTION
 
     def __exit__(self, *error):
-        ### BEGIN SOLUTION
         self.hooks.__exit__(*error)
         for handle in self.handles:
             handle.remove()
@@ -606,6 +581,8 @@ class SavedBytes:
         self.running.pop()
 
     def pack(self, tensor):
+        """Called in forward with each tensor that autograd keeps; returns it."""
+        ### BEGIN SOLUTION
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.known:
             self.known[storage.data_ptr()] = storage  # held, so that its address stays its own
@@ -620,11 +597,10 @@ class SavedBytes:
 # <details><summary>Hint: begin with the sum</summary>First add up <code>tensor.nbytes</code> in
 # <code>pack</code> and return the tensor. Then add a dict of the storages seen so far. Finally put the
 # parameters into the dict before anything runs.</details>
-# <details><summary>Hint: the names</summary>Use a list as a stack. The pre-hook appends the name, and the
-# hook pops it. In a loop, bind the name as a default argument: <code>lambda *_, name=name: ...</code>. A
-# forward hook that returns something replaces the output, so return None.</details>
+# <details><summary>Hint: the names</summary>The innermost submodule is the last of the list. If the list is
+# empty, the module itself is running, whose name is "".</details>
 # <details><summary>Hint: addresses</summary>Keep the storage object itself in the dict under its
-# <code>data_ptr()</code>, and empty the dict in <code>__exit__</code>. Until then, nothing else can take its
+# <code>data_ptr()</code>. Until <code>__exit__</code> empties the dict, nothing else can take its
 # address.</details>
 #
 # **Check.** The modules of the check have sizes by which each mistake gives a number of its own.
@@ -720,7 +696,9 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** The cell compares your meter with your formula, for five shapes. The last column has to be
-# 1.000, which means that two instruments you built in different ways agree to the byte.
+# 1.000, which means that two instruments you built in different ways agree to the byte. Below, the formula
+# goes to a model that does not fit here, GPT-3 with one sequence of 2,048 tokens, in 16 bits, as PyTorch
+# keeps it, and as Korthikanti et al. (2022, §4) count it.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FIVE = {
@@ -738,13 +716,6 @@ if ready(SavedBytes, activation_bytes):
         predicted = activation_bytes(config, batch, seq, 4, flash=flash)
         print(f"{name:22} {measured:12,} {predicted:12,.0f}   {measured / predicted:.3f}")
 
-# %% [markdown]
-# Now the formula can go to models that do not fit here. The cell takes GPT-3 with one sequence of 2,048
-# tokens, in 16 bits, as PyTorch keeps it, and as Korthikanti et al. (2022, §4) count it. Their first two
-# numbers are larger because their model has dropout, whose masks are kept, and also drops weights of
-# attention. (In the row `flash` you see their selective recomputation, which keeps no scores either.)
-
-# %% tags=["skip-in-grading"]
 from course_lib.facts import korthikanti_activations
 
 large = PUBLISHED["GPT-3"]
@@ -762,7 +733,9 @@ for name, (yours, paper) in options.items():
 
 # %% [markdown]
 # A single sequence takes 77 GB, which is nearly all of an H100, before any weight is stored. Checkpointing
-# brings it down to 4.8.
+# brings it down to 4.8. The paper's first two numbers are larger because its model has dropout, whose masks
+# are kept, and also drops weights of attention. (In the row `flash` you see its selective recomputation, which
+# keeps no scores either.)
 #
 # **Break it.** This is a classic leak. You evaluate a model on eight batches and collect the losses in a
 # list, to average them afterwards. How large is the peak, compared with a list of numbers?
@@ -798,10 +771,8 @@ for name, nbytes in peaks.items():
 #
 # **In production.** On a GPU, PyTorch keeps the same record. Call
 # `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`, which
-# pytorch.org/memory_viz draws like the picture above. The allocator holds more than tensors need, because it
-# reserves large pieces and cuts them. The section *On your GPUs* measures the difference.
-
-# %% [markdown]
+# pytorch.org/memory_viz draws like the picture above.
+#
 # <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
 # namely the gate before and after SiLU, up, and their product. On the CPU, PyTorch composes RMSNorm from
 # several operations, which keep their input and the normalised values, 2h + 1 numbers per token. Grouped keys
@@ -813,6 +784,8 @@ for name, nbytes in peaks.items():
 # 89 GB it saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it, the factor
 # is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on the weights, it is 3.4x, and
 # flash attention saves nothing if the blocks are checkpointed anyway.</details>
+#
+# This is a good place for a break.
 
 # %% [markdown]
 # ## 4 · Bytes a parameter: the recipes
@@ -966,7 +939,8 @@ for dtype in (torch.float32, torch.bfloat16):
 # the next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away every time. The
 # master copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
 #
-# **In production.** Frameworks print the sum in their guides, but they count differently:
+# <details><summary>In production</summary>Frameworks print the sum in their guides, but they count
+# differently:
 #
 # | source | bytes per parameter | the optimizer's part divided by d ranks (stage 1, see §7) |
 # |---|---|---|
@@ -976,6 +950,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # | Megatron Core, float32 | 16 | 8 + 8/d |
 # | DeepSeek-V3, §3.3 | 13, for linear layers | 5 + 8/d (its §3.2) |
 #
+# </details>
 # <details><summary>In the lectures</summary>Here are four numbers, and the parts they count. Lecture 000 says
 # that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
 # Lecture 002 says that Adam needs 8 bytes, "1B = 10 GB". That is m, v and 2 bytes of weights, without master
@@ -984,13 +959,13 @@ for dtype in (torch.float32, torch.bfloat16):
 # "350GB+ in fp32" for GPT-3 are weights in 16 bits, since 175B in float32 take 700 GB.</details>
 
 # %% [markdown]
-# ## 5 · How fast: the roofline
+# ## 5 · How fast: the roofline *(optional)*
 #
 # | | |
 # |---|---|
 # | you will write | `matmul_seconds`, `ridge` and `least_tokens` |
 # | builds on | §2 |
-# | time | 20 minutes |
+# | time | 25 minutes |
 # | points | 6 |
 #
 # A product of matrices takes time for its arithmetic, and time to fetch its factors and to write the result.
@@ -1123,8 +1098,12 @@ def this_machine(rounds=3):
     return square, bandwidth, {m: best["row", m] for m in rows}
 
 
-with one_thread():
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
+try:
     square, bandwidth, seconds = this_machine()
+finally:
+    torch.set_num_threads(threads)
 peak = max(square.values())
 print(f"peak {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
 if ready(ridge, least_tokens):
@@ -1134,7 +1113,6 @@ if ready(ridge, least_tokens):
     )
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def under_the_roof():
     figure = picture(7.2, 2.9)
     axes = figure.subplots()
@@ -1169,36 +1147,25 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # The call takes the time, rather than the arithmetic. It goes through Python, PyTorch's dispatcher and, on a
 # GPU, the start of a kernel. So calls are a third roof, the lowest one for small products. Between its
 # products a model also has norms, GELU and softmax, which move bytes but multiply little. So a forward and
-# backward reach less of the peak than one large product:
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-model = GPT(SMALL)
-tokens = torch.randint(256, (4, 256))
-with one_thread():
-    taken = min(timed(lambda: next_token_loss(model(tokens), tokens).backward()) for _ in range(4))
-if flops := said(step_flops, SMALL, 4, 256):
-    print(
-        f"forward and backward of the small GPT: {flops / taken / peak:.1%} of this machine's peak"
-    )
-model.zero_grad(set_to_none=True)
+# backward reach less of the peak than one large product.
+#
+# <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". That is the
+# host's memory as the host reaches it. But a GPU reaches it over PCIe, which is 64x (A100) and 52x (H100)
+# slower than its own memory.</details>
 
 # %% [markdown]
-# Below the GPU's own memory come slower memories. Your ridge tells how much work a byte from there would need
-# to be worth its way. The speeds of the links come from data sheets, and 7 GB/s is a fast NVMe disk.
-
-# %% tags=["skip-in-grading"]
-for card in (A100, H100):
-    host = link(card.host_link).each_way
-    print(
-        f"{card.name:9} its memory is {card.bandwidth / host:3.0f} times as fast as the host's memory",
-        end="",
-    )
-    print(f" over {card.host_link}, {card.bandwidth / 7e9:3.0f} times as fast as NVMe", end="")
-    edges = [said(ridge, card.flops, speed) for speed in (host, 7e9)]
-    print(f"; ridges {edges[0]:,.0f} and {edges[1]:,.0f}" if edges[0] else "")
-
-# %% [markdown]
-# **In production.** The cell lists the published MFU of large runs (PaLM, table 3; Llama 3, table 4):
+# ## 6 · How long, how large
+#
+# | | |
+# |---|---|
+# | you will write | `days`, `tokens_per_second_per_gpu` and, *optional*, `compute_optimal` |
+# | builds on | §2 |
+# | time | 15 minutes; 20 more, *optional*, for the model's size |
+# | points | 6 |
+#
+# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. These two give the
+# days, and the tokens a GPU trains in a second. The MFU is the share of the dense peak that a run reaches (§2).
+# The cell lists the published MFU of large runs (PaLM, table 3; Llama 3, table 4):
 
 # %% tags=["skip-in-grading"]
 for name, percent in PUBLISHED_MFU.items():
@@ -1206,63 +1173,22 @@ for name, percent in PUBLISHED_MFU.items():
 
 # %% [markdown]
 # 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which are 43, 41 and
-# 38 % of 989, within a point. The section *On your GPUs* finds your own.
+# 38 % of 989, within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". By this peak, the same
+# 400 TFLOP/s are only 20 %.) The section *On your GPUs* finds your own.
 #
-# <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". That is the
-# host's memory as the host reaches it. But a GPU reaches it over PCIe, which is 64x (A100) and 52x (H100)
-# slower, as you see above.</details>
-
-# %% [markdown]
-# ## 6 · How long, how large
-#
-# | | |
-# |---|---|
-# | you will write | `days`, `tokens_per_second_per_gpu` and `compute_optimal` |
-# | builds on | §2, §5 |
-# | time | 25 minutes |
-# | points | 6 |
-#
-# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. These two give the
-# days, and the tokens a GPU trains in a second. But the other direction comes before any plan. *Given* C,
-# which N is best? A large model sees few tokens, whereas a small one learns little from many. A *scaling law*
-# is a fit of the loss,
-#
-# L(N, D) = E + A / N^α + B / D^β,
-#
-# and on the line 6 N D = C it has a lowest point. Here is the loss along that line for the budget of
-# Chinchilla (Hoffmann et al. 2022), 5.76e23 FLOPs, by two laws. One is the law its paper prints, and the
-# other is a second fit of the same data by Besiroglu et al. (2024).
-
-
-# %% tags=["skip-in-grading"]
-def along_the_budget():
-    sizes = [10 ** (9.5 + 0.05 * k) for k in range(51)]
-    figure = picture(7.2, 2.9)
-    axes = figure.subplots()
-    for name, colour, style in (("printed", BACKWARD, "--"), ("replication", FORWARD, "-")):
-        law = LAWS[name]
-        losses = [law_loss(n, CHINCHILLA / 6 / n, law) for n in sizes]
-        best = min(range(len(sizes)), key=losses.__getitem__)
-        axes.plot([n / 1e9 for n in sizes], losses, style, color=colour, label=name)
-        axes.plot(sizes[best] / 1e9, losses[best], "v", color=colour)
-    axes.axvline(70, color=QUIET, linestyle=":", linewidth=1)
-    axes.text(73, 2.06, "Chinchilla, 70B", fontsize=8, color=QUIET)
-    axes.set(xscale="log", xlabel="parameters, in billions", ylabel="loss that the law predicts")
-    axes.set_xticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
-    axes.minorticks_off()
-    axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-along_the_budget()
-
-# %% [markdown]
 # **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
 # the first one before you compute it.
 #
-# **Build.** `compute_optimal` returns the lowest point. Set D = C/(6N), and then set the derivative by N to
-# zero, or search. `law` is (E, A, B, α, β).
+# **Build.** Write `days` and `tokens_per_second_per_gpu`.
+#
+# *Optional* (about 4 of the 6 points): the other direction comes before any plan. *Given* C, which N is best?
+# A large model sees few tokens, whereas a small one learns little from many. A *scaling law* is a fit of the
+# loss,
+#
+# L(N, D) = E + A / N^α + B / D^β,
+#
+# and on the line 6 N D = C it has a lowest point, which `compute_optimal` returns. Set D = C/(6N), and then set
+# the derivative by N to zero, or search. `law` is (E, A, B, α, β).
 
 
 # %% nbgrader={"grade_id": "budgets", "solution": true}
@@ -1316,38 +1242,29 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
 # Memory is the first reason to distribute. Time is the second, because one H100 would take 58 years for
 # Llama-3-8B, even if it had the memory.
 #
-# **Measure: your functions against published runs.** Each line compares a number from a paper with yours. The
-# first two have nothing to adjust. But the others need an MFU, which the papers do not state. The last column
-# gives the MFU that makes yours equal, so it is the result of these lines, whereas their ratio is not.
+# **Measure: published runs.** The first two lines compare the FLOPs of a paper with yours. The other papers do
+# not state an MFU, so the cell derives it. It divides your days at 100 % by the days a run took, and a paper's
+# tokens per second by yours at 100 %.
 
 
 # %% tags=["skip-in-grading"]
-def audit():
-    by_name = {run.name: run for run in RUNS}
-    llama, v3 = by_name["LLaMA-65B"], by_name["DeepSeek-V3"]
-    big, gpt3 = by_name["Llama-3-405B"], by_name["GPT-3"]
-    lasted = days(llama.params, llama.tokens, llama.gpus, llama.peak, 1)  # at 100 %
-    needed = days(v3.params, v3.tokens, 1, v3.peak, 1) * 24
-    size = days(gpt3.params, gpt3.tokens, 1, 1, 1) * 86_400
-    yield "GPT-3: FLOPs", 3.14e23, size, "table D.1"
-    size = days(big.params, big.tokens, 1, 1, 1) * 86_400
-    yield "Llama 3 405B: FLOPs", 3.8e25, size, "§1"
-    yield (
-        "LLaMA-65B: days",
-        llama.gpu_hours / llama.gpus / 24,
-        lasted / 0.476,
-        "table 15, at 47.6 %",
-    )
-    speed = tokens_per_second_per_gpu(llama.params, llama.peak, 0.476)
-    yield "LLaMA-65B: tokens/s/GPU", 380, speed, "§2.4, at 47.6 %"
-    yield "DeepSeek-V3: GPU hours", v3.gpu_hours, needed / 0.346, "table 1, at 34.6 % of bf16"
-    yield "DeepSeek-V3: GPU hours", v3.gpu_hours, needed / 2 / 0.173, "the same, 17.3 % of fp8"
-
-
 def compared_with_papers():
-    print(f"{'':24} {'published':>12} {'yours':>12}  ratio")
-    for what, published, yours, where in audit():
-        print(f"{what:24} {published:12.5g} {yours:12.5g}  {yours / published:5.2f}   {where}")
+    by_name = {run.name: run for run in RUNS}
+    for name, published in (("GPT-3", 3.14e23), ("Llama-3-405B", 3.8e25)):
+        run = by_name[name]
+        flops = days(run.params, run.tokens, 1, 1, 1) * 86_400
+        print(f"{name:13} FLOPs: published {published:.3g}, yours {flops:.3g}")
+    llama, v3 = by_name["LLaMA-65B"], by_name["DeepSeek-V3"]
+    mfu = {
+        run.name: days(run.params, run.tokens, run.gpus, run.peak, 1)
+        / (run.gpu_hours / run.gpus / 24)
+        for run in (llama, v3)
+    }
+    print(f"{llama.name:13} MFU by its days   {mfu[llama.name]:6.1%}")
+    speed = tokens_per_second_per_gpu(llama.params, llama.peak, 1)
+    print(f"{llama.name:13} MFU by its speed  {380 / speed:6.1%}, from 380 tokens/s/GPU")
+    print(f"{v3.name:13} MFU by its days   {mfu[v3.name]:6.1%} of the peak of bf16")
+    print(f"{v3.name:13}                   {mfu[v3.name] / 2:6.1%} of the peak of fp8")
     taken = days(405e9, 15.6e12, 16_384, 400e12, 1)
     print(f"Llama 3 405B at the published 400 TFLOP/s on 16,384 GPUs: {taken:.0f} days at least")
 
@@ -1355,15 +1272,44 @@ def compared_with_papers():
 tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
-# So LLaMA-65B trained at 47.6 % of the peak, by its days as well as by its speed. DeepSeek-V3 multiplies in
-# fp8. (A token meets 37B of its 671B parameters, and these are N.) If you divide by the peak of bf16, it
+# So LLaMA-65B trained at nearly 48 % of the peak, by its days as well as by its speed. DeepSeek-V3 multiplies
+# in fp8. (A token meets 37B of its 671B parameters, and these are N.) If you divide by the peak of bf16, it
 # reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
 #
-# **Now the paper that every plan cites.** Chinchilla has 70B parameters and 1.4T tokens, 20 tokens per
-# parameter, and is said to be compute-optimal for Gopher's budget. Put the law its paper prints into your
-# function:
+# **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
+# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
+# `tokens_per_second_per_gpu`, with a clock. Look up which peak and which N they take.
+#
+# ### How large? *(optional)*
+#
+# Chinchilla (Hoffmann et al. 2022) is the paper that every plan cites. It has 70B parameters and 1.4T tokens,
+# 20 tokens per parameter, and is said to be compute-optimal for Gopher's budget, 5.76e23 FLOPs. Here is the
+# loss along the line 6 N D = C for this budget by two laws. One is the law its paper prints, and the other is a
+# second fit of the same data by Besiroglu et al. (2024). Above the picture, your function gives the lowest
+# point of each law.
+
 
 # %% tags=["skip-in-grading"]
+def along_the_budget():
+    sizes = [10 ** (9.5 + 0.05 * k) for k in range(51)]
+    figure = picture(7.2, 2.9)
+    axes = figure.subplots()
+    for name, colour, style in (("printed", BACKWARD, "--"), ("replication", FORWARD, "-")):
+        law = LAWS[name]
+        losses = [law_loss(n, CHINCHILLA / 6 / n, law) for n in sizes]
+        best = min(range(len(sizes)), key=losses.__getitem__)
+        axes.plot([n / 1e9 for n in sizes], losses, style, color=colour, label=name)
+        axes.plot(sizes[best] / 1e9, losses[best], "v", color=colour)
+    axes.axvline(70, color=QUIET, linestyle=":", linewidth=1)
+    axes.text(73, 2.06, "Chinchilla, 70B", fontsize=8, color=QUIET)
+    axes.set(xscale="log", xlabel="parameters, in billions", ylabel="loss that the law predicts")
+    axes.set_xticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
+    axes.minorticks_off()
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 for name, law in LAWS.items():
     if best := said(compute_optimal, CHINCHILLA, law):
         n, d = best
@@ -1371,6 +1317,7 @@ for name, law in LAWS.items():
         print(
             f"{name:12} {exponents:20} {n / 1e9:5.1f}B, {d / 1e12:.2f}T tokens: {d / n:5.1f} a parameter"
         )
+along_the_budget()
 
 # %% [markdown]
 # 32B and 93 tokens per parameter mean that the printed law contradicts the model of its own paper. But your
@@ -1413,18 +1360,6 @@ tried(laws_and_models, compute_optimal)
 # %% [markdown]
 # A model below a line is smaller than the law says and has seen more tokens. Llama-3-8B is far below on
 # purpose, because a small model costs less each time it is *used*, but the law knows only training.
-#
-# **Break it.** A data sheet prints 1,979 TFLOP/s for an H100 in bf16, "with sparsity". Put it into the
-# denominator, and the same 400 TFLOP/s of Llama 3 are:
-
-# %% tags=["skip-in-grading"]
-for peak_flops, what in ((H100.flops, "dense"), (2 * H100.flops, "sparse")):
-    print(f"{400e12 / peak_flops:.0%} of the {what} peak")
-
-# %% [markdown]
-# **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
-# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
-# `tokens_per_second_per_gpu`, with a clock. Look up which peak and which N they take.
 #
 # <details><summary>In the lectures</summary>The errors in the plan of §8 come from recipe 2 in
 # lecture 001.</details>
@@ -1498,11 +1433,12 @@ def first_that_fits(
     config: GPTConfig, gpus: int, room: float, batch: int, seq: int
 ) -> tuple[int, bool] | None:
     """The cheapest layout (stage, checkpoint) whose bill is at most `room` on each of the GPUs."""
+    count = sum(parameters(config).values())
     ### BEGIN SOLUTION
-    parts = parameters(config)
-    count = sum(parts.values())
-    norms_of_block = 2 * parts["norms"] // (2 * config.layers + 1)
-    block = (parts["attention"] + parts["mlp"]) // config.layers + norms_of_block
+    block = (
+        sum(parameters(replace(config, layers=2)).values())
+        - sum(parameters(replace(config, layers=1)).values())
+    )  # fmt: skip
     for checkpoint in (False, True):
         kept = activation_bytes(config, batch, seq, checkpoint=checkpoint)
         kept += 6 * batch * seq * config.vocab_size
@@ -1534,19 +1470,17 @@ report = check("01_why_distribute/first_that_fits", first_that_fits, cases="hidd
 ### END HIDDEN TESTS
 report.points(8)
 
-# %% tags=["skip-in-grading"]
+# %% [markdown]
+# **Measure: the map.** The cell answers the prediction, and then draws models against GPUs, coloured by your
+# own answers, for 70 GB of room and one sequence of 4,096 tokens on each GPU. Blue is without checkpointing,
+# orange with it, and white is None. In a live notebook, sliders change the room and the tokens. (Your formula
+# counts the activations of GPT-2's parts. But LLaMA's parts keep half as much again, 24.3 GB instead of 16.1
+# for Llama-3-8B, so the rows of LLaMA models are too friendly.)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 for gpus in (8, 1):
     layout = said(first_that_fits, GPT_7B, gpus, 80e9, 4, 2048)
     print(f"6.7B on {gpus} GPU{'s' if gpus > 1 else ''}, as in the picture: {layout}")
-
-# %% [markdown]
-# **Measure: the map.** The cell draws models against GPUs, coloured by your own answers, for 70 GB of room
-# and one sequence of 4,096 tokens on each GPU. Blue is without checkpointing, orange with it, and white is
-# None. In a live notebook, sliders change the room and the tokens. (Your formula counts the activations of
-# GPT-2's parts. But LLaMA's parts keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B, so the
-# rows of LLaMA models are too friendly.)
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 drawn = tried(lambda: strategy_map(first_that_fits), first_that_fits)
 drawn
 
@@ -1566,44 +1500,11 @@ drawn
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.calculator import calculator
 
-calculator(measured=timeline)
+calculator(measured=globals().get("timeline"))  # of §3, if it has run
 
 # %% [markdown]
 # With stage 3 two sequences fit, in 71.7 of the 80 GB. Three need 99, and stages 0 to 2 have room for one at
 # most.
-#
-# How much do replicas save? Train the small model on one rank, and then as two replicas, with half of the
-# batch each:
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def one_replica(batch):
-    """One step of AdamW: the FLOPs and the peak of this rank,
-    and the bytes of its model states after it."""
-    torch.manual_seed(0)
-    model = GPT(SMALL).to(device())
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    tokens = torch.randint(256, (batch, 256), device=device())
-    with costs(*model.parameters(), tokens) as spent:
-        next_token_loss(model(tokens), tokens).backward()
-        optimizer.step()
-    return spent, sum(planning.held_bytes(model, optimizer).values())
-
-
-alone = launch(one_replica, 4, world_size=1)
-pair = launch(one_replica, 2, world_size=2)
-for name, run in {"one rank, 4 sequences": alone, "two replicas, 2 sequences each": pair}.items():
-    cells = [
-        f"{spent.flops / 1e9:.2f} GFLOP, states {states / 1e6:.1f} MB, peak {spent.peak_bytes / 1e6:.1f} MB"
-        for spent, states in run
-    ]
-    print(f"{name}: " + " | ".join(cells))
-
-# %% [markdown]
-# Each replica does half of the arithmetic of forward and backward, so it needs half of the time for them. But
-# it holds all of the states again, so two replicas hold twice the states of one. (They would also have to
-# agree on their gradients, as in notebook 03, but here they do not.) Activations are halved because each has
-# half of the sequences.
 #
 # **Break it.** Plan with all of the 80 GB that the name of the card promises. How many answers of the map
 # would be different with 70?
@@ -1634,24 +1535,9 @@ tried(changed_answers, first_that_fits) if drawn else None
 # `torch.cuda.mem_get_info()` gives the free bytes of the whole GPU.
 #
 # **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
-# 70B with ZeRO-2" (stage 2). Ask your map instead. The cell lists the models with an answer for a single GPU,
-# and those for which stage 2 without checkpointing is ever the cheapest.
-
-
-# %% tags=["skip-in-grading"]
-def advice_of_the_map():
-    for label, row in zip(drawn.labels, drawn.answers(80e9, 4096), strict=True):
-        stage_2 = [
-            gpus for gpus, answer in zip(drawn.gpus, row, strict=True) if answer == (2, False)
-        ]
-        print(f"{label:22} one GPU: {row[0]!s:10} stage 2 on {stage_2 or 'no number of'} GPUs")
-
-
-tried(advice_of_the_map, first_that_fits) if drawn else None
-
-# %% [markdown]
-# At 16 bytes per parameter, 80 GB hold 5B at most, with no byte left for activations. And ZeRO-2 keeps 2P on
-# every GPU, which is 140 GB for 70B. So the size of the model alone does not decide.
+# 70B with ZeRO-2" (stage 2). Ask your map instead. At 16 bytes per parameter, 80 GB hold
+# 5B at most, with no byte left for activations. And ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. So
+# the size of the model alone does not decide.
 #
 # <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
 # a 7B model on one GPU needs 112 GB.</details>
@@ -1877,20 +1763,50 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 # Each notebook ends with the same three criteria, measured in the ranks. They are redundant computation
 # (FLOPs of all ranks over the FLOPs of one), the peak of memory on a rank, and the bytes a rank sends. This
 # notebook has the row with which all others are compared. M is the 4P bytes of the parameters.
+#
+# How much do replicas save? Above the table, the cell trains the small model on one rank, and then as two
+# replicas, with half of the batch each.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def one_rank():
-    return one_replica(4)[0]
+def one_replica(batch):
+    """One step of AdamW: the FLOPs and the peak of this rank,
+    and the bytes of its model states after it."""
+    torch.manual_seed(0)
+    model = GPT(SMALL).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    tokens = torch.randint(256, (batch, 256), device=device())
+    with costs(*model.parameters(), tokens) as spent:
+        next_token_loss(model(tokens), tokens).backward()
+        optimizer.step()
+    return spent, sum(planning.held_bytes(model, optimizer).values())
 
 
-run = launch(one_rank, world_size=1)
+def of_rank(batch):
+    return one_replica(batch)[0]
+
+
+for name, run in {
+    "one rank, 4 sequences": launch(one_replica, 4, world_size=1),
+    "two replicas, 2 sequences each": launch(one_replica, 2, world_size=2),
+}.items():
+    cells = [
+        f"{spent.flops / 1e9:.2f} GFLOP, states {states / 1e6:.1f} MB, peak {spent.peak_bytes / 1e6:.1f} MB"
+        for spent, states in run
+    ]
+    print(f"{name}: " + " | ".join(cells))
+alone = launch(of_rank, 4, world_size=1)
 count = sum(param.numel() for param in GPT(SMALL).parameters())
-scorecard({"one rank": run}, unit=4 * count, flops_alone=run[0].flops)
+scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
 
 # %% [markdown]
 # Nothing is computed twice, nothing is sent, and everything is in one memory, with 4 M of states and the
 # activations. Most strategies of this course make the middle column smaller but pay with another one.
+#
+# Each replica does half of the arithmetic of forward and backward, so it needs half of the time for them. But
+# it holds all of the states again, so two replicas hold twice the states of one. (They would also have to
+# agree on their gradients, as in notebook 03, but here they do not.) Activations are halved because each has
+# half of the sequences.
 #
 # **You have built** the instruments that say, before anything runs, how many parameters, FLOPs, bytes and
 # days a plan needs, and a meter that agrees with your formula of the activations to the byte.

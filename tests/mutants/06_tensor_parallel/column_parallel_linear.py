@@ -178,7 +178,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: a view of the whole weight
 # is: idea
-# says: a slice is a view
+# says: A slice is a view
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
 +        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank])
@@ -324,7 +324,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: counts ranks in the whole world
 # is: slip
-# says: of the group
+# says: in the group
 # base: what the wrong ones change
 -        rank, n = dist.get_rank(group), dist.get_world_size(group)
 +        rank, n = dist.get_rank(), dist.get_world_size()

@@ -340,7 +340,7 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: a view of the whole out
 # is: idea
-# says: a slice is a view
+# says: A slice is a view
 # base: what the wrong ones change
 -        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
 +        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank])

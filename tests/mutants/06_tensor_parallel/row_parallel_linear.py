@@ -270,7 +270,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: a view of the whole weight
 # is: idea
-# says: a slice is a view
+# says: A slice is a view
 # base: what the wrong ones change
 -        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
 +        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank])

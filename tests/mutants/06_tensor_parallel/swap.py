@@ -118,7 +118,7 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: nothing is said backward
 # is: slip
-# says: its gradient is summed over the ranks
+# says: sum the input's gradient over the ranks
 # base: what the wrong ones change
 -class Enter(torch.autograd.Function):
 -    @staticmethod

@@ -40,7 +40,7 @@ answer_5 = 3.66
 
 # %% wrong: FLOPs of forward
 # is: slip
-# says: forward alone
+# says: only forward
 answer_1 = (747, 25.8)
 answer_2 = 235
 answer_3 = (4, "AdamW")
