@@ -90,9 +90,9 @@ def traffic(
             if where == name and name not in sent:
                 axes.plot(guess / 1e6, -place, "x", color=ALARM, markersize=8)
     for first in dict.fromkeys(axis.split("+")[0] for axis in shown):
-        # An empty list of bars has a place in the legend, and none in the picture.
+        # A bar without length and height has a place in the legend, and none in the picture.
         axes.barh(
-            [], [], color=axis_colour(first), hatch=axis_hatch(first, legend=True), edgecolor=INK,
+            0, 0, 0, color=axis_colour(first), hatch=axis_hatch(first, legend=True), edgecolor=INK,
             linewidth=0.5, label=", ".join(axis for axis in shown if axis.split("+")[0] == first),
         )  # fmt: skip
     if predicted:
