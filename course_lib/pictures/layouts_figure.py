@@ -89,16 +89,17 @@ def traffic(
         for (where, _), guess in predicted.items():
             if where == name and name not in sent:
                 axes.plot(guess / 1e6, -place, "x", color=ALARM, markersize=8)
-    for axis in shown:
-        first = axis.split("+")[0]
-        axes.bar(
-            0, 0, color=axis_colour(first), hatch=axis_hatch(first, legend=True), label=axis,
-            edgecolor=INK, linewidth=0.5,
+    for first in dict.fromkeys(axis.split("+")[0] for axis in shown):
+        # A bar without length and height has a place in the legend, and none in the picture.
+        axes.barh(
+            0, 0, 0, color=axis_colour(first), hatch=axis_hatch(first, legend=True), edgecolor=INK,
+            linewidth=0.5, label=", ".join(axis for axis in shown if axis.split("+")[0] == first),
         )  # fmt: skip
     if predicted:
         axes.plot([], [], "x", color=ALARM, label="your prediction")
     axes.legend(fontsize=SMALL, frameon=False, loc="lower right")
     axes.set_yticks([-place for place in range(len(names))], names, size=SMALL)
+    axes.set_xlim(left=0)
     axes.set_xlabel("MB that rank 0 sends in a step", size=SMALL)
     _plain(axes)
     return figure
@@ -141,6 +142,9 @@ def field(
             arrow = {"arrowstyle": "->", "color": QUIET, "shrinkA": 6, "shrinkB": 6, "alpha": 0.6}
             axes.annotate("", places[end], places[start], arrowprops=arrow)
     axes.set_ylim(bottom=0), axes.margins(x=0.18)
+    axes.set_xlim(
+        left=-0.04 * axes.get_xlim()[1]
+    )  # room for a point at 0 bytes, and no tick below 0
     axes.set_xlabel("MB that rank 0 sends in a step", size=SMALL)
     axes.set_ylabel("MB at the peak of rank 0's memory", size=SMALL)
     _plain(axes)

@@ -50,6 +50,11 @@ def held_state(step: Built) -> Pieces:
     its start, so that there is something to load into: the next step is the one that it would have made
     anyway. Nothing is sent.
     """
+    if isinstance(step.optimizer, tuple):
+        raise TypeError(
+            "`step.optimizer` is a pair (class, options), and not an optimizer. In make_step, call the "
+            "optimizer that you make `optimizer`."
+        )
     inner = [
         replace(stage, module=stage.module.module)
         if isinstance(stage.module, Zero3Module)

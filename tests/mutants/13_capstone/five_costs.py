@@ -182,3 +182,93 @@ tp_bytes = 18 * (2 * 3 / 4) * 8 * 128 * 128 * 4
 pp_bytes = 4 * 3 * (2 * 128 * 128 * 4)
 dp_bytes = 2 * (1 / 2) * 4 * 233_600
 held = torch.tensor((2 * 198_272 + 49_152) // 4)
+
+
+# %% wrong: four microbatches with ZeRO-3
+# is: slip
+# says: it has two microbatches
+zero_3_bytes = 4 * 3 * 3 / 4 * 4 * 875_264
+tp_bytes = 14_174_208
+pp_bytes = 1_572_864
+dp_bytes = 934_400
+held = 111_424
+
+
+# %% wrong: elements with ZeRO-3
+# is: slip
+# says: the 4 bytes of a float32 are missing
+zero_3_bytes = 6 * 3 / 4 * 875_264
+tp_bytes = 14_174_208
+pp_bytes = 1_572_864
+dp_bytes = 934_400
+held = 111_424
+
+
+# %% wrong: an all-reduce along tp without its factor 2
+# is: slip
+# says: sends 2 . 3/4 of its bytes
+zero_3_bytes = 15_754_752
+tp_bytes = 18 * 3 / 4 * 8 * 128 * 128 * 4
+pp_bytes = 1_572_864
+dp_bytes = 934_400
+held = 111_424
+
+
+# %% wrong: elements along tp
+# is: slip
+# says: A float32 has 4 bytes
+zero_3_bytes = 15_754_752
+tp_bytes = 18 * 3 / 2 * 8 * 128 * 128
+pp_bytes = 1_572_864
+dp_bytes = 934_400
+held = 111_424
+
+
+# %% wrong: two microbatches along pp
+# is: slip
+# says: There are four microbatches of 2 rows
+zero_3_bytes = 15_754_752
+tp_bytes = 14_174_208
+pp_bytes = 2 * 3 * 2 * 128 * 128 * 4
+dp_bytes = 934_400
+held = 111_424
+
+
+# %% wrong: elements along pp
+# is: slip
+# says: a float32 has 4 bytes
+zero_3_bytes = 15_754_752
+tp_bytes = 14_174_208
+pp_bytes = 4 * 3 * 2 * 128 * 128
+dp_bytes = 934_400
+held = 111_424
+
+
+# %% wrong: an all-reduce over dp without its factor 2
+# is: slip
+# says: sends 2 . 1/2 of its bytes
+zero_3_bytes = 15_754_752
+tp_bytes = 14_174_208
+pp_bytes = 1_572_864
+dp_bytes = 1 / 2 * 4 * 233_600
+held = 111_424
+
+
+# %% wrong: twice the bytes over dp
+# is: slip
+# says: sends 2 . 1/2 of its bytes
+zero_3_bytes = 15_754_752
+tp_bytes = 14_174_208
+pp_bytes = 1_572_864
+dp_bytes = 2 * 4 * 233_600
+held = 111_424
+
+
+# %% wrong: elements over dp
+# is: slip
+# says: That is in elements
+zero_3_bytes = 15_754_752
+tp_bytes = 14_174_208
+pp_bytes = 1_572_864
+dp_bytes = 2 * 1 / 2 * 233_600
+held = 111_424

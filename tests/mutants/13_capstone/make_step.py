@@ -429,3 +429,19 @@ def make_step(config, layout, mesh, batch_size, lr):
 # base: a page
 -        total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
 +        total = torch.tensor(float(sum(losses.values())), dtype=torch.float32, device=mesh.device)
+
+
+# %% wrong: the keys of the losses are added up
+# is: slip
+# says: sum.losses. adds up its keys
+# base: a page
+-        total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
++        total = torch.tensor(float(sum(losses)), dtype=torch.float64)
+
+
+# %% wrong: another name than the stub's last line reads
+# is: form
+# says: The stub.s last lines read
+# base: a page
+-    def step(inputs, targets):
++    def one_step(inputs, targets):

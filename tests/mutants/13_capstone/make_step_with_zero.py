@@ -404,3 +404,12 @@ def make_step(config, layout, mesh, batch_size, lr):
 @@
 -    n = layout.replicas if layout.zero else 1
 +    n = 1
+
+
+# %% wrong: only .grad is cleared, and ZeRO-2 keeps its sum elsewhere
+# is: slip
+# says: call the optimizer.s .zero_grad.
+# base: a page
+-        optimizer.zero_grad()
++        for param in params:
++            param.grad = None

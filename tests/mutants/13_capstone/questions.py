@@ -62,3 +62,10 @@ answer_2 = "c"
 # says: has no whole gradients to add up in
 answer_1 = 7 / 23
 answer_2 = "d"
+
+
+# %% wrong: in percent
+# is: slip
+# says: The share is in percent
+answer_1 = 30.4
+answer_2 = "b"

@@ -364,3 +364,34 @@ def smallest_failing(sizes, fails):
             else:
                 layout[axis] = before
     return {axis: size for axis, size in layout.items() if size > 1}
+
+
+# %% wrong: axes of size 1 are set to 1 again
+# is: form
+# says: It asks about the same layouts again and again
+def smallest_failing(sizes, fails):
+    left = dict(sizes)
+    if not fails(dict(left)):
+        raise ValueError("sizes do not fail")
+    again = True
+    while again:
+        again = False
+        for axis in sizes:
+            smaller = {**left, axis: 1}
+            if fails(smaller):
+                left, again = smaller, True
+    return {axis: size for axis, size in left.items() if size > 1}
+
+
+# %% wrong: assert in place of ValueError
+# is: form
+# says: so raise ValueError
+def smallest_failing(sizes, fails):
+    assert fails(dict(sizes))
+    left, again = dict(sizes), True
+    while again:
+        again = False
+        for axis in sizes:
+            if left[axis] > 1 and fails({**left, axis: 1}):
+                left, again = {**left, axis: 1}, True
+    return {axis: size for axis, size in left.items() if size > 1}

@@ -334,3 +334,37 @@ def train(make, batches, steps, disk, every):
             KEPT["losses"] = list(losses)
             KEPT["pieces"] = {name: tensor.clone() for name, (tensor, _) in held().items()}
     return losses
+
+
+# %% wrong: the checkpoint is loaded before there is a run
+# is: slip
+# says: Give it those that .held... returns
+# base: what the wrong ones change
+-    step, held = make()
+-    losses = load_run(disk, held())
++    losses = load_run(disk, {})
++    step, held = make()
+
+
+# %% wrong: one step too many
+# is: slip
+# says: That is one step too many
+# base: what the wrong ones change
+-    while len(losses) < steps:
++    while len(losses) <= steps:
+
+
+# %% wrong: the batch as one argument
+# is: form
+# says: .step. takes them as two arguments
+# base: what the wrong ones change
+-        losses.append(step(*batches(len(losses))))
++        losses.append(step(batches(len(losses))))
+
+
+# %% wrong: the arguments of save_run exchanged
+# is: form
+# says: in the order save_run
+# base: what the wrong ones change
+-            save_run(disk, losses, held())
++            save_run(disk, held(), losses)

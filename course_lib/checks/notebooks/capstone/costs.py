@@ -23,6 +23,7 @@ STREAM = ROWS * MODEL.context * MODEL.width * FLOAT  # bytes of an activation of
 TOLERANCE = 0.004
 
 DP_TP = Layout({"dp": 2, "tp": 4}, microbatch=4, recompute="none")
+RANK = layout_costs(MODEL, DP_TP, ROWS)["dp"] / FLOAT  # parameters of a rank of tp 4
 PP_ZERO = Layout({"pp": 2, "dp": 4}, microbatch=1, zero=3, recompute="none")
 
 
@@ -49,6 +50,7 @@ class Asked:
             units[size / factor] = f"That is in {name}, and {unit}"
         units[2 * size] = "A float32 has 4 bytes, and not 8."
         units[size / 2] = "A float32 has 4 bytes, and not 2."
+        units[size / FLOAT] = f"That is in elements, and {unit} A float32 has 4 bytes."
         merged = dict(self.slips)  # the first that fits is told
         for wrong, says in units.items():
             merged.setdefault(wrong, says)
@@ -77,7 +79,10 @@ QUESTIONS: Mapping[str, Asked] = {
             gathers(4, 5): "The gradients are scattered after each microbatch, too, since no rank has room "
             "for whole ones.",
             FLOAT * 6 * PARAMS: SHARE,
-            gathers(4, 6) / 4: "A rank holds a quarter, but it sends its quarter to three others.",
+            gathers(4, 12): "That is twice as much. A replica reads 2 of the 8 rows, so it has two "
+            "microbatches.",
+            gathers(4, 6) / 4: "That is a quarter of it. Either the 4 bytes of a float32 are missing, or you "
+            "divided by the ranks. A rank holds a quarter, but it sends its quarter to three others.",
         },
         "Count the gathers and scatters of one microbatch, and then the microbatches of a replica.",
     ),
@@ -86,17 +91,18 @@ QUESTIONS: Mapping[str, Asked] = {
         {
             16 * SUMS: "Those are the layers. The embedding's rows are summed as well, and so is the "
             "gradient of the head's input.",
-            17 * SUMS: "Beside the layers there are two sums: the embedding's rows in forward, and the "
-            "gradient of the head's input in backward.",
+            17 * SUMS: "In addition to the layers there are two sums: the embedding's rows in forward, and "
+            "the gradient of the head's input in backward.",
             8 * SUMS: "A layer has two sums in forward and two in backward: four.",
-            9 * SUMS: "Backward has as many sums as forward.",
+            9 * SUMS: "That is half of it. Backward has as many sums as forward, and an all-reduce over "
+            "4 ranks sends 2 * 3/4 of its bytes.",
             10 * SUMS: "A layer has two sums in forward and two in backward: four.",
             18 * STREAM: "An all-reduce over 4 ranks sends 2 * 3/4 of its bytes, and not all of them.",
             36 * STREAM: "An all-reduce over 4 ranks sends 2 * 3/4 of its bytes, and not twice all.",
             9 * SUMS / 2: "tp does not divide the activations that are summed: each rank has a term of all "
             "of them.",
-            18 * SUMS / 4: "tp does not divide the activations that are summed: each rank has a term of all "
-            "of them.",
+            18 * SUMS / 4: "That is a quarter of it. A float32 has 4 bytes, and tp does not divide the "
+            "activations that are summed, because each rank has a term of all of them.",
             18 * SUMS / ROWS: "One rank of tp reads all 8 rows.",
         },
         "Count the sums of one layer in both directions, the layers, and the sums before and after them.",
@@ -110,7 +116,10 @@ QUESTIONS: Mapping[str, Asked] = {
             4 * STREAM: "Its first stage has no stage before it, so no gradient leaves from there.",
             6 * STREAM: "Of each microbatch rank 0 sends two activations and one gradient.",
             12 * STREAM: "A message holds one microbatch of 2 rows, and not all 8.",
-            3 * STREAM / 4: "That is one microbatch. There are four of them.",
+            3 * STREAM / 2: "That is half of it. There are four microbatches of 2 rows, and a float32 has 4 "
+            "bytes.",
+            3 * STREAM / 4: "That is a quarter of it. There are four microbatches, and a float32 has 4 "
+            "bytes.",
         },
         "List the messages of one microbatch that leave the two stages of rank 0, and count microbatches.",
     ),
@@ -122,6 +131,9 @@ QUESTIONS: Mapping[str, Asked] = {
             "table of positions are whole on each rank.",
             gathers(8, 2): "Only the 2 ranks of dp sum a gradient, and each has about a quarter of it.",
             gathers(8, 2, PARAMS / 4): "Only the 2 ranks of dp sum a gradient. Those of tp hold other parts.",
+            gathers(2, 1, RANK): "That is half of it. An all-reduce over 2 ranks sends 2 * 1/2 of its bytes.",
+            gathers(2, 4, RANK): "That is twice as much. An all-reduce over 2 ranks sends 2 * 1/2 of its "
+            "bytes.",
             gathers(2, 2, PARAMS / 8): "dp does not cut the parameters: both replicas have all.",
         },
         "Sum the parameters of one rank of tp, cut and whole ones, and take an all-reduce over 2.",
@@ -134,7 +146,7 @@ QUESTIONS: Mapping[str, Asked] = {
             PARAMS / 8: "The two stages are not equal: stage 0 has both tables and no head.",
             PARAMS / 4: "That is without pp: rank 0 has two of four layers.",
             PARAMS / 2: "Two stages are not equally large, and ZeRO-3 shards over 4 replicas.",
-            2 * LAYER / 4: "Beside its two layers, stage 0 has the embeddings of tokens and places.",
+            2 * LAYER / 4: "In addition to its two layers, stage 0 has the tables of tokens and positions.",
             (2 * LAYER + HEAD) / 4: "That is the last stage, or the first without its table of positions. "
             "Rank 0 is on the first.",
             (2 * LAYER + TABLES + HEAD) / 4: "Stage 0 has no head, and no last norm.",

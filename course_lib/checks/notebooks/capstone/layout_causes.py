@@ -45,6 +45,11 @@ CUT_STOOD_STILL = (
     "optimizer after it."
 )
 ADD_UP = "Gradients of the steps before are still there: clear them in each step."
+ADD_UP_2 = (
+    "Gradients of the steps before are still there: clear them in each step. ZeRO-2 keeps its sum outside "
+    "`.grad`, so call the optimizer's `zero_grad`."
+)
+KEYS = "`losses` is a dict, so sum(losses) adds up its keys. Add up its values."
 OTHER_RATE = "The optimizer's rate is the argument `lr`."
 UNKNOWN_FIRST = (
     "No parameter has moved yet. So look at the model's seed, at the rows that are read, and at the number "
@@ -167,6 +172,9 @@ class Losses:
             return Cause(ROWS_BY_RANK, sees) if (sees := self.record.rows_by_rank()) else Cause()
         if self.after:
             return Cause(AFTER)
+        keys = sum(range(run.m)) * (run.n if self.run.layout.pp == 1 else 1)
+        if keys and all(first in (keys, keys / run.n) for first in self.of_step(0)):
+            return Cause(KEYS)
         if (cause := self.of_weights()).says:
             return cause
         if all_near(self.returned[0][:1], run.way(Way(seed=BEFORE)).losses[:1]):
@@ -223,7 +231,7 @@ class Losses:
         if run.layout.tp > 1 and went(Way(still="cut")):
             return Cause(CUT_STOOD_STILL)
         if went(Way(again=1.0), Way(again=float(run.n)), Way(again=1 / run.n)):
-            return Cause(ADD_UP)
+            return Cause(ADD_UP_2 if run.layout.zero == 2 else ADD_UP)
         if went(Way(momentum=0.0)):
             return Cause(MOMENTUM)
         if went(*(Way(times=rate / RATE) for rate in (1.0, 0.1, 0.01, 1e-3))):

@@ -24,6 +24,7 @@ FROM_0 = (
 )
 LOST = "The losses of the earlier calls are missing. Go on with the list that load_run returns."
 MORE = "`steps` counts from the start of the run, and not from the restart."
+ONE_MORE = "That is one step too many. The run is finished as soon as it has `steps` losses."
 IGNORED = (
     "load_run was called, and the run began with step 0 all the same. It returns the losses of the steps "
     "that are finished already."
@@ -52,9 +53,16 @@ IN_THE_STEP = (
     "The save came after the kill. A step that was cut off may have changed its tensors, and its loss is not "
     "there yet."
 )
+NOT_ITS_PIECES = (
+    "load_run fills the pieces it is given. Give it those that `held()` returns for the run you have just "
+    "made."
+)
+PAIR = "`batches(number)` returns inputs and targets, and `step` takes them as two arguments."
+ORDER = "Give the arguments in the order save_run(disk, losses, pieces)."
 CALL_HELD = "`held` is a function. Give load_run and save_run what it returns: held()."
 NO_STEP = "The run is finished, so nothing is left to do: load it, and return its losses."
 IN_MEMORY = "A process that is killed loses its memory. Load the newest checkpoint right after `make`."
+SIGNS = {"function": CALL_HELD, "'targets'": PAIR, "'list' object is not a mapping": ORDER}  # in an error
 IDEAS = (NEVER, IGNORED, ONLY_LAST, NEVER_SAVED)
 
 
@@ -89,6 +97,19 @@ class Call:
         """Whether it read a file before the first step, as every load does."""
         return self.before_the_first_step("read")
 
+    @property
+    def loaded_its_pieces(self) -> bool:
+        """Whether it asked for the run's pieces before it read the first file."""
+        kinds = [event for event, _ in self.reply.events]
+        return "read" not in kinds or "held" in kinds[: kinds.index("read")]
+
+    @property
+    def one_more(self) -> bool:
+        """Whether it did one step more than were left, and not all steps of the run."""
+        done, losses = self.count("stepped"), self.reply.losses
+        goes = losses is not None and len(losses) == self.due + done == self.script.steps + 1
+        return goes and done != self.script.steps
+
     def before_the_first_step(self, what: str) -> bool:
         kinds = [event for event, _ in self.reply.events]
         steps = kinds.index("stepped") if "stepped" in kinds else len(kinds)
@@ -107,6 +128,8 @@ class Call:
 
     def begun_anew(self) -> str:
         """The usual cause of steps that were done again; "" if there is none."""
+        if self.one_more:
+            return ONE_MORE
         if self.goes_beyond:
             return MORE
         if not self.resumed:
@@ -157,7 +180,7 @@ def broken(call: Call) -> kit.Finding | None:
         said = kit.Sentence(
             f"train raised {error}: {text}".rstrip(": ") + ".", f"train raised {kit.error_kind(error)}."
         )
-        hint = CALL_HELD if "function" in text else ""
+        hint = next((says for sign, says in SIGNS.items() if sign in text), "")
         return kit.wrong(said, kit.at(place) if place else "", hint, cause=f"raised {error} {hint}")
     if call.endless:
         return kit.wrong("train had no end.", WENT_ON if reply.after else "", cause="no end")
@@ -209,12 +232,14 @@ def why(call: Call) -> str:
     losses, batches = call.reply.losses or [], call.numbers("batch")
     if call.count("made") > 1:
         return AGAIN
-    if call.goes_beyond or (call.due and not (call.resumed and call.looked_first)):
+    if call.one_more or call.goes_beyond or (call.due and not (call.resumed and call.looked_first)):
         return call.begun_anew()
     if call.due and batches and batches[0] == 0:
         return FROM_0
     if call.due and len(losses) < len(call.expected):
         return LOST
+    if call.due and not call.loaded_its_pieces:
+        return NOT_ITS_PIECES
     if call.count("saved") and call.count("held") < 1 + call.count("saved"):
         return STALE
     return ""
@@ -234,7 +259,7 @@ def repeated(call: Call) -> kit.Finding:
         f"called again, train did {words.counted(done, 'step')}; {left} of {call.script.steps} were left.",
         "called again, train did another number of steps than were left.",
     )
-    cause = call.begun_anew() if call.due else ""
+    cause = call.begun_anew() if call.due or call.one_more else ""
     return kit.wrong(said, cause, cause=cause or "steps", misses_point=cause in IDEAS)
 
 

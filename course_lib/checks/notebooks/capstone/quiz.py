@@ -17,6 +17,7 @@ SHARES = {
     STAGES / (M + STAGES): "The share is for eight idle moments. The last of p stages begins after p - 1 "
     "forwards.",
     M / (M + STAGES - 1): "The share is the busy one.",
+    100 * BUBBLE: "The share is in percent. Write it as a number between 0 and 1.",
     (REPLICAS - 1) / (M + REPLICAS - 1): "The share is for a pipeline over the 16 replicas. Only the stages "
     "wait for each other.",
 }

@@ -28,6 +28,10 @@ TOGETHER = (
 )
 OTHERS = "These are the axes that can be set to 1. Return the other ones."
 STOPPED = "Go on until no axis of the rest can be set to 1."
+IN_CIRCLES = (
+    "It asks about the same layouts again and again. An axis that is 1 already is no progress, so skip it, "
+    "and end as soon as a whole round removes no axis."
+)
 KEEP = "Set an axis to 1 for good only if the layout still fails then."
 ONE_RANK = "If even one rank fails, the layout is not to blame, and the result is {}."
 EVERY_AXIS = "Give `fails` all axes in the order of `sizes`, those that are left out with the size 1."
@@ -123,7 +127,8 @@ class Account:
             said = f"`fails` was given a value of type {reply.no_sizes}."
             return kit.wrong(kit.Sentence(said, "`fails` was given no sizes."), EVERY_AXIS, cause="no sizes")
         if reply.endless:
-            return kit.wrong(f"the search had no end after {MOST} calls of `fails`.", STOPPED)
+            hint = IN_CIRCLES if self.in_circles() else STOPPED
+            return kit.wrong(f"the search had no end after {MOST} calls of `fails`.", hint)
         if reply.error is not None:
             error, text, place = reply.error
             said = kit.Sentence(
@@ -142,6 +147,11 @@ class Account:
             kind = "None (is there a `return`?)" if reply.kind == "NoneType" else f"a {reply.kind}"
             return kit.wrong(kit.Sentence(f"{NAME} returned {kind}.", f"{NAME} returned no dict."), FORM)
         return None
+
+    def in_circles(self) -> bool:
+        """Whether the last two rounds ask about layouts of earlier rounds, and about no others."""
+        last = 2 * len(self.search.sizes)
+        return set(self.asked[-last:]) <= set(self.asked[:-last])
 
     def axes(self) -> kit.Finding:
         """Whether the result is one of the right ones."""

@@ -22,7 +22,9 @@ from course_lib.checks.rank.notebooks.capstone.searching import SearchInstructio
 
 RECIPE = "course_lib.checks.rank.notebooks.capstone.searching:searches"
 POINT = "leaving one axis after the other out of a layout that fails, in few runs"
-SOUND = "Ask about `sizes` itself first: there is nothing to look for in a layout that does not fail."
+SOUND = (
+    "Ask about `sizes` itself first. If they do not fail, there is nothing to look for, so raise ValueError."
+)
 REPEATED = "You asked about some layouts more than once. Remember the answer."
 COPY = "Work on a copy, such as dict(sizes)."
 ONLY_LARGER = "Leave axes of size 1 out of the result."
@@ -80,6 +82,8 @@ def nothing(account: Account) -> kit.Finding:
     """The layout does not fail: ValueError is right."""
     if account.reply.error is not None and account.reply.error[0] == "ValueError":
         return kit.RIGHT
+    if account.reply.error is not None and account.reply.error[0] == "AssertionError":
+        return kit.wrong(f"{NAME} raised AssertionError, though no layout fails.", SOUND)
     if account.reply.error is not None or account.reply.endless or account.reply.no_sizes:
         return account.broken() or kit.RIGHT
     said = f"{NAME}({account.shown()}, fails) raised no error, though no layout fails."

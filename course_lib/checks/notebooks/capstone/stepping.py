@@ -38,6 +38,11 @@ OTHER_SIZES = (
     "Ranks of pp hold other parameters, and their gradients have other sizes. Gradients meet over "
     'mesh.group(("dp", "cp")) alone.'
 )
+STUB_NAMES = (
+    "The stub's last lines read your variables `stages` and `optimizer`, and return your function `step`. "
+    "Give yours these names."
+)
+UNNAMED = re.compile(r"name '(stages|step)' is not defined")
 DISAGREE = re.compile(r"do not agree on their collective number|collective number")
 EMPTY = re.compile(
     r"ZeroDivisionError|division by zero|non-empty TensorList|KeyError: 0|'int' object has no attribute|"
@@ -69,6 +74,8 @@ def case(
 
 
 def trouble(case: kit.Case, kind: str, text: str) -> str:
+    if UNNAMED.search(text):
+        return STUB_NAMES
     if "the schedule is for" in text:
         return PIPE
     if "Zero3Module" in text and ("attribute" in text or "GPT" in text):
