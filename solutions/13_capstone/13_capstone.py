@@ -286,7 +286,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | `targets_of_all(stages[0], microbatches, mesh)` | counts the targets of the whole batch that are not −100 |
 # | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. On the last stage, it returns the losses, each already divided by `count` |
 # | `sum_over_replicas(params, mesh, ("dp", "cp"))` | sums the gradients in place, with one all-reduce |
-# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | make an optimizer that sums the gradients itself and owns a shard of the state |
+# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | make an optimizer that sums the gradients itself and owns a shard of the state. Clear the gradients with its `zero_grad`, because `Zero2Optimizer` keeps its sum outside `.grad` |
 # | `Zero3Module(module, group=replicas)` | replaces `stage.module`. Its parameters are shards |
 #
 # ### a · pp, dp, cp and tp
@@ -308,7 +308,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # so divide the losses by n times fewer targets. That works for all stages, since the factor is in the loss and
 # therefore in every gradient. But then you have to divide the loss you return by n again.</details>
 #
-# **Build.** The last line of the stub gives the function four attributes, because §6 needs them to save a run.
+# **Build.** The last line of the stub gives the function four attributes, because §6 needs them to save a run. So call
+# your stages `stages`, your optimizer `optimizer` and your function `step`.
 
 
 # %% nbgrader={"grade_id": "make_step", "solution": true}
@@ -743,7 +744,7 @@ for name, optimizer in (
 # one back.</details>
 #
 # **Measure.** The cell runs your `make_step` as rank 517, which takes about 30 seconds. `setup` builds the step, and
-# `step` calls it once.
+# `one_step` calls it once.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1152,9 +1153,9 @@ home.cleanup()
 #
 # - It has four nodes of 8 L40S each (48 GB, 362 TFLOP/s). They have no NVLink, so in a node, GPUs talk over PCIe 4.0
 #   x16.
-# - Between nodes there is 10 Gb/s Ethernet, and each GPU has a port of its own.
-# - The model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]`), with 256 sequences of 2,048 tokens per step. You can't change this
-#   batch.
+# - Between nodes there is 10 Gb/s Ethernet (`link("10 Gb Ethernet")`), and each GPU has a port of its own.
+# - The model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]` of `course_lib.models`), with 256 sequences of 2,048 tokens per step.
+#   You can't change this batch.
 # - Attention keeps no scores (flash), products reach 63 % of the peak, and NCCL and others take 4 GB of each GPU.
 #
 # **Predict.** The rule of thumb is to use tp up to the node, then pp, then dp. How far is that from the best layout
