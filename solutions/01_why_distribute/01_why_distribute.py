@@ -19,8 +19,8 @@
 # |---|---|
 # | you will build | exact counts of parameters and FLOPs; a meter of the bytes autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
 # | you need | PyTorch (modules, backward, an optimizer's step). Notebook 00 is useful but not needed, because nothing is sent here |
-# | time | three hours, with a break after §3; the *optional* parts (§5, the second half of §6, and §9) take an hour more |
-# | points | 60, and 3 of extra credit (about 50 without the optional parts: §5, 6 points, and part of §6, about 4) |
+# | time | three hours, with a break after §3; the *optional* parts (§5 and the second half of §6, which have about 10 of the points, and §9) take an hour more |
+# | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | builds on |

@@ -15,8 +15,8 @@
 # |---|---|
 # | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; tiles of eight bits with their scales; Adam with two bytes of state; checkpoints, functions that are run again instead of being remembered, and the distance between them; optionally a loss without logits |
 # | you need | the tensors autograd keeps (notebook 01 §3); `all_reduce` (notebook 02); all-reduces of a block (notebook 06) |
-# | time | three hours, with a break after §4; the *optional* parts (§5, §7, §9, and the ends of §4 and §6) take an hour and a half more |
-# | points | 60, and 4 of extra credit (52 without the optional parts: §5, 8 points) |
+# | time | three hours, with a break after §4; the *optional* parts (§5, which has 8 of the points, §7, §9, and the ends of §4 and §6) take an hour and a half more |
+# | points | 60, and 4 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | builds on |

@@ -202,7 +202,7 @@ def test_another_widget_is_a_picture_with_a_sentence() -> None:
 def test_colab_and_kaggle_are_offered_if_the_address_is_known(place: Place | None) -> None:
     page = make_site.shown_notebook(NAMES[0]).notebook
     title = page.cells[0].source.splitlines()[0]
-    make_site.introduce(page, NAMES[0], place)
+    make_site.introduce(page, NAMES[0], place, make_site.OUTPUTS)
     opening = page.cells[0].source
     assert title.startswith("# ") and opening.startswith(f"{title}\n\n<p class=")
     assert f"../downloads/{NAMES[0]}.ipynb" in opening

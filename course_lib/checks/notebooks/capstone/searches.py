@@ -29,8 +29,8 @@ TOGETHER = (
 OTHERS = "These are the axes that can be set to 1. Return the other ones."
 STOPPED = "Go on until no axis of the rest can be set to 1."
 IN_CIRCLES = (
-    "It asks about the same layouts again and again. An axis that is 1 already is no progress, so skip it, "
-    "and end as soon as a whole round removes no axis."
+    "It asks about the same layouts again and again. Skip an axis that is 1 already, because it brings you "
+    "no further, and end as soon as a whole round removes no axis."
 )
 KEEP = "Set an axis to 1 for good only if the layout still fails then."
 ONE_RANK = "If even one rank fails, the layout is not to blame, and the result is {}."
