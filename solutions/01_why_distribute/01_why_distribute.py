@@ -1181,7 +1181,8 @@ for name, percent in PUBLISHED_MFU.items():
 #
 # **Build.** Write `days` and `tokens_per_second_per_gpu`.
 #
-# *Optional* (about 4 of the 6 points): the other direction comes before any plan. *Given* C, which N is best?
+# The rest of this section is *optional*, and has about 4 of the 6 points. It asks the question that comes
+# before any plan. If C is *given*, which N is best?
 # A large model sees few tokens, whereas a small one learns little from many. A *scaling law* is a fit of the
 # loss,
 #

@@ -94,8 +94,8 @@ from course_lib.unfinished import ready, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# A schedule is data: a list of actions for each rank, in the order in which the rank does them. An action is
-# `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
+# A schedule is data. For each rank it lists the actions in the order in which the rank does them. An action
+# is `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
 # *not* say when an action runs. It runs as soon as its rank has done the action before it and its input has
 # arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. Ranks are rows, and
 # time runs to the right. Forward is blue, backward is orange, idle time is white, and the number in a cell is
@@ -848,8 +848,8 @@ report.points(7)
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** It matters *when* a rank does a W. The cell compares three schedules: each W right after its
-# I, your order, and all W's at the end. Before you run it, say which step is the shortest, and which one
+# **Break it.** It matters *when* a rank does a W. The cell compares your order with two other schedules. In
+# one of them each W comes right after its I, and in the other all W's come at the end. Before you run it, say which step is the shortest, and which one
 # keeps the most.
 
 
@@ -1623,7 +1623,8 @@ report = check("07_pipeline/pipedream_stage", PipeDreamStage, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Break it.** Leave out the versions. First try the plain way: run the module, call backward, step.
+# **Break it.** Leave out the versions. First try the plain way, in which you run the module, call backward,
+# and step.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]

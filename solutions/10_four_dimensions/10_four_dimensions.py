@@ -279,7 +279,7 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 ·
 # 8, or 4 · 1,024?
 #
-# **Build.** Each replica reads consecutive rows. Positions are dealt as a zigzag: rank r of cp gets chunks r
+# **Build.** Each replica reads consecutive rows. Positions are dealt as a zigzag, so rank r of cp gets chunks r
 # and 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If the number
 # of parts does not divide a length, the first parts are one longer. So 7 in 3 parts is 3, 2, 2, although
 # `torch.chunk` would give 3, 3, 1.
@@ -795,7 +795,7 @@ report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm, cases="hidde
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell prints five norms of a step's gradients: yours, and the norms of four colleagues.
+# **Measure.** The cell prints five norms of a step's gradients, one by you and four by colleagues.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]

@@ -21,11 +21,11 @@ from course_lib.checks.judge.case import (
     wrong,
 )
 from course_lib.checks.sentence import at
-from course_lib.ledger.matching import BUILT_IN as COLLECTIVES
+from course_lib.ledger import matching
 from course_lib.ledger.operation import Operation
 
-WRITING = {*COLLECTIVES} - {"barrier"}  # that leave something in a tensor
-BUILT_IN = frozenset({*COLLECTIVES, "new_group"})  # all but point-to-point messages
+WRITING = {*matching.BUILT_IN} - {"barrier"}  # that leave something in a tensor
+BUILT_IN = frozenset({*matching.BUILT_IN, "new_group"})  # all but point-to-point messages
 ALLOWED = "send, recv, isend, irecv and batch_isend_irecv"
 
 Hint = Callable[[float, Observed], str]  # (how many times too many, observed) -> the usual cause

@@ -177,7 +177,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
                     got = float((gradient * before).sum() / before.square().sum())
                     if kit.close(gradient, got * before, tolerance):
                         return kit.wrong(said, why(rank, got, observed.values[rank].result))
-                    return kit.wrong(said, ("All elements are scaled by one factor, so the direction stays."))
+                    return kit.wrong(said, "All elements are scaled by one factor, so the direction stays.")
         return kit.RIGHT
 
     def why(rank: int, got: float, returned: object) -> str:

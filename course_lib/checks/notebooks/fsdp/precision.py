@@ -306,7 +306,7 @@ def mean_line(on: kit.Setting, grads: Tensor, reduce_dtype: torch.dtype) -> kit.
         return f"{ADDED.format(narrow)} Besides: {besides}" if besides else ADDED.format(narrow)
 
     rows = {rank: grads[place].reshape(-1) for rank, place in place_of.items()}
-    alone = kit.left_alone("grads", rows, ("Work on a copy, because the caller still has these gradients."))
+    alone = kit.left_alone("grads", rows, "Work on a copy, because the caller still has these gradients.")
     line = kit.Line(on.title, kit.both(judge, alone), on.weight, short=on.short, trivial=on.trivial)
     return replace(line, shows=in_float32, part="gradients") if reduce_dtype == torch.float32 else line
 

@@ -185,13 +185,11 @@ def memory_case(draw: kit.Draw) -> kit.Case:
     held = training_runs.held_line(
         [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share)],
         slack=SLACK, weight=2, title="memory between steps: 2P/N", point=0.95 * WHOLE,
-        hint=lambda _: ("Between uses a rank keeps only its shards, so free every unit, even the last "
-                       "one."),
+        hint=lambda _: "Between uses a rank keeps only its shards, so free every unit, even the last.",
     )  # fmt: skip
     highest = training_runs.peak_line(
         peak, slack=SLACK, weight=2, title="peak of memory: two blocks, two rows of gradients",
-        hint=lambda _: ("More than two blocks or two rows of gradients were in memory at the same "
-                       "time."),
+        hint=lambda _: "More than two blocks or two rows of gradients were in memory together.",
     )  # fmt: skip
     case_lines = [with_causes(values, training), held, highest]
     return training_runs.training_case(RECIPE, "memory", training, case_lines, timeout=30.0)

@@ -82,8 +82,8 @@ def gathered_slips(whole: Whole) -> list[kit.Slip]:
     flat = torch.cat(parts).reshape(whole.y.shape) if even else whole.y
     return [
         kit.Slip(
-            f"{whole.n} times too large, although behind the gathered output every rank has the same "
-            "gradient. Backward of this all-gather keeps the rank's own part, and does not reduce.",
+            f"{whole.n} times too large, because behind the gathered output every rank has the same "
+            "gradient, and these were added. Let backward of this all-gather keep the rank's own part.",
             lambda k: {
                 "grad.x": whole.n * whole.for_x,
                 "grad.p.weight": whole.n * whole.part(k, whole.for_weight, 0),
