@@ -232,7 +232,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: the gathered output's gradient is summed
 # is: slip
-# says: keeps the rank's own part, and does not reduce
+# says: keep the rank's own part
 # base: what the wrong ones change
      def forward(ctx, y, group):
 +        ctx.group = group
