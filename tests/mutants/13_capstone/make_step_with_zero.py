@@ -163,7 +163,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: terms are made larger twice
 # is: slip
-# says: ZeRO.s mean divides by n once
+# says: make the terms n times as large, and not twice
 # base: a page
 -        count = targets_of_all(stages[0], mine, mesh) / n
 +        count = targets_of_all(stages[0], mine, mesh) / n**2

@@ -76,7 +76,7 @@ GONE = (
     "before backward: divide by n times fewer targets."
 )
 PART_OF_N = "ZeRO takes the mean over dp x cp together, {} ranks here: divide by as many times fewer targets."
-ZERO_TWICE = "ZeRO's mean divides by n = dp x cp once, so the terms are n times as large once."
+ZERO_TWICE = "ZeRO's mean divides by n = dp x cp once. So make the terms n times as large, and not twice."
 UNSYNCED = "Replicas train with the gradients of their own terms. Sum them over dp and cp."
 NO_ZERO = (
     "Replicas train with the gradients of their own terms. ZeRO sums them over the group that it is given, "
