@@ -9,12 +9,12 @@ One file for each idea:
     direct.py    straight to where it belongs: scatter, gather, all_to_all
     messages.py  the shared part: a round of messages, tensors as contiguous rows
 
-The folder imports torch only and can be copied out as it is.
+The folder imports only torch, so it can be copied out as it is.
 
-The functions work for any number of ranks, any size, any dtype that can be sent (and added, if a sum is
-asked for), contiguous or not, on the device of the group's backend, in any group. `src` and `dst` count
-the ranks of the whole world, as in torch.distributed. Each docstring states the function's cost;
-`course_lib.facts` has the costs as functions of N and M.
+The functions work in any group and for any number of ranks. They take tensors of any size, contiguous or
+not, on the device of the group's backend, and of any dtype that can be sent (and added, if a sum is asked
+for). `src` and `dst` are ranks of the whole world, as in torch.distributed. Each docstring states the
+function's cost, and `course_lib.facts` provides the costs as functions of N and M.
 """
 
 from .direct import all_to_all, gather, scatter

@@ -1,20 +1,20 @@
-"""Collectives in which every piece goes straight to the rank that it is for.
+"""Collectives in which every piece goes straight to the rank it is for.
 
-A piece is sent once, by the rank that has it to the rank that needs it: no algorithm can send fewer bytes.
-Only the order is left to decide, so that no rank is overrun: in all_to_all every rank sends one message
-and receives one in each round.
+The rank that has a piece sends it once, directly to the rank that needs it, so no algorithm can send fewer
+bytes. Only the order is left to choose, and a good order overruns no rank. In all_to_all, for example, every rank
+sends one message and receives one in each round.
 
     scatter      (N-1)/N M bytes sent by src              N - 1 rounds
-    gather       M/N sent by every rank but dst           N - 1
+    gather       M/N sent by every rank except dst        N - 1
     all_to_all   (N-1)/N M sent by each rank              N - 1
 
-M is the full tensor: N pieces.
+M is the full tensor, which consists of N pieces.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
-International Journal of High Performance Computing Applications 19 (2005): all_to_all is its pairwise
-exchange for any number of ranks.
+International Journal of High Performance Computing Applications 19 (2005), where all_to_all is called the
+pairwise exchange for any number of ranks.
 
-Arguments and habits are those of `torch.distributed`.
+Arguments follow the order and the habits of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def scatter(
 ) -> None:
     """Hand the i-th tensor of rank `src`'s `scatter_list` to the i-th rank of `group`, in `tensor`.
 
-    tensor: any shape, contiguous or not; the same size and dtype on every rank. Written.
-    scatter_list: on src N tensors of that size and dtype; elsewhere None.
-    src: rank in the whole world, also when a group is given.
-    Bytes sent: (N-1)/N M by src, none by the others (M: all N tensors). Rounds: N - 1.
+    tensor: any shape, contiguous or not; the same size and dtype on every rank. It is overwritten.
+    scatter_list: on src, N tensors of that size and dtype; on the other ranks, None.
+    src: rank in the whole world, even if a group is given.
+    Bytes sent: (N-1)/N M by src, none by the other ranks (M: all N tensors). Rounds: N - 1.
 
     Raises ValueError if src is not in the group, if scatter_list does not fit, or if a rank other than src
     passes one; TypeError if an argument is not a dense tensor.
@@ -70,12 +70,12 @@ def gather(
     dst: int = 0,
     group: Group = None,
 ) -> None:
-    """Collect every rank's `tensor` on rank `dst`: the i-th rank's in the i-th tensor of `gather_list`.
+    """Collect all ranks' tensors on rank `dst`, the i-th rank's `tensor` in the i-th of `gather_list`.
 
     tensor: any shape, contiguous or not; the same size and dtype on every rank. It is not changed.
-    gather_list: on dst N tensors of that size and dtype, which are written; elsewhere None.
-    dst: rank in the whole world, also when a group is given.
-    Bytes sent: M/N by every rank but dst (M: all N tensors). Rounds: N - 1, as many as dst receives.
+    gather_list: on dst, N tensors of that size and dtype, which are overwritten; on the other ranks, None.
+    dst: rank in the whole world, even if a group is given.
+    Bytes sent: M/N by every rank except dst (M: all N tensors). Rounds: N - 1, one for each tensor dst receives.
 
     Raises ValueError if dst is not in the group, if gather_list does not fit, or if a rank other than dst
     passes one; TypeError if an argument is not a dense tensor.
@@ -95,13 +95,13 @@ def gather(
 
 
 def all_to_all(output: Tensor, input: Tensor, group: Group = None) -> None:
-    """Send the j-th of N equal parts of `input` to rank j; rank i's part becomes the i-th of `output`.
+    """Send the j-th of N equal parts of `input` to rank j, and place rank i's part i-th in `output`.
 
     input: its first dimension is a multiple of N; parts are cut along it. It is not changed.
     output: as many elements, same dtype and device.
-    The result is that of `dist.all_to_all_single` without split sizes. In round k rank r sends to rank
-    r + k and receives from rank r - k.
-    Bytes sent: (N-1)/N of the input's by each rank, in N - 1 rounds. No scratch.
+    The result equals the result of `dist.all_to_all_single` without split sizes. In round k, rank r sends
+    to rank r + k and receives from rank r - k.
+    Each rank sends (N-1)/N of the input's bytes, in N - 1 rounds. It needs no scratch memory.
 
     Raises ValueError if sizes or dtypes do not fit, or if N does not divide the first dimension; TypeError
     if an argument is not a dense tensor.
@@ -123,7 +123,7 @@ def all_to_all(output: Tensor, input: Tensor, group: Group = None) -> None:
 def _pieces(
     tensors: Sequence[Tensor] | None, name: str, own: Tensor, count: int, flatten: Callable
 ) -> list[Tensor]:
-    """The root's list, each tensor as a row like `own`; an empty list on the other ranks."""
+    """The root's list with each tensor as a row like `own`, or an empty list on the other ranks."""
     members = [] if tensors is None else tensors
     if len(members) != count:
         raise ValueError(

@@ -1,24 +1,25 @@
-"""Collectives by doubling: in round k each rank talks to the one whose number differs in bit k.
+"""Collectives by doubling: in round k, each rank talks to the rank whose number differs in bit k.
 
-After one round each rank knows what two ranks knew, after two rounds four, after log2 N all N. No
-algorithm lets a rank hear from all others in fewer rounds. The algorithms differ in the size of the
-messages: the whole tensor in every round (recursive doubling: right for small tensors), or halves,
-quarters, eighths (Rabenseifner: as few bytes as a ring in 2 log2 N rounds instead of 2 (N-1)).
+After one round each rank knows what two ranks knew, after two rounds what four knew, and after log2 N
+rounds what all N knew. No algorithm lets a rank hear from all others in fewer rounds. The algorithms differ
+in the size of their messages. Recursive doubling sends the whole tensor in every round, which is right for
+small tensors. Rabenseifner's algorithm sends halves, quarters, eighths and so on. It sends as few bytes as
+a ring, but in 2 log2 N rounds instead of 2 (N-1).
 
     recursive_doubling_all_reduce   log2 N M bytes sent by each rank    log2 N rounds
     rabenseifner_all_reduce         2 (N-1)/N M                         2 log2 N
     barrier                         ceil(log2 N) bytes                  ceil(log2 N)
 
-When N is not a power of two, let C be the largest one below it. The N - C extra ranks first hand their
-tensors to core ranks and get the result at the end. That takes two rounds more, and the core rank of an
-extra rank sends M more.
+If N is not a power of two, let C be the largest power of two below N. The N - C extra ranks first hand
+their tensors to core ranks, and get the result at the end. This takes two more rounds, and each core rank
+that serves an extra rank sends M more.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
 International Journal of High Performance Computing Applications 19 (2005), on all-reduce; Rabenseifner,
 "Optimization of Collective Reduction Operations", ICCS 2004; Hensgen, Finkel and Manber, "Two Algorithms for
 Barrier Synchronization", International Journal of Parallel Programming 17 (1988).
 
-Arguments and habits are those of `torch.distributed`.
+Arguments follow the order and the habits of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def recursive_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place, in log2 N rounds.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    In round k rank r swaps its sum with rank r XOR 2^k, and both add: now 2^(k+1) ranks agree.
+    In round k, rank r swaps its sum with rank r XOR 2^k, and both add, so that 2^(k+1) ranks agree.
     Bytes sent: log2 N M by each rank; if N is not a power of two, at most (floor(log2 N) + 1) M, in
     floor(log2 N) + 2 rounds. Scratch: one tensor.
-    Two partners add the same two sums, as a + b and as b + a, which have the same bits: all ranks end with
-    the same bits.
+    Two partners add the same two sums, one as a + b and the other as b + a. Both have the same bits, so all
+    ranks end with the same bits.
 
     Raises ValueError if `tensor` cannot be written; TypeError if it is not a dense tensor.
     """
@@ -57,15 +58,15 @@ def recursive_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
 
 
 def rabenseifner_all_reduce(tensor: Tensor, group: Group = None) -> None:
-    """Sum `tensor` over the ranks of `group`, in place: a ring's bytes in a logarithm of rounds.
+    """Sum `tensor` over the ranks of `group`, in place, with the bytes of a ring but in O(log N) rounds.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    1. Reduce-scatter by halving: each rank sends its partner one half of its tensor, receives the
-       partner's other half and adds it; then it halves that half, until it holds 1/C of the sum.
-    2. All-gather by doubling: the same partners in reverse, each time with twice as much.
+    1. Reduce-scatter by halving. Each rank sends one half of its tensor to its partner, receives the
+       partner's other half and adds it. Then it halves that half, and so on until it holds 1/C of the sum.
+    2. All-gather by doubling. The same partners meet in reverse order, each time with twice as much.
     Bytes sent: 2 (N-1)/N M by each rank, in 2 log2 N rounds; if N is not a power of two, up to
     M + 2 (C-1)/C M, in 2 log2 C + 2 rounds. Scratch: one tensor.
-    Every element is summed on one rank and copied from there: the same bits on every rank.
+    Every element is summed on one rank and copied from there, so all ranks end with the same bits.
 
     Raises ValueError if `tensor` cannot be written; TypeError if it is not a dense tensor.
     """
@@ -104,7 +105,7 @@ def _halve_and_double(flat: Tensor, scratch: Tensor, rank: int, core: int, group
 
 
 def _fold(flat: Tensor, scratch: Tensor, group: Group) -> int:
-    """Add the tensors of the extra ranks C, C + 1, ... to those of ranks 0, 1, ...; returns C."""
+    """Add the tensors of the extra ranks C, C + 1, ... to the tensors of ranks 0, 1, ..., and return C."""
     rank, n = rank_and_size(group)
     core = 1 << n.bit_length() - 1
     if rank >= core:
@@ -125,12 +126,12 @@ def _unfold(flat: Tensor, core: int, group: Group) -> None:
 
 
 def barrier(group: Group = None) -> None:
-    """Return when every rank of `group` has called it: a dissemination barrier.
+    """Return as soon as every rank of `group` has called this function (a dissemination barrier).
 
-    In round k rank r tells rank r + 2^k that it has arrived, and with it all ranks that it has heard from;
-    it hears the same from rank r - 2^k. After ceil(log2 N) rounds every rank has heard from all others,
-    directly or through other ranks.
-    Bytes sent: one in each round, since a message of no bytes need not arrive. Any N.
+    In round k, rank r tells rank r + 2^k that it has arrived, and so have all ranks it has heard from. It
+    hears the same from rank r - 2^k. After ceil(log2 N) rounds, every rank has heard from all others,
+    either directly or through other ranks.
+    Bytes sent: one in each round, since a message of no bytes might never arrive. N can be any number.
     """
     rank, n = rank_and_size(group)
     on_gpu = "nccl" in dist.get_backend(group)

@@ -1,12 +1,12 @@
-"""The algorithms of this package share three things: places in a group, tensors as rows, rounds of messages.
+"""The algorithms of this package share three things: ranks in a group, tensors as rows, rounds of messages.
 
-    rank_and_size, group_rank   where this process stands in the group, and where a root does
+    rank_and_size, group_rank   the rank of this process in the group, and the rank of a root
     flat_to_read, flat_to_write a tensor of any strides as a contiguous row; `put_back` writes the row back
     check_sizes                 whether two tensors fit each other
     exchange                    one round of messages
 
-Messages carry contiguous rows, so any other tensor is copied. Arguments that no algorithm can work on are
-refused here, before anything is sent.
+Messages carry contiguous rows, so all other tensors are copied. If no algorithm could work with an
+argument, it is refused here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def group_rank(root: int, name: str, group: Group) -> int:
 
 
 def exchange(group: Group, receives: Messages = (), sends: Messages = ()) -> None:
-    """One round of messages; returns when all have arrived and the sent rows may be overwritten.
+    """One round of messages; returns when all have arrived and the sent rows can be overwritten.
 
-    All messages are begun together: begun one after the other they could wait for each other, since NCCL
-    runs operations in the order in which it gets them. Receives come first: a message whose receive is
-    ready need not wait. Messages of no bytes are left out.
+    All messages start together. If they started one after another, they could wait for each other, because
+    NCCL runs operations in the order in which it gets them. Receives are listed first, so that no message
+    has to wait for its receive. Messages of no bytes are left out.
     """
     batch = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in receives if t.numel()]
     batch += [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in sends if t.numel()]
@@ -60,7 +60,7 @@ def exchange(group: Group, receives: Messages = (), sends: Messages = ()) -> Non
 
 
 def flat_to_read(tensor: Tensor, name: str, output: Tensor | None = None) -> Tensor:
-    """The elements of `tensor` in a row: its own memory if it is contiguous, else a copy.
+    """The elements of `tensor` in a row, which is its own memory if it is contiguous, else a copy.
 
     The row is also a copy if `tensor` shares memory with `output`, which is written while the row is
     still needed.
@@ -74,7 +74,7 @@ def flat_to_read(tensor: Tensor, name: str, output: Tensor | None = None) -> Ten
 
 
 def flat_to_write(tensor: Tensor, name: str = "tensor") -> Tensor:
-    """The same for a tensor that is written: change the row, then `put_back`."""
+    """The same for a tensor that will be written. Change the row, then call `put_back`."""
     row = flat_to_read(tensor, name)
     reach = 1  # elements from the first to the last of the dimensions looked at so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -88,7 +88,7 @@ def flat_to_write(tensor: Tensor, name: str = "tensor") -> Tensor:
 
 
 def put_back(row: Tensor, tensor: Tensor) -> None:
-    """Write the elements of `row` into `tensor`, unless they are the same memory already."""
+    """Write the elements of `row` into `tensor`, unless both already share the same memory."""
     if row.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(row.view(tensor.shape))
 

@@ -1,10 +1,10 @@
-"""Collectives on a ring: every rank sends to its right and receives from its left, nothing else.
+"""Collectives on a ring, where every rank only sends to its right and receives from its left.
 
-N ranks hold M bytes each and all need the sum. One element's sum takes N - 1 messages to make and
-N - 1 more to hand out, so all ranks together send at least 2 (N-1) M bytes, and the busiest rank at
-least the mean, 2 (N-1)/N M. A ring reaches that bound: cut the tensor into N chunks, let the sums of
-all chunks travel at the same time, and no link ever idles. The price is latency: 2 (N-1) rounds, one
-after another, where a tree needs 2 log2 N.
+N ranks hold M bytes each, and all of them need the sum. The sum of one element takes N - 1 messages to
+make and N - 1 more to hand out. So all ranks together send at least 2 (N-1) M bytes, and the busiest rank
+sends at least the mean, 2 (N-1)/N M. A ring reaches this bound. It cuts the tensor into N chunks and lets
+the sums of all chunks travel at the same time, so no link ever idles. The price is latency, because the
+2 (N-1) rounds have to follow each other, whereas a tree needs only 2 log2 N.
 
     reduce_scatter          (N-1)/N M bytes sent by each rank     N - 1 rounds
     all_gather              (N-1)/N M                             N - 1
@@ -15,7 +15,7 @@ Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for cluster
 Journal of Parallel and Distributed Computing 69 (2009), for the bound and for the ring; Gibiansky,
 "Bringing HPC Techniques to Deep Learning" (2017), brought it to gradients.
 
-Arguments and habits are those of `torch.distributed`.
+Arguments follow the order and the habits of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .messages import (
 def reduce_scatter(output: Tensor, input: Tensor, group: Group = None) -> None:
     """Sum `input` over the ranks and leave the r-th of its N equal shards on rank r, in `output`.
 
-    input: N times as many elements as output, in any shape: shard after shard. It is not changed.
+    input: N times as many elements as output, shard after shard, in any shape. It is not changed.
     output: any shape; the same dtype and device.
-    Pad a size that N does not divide: it is refused, as by `dist.reduce_scatter_tensor`.
+    A size that N does not divide is refused, as in `dist.reduce_scatter_tensor`, so pad the input first.
     Sends (N-1)/N of the input's bytes per rank, in N - 1 rounds; scratch: one shard.
 
-    A sum starts as one rank's shard and goes round; each rank that it passes adds its own shard. The sum
-    for rank r starts on the right neighbour, r + 1, so that it reaches rank r last.
+    A sum starts as one rank's shard and travels around the ring, and each rank on its way adds its own
+    shard. The sum for rank r starts on the right neighbour, r + 1, so that it reaches rank r last.
 
     Raises ValueError if the sizes or dtypes do not fit; TypeError if an argument is not a dense tensor.
     """
@@ -66,9 +66,9 @@ def reduce_scatter(output: Tensor, input: Tensor, group: Group = None) -> None:
 
 
 def all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
-    """Collect every rank's `input` on every rank: the input of rank r becomes the r-th shard of `output`.
+    """Collect every rank's `input` on every rank, the input of rank r as the r-th shard of `output`.
 
-    output: N times as many elements as input, in any shape: shard after shard.
+    output: N times as many elements as input, shard after shard, in any shape.
     input: any shape, the same size on every rank; the same dtype and device. It is not changed.
     Sends (N-1)/N of the output's bytes per rank, in N - 1 rounds. Shards are received in place.
 
@@ -87,10 +87,10 @@ def ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    Sends 2 (N-1)/N of the tensor's bytes per rank, in 2 (N-1) rounds; scratch: one chunk. When N does
-    not divide the size, `tensor_split` makes the first chunks one element longer, and a rank sends all
-    chunks but one in each phase. Messages of no bytes are not sent.
-    Every element is summed on one rank and copied from there: the same bits on every rank.
+    Sends 2 (N-1)/N of the tensor's bytes per rank, in 2 (N-1) rounds; scratch: one chunk. If N does not
+    divide the size, `tensor_split` makes the first chunks one element longer. In each phase, a rank sends
+    all chunks except one. Messages of no bytes are not sent.
+    Every element is summed on one rank and copied from there, so all ranks end with the same bits.
 
     Raises ValueError if `tensor` cannot be written; TypeError if it is not a dense tensor.
     """
@@ -103,7 +103,7 @@ def ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
 
 
 def _reduce_chunks(chunks: Sequence[Tensor], group: Group) -> None:
-    """First phase, a reduce-scatter: afterwards chunk r + 1 on rank r is complete."""
+    """First phase, a reduce-scatter. It leaves chunk r + 1 complete on rank r."""
     rank, n = rank_and_size(group)
     scratch = torch.empty_like(chunks[0])  # used again in every round; chunk 0 is the longest
     for k in range(n - 1):
@@ -114,14 +114,14 @@ def _reduce_chunks(chunks: Sequence[Tensor], group: Group) -> None:
 
 
 def _gather_chunks(chunks: Sequence[Tensor], complete: int, group: Group) -> None:
-    """Second phase, an all-gather: the complete chunks go round once more, received in place."""
+    """Second phase, an all-gather. The complete chunks go around once more, and are received in place."""
     _, n = rank_and_size(group)
     for k in range(n - 1):
         _pass_on(chunks[(complete - k) % n], chunks[(complete - k - 1) % n], group)
 
 
 def _pass_on(outgoing: Tensor, arriving: Tensor, group: Group) -> None:
-    """One round: send `outgoing` to the right while `arriving` is received from the left."""
+    """One round, in which `outgoing` is sent to the right while `arriving` is received from the left."""
     rank, n = rank_and_size(group)
     exchange(group, receives=[(arriving, (rank - 1) % n)], sends=[(outgoing, (rank + 1) % n)])
 
@@ -129,21 +129,21 @@ def _pass_on(outgoing: Tensor, arriving: Tensor, group: Group) -> None:
 def hierarchical_all_reduce(tensor: Tensor, intra_group: Group, inter_group: Group) -> None:
     """Sum `tensor` over all nodes, in place, keeping most of the traffic inside each node.
 
-    intra_group: the g ranks of this rank's node. inter_group: n ranks, one of each node, that have the
-    same place in their nodes. All nodes have the same number of ranks; N = n g.
+    intra_group: the g ranks of this rank's node. inter_group: n ranks, one per node, which have the same
+    position in their nodes. All nodes have the same number of ranks; N = n g.
     tensor: as in `ring_all_reduce`, and the same shape on all N ranks.
 
-    1. Reduce-scatter inside the node: each rank sums 1/g of the tensor over its node.
-    2. All-reduce across nodes, of that 1/g alone: all links between two nodes work at once.
+    1. Reduce-scatter inside the node, so that each rank sums 1/g of the tensor over its node.
+    2. All-reduce only that 1/g across nodes, so that all links between two nodes work at the same time.
     3. All-gather inside the node.
 
-    Sends 2 (g-1)/g M inside the node and 2 (n-1)/n M/g across per rank, 2 (N-1)/N M together, in
-    2 (g-1) + 2 (n-1) rounds. The same bits on every rank.
-    Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash" (2018),
-    there on a two-dimensional torus of GPUs.
+    Sends 2 (g-1)/g M inside the node and 2 (n-1)/n M/g across nodes per rank, which is 2 (N-1)/N M in all,
+    in 2 (g-1) + 2 (n-1) rounds. All ranks end with the same bits.
+    Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash" (2018), who
+    use a two-dimensional torus of GPUs.
 
-    Raises ValueError and TypeError as `ring_all_reduce` does, and ValueError if the groups share more
-    than this rank.
+    Raises ValueError and TypeError as `ring_all_reduce` does, and ValueError if the groups share any rank
+    besides this one.
     """
     place, g = rank_and_size(intra_group)
     rank_and_size(inter_group)

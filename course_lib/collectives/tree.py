@@ -1,24 +1,24 @@
-"""Collectives on trees: broadcast, reduce, and an all-reduce on two trees at once.
+"""Collectives on trees: broadcast, reduce, and an all-reduce on two trees at the same time.
 
-Any rank that holds the data may pass it on, so the number of ranks that hold it can double in each round:
-ceil(log2 N) rounds reach N ranks, whereas a root that serves all others itself needs N - 1. No algorithm
-needs fewer rounds for a message that is sent whole. The busiest rank pays for it: a binomial tree's root
-sends the tensor once in every round.
+Any rank that holds the data can pass it on, so the number of ranks that hold it can double in each round.
+Therefore ceil(log2 N) rounds reach N ranks, whereas a root that serves all others itself needs N - 1. No
+algorithm needs fewer rounds if it sends the message whole. But the busiest rank pays for this, because the
+root of a binomial tree sends the tensor once in every round.
 
     broadcast                     ceil(log2 N) M sent by the root,   ceil(log2 N) rounds
-    reduce                        M sent by every rank but dst,      ceil(log2 N)
+    reduce                        M sent by every rank except dst,   ceil(log2 N)
     double_binary_tree_all_reduce 2 M at most,                       2 ceil(log2 N) + blocks - 1
 
-A tree's inner ranks work and its leaves idle. Two trees keep all ranks busy, if every rank is a leaf of at
-least one of them. Blocks that follow each other through the tree keep every level busy. Together they make
-an all-reduce in O(log N) latency and a bounded number of bytes. NCCL's "Tree" is this algorithm.
+In one tree the inner ranks work, but the leaves idle. Two trees keep all ranks busy if every rank is a leaf
+of at least one of them. Blocks that follow each other through a tree also keep every level busy. With both
+ideas, an all-reduce takes O(log N) latency and a bounded number of bytes. NCCL calls this algorithm "Tree".
 
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
 International Journal of High Performance Computing Applications 19 (2005), for the binomial trees;
 Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
 Parallel Computing 35 (2009); NCCL, src/graph/trees.cc, for the shape of the two trees.
 
-Arguments and habits are those of `torch.distributed`.
+Arguments follow the order and the habits of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
     """Copy `tensor` from rank `src` to all ranks of `group`, in place, on a binomial tree.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank. Unchanged on `src`.
-    src: rank in the whole world, also when a group is given, as in `dist.broadcast`.
-    In round k each of the 2^k ranks that have the tensor sends it to a rank that does not have it yet.
-    Bytes sent: ceil(log2 N) M by src, less by the others, (N-1) M by all. Rounds: ceil(log2 N).
+    src: rank in the whole world, even if a group is given, as in `dist.broadcast`.
+    In round k, each of the 2^k ranks that have the tensor sends it to a rank that does not have it yet.
+    Bytes sent: ceil(log2 N) M by src, less by the others, (N-1) M by all together. Rounds: ceil(log2 N).
 
     Raises ValueError if src is not in the group or `tensor` cannot be written; TypeError if it is not a
     dense tensor.
@@ -56,12 +56,12 @@ def broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
 
 
 def reduce(tensor: Tensor, dst: int, group: Group = None) -> None:
-    """Sum `tensor` over the ranks of `group` on rank `dst`, in place there: a broadcast run backwards.
+    """Sum `tensor` over the ranks of `group` in place on rank `dst`, by running a broadcast backwards.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank. It changes only on `dst`
     (`dist.reduce` leaves it undefined on the other ranks).
-    dst: rank in the whole world, also when a group is given.
-    Bytes sent: M by every rank but dst. Rounds: ceil(log2 N). Scratch: up to two tensors.
+    dst: rank in the whole world, even if a group is given.
+    Bytes sent: M by every rank except dst. Rounds: ceil(log2 N). Scratch: up to two tensors.
 
     Raises ValueError if dst is not in the group or `tensor` cannot be written; TypeError if it is not a
     dense tensor.
@@ -84,17 +84,17 @@ def reduce(tensor: Tensor, dst: int, group: Group = None) -> None:
 
 
 def double_binary_tree_all_reduce(tensor: Tensor, group: Group = None, blocks: int = 4) -> None:
-    """Sum `tensor` over the ranks of `group`, in place: one tree for each half of the tensor.
+    """Sum `tensor` over the ranks of `group`, in place, with one tree for each half of the tensor.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    blocks: pieces of each half that follow each other through its tree. More blocks keep more levels busy
-    and need more messages.
+    blocks: pieces of each half that follow each other through its tree. More blocks keep more levels busy,
+    but need more messages.
 
-    Sums go up to the root, totals go down the same tree. A node at depth d of D sends block b up in
-    round D - d + b and down in round D + d + b: both directions, both trees and all blocks at once.
-    Bytes sent: up to 2 M (an inner rank sends M/2 up and M/2 to each of two children, and M/2 up as a
-    leaf of the other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
-    Totals are made on the roots and copied from there: the same bits on every rank.
+    Sums travel up to the root, and totals travel down the same tree. A node at depth d of D sends block b
+    up in round D - d + b and down in round D + d + b, so both directions, both trees and all blocks are
+    under way at the same time. Bytes sent: up to 2 M (an inner rank sends M/2 up and M/2 to each of two
+    children, and M/2 up as a leaf of the other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
+    The roots compute the totals, and all ranks copy them, so all ranks end with the same bits.
 
     Raises ValueError if `tensor` cannot be written or blocks < 1; TypeError if it is not a dense tensor.
     """
@@ -129,8 +129,8 @@ def double_binary_tree_all_reduce(tensor: Tensor, group: Group = None, blocks: i
 def _node(rank: int, n: int, number: int) -> tuple[int | None, list[int], int]:
     r"""Parent, children and depth of `rank` in tree 0 or 1; the root has no parent.
 
-    Tree 0 puts rank r in place r: odd places are leaves, and an even place whose lowest set bit is b has
-    its children b/2 to the left and b/2 to the right. Tree 1 is tree 0 mirrored (N even) or shifted by one
+    Tree 0 puts rank r in place r. Odd places are leaves. An even place with lowest set bit b has its
+    children b/2 to the left and b/2 to the right. Tree 1 is tree 0 mirrored (N even) or shifted by one
     (N odd), so that leaves and inner ranks change places.
 
         0 ------- 4            place 0, the root, has one child
