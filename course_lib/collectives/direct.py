@@ -1,8 +1,8 @@
 """Collectives in which every piece goes straight to the rank it is for.
 
 The rank that has a piece sends it once, directly to the rank that needs it, so no algorithm can send fewer
-bytes. Only the order is left to choose, and a good order overruns no rank. In all_to_all, for example, every rank
-sends one message and receives one in each round.
+bytes. Only the order is left to choose, and a good order overruns no rank. In all_to_all, for example,
+every rank sends one message and receives one in each round.
 
     scatter      (N-1)/N M bytes sent by src              N - 1 rounds
     gather       M/N sent by every rank except dst        N - 1
@@ -75,7 +75,7 @@ def gather(
     tensor: any shape, contiguous or not; the same size and dtype on every rank. It is not changed.
     gather_list: on dst, N tensors of that size and dtype, which are overwritten; on the other ranks, None.
     dst: rank in the whole world, even if a group is given.
-    Bytes sent: M/N by every rank except dst (M: all N tensors). Rounds: N - 1, one for each tensor dst receives.
+    Bytes sent: M/N by every rank except dst (M: all N tensors). Rounds: N - 1, as many as dst receives.
 
     Raises ValueError if dst is not in the group, if gather_list does not fit, or if a rank other than dst
     passes one; TypeError if an argument is not a dense tensor.

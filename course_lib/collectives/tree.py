@@ -92,8 +92,9 @@ def double_binary_tree_all_reduce(tensor: Tensor, group: Group = None, blocks: i
 
     Sums travel up to the root, and totals travel down the same tree. A node at depth d of D sends block b
     up in round D - d + b and down in round D + d + b, so both directions, both trees and all blocks are
-    under way at the same time. Bytes sent: up to 2 M (an inner rank sends M/2 up and M/2 to each of two
-    children, and M/2 up as a leaf of the other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
+    under way at the same time.
+    Bytes sent: up to 2 M (an inner rank sends M/2 up and M/2 to each of two children, and M/2 up as a leaf
+    of the other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
     The roots compute the totals, and all ranks copy them, so all ranks end with the same bits.
 
     Raises ValueError if `tensor` cannot be written or blocks < 1; TypeError if it is not a dense tensor.

@@ -1,9 +1,9 @@
-"""The helpers that the compressors of this package share.
+"""The helpers shared by the compressors of this package.
 
-rank_and_size        where this process stands in the group
+rank_and_size        this process's rank in the group
 mean_over_ranks      an all-reduce, for tensors that can be added on the way
-all_gather           for tensors that cannot be added: packed elements, indices
-check_pair, keep     error feedback: the part that was not sent is kept for the next step
+all_gather           for tensors that cannot be added, such as packed elements and indices
+check_pair, keep     error feedback, which keeps what was not sent for the next step
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rank_and_size(group: Group) -> tuple[int, int]:
 
 
 def mean_over_ranks(tensors: Tensors, group: Group) -> list[torch.Tensor]:
-    """The mean of each tensor over the ranks, by one all-reduce of all together."""
+    """The mean of each tensor over the ranks, by one all-reduce of all tensors together."""
     _, n = rank_and_size(group)
     if not tensors:
         return []
@@ -50,7 +50,7 @@ def all_gather(mine: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
-    """Both are dense tensors of real numbers that can be written, alike in shape and device."""
+    """Require two dense tensors of floating-point numbers with the same shape and device."""
     for item, name in zip((tensor, error), names, strict=True):
         if not isinstance(item, torch.Tensor):
             raise TypeError(f"{name} is a {type(item).__name__}; a torch.Tensor is expected")
@@ -68,8 +68,9 @@ def check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]
 
 
 def keep(error: torch.Tensor, residual: torch.Tensor) -> None:
-    """Write the residual into `error`; zero for an element that is infinite or not a number.
+    """Write the residual into `error`, with zero for an element that is infinite or not a number.
 
-    An overflow has been sent and shows in every rank's result; remembered, it would spoil all later ones.
+    An overflow has been sent, so it shows in every rank's result. If `error` kept it as well, it would
+    spoil all later results.
     """
     error.detach().copy_(residual.reshape(error.shape).nan_to_num(0.0, 0.0, 0.0))

@@ -1,27 +1,28 @@
-"""Eight bits an element: quantisation in blocks, summed where it is wide enough.
+"""Eight bits per element, quantised in blocks, and summed in a wider dtype.
 
-A block of 256 elements is divided by its largest magnitude / 127 and rounded: one byte an element and one
-float32 scale a block, 3.94 times less than float32. A scale for the whole tensor would be cheaper still,
-but one large element would round all small ones to zero.
+A block of 256 elements is divided by its largest magnitude / 127 and rounded. This takes one byte per element
+and one float32 scale per block, 3.94 times less than float32. A single scale for the whole tensor would be
+cheaper still, but then one large element would round all small ones to zero.
 
-Sums of int8 do not fit int8, and blocks with different scales cannot be added at all: no ring or tree can
-add on the way. Two ways are left:
+Sums of int8 do not fit int8, and blocks with different scales cannot be added at all, so no ring or tree can
+add them on the way. Two ways are left:
 
     all-gather everything        (N-1) M/4 bytes per rank     as much as float32's 2 (N-1)/N M at N = 8
     all-to-all, then all-gather  2 (N-1)/N M/4                a quarter for every N
 
-The second way is used here. Rank r gets shard r of all ranks, widens, adds, divides by N, quantises the
-mean anew and hands it to all: a reduce-scatter and an all-gather, each in int8. The price is a second
-rounding.
+This file uses the second way. Rank r gets shard r from all ranks, widens the values, adds them, divides by
+N, quantises the mean again and hands it to all ranks. This is a reduce-scatter followed by an all-gather,
+each in int8. The price is a second rounding.
 
-Both rounding errors are kept: the first by the rank that made it, the second by the shard's owner. The
-owner keeps it N-fold, since its next contribution is divided by N again. So at any time
+Both rounding errors are kept. The rank that made the first error keeps it, and the shard's owner keeps the
+second. The owner keeps N times the second error, since its next contribution will be divided by N again.
+So at any time
 
     N x result + sum of the ranks' errors, afterwards  =  sum of the ranks' (tensor + error), before.
 
-Source: blocks with scales of their own: Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
-ICLR 2022; quantised gradients by all-to-all: Wang et al., "ZeRO++", 2023; error feedback:
-Karimireddy et al. 2019, on both sides: Tang et al., "DoubleSqueeze", ICML 2019.
+Sources: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for blocks with scales
+of their own; Wang et al., "ZeRO++", 2023, for quantised gradients by all-to-all; Karimireddy et al. 2019 for
+error feedback, and Tang et al., "DoubleSqueeze", ICML 2019, for error feedback on both sides.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ LARGEST = 127  # -128 is not used, so that the range is symmetric
 def int8_all_reduce(
     tensor: torch.Tensor, error: torch.Tensor, group: Group = None, block: int = BLOCK
 ) -> None:
-    """Replace `tensor` by the mean over the ranks of `tensor + error`, sent as eight bits an element.
+    """Replace `tensor` by the mean over the ranks of `tensor + error`, sent as eight bits per element.
 
     tensor: any shape, floating point; the same shape and dtype on every rank. Overwritten by the mean.
-    error: the sum of this rank's rounding errors so far: the tensor's shape, zeros before the first step,
-        float32 or wider to keep all of it. Overwritten.
+    error: the sum of this rank's rounding errors so far, in the tensor's shape. Zeros before the first
+        step; float32 or wider, so that nothing of it is lost. Overwritten.
     block: elements that share a scale.
-    Sends 2 (N-1) (s + 4 ceil(s/block)) bytes per rank, with s = ceil(size / N): one all-to-all and one
-    all-gather, scales included. Scratch: some copies of the tensor in float32. The same bits on every rank.
+    Sends 2 (N-1) (s + 4 ceil(s/block)) bytes per rank, with s = ceil(size / N), in one all-to-all and
+    one all-gather, scales included. Scratch: some copies of the tensor in float32. All ranks end with the
+    same bits.
 
     Raises ValueError if block, dtype or error do not fit; TypeError if an argument is not a tensor.
     """
@@ -79,8 +81,8 @@ def int8_all_reduce(
 def quantize(rows: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
     """(rows, size) real numbers -> (rows, size + 4 ceil(size/block)) int8: elements, then scales as bytes.
 
-    An element is off by at most half its block's scale, which is the block's largest magnitude / 127.
-    The difference between the rows and the output of `dequantize` is exact.
+    An element is off by at most half the scale of its block, which is the block's largest magnitude / 127.
+    The difference between the rows and the output of `dequantize` can be computed exactly.
     """
     blocks = _blocks(rows, block)
     scales = (blocks.abs().amax(-1, keepdim=True) / LARGEST).float()

@@ -1,23 +1,23 @@
-"""PowerSGD: the gradient of a matrix as the product of two thin ones.
+"""PowerSGD: the gradient of a matrix as the product of two thin matrices.
 
 A gradient G of (rows, columns) has a few large singular values and many small ones. P Q^T with P (rows, r)
-and Q (columns, r) keeps the large ones for r (rows + columns) numbers instead of rows x columns: a
-4,096 x 4,096 matrix with r = 4 is 512 times smaller. The best such factors are the singular value
-decomposition's, which is too slow; one step of subspace iteration that starts from the last step's Q comes
-close, since gradients change slowly (warm start). G is the mean over the ranks, which no rank holds:
+and Q (columns, r) keeps the large ones, but it takes only r (rows + columns) numbers instead of rows x
+columns. For a 4,096 x 4,096 matrix and r = 4, this is 512 times less. The singular value decomposition would
+give the best such factors, but it is too slow. One step of subspace iteration that starts from the last
+step's Q (warm start) comes close, since gradients change slowly. G is the mean over the ranks, which no rank
+holds:
 
-    P = G Q          each rank multiplies its own G, the products are averaged: they are linear in G
+    P = G Q          each rank multiplies its own G, and the products, linear in G, are averaged
     P = orthonormal columns with the same span
     Q = G^T P        again averaged
     G ~ P Q^T
 
-Both averages are plain all-reduces of floats, which the network adds on the way. That sets PowerSGD apart
-from top-k and signs, whose messages cannot be added. Each rank adds the error of P Q^T to its next
-gradient. Vectors (biases, norms) are sent uncompressed; so is a matrix whose factors would not be smaller
-than the matrix.
+Both averages are plain all-reduces of floats, which the network adds on the way. This sets PowerSGD apart
+from top-k and signs, whose messages cannot be added. Each rank adds the error of P Q^T to its next gradient.
+Vectors (biases, norms) are sent uncompressed, and so is a matrix if its factors would not be smaller.
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", NeurIPS 2019, algorithms 1 and 2; in PyTorch: ddp_comm_hooks.powerSGD_hook.
+Optimization", NeurIPS 2019, algorithms 1 and 2. PyTorch provides it as ddp_comm_hooks.powerSGD_hook.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .common import Group, check_pair, mean_over_ranks, rank_and_size
 
 
 class PowerSGD:
-    """Averages gradients over the ranks of `group`, matrices as products of `rank` columns.
+    """Averages gradients over the ranks of `group`, each matrix as a product of two with `rank` columns.
 
     rank: columns of P and Q; a matrix with fewer rows or columns takes as many as it has.
-    warm_start: begin with the last step's Q; without it, with a new random Q.
-    error_feedback: keep the error of the product; without it training stalls.
+    warm_start: begin with the last step's Q, or else with a new random Q.
+    error_feedback: keep the error of the product. Without it, training stalls.
     seed: seed of the first Q; the same on every rank.
 
-    `errors` holds this rank's errors, in the order of the matrices; `state_dict()` holds all that a later
-    run needs. The errors differ between ranks: each rank saves its own state_dict.
+    `errors` holds this rank's errors, in the order of the matrices, and `state_dict()` holds everything a
+    later run needs. The errors differ between ranks, so each rank saves its own state_dict.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class PowerSGD:
 
     @torch.no_grad()
     def all_reduce(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Replace each gradient by its mean over the ranks, a matrix by an approximation of the mean.
+        """Replace each gradient by its mean over the ranks, or a matrix by an approximation of its mean.
 
         gradients: floating point, of one dtype and device; the same shapes in the same order on every rank
             and in every call, since errors and Q are kept by position. A tensor of more than two
             dimensions, such as a convolution's weight, is the matrix (first, product of the others).
-        Sends 2 (N-1)/N times the bytes of all vectors, P and Q per rank, in two all-reduces: vectors and P,
-        then Q. They travel in float32 if the gradients are narrower. Scratch: two copies of the matrices.
-        The same bits on every rank.
+        Sends 2 (N-1)/N times the bytes of all vectors, P and Q per rank. One all-reduce sends the vectors
+        and P, and a second one sends Q. They travel in float32 if the gradients are narrower. Scratch: two
+        copies of the matrices. All ranks end with the same bits.
 
-        Raises ValueError if the gradients do not fit each other or the last call's; TypeError if one is not
-        a tensor.
+        Raises ValueError if the gradients do not fit each other or the gradients of the last call; TypeError
+        if one of them is not a tensor.
         """
         rank_and_size(self.group)
         self._check(gradients)
@@ -93,7 +93,7 @@ class PowerSGD:
         q = mean_over_ranks(own_q, self.group)
 
         if self.error_feedback:
-            # against this rank's own Q, as in algorithm 2: the mean error is the same
+            # against this rank's own Q, as in algorithm 2, because the mean error is the same
             missed = [g - columns @ own.T for g, columns, own in zip(asked, p, own_q, strict=True)]
             self.errors = [error.nan_to_num(0.0, 0.0, 0.0) for error in missed]
         self._queries = [_usable(new, old) for new, old in zip(q, self._queries, strict=True)]
@@ -133,7 +133,7 @@ class PowerSGD:
         return self._columns(shape) * (shape[0] + columns) < shape.numel()
 
     def _draw(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """A random Q, drawn on the CPU: the same numbers on every rank and device."""
+        """A random Q, drawn on the CPU so that every rank and device gets the same numbers."""
         shape = (gradient.numel() // gradient.shape[0], self._columns(gradient.shape))
         return torch.randn(shape, generator=self._generator).to(gradient.device, dtype)
 
@@ -161,9 +161,9 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _usable(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`new`, with the old column for each from which no step can start.
+    """`new`, but with the old column in place of each new column that cannot start a step.
 
-    An overflow would stay in Q for ever, and a column of zeros would find nothing.
+    An overflow would stay in Q forever, and a column of zeros would find nothing.
     """
     return torch.where(new.isfinite().all(0) & new.any(0), new, old)
 
@@ -171,7 +171,7 @@ def _usable(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     """Orthonormal columns with the same span as the columns of `matrix`.
 
-    Computed by Householder's QR rather than the paper's Gram-Schmidt, which divides by zero when a column
-    is zero or depends on the columns before it.
+    Householder's QR computes them instead of the paper's Gram-Schmidt, which divides by zero if a column is
+    zero or depends on the columns before it.
     """
     return torch.linalg.qr(matrix).Q

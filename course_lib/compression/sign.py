@@ -1,26 +1,26 @@
-"""One bit an element: signs with a scale, and Adam built on them.
+"""One bit per element: signs with a scale, and Adam built on them.
 
-Signs keep the direction of each element and one magnitude for all elements, their mean. That is 32 times
-less than float32, and with error feedback SGD with momentum still converges. Adam does not: it
-divides by the root of the variance, which is not linear in the gradient, so errors do not cancel. 1-bit
-Adam rests on an observation: the variance soon settles. So
+Signs keep the direction of each element, and a single magnitude, the mean, for all of them. They take 32
+times fewer bytes than float32, and with error feedback SGD with momentum still converges. But Adam does not.
+It divides by the root of the variance, which is not linear in the gradient, so the errors do not cancel.
+1-bit Adam makes use of the fact that the variance soon settles, as follows:
 
-    warm-up      Adam as ever, gradients averaged in full precision
+    warm-up      Adam as usual, with gradients averaged in full precision
     afterwards   the variance is frozen; each rank adds its own gradient to the momentum, and the
                  *momentum* is averaged, as signs
 
-Signs cannot be added on the way, so rank r is the server for the r-th shard: it gets all ranks' signs of
-that shard (all-to-all), averages them, takes signs again, and hands them out (all-gather). Both sides keep
-the errors of their signs: the worker that of the whole tensor, the server that of its shard.
+Signs cannot be added on the way, so rank r is the server for the r-th shard. It gets all ranks' signs of
+this shard (all-to-all), averages them, takes signs again, and hands them out (all-gather). Both sides keep
+the errors of their signs, the worker for the whole tensor and the server for its shard.
 
-This differs from the paper in three points. Scales are the mean magnitude, one for each shard of each
-tensor, with which signs never enlarge the error (Karimireddy et al. 2019). Momentum and variance keep
-Adam's bias correction, so that the warm-up is torch.optim.Adam to the last step. An element without
-variance is not changed, as no scale for it was ever seen.
+The code differs from the paper in three points. Each shard of each tensor has its own scale, the mean
+magnitude, so that signs never enlarge the error (Karimireddy et al. 2019). Momentum and variance keep Adam's
+bias correction, so that every step of the warm-up equals torch.optim.Adam. And an element without variance
+is not changed, because no scale for it was ever seen.
 
-Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
-Speed", ICML 2021, algorithm 1; signs with error feedback: Seide et al., "1-Bit Stochastic Gradient Descent
-and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
+Sources: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+Speed", ICML 2021, algorithm 1; Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014, for signs with error feedback.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ SCALE_BYTES = 4
 
 
 class OneBitAdam(torch.optim.Optimizer):
-    """Adam that averages gradients over the ranks itself: after `warmup_steps`, by one bit an element.
+    """Adam that averages gradients over the ranks itself, with one bit per element after `warmup_steps`.
 
     params: as for any optimizer; float32 or float64, of one device; the same values on every rank. Their
-        `.grad` is this rank's own, not averaged, and is not changed; None counts as zeros.
-    lr, betas, eps: Adam's.
+        `.grad` holds this rank's own gradient, not the average, and is not changed; None counts as zeros.
+    lr, betas, eps: as in Adam.
     warmup_steps: steps in full precision, at least 1; the paper takes 15 to 25 % of the run. An element
         without a gradient in all of them is not changed afterwards.
 
-    A step sends 2 (N-1)/N times the parameters' bytes per rank in the warm-up, afterwards
+    In the warm-up, a step sends 2 (N-1)/N times the parameters' bytes per rank. Afterwards, it sends
     2 (N-1) (s + 4) bytes for each tensor, with s = ceil(size / 8N). Memory: Adam's two states and the
-    worker's error, each of the parameter's size, and the server's error, of 1/N of it. The errors differ
-    between ranks, so each rank saves its own state_dict, and as many ranks load them. The same bits on
-    every rank.
+    worker's error, each as large as the parameter, and the server's error, which is 1/N as large. The errors
+    differ between ranks, so each rank saves its own state_dict, and equally many ranks have to load them.
+    All ranks end with the same bits.
 
     Raises ValueError for arguments and parameters that do not fit.
     """
@@ -142,11 +142,11 @@ def sign_all_reduce(
     """Replace each tensor by the mean over the ranks of `tensor + error`, sent as signs with a scale.
 
     tensors: any shapes, floating point, of one device; the same shapes on every rank. Overwritten.
-    errors: the sum of this rank's errors so far: for each tensor one of the same shape. Overwritten.
-    server_errors: the same for the shard that this rank serves: for each tensor a vector of
+    errors: the sums of this rank's errors so far, one tensor of the same shape for each tensor. Overwritten.
+    server_errors: the same for the shard this rank serves. For each tensor, this is a flat tensor of
         `shard_size(tensor.numel(), world_size)` elements. Overwritten.
-    Sends 2 (N-1) (s + 4) bytes per rank for each tensor, with s = ceil(size / 8N): one all-to-all and one
-    all-gather for all tensors together, scales included. The same bits on every rank.
+    Sends 2 (N-1) (s + 4) bytes per rank for each tensor, with s = ceil(size / 8N), in one all-to-all and one
+    all-gather for all tensors together, scales included. All ranks end with the same bits.
 
     Raises ValueError if errors do not fit their tensors; TypeError if an argument is not a tensor.
     """

@@ -1,19 +1,19 @@
 """Top-k sparsification: send the largest elements, keep the rest for later.
 
-Most of a gradient's norm sits in few elements. A rank adds the elements that it kept back in earlier steps,
+Most of a gradient's norm comes from a few elements. A rank adds the elements it kept back in earlier steps,
 picks the k elements of largest magnitude, sends them, and keeps all others. An element that is not sent is
-not lost: it adds up until it is large enough to be picked.
+not lost, because it adds up until it is large enough to be picked.
 
-Ranks pick different elements, so there is no common vector to all-reduce: an element travels as a
-pair of index and value, and every rank gets all pairs of all ranks. That is an all-gather, whose
-traffic grows with N: each rank sends (N-1) k (index + value) bytes, whereas a ring all-reduce of M bytes
-never sends more than 2 M. With 4-byte indices and values and k = fraction x size the two are equal at
-N = 1 / fraction: 1 % saves nothing at 100 ranks. On two ranks 1 % compresses 50 times and not 100 times,
-since indices cost as much as values.
+Ranks pick different elements, so they have no common row to all-reduce. Instead, an element travels as a
+pair of index and value, and every rank gets all pairs of all ranks. This is an all-gather, so its traffic
+grows with N. Each rank sends (N-1) k (index + value) bytes, whereas a ring all-reduce of M bytes never sends
+more than 2 M. With 4-byte indices and values and k = fraction x size, the two are equal at N = 1 / fraction,
+so 1 % saves nothing at 100 ranks. On two ranks 1 % compresses only 50 times instead of 100 times, since
+indices cost as much as values.
 
-Source: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; Lin et al.,
-"Deep Gradient Compression", ICLR 2018; convergence: Stich, Cordonnier and Jaggi, "Sparsified SGD with
-Memory", NeurIPS 2018.
+Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; Lin et al.,
+"Deep Gradient Compression", ICLR 2018; Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS
+2018, for convergence.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def topk_all_reduce(
     """Replace `tensor` by the mean over the ranks of the largest elements of `tensor + error`.
 
     tensor: any shape, floating point; the same shape and dtype on every rank. Overwritten by the mean.
-    fraction: share of the elements that each rank sends, above 0 and at most 1; at least one element.
-    error: the elements that this rank has kept back so far: the tensor's shape, zeros before the first
-        step, float32 or wider to keep all of it. Overwritten: the sent values plus the new `error` are
-        exactly the old `tensor + error`.
-    Sends (N-1) k (4 + itemsize) bytes per rank, with k = round(fraction x size): one all-gather of the
-    indices (8 bytes each from 2^31 elements on), one of the values, in the tensor's dtype. Scratch: one
-    tensor and all pairs. The same bits on every rank.
+    fraction: share of the elements each rank sends, above 0 and at most 1; at least one element.
+    error: the elements this rank has kept back so far, in the tensor's shape. Zeros before the first step;
+        float32 or wider, so that nothing of it is lost. Overwritten, so that the sent values plus the new
+        `error` are exactly the old `tensor + error`.
+    Sends (N-1) k (4 + itemsize) bytes per rank, with k = round(fraction x size). One all-gather sends the
+    indices (8 bytes each from 2^31 elements on), and another one the values, in the tensor's dtype. Scratch:
+    one tensor and all pairs. All ranks end with the same bits.
 
     Raises ValueError if fraction, dtype or error do not fit; TypeError if an argument is not a tensor.
     """

@@ -1,13 +1,13 @@
-"""Batches that depend on the seed and the step alone, however many ranks share them.
+"""Batches that depend only on the seed and the step, however many ranks share them.
 
-Every rank draws where all rows of the batch begin, and cuts out its own rows: the batches of N ranks, put
-together in the order of the ranks, are the batch of one. Nothing is sent and nothing is remembered, so
-a run that stopped goes on at any step with the batches that it would have seen.
+Every rank draws where all rows of the batch begin, and cuts out its own rows. So the batches of N ranks, put
+together in the order of the ranks, are the batch of one rank. Nothing is sent and nothing is remembered, so
+a run can stop and go on at any step with the same batches as without a stop.
 
-Rows begin anywhere, drawn with replacement: there are no epochs, as in pretraining on more text than the
-model ever sees. (`course_lib.data_parallel.shard_indices` deals out a data set that has an end.)
+The beginnings of rows are drawn with replacement, so there are no epochs, as in pretraining on more text than
+the model ever sees. (For a data set that has an end, use `course_lib.data_parallel.shard_indices`.)
 
-This file imports torch only.
+This file imports only torch.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def batch(
     rank: int = 0,
     world_size: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """`rank`'s inputs and targets in `step`: two int64 tensors (batch_size / world_size, length).
+    """The inputs and targets of `rank` in `step`, two int64 tensors (batch_size / world_size, length).
 
-    targets[i, j] is the token after inputs[i, j]. text: tokens, one after the other, on the CPU.
-    batch_size: rows of all ranks together. seed: the same on all ranks; another seed gives other batches
-    in every step.
+    targets[i, j] is the token after inputs[i, j].
+    text: tokens, one after another, on the CPU. batch_size: rows of all ranks together.
+    seed: the same on all ranks; another seed gives other batches in every step.
 
     Raises ValueError if the rows cannot be shared equally, if the text is not longer than `length`, or if
     the rank is outside 0 .. world_size - 1.
     """
     _check(len(text), batch_size, length, rank, world_size)
-    # torch's generator keeps 32 bits of a seed; from a string Python's mixes all of seed and step.
+    # torch's generator keeps only 32 bits of a seed, whereas Python's mixes in all of a string.
     draw = random.Random(f"{seed} {step}")
     starts = [draw.randrange(len(text) - length) for _ in range(batch_size)]
     each = batch_size // world_size

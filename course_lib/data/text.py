@@ -1,17 +1,18 @@
-"""The sources of Python's standard library as a training text: 7 MB of code and English.
+"""The sources of Python's standard library as a training text, 7 MB of code and English.
 
-Every machine that runs the course has them, so nothing is downloaded. MODULES are those that all of
-Python 3.11 to 3.14 have, wherever they come from; tests, tables and modules that distributions patch or leave
-out are not among them. In alphabetical order they are the same text on every machine with the same Python.
+Every machine that runs the course has these sources, so nothing is downloaded. MODULES lists the modules that
+Python 3.11 to 3.14 all include, wherever they were installed from. It leaves out tests, tables and modules
+that some distributions patch or omit. In alphabetical order, the modules are the same text on every machine
+with the same Python.
 
-Between versions the text differs as the library does: of their lines 3.11.2 and 3.11.7 have 99 % in common,
-3.11.7 and 3.12.1 97 %, 3.11.7 and 3.13.0 92 %. The same batch then begins elsewhere, so compare losses, step
-by step, only between machines with the same version.
+Between versions, the text differs as much as the library. 3.11.2 and 3.11.7 have 99 % of their lines in
+common, 3.11.7 and 3.12.1 have 97 %, and 3.11.7 and 3.13.0 have 92 %. The same batch then begins elsewhere, so
+compare losses step by step only between machines with the same version.
 
-VALIDATION names the modules that are held back, a tenth of the text: whole modules, so that no model
+VALIDATION names the modules that are held back, a tenth of the text. These are whole modules, so no model
 has seen the beginning of a text on which it is tested.
 
-This file imports torch only.
+This file imports only torch.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ SPLITS = ("train", "validation")
 
 @functools.cache
 def library_text(split: str = "train") -> Tensor:
-    """The bytes of one of SPLITS, a uint8 tensor on the CPU. All callers share it: do not write to it.
+    """The bytes of one of SPLITS, a uint8 tensor on the CPU. All callers share it, so do not write to it.
 
-    Read once in each process, in some tens of milliseconds. Line ends are those of Unix.
+    The files are read once per process, in some tens of milliseconds. Lines end as in Unix.
 
     Raises ValueError for another split, FileNotFoundError if Python came without its sources.
     """

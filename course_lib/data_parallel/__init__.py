@@ -1,6 +1,6 @@
 """Data parallelism: every rank holds the whole model, sees its own part of the batch, and steps alike.
 
-One file for each idea; they import torch and each other only, and can be copied out together:
+One file for each idea. The files import only torch and each other, so they can be copied out together:
 
     sampling.py   which samples a rank sees: shard_indices
     naive.py      gradients averaged after backward: NaiveDataParallel (one all-reduce for each parameter),
@@ -8,9 +8,9 @@ One file for each idea; they import torch and each other only, and can be copied
     bucketed.py   gradients averaged while backward still runs: BucketedDataParallel
     replicas.py   the shared part: equal replicas, no_sync, options, arguments that are refused
 
-All three wrappers send the same bytes, 2 (N-1)/N of the gradients' by each rank and step. They differ in
-how many messages that takes, and in how much of the time is hidden behind the computation:
-`course_lib.facts` has the formulas.
+All three wrappers send the same number of bytes, 2 (N-1)/N of the gradients' bytes per rank and step. But
+they differ in how many messages this takes, and in how much of the time is hidden behind the computation.
+`course_lib.facts` provides the formulas.
 
     model = BucketedDataParallel(model)
     for inputs, targets in batches:

@@ -1,22 +1,23 @@
 """Data parallelism during backward: gradients are sent in buckets while earlier layers still compute.
 
-Backward runs from the last layer to the first, so the last layer's gradient is complete when most of the
-work is still to be done. If it is sent at once, its time is hidden. One message for each parameter would
-pay too much latency, and one for all can be sent only at the end: buckets of some megabytes lie between.
+Backward runs from the last layer to the first, so the last layer's gradient is complete while most of the
+work remains to be done. If it is sent immediately, its time is hidden. But one message for each parameter
+would pay too much latency, and a single message for all can be sent only at the end. Buckets of some
+megabytes are the compromise.
 
     layers    1   2   3   4
     buckets  [2] [1] [  0  ]          filled in reverse order of registration
     time      4 . 3 . 2 . 1 .         backward computes
                       0 0 0 1 1 2 2   buckets travel; the time after backward is exposed
 
-All ranks must start their all-reduces in the same order, but their gradients may be ready in different
-orders (a branch that only one rank's data takes). So a bucket that is ready waits until all buckets before
-it have been sent.
+All ranks must start their all-reduces in the same order, but their gradients might be ready in different
+orders, for example if only one rank's data takes a branch. So a bucket that is ready waits until all buckets
+before it have been sent.
 
-Bytes sent by each rank and step: 2 (N-1)/N of the gradients', as without buckets.
+Each rank sends 2 (N-1)/N of the gradients' bytes per step, as without buckets.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 13
-(2020), sections 3.2.2 and 3.2.3: bucketing, overlap, order, unused parameters.
+(2020), sections 3.2.2 and 3.2.3, on bucketing, overlap, order and unused parameters.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class BucketedDataParallel(Replicas):
     """Replicas of `module`, whose gradients are averaged in buckets while backward runs.
 
     module, group, find_unused_parameters and errors: see `Replicas`.
-    bucket_bytes: the largest size of a bucket; only a larger parameter has a larger bucket. ValueError if
-    it is below 1. A bucket holds one dtype and device.
-    From its arrival until `finish_gradient_synchronization()` a gradient is in its bucket and `.grad` is
-    None; afterwards `.grad` is a view of the bucket, which the next step overwrites.
+    bucket_bytes: the largest size of a bucket, except that a larger parameter gets a larger bucket.
+    ValueError if it is below 1. A bucket holds one dtype and device.
+    From its arrival until `finish_gradient_synchronization()`, a gradient is in its bucket and `.grad` is
+    None. Afterwards `.grad` is a view of the bucket, which the next step overwrites.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class BucketedDataParallel(Replicas):
     def finish_gradient_synchronization(self, count: float | None = None) -> None:
         """Wait for the buckets and make every `.grad` the mean over the ranks; call it on all ranks.
 
-        count: see `NaiveDataParallel`; one all-reduce of 8 bytes more. Each rank must run equally many
-        backward passes outside no_sync(); the gradients of all passes after the first are added in a
+        count: see `NaiveDataParallel`; it takes one more all-reduce, of 8 bytes. All ranks must run equally
+        many backward passes outside no_sync(). The gradients of all passes after the first are added in a
         second all-reduce of all buckets.
 
         Raises RuntimeError inside no_sync(), if no backward has run, if all counts are 0, or if a
@@ -100,7 +101,7 @@ class BucketedDataParallel(Replicas):
 
     @torch.no_grad()
     def _arrived(self, p: nn.Parameter) -> None:
-        """The hook: backward has finished `p.grad` in this pass."""
+        """The hook that runs as soon as backward has finished `p.grad` in this pass."""
         self._backward_ran = True
         bucket = self.bucket_of[p]
         if self.synchronises and p in bucket.missing:
@@ -115,14 +116,14 @@ class BucketedDataParallel(Replicas):
             self.under_way.append(dist.all_reduce(bucket.flat, group=self.group, async_op=True))
 
     def _send_the_rest(self) -> None:
-        """Fill the buckets from gradients that arrived only under no_sync(), or from zeros, and send them."""
+        """Fill the buckets with gradients that arrived only under no_sync(), or with zeros, and send them."""
         for bucket in self.buckets:
             for p in list(bucket.missing):
                 bucket.take(p, self.module)
         self._launch()
 
     def _send_again(self) -> None:
-        """Add the gradients of a further backward, which are in `.grad`: a second message for each bucket."""
+        """Add the gradients of a further backward from `.grad`, with a second message for each bucket."""
         totals = []
         for bucket, work in zip(self.buckets, self.under_way, strict=True):
             work.wait()
@@ -151,7 +152,7 @@ class Bucket:
         self.present: set[nn.Parameter] = set()
 
     def take(self, p: nn.Parameter, module: nn.Module) -> None:
-        """Move `p.grad` into its slot; zeros, if there is none."""
+        """Move `p.grad` into its slot, or write zeros if there is none."""
         slot = self.slots[p]
         if p.grad is None:
             slot.zero_()
@@ -167,7 +168,7 @@ class Bucket:
 def fill(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Lists of parameters of one dtype and device, of at most `bucket_bytes` unless one parameter is larger.
 
-    The lists are in the order in which they will be complete.
+    They are in the order in which the gradients will be complete.
     """
     full: list[list[nn.Parameter]] = []
     being_filled: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}

@@ -1,17 +1,17 @@
-"""Data parallelism after backward: the gradients of all ranks are averaged when all are there.
+"""Data parallelism after backward: the gradients of all ranks are averaged once all are ready.
 
-The gradient of a mean over a batch is the mean of the gradients of its parts. So N replicas that start
-equal, each see a part of the batch, and average their gradients before each step stay equal for ever,
-and make the step that one process would make on the whole batch.
+The gradient of a mean over a batch is the mean of the gradients of its parts. So if N replicas start equal,
+each see a part of the batch, and average their gradients before each step, they stay equal forever. They
+also take the same steps as one process with the whole batch.
 
-    NaiveDataParallel   one all-reduce for each parameter: P of them pay P times the latency
-    FlatDataParallel    one all-reduce in all: the gradients are copied into one tensor and back
+    NaiveDataParallel   one all-reduce for each parameter, so P parameters pay P times the latency
+    FlatDataParallel    one all-reduce in all, for which gradients are copied into one tensor and back
 
-Both send 2 (N-1)/N of the gradients' bytes by each rank and step, and nothing before backward has ended:
-all of that time is exposed. `bucketed.py` hides it.
+In both, each rank sends 2 (N-1)/N of the gradients' bytes per step. But it sends nothing until backward has
+ended, so all of this time is exposed. `bucketed.py` hides it.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 13
-(2020), section 3.2.1, the naive solution; Stanford CS336 (2025), assignment 2, for naive against flat.
+(2020), section 3.2.1, for the naive solution; Stanford CS336 (2025), assignment 2, for naive against flat.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class NaiveDataParallel(Replicas):
     """Replicas of `module`, with one all-reduce for each parameter after backward.
 
     module, group, find_unused_parameters and errors: see `Replicas`.
-    In a step each rank sends 2 (N-1)/N of the gradients' bytes, in as many all-reduces as there are
+    In a step, each rank sends 2 (N-1)/N of the gradients' bytes, in as many all-reduces as there are
     parameters that require a gradient. Scratch: none. Under `no_sync()` backward adds to `.grad`, as it
-    does outside: the context is there so that one training loop fits all wrappers.
+    also does outside. The context exists only so that one training loop fits all wrappers.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class NaiveDataParallel(Replicas):
         """Make every `.grad` the mean over the ranks; call it on all ranks, after backward.
 
         count: for a loss that is a *sum*, how many samples or tokens it adds up on this rank. The
-        gradients become the sum over all ranks, divided by the total count: this is right if counts
-        differ, whereas a mean of means is not. A rank without samples passes 0, and needs no backward.
-        One all-reduce of 8 bytes.
+        gradients become the sum over all ranks, divided by the total count. This is right even if counts
+        differ, whereas a mean of means is not. A rank without samples passes 0, and does not need a
+        backward. The count takes one all-reduce of 8 bytes.
 
         Raises RuntimeError inside no_sync(), if no parameter has a gradient, or if all counts are 0;
         ValueError for a negative count or a sparse gradient.
         """
         present = {p: p.grad is not None for p in self.module.parameters() if p.requires_grad}
         self._check_finish(count, any(present.values()))
-        # A parameter without a gradient on this rank counts as zeros and gets the mean, too.
+        # A parameter without a gradient on this rank counts as zeros, but also gets the mean.
         gradients = [dense_gradient(self.module, p) for p in self._used(present)]
         divisor = self._divisor(count)  # the number of ranks, unless there is a count
         self._sum_over_ranks(gradients)
@@ -68,9 +68,9 @@ class NaiveDataParallel(Replicas):
 class FlatDataParallel(NaiveDataParallel):
     """Replicas of `module`, with a single all-reduce after backward.
 
-    Arguments, errors and bytes are those of `NaiveDataParallel`; parameters of several dtypes or devices
-    need one all-reduce for each kind. Scratch: a copy of the gradients. Copying there and back takes time,
-    and saves the latency of one message for each parameter.
+    Arguments, errors and bytes are the same as for `NaiveDataParallel`. Parameters of several dtypes or
+    devices need one all-reduce for each kind. Scratch: a copy of the gradients. Copying them there and back
+    takes time, but saves the latency of one message for each parameter.
     """
 
     def _sum_over_ranks(self, gradients: Iterable[torch.Tensor]) -> None:

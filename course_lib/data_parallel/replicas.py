@@ -1,6 +1,6 @@
 """The frame of every wrapper: equal replicas, no_sync, the options of a step, arguments that are refused.
 
-`naive.py` and `bucketed.py` send the gradients.
+The gradients are sent by `naive.py` and `bucketed.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.Uninitialized
 class Replicas(nn.Module):
     """A wrapper of `module`, of which every rank of `group` has a replica.
 
-    module: it is wrapped, not copied; it stays at `.module`. At construction its parameters and buffers
-    become those of the group's first rank. Buffers are not synchronised again: each rank has its own
+    module: it is wrapped, not copied, and stays at `.module`. At construction its parameters and buffers
+    get the values of the group's first rank. Buffers are not synchronised again, so each rank has its own
     running statistics of a batch normalisation.
     find_unused_parameters: ask all ranks, in one small all-reduce, which parameters had a gradient on any
-    rank; all others keep None, and an optimizer skips them. Without it their gradient becomes 0: the
-    right mean, but weight decay and momentum then move them.
+    rank. All others keep None, so an optimizer skips them. Without this option, their gradient becomes 0,
+    which is the right mean, but then weight decay and momentum move them.
 
     Raises TypeError if module is not an nn.Module; ValueError if it is wrapped already, has no parameter
     that requires a gradient, has a tensor without storage, or if this rank is not in the group.
@@ -43,7 +43,7 @@ class Replicas(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here only add to `.grad`; the next one outside sends the total."""
+        """In here, backward only adds to `.grad`. The next backward outside sends the total."""
         before, self.synchronises = self.synchronises, False
         try:
             yield
@@ -55,9 +55,10 @@ class Replicas(nn.Module):
     def _used(self, present: Mapping[nn.Parameter, bool]) -> list[nn.Parameter]:
         """The parameters to which the step gives a gradient.
 
-        present: for each parameter whether this rank has a gradient for it. All parameters are used; with
-        find_unused_parameters only those for which some rank has a gradient: one byte for each parameter,
-        in one all-reduce.
+        present: for each parameter, whether this rank has a gradient for it.
+
+        All parameters are used, or, with find_unused_parameters, only parameters for which some rank has a
+        gradient. Asking takes one all-reduce with one byte for each parameter.
         """
         used = list(present.values())
         if self.find_unused_parameters:
@@ -69,7 +70,7 @@ class Replicas(nn.Module):
         return [p for p, here in zip(present, used, strict=True) if here and p.requires_grad]
 
     def _divisor(self, count: float | None) -> float:
-        """The divisor of the sum over the ranks: their number, or the total of their counts."""
+        """The divisor of the sum over the ranks, which is their number or the total of their counts."""
         if count is None:
             return dist.get_world_size(self.group)
         device = next(p.device for p in self.module.parameters() if p.requires_grad)
@@ -95,7 +96,7 @@ class Replicas(nn.Module):
 
 @torch.no_grad()
 def broadcast_state(module: nn.Module, group: Group) -> None:
-    """Make parameters and buffers, also frozen ones, those of the group's first rank."""
+    """Give parameters and buffers, frozen ones included, the values of the group's first rank."""
     if dist.get_rank(group) < 0:
         raise ValueError(f"rank {dist.get_rank()} is not in the group that it passed")
     first = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)[0]
@@ -109,7 +110,7 @@ def broadcast_state(module: nn.Module, group: Group) -> None:
 
 
 def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with each element of an expanded tensor once: two of them in one place cannot be written."""
+    """A view with each element of an expanded tensor once, because only such a view can be written."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0:
             tensor = tensor.narrow(dim, 0, 1)
@@ -117,7 +118,7 @@ def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce(tensor: torch.Tensor, group: Group) -> None:
-    """dist.all_reduce for any tensor: gloo reads a view with gaps as if it had none."""
+    """dist.all_reduce for any tensor. It copies a view with gaps, which gloo would read without gaps."""
     if tensor.numel():
         row = tensor.contiguous()
         dist.all_reduce(row, group=group)
@@ -126,7 +127,7 @@ def all_reduce(tensor: torch.Tensor, group: Group) -> None:
 
 
 def dense_gradient(module: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
-    """The parameter's gradient; if there is none, it becomes zeros.
+    """The parameter's gradient, which is set to zeros if there is none.
 
     Raises ValueError for a sparse gradient.
     """
@@ -176,7 +177,7 @@ def check_buckets(module: nn.Module, bucket_bytes: int) -> None:
 
 
 def check_frozen(module: nn.Module, known: Container[nn.Parameter]) -> None:
-    """Every parameter that requires a gradient now must have required it when the module was wrapped."""
+    """Check that every parameter that requires a gradient did so when the module was wrapped."""
     for name, p in module.named_parameters():
         if p.requires_grad and p not in known:
             raise RuntimeError(

@@ -1,16 +1,16 @@
 """Which samples of a data set a rank sees in an epoch.
 
-Together the ranks must see every sample, no two ranks the same one, and all ranks equally many: a rank
-with one batch more than the others would wait for them for ever. N rarely divides the size of the data
-set, so up to N - 1 samples are seen twice (or, with drop_last, not at all).
+Together the ranks must see every sample, and no two ranks should see the same one. All ranks must see equally
+many, because a rank with one batch more than the others would wait for them forever. N rarely divides the
+size of the data set, so up to N - 1 samples are seen twice (or, with drop_last, not at all).
 
-Nothing is sent. All ranks draw the same permutation from the same seed, and each takes every N-th of it;
-the epoch is part of the seed, so that the next one has another order.
+Nothing is sent. All ranks draw the same permutation from the same seed, and each takes every N-th index of
+it. The epoch is part of the seed, so that every epoch has another order.
 
-Source: the arithmetic and the order of `torch.utils.data.DistributedSampler`, which asks for
-`set_epoch(epoch)` before each epoch, and repeats the first epoch's order if that is forgotten.
+Source: the arithmetic and the order of `torch.utils.data.DistributedSampler`. That class, however, needs
+`set_epoch(epoch)` before each epoch, and repeats the first epoch's order if you forget it.
 
-This file imports torch only.
+This file imports only torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def shard_indices(
     seed: int = 0,
     drop_last: bool = False,
 ) -> list[int]:
-    """The indices, of a data set of n samples, that `rank` sees in `epoch`, in order.
+    """The indices `rank` sees in `epoch`, in order, of a data set of n samples.
 
-    Every rank gets ceil(n / world_size) indices; missing ones are filled from the beginning of the order,
-    several times over if n is smaller than their number. With drop_last every rank gets
+    Every rank gets ceil(n / world_size) indices. Missing ones are filled from the beginning of the order,
+    several times over if n is smaller than their number. With drop_last, every rank gets only
     floor(n / world_size), and the end of the order is left out. An empty data set gives empty lists.
     shuffle: take a permutation drawn from seed + epoch; False takes the samples in their own order.
     seed: the same on all ranks.

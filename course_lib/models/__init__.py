@@ -1,4 +1,4 @@
-"""The models that the course trains.
+"""The models trained in the course.
 
     config.py    the sizes and parts of a GPT: GPTConfig; PRESETS from 0.1 to 124 million parameters, and
                  PUBLISHED models
@@ -10,7 +10,7 @@ On one rank:
     inputs, targets = batch(library_text(), step=0, batch_size=8, length=256)  # course_lib.data
     next_token_loss(model(inputs), targets).backward()
 
-Each file may be copied out with its neighbour; both import torch alone.
+You can copy both files out together. They import only torch and each other.
 """
 
 from course_lib.models.config import PRESETS, PUBLISHED, GPTConfig

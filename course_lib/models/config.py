@@ -11,9 +11,9 @@ class GPTConfig:
     """The sizes and parts of a GPT; the defaults are the parts of GPT-2.
 
     context: the most tokens in a sequence. kv_heads: heads of keys and values, each shared by
-    heads / kv_heads query heads; None: as many as heads. hidden: the MLP's inner width; None: 4 width, and
-    for SwiGLU, which has a third matrix, 8/3 width rounded up to a multiple of 8. dropout: on the embedding
-    and on the outputs of attention and MLP; the weights of attention are never dropped.
+    heads / kv_heads query heads; None means as many as heads. hidden: the MLP's inner width; None means
+    4 width, or for SwiGLU, which has a third matrix, 8/3 width rounded up to a multiple of 8. dropout: on
+    the embedding and on the outputs of attention and MLP; the weights of attention are never dropped.
 
     Raises ValueError, with the numbers, if sizes do not fit each other.
     """
@@ -68,23 +68,23 @@ class GPTConfig:
 
     @property
     def key_value_heads(self) -> int:
-        """kv_heads, or heads if that is None."""
+        """kv_heads, or heads if kv_heads is None."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def mlp_width(self) -> int:
-        """hidden, or the usual width if that is None."""
+        """hidden, or the usual width if hidden is None."""
         if self.hidden is not None:
             return self.hidden
         return 4 * self.width if self.mlp == "gelu" else -(-self.width // 3) * 8
 
     def modern(self) -> GPTConfig:
-        """The same sizes with LLaMA's parts: SwiGLU, RMSNorm, rotary positions, no biases."""
+        """The same sizes with the parts of LLaMA: SwiGLU, RMSNorm, rotary positions, no biases."""
         return replace(self, mlp="swiglu", norm="rms", positions="rotary", bias=False)
 
 
-# By their numbers of parameters. All but the last have a vocabulary of bytes; the last is GPT-2 small:
-# 124,439,808 parameters.
+# Presets are named by their numbers of parameters. All except the last have a vocabulary of bytes. The last
+# is GPT-2 small, with 124,439,808 parameters.
 PRESETS = {
     "0.1M": GPTConfig(context=128, layers=2, heads=4, width=64),
     "0.8M": GPTConfig(context=256, layers=4, heads=4, width=128),
@@ -96,13 +96,13 @@ PRESETS = {
 
 
 def _llama(vocab_size: int, context: int, sizes: str, kv_heads: int | None = None) -> GPTConfig:
-    """A model of LLaMA's parts; sizes: layers, heads, width and the MLP's width."""
+    """A model with the parts of LLaMA. sizes: layers, heads, width and the MLP's width."""
     layers, heads, width, hidden = map(int, sizes.split())
     config = GPTConfig(vocab_size, context, layers, heads, width, kv_heads, hidden, tied=False)
     return config.modern()
 
 
-# Published models, by the sizes in their papers. Sources: Radford et al., 2019 (GPT-2); Brown et al., 2020,
+# Published models, with their papers' sizes. Sources: Radford et al., 2019 (GPT-2); Brown et al., 2020,
 # table 2.1 (GPT-3); Touvron et al., 2023 (LLaMA, and Llama 2); Llama Team, 2024, table 3 (Llama 3).
 PUBLISHED = {
     "GPT-2 small": PRESETS["124M"],

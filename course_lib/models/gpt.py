@@ -1,23 +1,23 @@
-"""A GPT: tokens in, for each of them the logits of the next one out.
+"""A GPT, which takes tokens and returns the logits of the next token for each of them.
 
-The model is a token embedding, a stack of blocks (attention, then an MLP, each behind a norm and added to
-its input), a last norm, and a linear head. A configuration chooses between the parts of GPT-2 (learned
-positions, LayerNorm, GELU, biases, a head tied to the embedding) and those of LLaMA (rotary positions,
-RMSNorm, SwiGLU, no biases, fewer key and value heads than query heads), each part by itself.
+The model consists of a token embedding, a stack of blocks (attention, then an MLP, each behind a norm and
+added to its input), a last norm, and a linear head. For each part, a configuration chooses between GPT-2
+(learned positions, LayerNorm, GELU, biases, a head tied to the embedding) and LLaMA (rotary positions,
+RMSNorm, SwiGLU, no biases, fewer key and value heads than query heads).
 
-It is made to be cut. Query, key and value are linear layers of their own, so that a range of heads is a range
-of rows of their weights. Attention is a function that may be exchanged (`attention=`), and every part that
-depends on a token's place takes it from `positions`: a rank that holds a part of the sequence passes the
-places that its tokens have in the whole. A block needs only its input and the positions.
+The model is made to be cut. Query, key and value are linear layers of their own, so that a range of heads is
+a range of rows of their weights. Attention is a function you can exchange (`attention=`). Every part that
+depends on a token's position takes it from `positions`, so a rank that holds only a part of the sequence
+passes the positions of its tokens in the full sequence. A block needs only its input and the positions.
 
-`course_lib.facts.transformer_parameters` and `transformer_flops` give its cost by formula.
+`course_lib.facts.transformer_parameters` and `transformer_flops` compute its cost by formula.
 
 Sources: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2). Shazeer, GLU
 Variants Improve Transformer, 2020. Zhang, Sennrich: Root Mean Square Layer Normalization, 2019. Su et al.,
 RoFormer, 2021 (rotary positions; the two halves of a head are rotated against each other, as in GPT-NeoX).
 Ainslie et al., GQA, 2023 (grouped queries).
 
-This file and config.py, which holds the sizes, import torch only.
+This file and config.py, which holds the sizes, import only torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class GPT(nn.Module):
     attention: the function with which every block attends. It takes q (batch, seq, heads, head_dim) and k
         and v (batch, seq, kv_heads, head_dim), already rotated, and returns q's shape. It must be causal.
 
-    Weights are drawn from torch's default generator: after the same `torch.manual_seed` two models are equal.
+    Weights are drawn from torch's default generator, so two models are equal after the same
+    `torch.manual_seed`.
     """
 
     def __init__(self, config: GPTConfig, attention: Attention | None = None):
@@ -58,11 +59,11 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """positions: places of the tokens in the whole sequence, (seq,) or (batch, seq); None: 0, 1, 2, ...
+        """positions: of the tokens in the full sequence, (seq,) or (batch, seq); None means 0, 1, 2, ...
 
         Raises ValueError for more tokens than the context holds and, on the CPU, for a token outside the
-        vocabulary or a position outside the context. (On a GPU this check would wait for the GPU; there
-        the embedding's own assertion ends the run.)
+        vocabulary or a position outside the context. (On a GPU this check would have to wait for the GPU.
+        There, the embedding's own assertion ends the run instead.)
         """
         if positions is None:
             positions = torch.arange(tokens.shape[-1], device=tokens.device)
@@ -85,10 +86,10 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """As in GPT-2: matrices normal with deviation 0.02, biases 0, norms 1.
+        """As in GPT-2, draw matrices from a normal with deviation 0.02, and set biases to 0 and norms to 1.
 
-        The two layers of a block whose output is added to the residual stream have 0.02 / sqrt(2 layers),
-        so that the sum of all of them keeps its size.
+        Two layers of each block add their output to the residual stream. Their deviation is
+        0.02 / sqrt(2 layers), so that the sum of all of them keeps its size.
         """
         for name, param in self.named_parameters():
             if name.endswith(".bias"):
@@ -141,8 +142,8 @@ class SelfAttention(nn.Module):
     """Every token looks at itself and the tokens before it, once for each head.
 
     query: width to heads * head_dim; key and value: width to kv_heads * head_dim; out: back to width.
-    attend: the function that attends, exchangeable at any time. rotate: the function that turns q and k, or
-    None.
+    attend: the function that attends; you can exchange it at any time. rotate: the function that turns q
+    and k, or None.
     """
 
     def __init__(self, config: GPTConfig, attention: Attention | None = None):
@@ -165,7 +166,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """GELU: down(gelu(up(x))), gelu by tanh as in GPT-2. SwiGLU: down(silu(gate(x)) * up(x))."""
+    """GELU: down(gelu(up(x))), with gelu by tanh as in GPT-2. SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -181,10 +182,10 @@ class MLP(nn.Module):
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax over the scores q k / sqrt(head_dim) of the token itself and those before it, times v.
+    """Softmax over each token's scores q k / sqrt(head_dim) with itself and the tokens before it, times v.
 
-    q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim), head h of q with head
-    h // (heads / kv_heads) of k and v. They hold the whole sequence, in order. Returns q's shape.
+    q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim). Head h of q attends to head
+    h // (heads / kv_heads) of k and v. All three hold the full sequence, in order. Returns q's shape.
     """
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
@@ -195,9 +196,10 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def rotate(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     """Turn each pair of numbers of each head by its frequency times the token's position.
 
-    x: (batch, seq, heads, head_dim); a pair is the numbers i and i + head_dim / 2; positions: (seq,) or
-    (batch, seq). The product of two rotated vectors depends only on the difference of their positions.
-    Computed in float32 at least, since an angle in bf16 is off by whole turns; returned in x's dtype.
+    x: (batch, seq, heads, head_dim); the numbers i and i + head_dim / 2 are a pair.
+    positions: (seq,) or (batch, seq).
+    The product of two rotated vectors depends only on the difference of their positions. The angles are
+    computed in float32 at least, since an angle in bf16 is off by whole turns. Returns x's dtype.
     """
     half = x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
