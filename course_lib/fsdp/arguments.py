@@ -1,7 +1,7 @@
 """The shared part of this package: a group's size, the two collectives, and arguments that are refused.
 
-Messages carry contiguous rows, so the functions of this package ask for contiguous tensors. Arguments that
-they cannot work on are refused here, before anything is sent.
+Messages carry contiguous rows, so the functions of this package ask for contiguous tensors. If they cannot
+work with an argument, it is refused here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 Group = dist.ProcessGroup | None
 
-# PyTorch 2.13 renames both and warns of the old names; 2.6 knows only the old ones.
+# PyTorch 2.13 renames both and warns about the old names, but 2.6 knows only the old ones.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def group_size(group: Group) -> int:
-    """The ranks of `group`; ValueError on a rank outside of it."""
+    """The number of ranks in `group`; ValueError on a rank outside it."""
     if dist.get_rank(group) < 0:
         raise ValueError(
             f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
@@ -31,7 +31,7 @@ def group_size(group: Group) -> int:
 
 @torch.no_grad()
 def broadcast(tensor: Tensor, group: Group) -> None:
-    """Give all ranks the values of the group's first rank, in place; the tensor may be a view."""
+    """Give all ranks the values of the group's first rank, in place; the tensor can be a view."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim]:
             tensor = tensor.narrow(dim, 0, 1)  # of an expanded tensor each element once
@@ -42,7 +42,7 @@ def broadcast(tensor: Tensor, group: Group) -> None:
 
 
 def message_device(tensors: Sequence[Tensor], group: Group) -> torch.device:
-    """Where a number for the group's messages lies: with the first tensor, if this rank has one."""
+    """The device for a number in the group's messages: the first tensor's, if this rank has a tensor."""
     if tensors:
         return tensors[0].device
     on_gpu = dist.get_backend(group) == "nccl"
@@ -50,7 +50,7 @@ def message_device(tensors: Sequence[Tensor], group: Group) -> torch.device:
 
 
 def check_row(tensor: Tensor, name: str) -> None:
-    """A dense, contiguous tensor of floating-point numbers; else TypeError or ValueError."""
+    """Require a dense, contiguous tensor of floating-point numbers; TypeError or ValueError otherwise."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
     if not tensor.is_floating_point():

@@ -1,8 +1,8 @@
 """Clipping by the global norm, when each rank holds a piece of every gradient.
 
-The square of a norm is a sum over elements, so the pieces' squares add up: each rank has to send only one
-number. The same number says whether any rank has a gradient at all. Without that, a norm of 0 would hide a
-mistake, such as clipping before backward, or shards that get their gradients later.
+The square of a norm is a sum over elements, so the squares of the pieces add up, and each rank has to send
+only one number. The same number says whether any rank has a gradient at all. Otherwise, a norm of 0 could
+hide a mistake, such as clipping before backward, or shards that get their gradients later.
 
 Source: Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural
 networks", ICML 2013, section 3.2 (clipping); `torch.nn.utils.clip_grad_norm_` (the 1e-6).
@@ -20,7 +20,7 @@ from torch import Tensor
 from .arguments import message_device
 
 TINY = 1e-6  # PyTorch's, so that a norm of zero can be divided by
-# In place of a sum of squares: a sum is -0.0 only if all its terms are (IEEE 754, section 6.3).
+# Sent instead of a sum of squares, since a sum is -0.0 only if all terms are (IEEE 754, section 6.3).
 ABSENT = -0.0
 
 
@@ -31,17 +31,17 @@ def clip_grad_norm_(
     group: dist.ProcessGroup | None = None,
     replica_group: dist.ProcessGroup | None = None,
 ) -> float:
-    """Scale all gradients by min(1, max_norm / norm), in which norm is that of the whole gradient.
+    """Scale all gradients by min(1, max_norm / norm), where norm is the norm of the whole gradient.
 
-    shards: this rank's pieces of the parameters, with their pieces of the gradients in `.grad`; a `.grad`
-    that is None counts as zeros. The ranks of `group` (None: all) hold the other pieces. They are the
-    parameters of `PrefetchedModule` and of `course_lib.zero.Zero3Module`; with a `Zero1Optimizer` or
-    `Zero2Optimizer` they are `optimizer.shards`, once `optimizer.average_gradients()` was called.
-    replica_group: the ranks that hold the same pieces as this one, after their gradients were averaged;
-    these pieces count once, so that nothing is sent to those ranks.
+    shards: this rank's pieces of the parameters, with their pieces of the gradients in `.grad`; None counts
+    as zeros. The ranks of `group` (None: all) hold the other pieces. Pass the parameters of
+    `PrefetchedModule` or of `course_lib.zero.Zero3Module`. With a `Zero1Optimizer` or `Zero2Optimizer`, pass
+    `optimizer.shards`, but only after a call of `optimizer.average_gradients()`.
+    replica_group: the ranks that hold the same pieces as this rank, after their gradients were averaged.
+    These pieces count only once, so nothing is sent to these ranks.
     Returns the norm before the scaling, the same on every rank of the group; 0.0 without shards. If an
     element is NaN, the norm and all gradients become NaN. Each rank sends 2 (N-1)/N times 4 bytes in one
-    all-reduce. Raises RuntimeError on all ranks if there are shards and none has a gradient.
+    all-reduce. Raises RuntimeError on all ranks if there are shards but none has a gradient.
     """
     shards = list(shards)
     gradients = [shard.grad for shard in shards if shard.grad is not None]

@@ -1,15 +1,15 @@
-"""Weights on the wire in eight bits: an all-gather of a quarter of float32's bytes.
+"""Weights on the wire in eight bits: an all-gather with a quarter of the bytes of float32.
 
-A block of 256 weights is divided by its largest magnitude / 127 and rounded: one byte a weight and a float32
-scale a block, 3.94 times less than float32. The masters stay as they are, so the rounding does not add up
-from step to step: each step rounds the true weights anew, by at most half a scale.
+A block of 256 weights is divided by its largest magnitude / 127 and rounded. This takes one byte per weight
+and a float32 scale per block, 3.94 times less than float32. The masters stay as they are, so the rounding
+does not add up from step to step. Each step rounds the true weights again, by at most half a scale.
 
-    rank r sends     [ scales: 4 bytes a block | weights: 1 byte each ]     as uint8
-    all ranks        weight x scale of its block, also of the own shard: the same bits everywhere
+    rank r sends     [ scales: 4 bytes per block | weights: 1 byte each ]     as uint8
+    all ranks        weight x scale of its block, even for the own shard, so all have the same bits
 
 Gradients are another matter. A sum of 8-bit numbers does not fit eight bits, and blocks with different scales
-cannot be added. ZeRO++ sends gradients by all-to-all and adds them after decoding; see
-`course_lib.compression.int8_all_reduce` for that way.
+cannot be added. Therefore ZeRO++ sends gradients by all-to-all and adds them after decoding, as
+`course_lib.compression.int8_all_reduce` also does.
 
 Source: Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023
 (quantised weights, in blocks); Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022.
@@ -32,12 +32,13 @@ SCALE = 4  # bytes
 def all_gather_int8(output: Tensor, shard: Tensor, block: int = BLOCK, group: Group = None) -> None:
     """Write all ranks' shards into `output`, each rounded to eight bits by blocks of `block` elements.
 
-    shard: s elements, contiguous, floating-point, the same size on every rank. Left alone.
-    output: N x s elements, contiguous, floating-point, on the shard's device. Overwritten: rank r's shard
-        stands at r x s. An element is off by at most half of its block's largest magnitude / 127, and by the
-        rounding of output's dtype. Blocks begin anew with each shard. A block with an infinite element or a
-        NaN arrives as NaN, so that the fault shows on all ranks.
-    Sends (N-1) (s + 4 ceil(s/block)) bytes per rank, in one all-gather of uint8. The same bits on every rank.
+    shard: s elements, contiguous, floating-point, the same size on every rank. It is not changed.
+    output: N x s elements, contiguous, floating-point, on the shard's device. It is overwritten, with rank
+        r's shard from r x s on. An element is off by at most half of its block's largest magnitude / 127,
+        plus the rounding of output's dtype. Each shard begins a new block. A block with an infinite element
+        or a NaN arrives as NaN, so that the fault shows on all ranks.
+    Sends (N-1) (s + 4 ceil(s/block)) bytes per rank, in one all-gather of uint8. All ranks end with the same
+    bits.
 
     Raises ValueError if block, sizes or devices do not fit or a tensor is not contiguous, TypeError for a
     dtype that is not floating-point.
@@ -70,9 +71,9 @@ def _unpacked(packed: Tensor, size: int, block: int) -> Tensor:
     cut = packed.numel() - size
     scales = (
         packed[:cut].clone().view(torch.float32)
-    )  # a copy: its memory begins at a multiple of 4
+    )  # a copy, whose memory begins at a multiple of 4
     elements = packed[cut:].view(torch.int8).float()
     blocks = F.pad(elements, (0, -size % block)).view(-1, block)
-    # an infinite or undefined scale makes all of its block NaN, also where the element is 0
+    # an infinite or undefined scale makes all of its block NaN, even where the element is 0
     scales = torch.where(scales.isfinite(), scales, torch.nan)
     return (blocks * scales[:, None]).view(-1)[:size]

@@ -1,8 +1,8 @@
-"""Islands: shard where the wire is fast, keep replicas across the wire that is slow.
+"""Islands: shard where the wire is fast, and keep replicas across the slow wire.
 
-Full sharding over N ranks lets every all-gather cross the whole cluster. Hybrid sharding cuts the ranks into
-islands of g, for instance the GPUs of a node. Each island holds the model once, each rank 1/g of it; the
-r = N/g ranks that have the same place in their islands hold the same shard:
+With full sharding over N ranks, every all-gather crosses the whole cluster. Hybrid sharding cuts the ranks
+into islands of g, for example the GPUs of a node. Each island holds the model once, and each rank 1/g of it.
+The r = N/g ranks with the same position in their islands hold the same shard:
 
     N = 8, g = 4      shard groups      [0 1 2 3] [4 5 6 7]            neighbours share the model
                       replica groups    [0 4] [1 5] [2 6] [3 7]        equals hold the same shard
@@ -11,9 +11,10 @@ r = N/g ranks that have the same place in their islands hold the same shard:
     backward            reduce-scatter inside               (g-1)/g P
                         all-reduce of the shard across      2 (r-1)/(r g) P
 
-Each rank sends 3 (g-1)/g + 2 (r-1)/(r g) times P. Only the last term leaves the island: all ranks of one of
-two nodes of 8 send 8 x 2 x 1/2 x 1/8 P = 1.0 P to the other node, and with full sharding every ring that
-crosses brings 15/16 P over the wire three times, 2.81 P. The price is memory: 16P/g bytes a rank, not 16P/N.
+Each rank sends 3 (g-1)/g + 2 (r-1)/(r g) times P. Only the last term leaves the island. For example, with two
+nodes of 8, all ranks of one node send 8 x 2 x 1/2 x 1/8 P = 1.0 P to the other node. With full sharding,
+every ring that crosses brings 15/16 P over the wire three times, which makes 2.81 P. The price is memory,
+which is 16P/g bytes per rank instead of 16P/N.
 
 Source: Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.2 (hybrid sharding); Zhang et al., "MiCS:
 Near-linear Scaling for Training Gigantic Model on Public Cloud", VLDB 16(1), 2022.
@@ -33,9 +34,9 @@ Groups = list[list[int]]
 def hybrid_groups(world_size: int, shard: int) -> tuple[Groups, Groups]:
     """(shard_groups, replica_groups) of ranks: g = `shard` neighbours share a model, equals are replicas.
 
-    shard_groups: N/g lists of g ranks each, whose ranks follow one another. replica_groups: g lists of N/g
-    ranks, which have the same place in their shard groups. Both in ascending order, so that every rank can
-    make all groups with dist.new_group in the same order, as torch.distributed asks for. Nothing is sent.
+    shard_groups: N/g lists of g consecutive ranks each. replica_groups: g lists of N/g ranks, which have the
+    same position in their shard groups. Both are in ascending order, so that every rank can make all groups
+    with dist.new_group in the same order, as torch.distributed requires. Nothing is sent.
 
     Raises ValueError if `shard` does not divide `world_size`, or if one of them is not a positive int.
     """
@@ -57,15 +58,15 @@ def hybrid_reduce(output: Tensor, grads: Tensor, shard_group: Group, replica_gro
     """Write this rank's part of the mean over all N ranks of `grads` into `output`.
 
     shard_group: the g ranks of this rank's island. replica_group: the r ranks that hold the same shard as
-        this one, one of each island. N = g r.
-    grads: g x s elements, contiguous, floating-point: this rank's gradient of the whole row. Left alone.
+        this rank, one of each island. N = g r.
+    grads: this rank's gradient of the whole row, g x s elements, contiguous, floating-point. Not changed.
     output: s elements, contiguous, of the dtype of grads and on its device. Overwritten by the mean of the
-        elements p x s to (p+1) x s, in which p is this rank's place in its island: the same on all replicas.
+        elements p x s to (p+1) x s, where p is this rank's position in its island. All replicas get the same.
     Sends (g-1) s elements inside the island (reduce-scatter), then 2 (r-1)/r s across (all-reduce). An
-    all-reduce that came first would give the same values for (g-1)/g + 2 (r-1)/r times the row.
+    all-reduce in the first place would give the same values for (g-1)/g + 2 (r-1)/r times the row.
 
     Raises ValueError if sizes, dtypes or devices do not fit, if a tensor is not contiguous, or if the groups
-    share more than this rank; TypeError for a dtype that is not floating-point.
+    share any rank besides this one; TypeError for a dtype that is not floating-point.
     """
     g, r = group_size(shard_group), group_size(replica_group)
     shared = {*_members(shard_group)} & {*_members(replica_group)}

@@ -1,7 +1,7 @@
-"""A backward inside a backward: a reentrant checkpoint computes a forward again, and goes through it at once.
+"""A backward inside a backward: a reentrant checkpoint computes a forward again, then runs its backward.
 
-Its parts have left no use in the module's forward, which recorded no graph for them. So their gradients are
-complete when this inner backward is over.
+The module's forward recorded no graph for the parts of the checkpoint, so it has left no use of them.
+Therefore their gradients are complete when this inner backward is over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .parts import Part, after_backward, before_backward
 
 
 class InnerBackwards:
-    """The inner backwards that are under way, each with the parts to which it has come.
+    """The inner backwards under way, each with the parts it has reached.
 
     ended: gets the parts of an inner backward when it is over.
     """
@@ -26,12 +26,12 @@ class InnerBackwards:
         ] = {}  # by the number that autograd gives a backward
 
     def expect(self, part: Part, outputs: list[torch.Tensor]) -> None:
-        """`part` was computed again. Only a reentrant checkpoint sends gradients through `outputs`."""
+        """Note that `part` was computed again. Only a reentrant checkpoint sends gradients to `outputs`."""
         if outputs:
             before_backward(outputs, lambda: self._come_to(part))
 
     def parts(self) -> set[Part]:
-        """The parts whose gradients may still grow."""
+        """The parts whose gradients can still grow."""
         return {part for members in self._parts.values() for part in members}
 
     def forget(self) -> None:

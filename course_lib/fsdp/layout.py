@@ -1,16 +1,16 @@
-"""Which piece of which parameter lies where in the flat shards that an optimizer knows.
+"""Where each piece of each parameter is in the flat shards an optimizer knows.
 
-Two kinds of sharded modules are known here, and both have the whole module as `.module`:
+This file knows two kinds of sharded modules, and both have the whole module as `.module`:
 
-    a shard for each parameter     `named_parameters()` are flat shards under the parameters' names, often
-                                   empty: `course_lib.zero.Zero3Module`
-    a shard for each unit          `units`, each with `params` and a flat `shard`: the unit's parameters in a
-                                   row, filled up with zeros until N divides it, and rank r's part of it:
-                                   `PrefetchedModule`
+    a shard for each parameter     as in `course_lib.zero.Zero3Module`. `named_parameters()` are flat shards
+                                   under the parameters' names, and often empty
+    a shard for each unit          as in `PrefetchedModule`. It has `units`, each with `params` and a flat
+                                   `shard`. The unit's parameters are laid in a row, which is filled up with
+                                   zeros until N divides it, and the shard is rank r's part of the row
 
     params    a a a a a   b b   c c c c                  of a unit
     row     [ a a a | a a b | b c c | c c 0 ]            on 4 ranks
-    shard           [ a a b ]                            of rank 1: two slices, of a and of b
+    shard           [ a a b ]                            of rank 1, with two slices, of a and of b
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .pieces import Piece
 
 @dataclass(frozen=True)
 class Slice:
-    """A piece of the parameter `name`, whose values `shard` holds from its element `low` on."""
+    """A piece of the parameter `name`. Its values begin at element `low` of `shard`."""
 
     name: str
     piece: Piece
@@ -41,12 +41,12 @@ class Slice:
         return self.piece.values.numel()
 
     def of(self, row: Tensor) -> Piece:
-        """The same slice of a row like the shard, for instance of the optimizer's state."""
+        """The same slice of a row like the shard, for example of the optimizer's state."""
         return self.piece.of(row[self.low : self.low + self.numel])
 
 
 class ModuleSlices:
-    """All slices that a rank holds of a module.
+    """All slices of a module that a rank holds.
 
     pieces: by the parameters' names.
     """
@@ -73,13 +73,13 @@ class ModuleSlices:
 
 
 def layout_of(module: nn.Module, group: Group = None) -> ModuleSlices:
-    """The slices that this rank holds of a sharded module of one of the two kinds.
+    """The slices this rank holds of a sharded module of one of the two kinds.
 
     group: the ranks that together hold each parameter once. All of them must call.
-    If each parameter has a shard, it sends one all-gather of 8 bytes a parameter: a rank learns where its
-    pieces begin from the sizes of those of the ranks before it.
+    If each parameter has a shard, one all-gather sends 8 bytes per parameter, because a rank learns where its
+    pieces begin from the sizes of the pieces on the ranks before it.
 
-    Raises TypeError for a module without `.module`, ValueError for one whose shards do not fit its
+    Raises TypeError for a module without `.module`, ValueError if the shards do not fit the module's
     parameters and the group.
     """
     shapes = {name: param.shape for name, param in inner(module).named_parameters()}
@@ -112,7 +112,7 @@ def inner(module: nn.Module) -> nn.Module:
 def _of_parameters(
     shapes: dict[str, torch.Size], shards: dict[str, nn.Parameter], group: Group
 ) -> list[Slice]:
-    """A shard is one slice. Ranks hold the elements of a parameter in ascending order."""
+    """Each shard is one slice. Ranks hold the elements of a parameter in ascending order."""
     device = next(iter(shards.values())).device
     sizes = torch.tensor([shard.numel() for shard in shards.values()], device=device)
     all_sizes = sizes.new_empty(dist.get_world_size(group), len(sizes))
@@ -132,7 +132,7 @@ def _of_parameters(
 
 
 def _of_unit(module: nn.Module, unit: Any, group: Group) -> list[Slice]:
-    """The slices in the shard of a unit, for all of its parameters; often without elements."""
+    """The slices in the shard of a unit, one for each of its parameters, often without elements."""
     names = {id(param): name for name, param in inner(module).named_parameters()}
     params: Sequence[Tensor] = list(unit.params)
     n, shard = dist.get_world_size(group), unit.shard

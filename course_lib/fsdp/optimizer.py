@@ -3,8 +3,8 @@
     optimizer of shards   {shard: {"exp_avg": row, "step": number}}
     checkpoint            {name: {"exp_avg": piece, "step": number}}, for each parameter with a slice in it
 
-A state has one number for each element, or one for all. On the way into an optimizer rows are made for whole
-shards, and the pieces are copied into them.
+A state has either one number for each element or one for all. On the way into an optimizer, rows are made for
+whole shards, and the pieces are copied into them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ States = dict[str, dict[str, Any]]  # of each parameter, by its name
 
 
 def states_of(optimizer: Optimizer, layout: ModuleSlices) -> States:
-    """The state of each parameter that has one on this rank; flat tensors as pieces."""
+    """The state of each parameter that has one on this rank, with flat tensors as pieces."""
     states: States = {}
     for group in optimizer.param_groups:
         for shard in group["params"]:
@@ -37,7 +37,7 @@ def states_of(optimizer: Optimizer, layout: ModuleSlices) -> States:
 
 
 def _cut(part: Slice, key: str, value: Any) -> Any:
-    """A part of a shard's state, if it has an element for each of the shard's; numbers as they are."""
+    """The part's elements of a shard's state, if it is as large as the shard; numbers stay as they are."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     if value.shape != part.shard.shape:
@@ -55,7 +55,7 @@ def named_groups(optimizer: Optimizer, layout: ModuleSlices) -> list[dict[str, A
 
 
 def asked(metadata: Metadata, layout: ModuleSlices) -> dict[str, Any]:
-    """The optimizer's part of a checkpoint, with memory for each tensor that this rank needs of it."""
+    """The optimizer's part of a checkpoint, with memory for each tensor this rank needs from it."""
     states: States = {}
     groups: list[dict[str, Any]] = []
     for key, path in (metadata.planner_data or {}).items():
@@ -74,7 +74,7 @@ def asked(metadata: Metadata, layout: ModuleSlices) -> dict[str, Any]:
 
 
 def _room(known: object, key: str = "", piece: Piece | None = None) -> Any:
-    """Memory for a tensor of a checkpoint, or for this rank's piece of it; None for other objects."""
+    """Memory for a tensor of a checkpoint, or for this rank's piece of it, or None for other objects."""
     if not isinstance(known, TensorStorageMetadata):
         return None
     dtype = known.properties.dtype
@@ -92,7 +92,7 @@ def own_part(key: str, value: Any, piece: Piece) -> Any:
 
 
 def _is_cut(key: str, size: torch.Size, piece: Piece) -> bool:
-    """Whether a state of this size has an element for each of the parameter's; else it is one number."""
+    """Whether a state of this size is as large as the parameter. If not, it must be a single number."""
     if size == piece.shape and key != "step":
         return True
     if size.numel() == 1:
@@ -106,7 +106,7 @@ def _is_cut(key: str, size: torch.Size, piece: Piece) -> bool:
 def give(
     optimizer: Optimizer, layout: ModuleSlices, states: States, groups: list[dict[str, Any]]
 ) -> None:
-    """Load the states and options of parameters, which have names, into the optimizer."""
+    """Load the states and options, in which parameters have names, into the optimizer."""
     own = named_groups(optimizer, layout)
     if len(own) != len(groups):
         raise ValueError(f"the state has {len(groups)} parameter groups, this optimizer {len(own)}")
@@ -128,7 +128,7 @@ def give(
 
 
 def _of_shard(slices: Sequence[Slice], states: States) -> dict[str, Any]:
-    """The state of a shard: rows of the states of its slices, and zeros elsewhere; numbers as they are."""
+    """The state of a shard: rows with its slices' states, and zeros elsewhere; numbers stay as they are."""
     joined: dict[str, Any] = {}
     for part in slices:
         for key, value in states.get(part.name, {}).items():

@@ -1,7 +1,6 @@
-"""The parts of a sharded module: each block, and the root; and the moments of a backward.
+"""The parts of a sharded module, namely each block and the root, and the moments of a backward.
 
-A part consists of units, since parameters that are trained and parameters that are frozen, or of two dtypes,
-do not share a row.
+Trained and frozen parameters, or parameters of two dtypes, do not share a row, so a part consists of units.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from .units import Unit
 
 
 class Part:
-    """The units of a block, or of the root, which come and go together.
+    """The units of a block, or of the root, which are gathered and freed together.
 
-    due: how many backwards of it are still to come, by the forwards that were recorded.
+    due: how many backwards of the part are still to come, according to the recorded forwards.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], group: Group):
@@ -42,7 +41,7 @@ class Part:
             unit.free()
 
     def reduce(self) -> Callable[[], None]:
-        """Begin the reductions of all units; the returned function ends them."""
+        """Begin the reductions of all units. The returned function ends them."""
         ends = [unit.reduce() for unit in self.units if unit.trained]
 
         def end_all() -> None:
@@ -52,18 +51,18 @@ class Part:
         return end_all
 
     def drop(self) -> None:
-        """Free the part, after the gathers that may be in flight have ended."""
+        """Free the part, after any gathers in flight have ended."""
         for unit in self.units:
             unit.drop()
 
     def stop(self) -> None:
-        """Drop the units that were asked for and not waited for."""
+        """Drop the units that were requested but not waited for."""
         for unit in self.units:
             if unit.work is not None:
                 unit.drop()
 
     def forget(self) -> None:
-        """Forget the gradients, and the backwards that were to come."""
+        """Forget the gradients, and the backwards still to come."""
         self.due = 0
         for unit in self.units:
             for param in unit.params:
@@ -72,9 +71,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Use:
-    """A forward of a part that was recorded.
+    """A recorded forward of a part.
 
-    number: in the order of all forwards. before: the use before it in the same forward of the module.
+    number: in the order of all forwards. before: the previous use in the same forward of the module.
     """
 
     part: Part
@@ -82,7 +81,7 @@ class Use:
     before: Use | None
 
     def and_before(self, count: int) -> list[Use]:
-        """This use and at most `count` before it, the latest first: backward comes to them in this order."""
+        """This use and at most `count` uses before it, latest first, as backward reaches them."""
         uses: list[Use] = [self]
         use = self.before
         while use is not None and len(uses) <= count:
@@ -92,9 +91,9 @@ class Use:
 
 
 def parts_of(module: nn.Module, group: Group) -> tuple[Part, dict[nn.Module, Part]]:
-    """(the root, {block: its part}), in the order of `module.blocks`, a block that is listed twice once.
+    """(the root, {block: its part}), in the order of `module.blocks`, each block only once.
 
-    A parameter that two blocks share, or that a module outside of the blocks uses too, belongs to the root.
+    If two blocks share a parameter, or a module outside the blocks also uses it, it belongs to the root.
     """
     blocks = dict.fromkeys(module.blocks)  # pyright: ignore[reportCallIssue, reportArgumentType]
     inside = {inner for block in blocks for inner in block.modules()}
@@ -111,12 +110,12 @@ def parts_of(module: nn.Module, group: Group) -> tuple[Part, dict[nn.Module, Par
 
 
 def units_of(module: nn.Module, group: Group = None) -> tuple[list[list[Unit]], list[Unit]]:
-    """(the units of each entry of `module.blocks`, those of the root): every parameter is in one unit.
+    """(the units of each entry of `module.blocks`, the root's units), with every parameter in one unit.
 
-    A block that is listed twice has the same units at both places. Trained and frozen parameters, and those
-    of two dtypes, are in units of their own, so an entry may have several units, or none. Each unit
-    broadcasts its parameters from the group's first rank: all ranks call it together. Raises ValueError if
-    another wrapper has freed a parameter.
+    A block that is listed twice has the same units at both places. Trained and frozen parameters, and
+    parameters of two dtypes, are in units of their own, so an entry can have several units, or none. Each
+    unit broadcasts its parameters from the group's first rank, so all ranks must call this together. Raises
+    ValueError if another wrapper has freed a parameter.
     """
     root, parts = parts_of(module, group)
     blocks: Iterable[nn.Module] = module.blocks  # pyright: ignore[reportAssignmentType]
@@ -132,17 +131,17 @@ def in_backward() -> bool:
 
 
 def after_backward(call: Callable[[], None]) -> None:
-    """In a hook of a backward: call `call()` when the backward is over."""
+    """Use this in a hook of a backward, to call `call()` when the backward is over."""
     torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
 
 def before_backward(tensors: list[torch.Tensor], call: Callable[[], None]) -> None:
-    """Call `call()` when the gradient of the first of `tensors` is there, before it goes on."""
+    """Call `call()` when the first gradient of any of `tensors` is ready, before backward goes on."""
     register_multi_grad_hook(tensors, lambda _: call(), mode="any")
 
 
 def refuse_second_derivatives() -> None:
-    """In a hook of a backward: RuntimeError if it records a graph of its own."""
+    """Call this in a hook of a backward. RuntimeError if the backward records a graph of its own."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "a backward with create_graph=True: the gradients' own graph would read weights that are freed "

@@ -1,16 +1,18 @@
-"""Pieces: the part of a parameter that a rank holds in a flat shard, as blocks that a checkpoint can hold.
+"""Pieces: the part of a parameter a rank holds in a flat shard, as blocks that fit into a checkpoint.
 
-A flat shard cuts a parameter anywhere: rank 1 may hold the elements 5 to 13 of a (4, 5) matrix. A checkpoint
-of PyTorch's (torch.distributed.checkpoint, DCP) holds blocks with offsets and sizes, as DTensors have them.
-Each run of elements is a few such blocks: a part of the first row, whole rows, a part of the last row.
+A flat shard can cut a parameter anywhere. For example, rank 1 might hold the elements 5 to 13 of a (4, 5)
+matrix. But a checkpoint of PyTorch (torch.distributed.checkpoint, DCP) holds blocks with offsets and sizes,
+as in DTensors. Each run of elements is a few such blocks: a part of the first row, whole rows, a part of the
+last row.
 
     elements 5 to 13     . . . . .        offsets (1, 0), sizes (1, 5)
     of (4, 5)            x x x x x        offsets (2, 0), sizes (1, 3)
                          x x x . .
                          . . . . .
 
-At most 2 d - 1 blocks for d dimensions, each a view of the shard: nothing is copied or sent. With blocks,
-DCP reads what any number of ranks wrote, and also what other layouts wrote, such as `fully_shard`'s rows.
+A piece of a tensor with d dimensions has at most 2 d - 1 blocks. Each is a view of the shard, so nothing is
+copied or sent. With blocks, DCP can read the files of any number of ranks, and also of other layouts, such as
+the rows of `fully_shard`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .arguments import Group, all_gather
 
 @dataclass(frozen=True)
 class Block:
-    """A rectangular part of a tensor: its offsets and sizes there, and its elements in that shape."""
+    """A rectangular part of a tensor, with its offsets and sizes, and its elements in this shape."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -39,8 +41,8 @@ class Block:
 class Piece:
     """A run of a tensor's elements, counted in a row.
 
-    shape: of the whole tensor. start: which element `values` begins with. values: flat, this rank's, perhaps
-    of no elements.
+    shape: of the whole tensor. start: which element `values` begins with. values: this rank's elements, flat,
+    perhaps none.
     """
 
     shape: torch.Size
@@ -48,7 +50,7 @@ class Piece:
     values: Tensor
 
     def of(self, values: Tensor) -> Piece:
-        """The same part of another tensor of this shape, for instance of the optimizer's state."""
+        """The same part of another tensor of this shape, for example of the optimizer's state."""
         return Piece(self.shape, self.start, values)
 
     def cut(self, whole: Tensor) -> Tensor:
@@ -56,7 +58,7 @@ class Piece:
         return whole.reshape(-1)[self.start : self.start + self.values.numel()]
 
     def blocks(self) -> list[Block]:
-        """The piece as blocks, in order; `values` of each is a view of the piece's."""
+        """The piece as blocks, in order. The `values` of each block are a view of the piece's `values`."""
         stop = self.start + self.values.numel()
         return [
             Block(offsets, sizes, self.values[low - self.start : high - self.start].view(sizes))
@@ -70,7 +72,7 @@ Cut = tuple[
 
 
 def _blocks(shape: tuple[int, ...], start: int, stop: int, base: int = 0) -> Iterator[Cut]:
-    """The elements start to stop of a tensor of that shape, whose elements are numbered from `base`."""
+    """The elements start to stop of a tensor of this shape, whose elements are numbered from `base`."""
     if stop <= start:
         return
     if not shape:
@@ -89,7 +91,7 @@ def _blocks(shape: tuple[int, ...], start: int, stop: int, base: int = 0) -> Ite
 
 
 def _in_row(shape: tuple[int, ...], start: int, stop: int, base: int) -> Iterator[Cut]:
-    """The elements start to stop, which all lie in one row."""
+    """The elements start to stop, which are all in one row."""
     inner = math.prod(shape[1:])
     row = start // inner if inner else 0
     begin = row * inner

@@ -1,8 +1,9 @@
 """Planners of torch.distributed.checkpoint (DCP) that write and read `Piece`s.
 
-DCP knows DTensors, of which a rank holds one block. A piece is several blocks of one tensor, so each becomes
-an item of the plan. The rest is DCP's own: it writes blocks that replicas hold twice once, cuts blocks that
-another number of ranks wrote, and keeps metadata that say which file holds which block.
+DCP knows DTensors, of which a rank holds one block. A piece is several blocks of one tensor, so each block
+becomes an item of the plan. DCP itself does the rest. If replicas hold a block twice, it writes the block
+only once. It also cuts blocks written by another number of ranks, and its metadata say which file holds which
+block.
 
 Source: the docstrings of `torch.distributed.checkpoint.planner` (`SavePlanner`, `LoadPlanner`).
 """
@@ -38,11 +39,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from .pieces import Block, Piece
 
 Path = tuple[str | int, ...]
-Pieces = Mapping[Path, Piece]  # by their places in a nested state dict
+Pieces = Mapping[Path, Piece]  # by their paths in a nested state dict
 
 
 class SavePieces(DefaultSavePlanner):
-    """Writes a nested state dict, and beside it the pieces, as if they were in it."""
+    """Writes a nested state dict, and also the pieces, as if they were in it."""
 
     def __init__(self, pieces: Pieces):
         super().__init__()
@@ -75,14 +76,14 @@ class SavePieces(DefaultSavePlanner):
 
 
 class LoadPieces(DefaultLoadPlanner):
-    """Reads into a nested state dict, and beside it into the pieces, whose `values` are overwritten."""
+    """Reads into a nested state dict, and also into the pieces, whose `values` are overwritten."""
 
     def __init__(self, pieces: Pieces):
         super().__init__()
         self.pieces = {name_of(path): piece for path, piece in pieces.items()}
 
     def create_local_plan(self) -> LoadPlan:
-        """Raises RuntimeError for a name that the checkpoint lacks, ValueError for one of another shape."""
+        """Raises RuntimeError for a name the checkpoint lacks, ValueError for a name with another shape."""
         if self.metadata is None:
             raise RuntimeError("the checkpoint has no metadata: was its writing broken off?")
         plan = create_default_local_load_plan(self.state_dict, self.metadata)
@@ -107,7 +108,7 @@ class LoadPieces(DefaultLoadPlanner):
 
 
 def apart(state: Mapping[str, Any], path: Path = ()) -> tuple[dict[Path, Piece], dict[str, Any]]:
-    """The pieces of a nested state dict, by their places, and the dict without them."""
+    """The pieces of a nested state dict, by their paths, and the dict without them."""
     pieces: dict[Path, Piece] = {}
     rest: dict[str, Any] = {}
     for name, value in state.items():
@@ -122,7 +123,7 @@ def apart(state: Mapping[str, Any], path: Path = ()) -> tuple[dict[Path, Piece],
 
 
 def name_of(path: Path) -> str:
-    """The name of a place in a nested state dict, as DCP makes it."""
+    """The name DCP gives to a path in a nested state dict."""
     return ".".join(map(str, path))
 
 
@@ -131,6 +132,6 @@ def _chunk(block: Block) -> ChunkStorageMetadata:
 
 
 def _values(piece: Piece, index: MetadataIndex) -> Tensor:
-    """The values of the piece's block at that place: a view."""
+    """The values of the piece's block at these offsets, as a view."""
     offsets = tuple(index.offset or ())
     return next(block.values for block in piece.blocks() if block.offsets == offsets)

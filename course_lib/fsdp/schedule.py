@@ -1,8 +1,8 @@
 """A training step as a list of actions: when each unit is gathered, computed, freed and reduced.
 
-A sharded model gathers a unit's weights, computes with them and frees them again. In which order? That alone
-decides whether the wire works while the rank computes. So the order is a list, which can be validated,
-simulated, drawn and executed:
+A sharded model gathers a unit's weights, computes with them and frees them again. Only the order of these
+actions decides whether the wire works while the rank computes. So the order is a list, which can be
+validated, simulated, drawn and executed:
 
     ("gather", i)      all-gather the weights of unit i
     ("forward", i)     compute unit i; its weights must be whole
@@ -10,9 +10,9 @@ simulated, drawn and executed:
     ("backward", i)    compute the gradients of unit i; its weights must be whole
     ("reduce", i)      reduce-scatter the gradients of unit i
 
-Two rules make it fast. Gather the next units *before* this one computes, so that they arrive meanwhile. In
-backward, gather unit i - 1 before the reduce of unit i: messages go over one wire in their order, and the
-next backward waits for the gather, but nothing waits for the reduce.
+Two rules make a step fast. First, gather the next units *before* this unit computes, so that they arrive
+while it does. Second, in backward, gather unit i - 1 before the reduce of unit i. Messages go over one wire
+in their order, and the next backward waits for the gather, but nothing waits for the reduce.
 
 Source: Zhao et al., PyTorch FSDP, VLDB 2023, sections 3.3.2 (backward prefetch) and 3.3.3 (forward prefetch).
 """
@@ -34,9 +34,10 @@ def fsdp_schedule(
     """The actions of a step, in the order in which the host issues them.
 
     Units are numbered in the order of forward. Before a unit computes, the next `forward_prefetch` units
-    above it are gathered as well, in backward the `backward_prefetch` units below. At most 1 + prefetch units
-    are whole at once. reshard: free each unit after its forward. keep_last: except the last one, since
-    backward begins with it. Without reshard nothing is gathered twice, and all units are whole at the turn.
+    above it are also gathered, or in backward the `backward_prefetch` units below it. At most 1 + prefetch
+    units are whole at the same time. reshard: free each unit after its forward. keep_last: but keep the last
+    unit, since backward begins with it. Without reshard, nothing is gathered twice, and all units are whole
+    at the turn.
     """
     actions: Schedule = []
     whole: set[int] = set()

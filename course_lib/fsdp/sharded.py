@@ -16,14 +16,14 @@ class Sharded(nn.Module):
     """A wrapper of `module`, whose parameters are this rank's flat shards, one for each unit.
 
     module: has `blocks`, an nn.ModuleList. Parameters and buffers get the values of the group's first rank.
-    Pass `parameters()` to any elementwise torch optimizer. After backward `shard.grad` holds the mean over
-    the ranks; a gradient that is missing counts as zeros, and several backwards add up. Do not move or
-    convert the module afterwards.
+    Pass `parameters()` to any elementwise torch optimizer. After backward, `shard.grad` holds the mean over
+    the ranks. A missing gradient counts as zeros, and the gradients of several backwards add up. Do not move
+    or convert the module afterwards.
 
-    root, parts: the units of all parameters outside of blocks, and of each block.
+    root, parts: the units of all parameters outside the blocks, and of each block.
 
     Raises TypeError if the module has no blocks, and ValueError if it has no parameters, if another wrapper
-    holds one of them, or if one of the numbers of blocks ahead is below 0.
+    holds a parameter, or if a number of blocks ahead is below 0.
     """
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Sharded(nn.Module):
 
     @property
     def units(self) -> list:
-        """All units: those of the root, then those of the blocks."""
+        """All units, first the root's units and then the units of the blocks."""
         return [unit for part in self._all() for unit in part.units]
 
     def _all(self) -> list[Part]:
@@ -69,7 +69,7 @@ class Sharded(nn.Module):
             yield (f"{prefix}.{name}" if prefix else name), unit.shard
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole module's state dict, on the CPU of every rank. All ranks call it, between steps.
+        """The whole module's state dict, on the CPU of every rank. All ranks must call it, between steps.
 
         It gathers part by part, (N-1)/N P elements in all, and leaves nothing whole.
         """
@@ -91,7 +91,7 @@ class Sharded(nn.Module):
     def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's shards, and the buffers, from a whole state dict. Nothing is sent.
 
-        Raises ValueError if names or shapes are not those of the module.
+        Raises ValueError if names or shapes differ from the module's own.
         """
         own = self.module.state_dict(keep_vars=True)
         unlike = {
@@ -107,7 +107,7 @@ class Sharded(nn.Module):
                 buffer.copy_(values[id(buffer)])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError: a single rank's dictionary would hold no whole parameter."""
+        """Raises RuntimeError, because a single rank's dictionary would hold no whole parameter."""
         raise RuntimeError("parameters are sharded: save full_state_dict(), called by all ranks")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,9 +121,7 @@ class Sharded(nn.Module):
 
 
 def check_free(module: nn.Module) -> None:
-    """ValueError if another wrapper, of this package or another one, holds a parameter, or if it is
-    this rank's experts.
-    """
+    """ValueError if a wrapper of any package holds a parameter, or if it holds this rank's experts."""
     for name, param in module.named_parameters():
         if getattr(param, "shared_out", False):
             raise ValueError(

@@ -1,16 +1,16 @@
-"""When does each action of a step run, on one rank? Two lanes, and durations for what they do.
+"""When does each action of a step run, on one rank? The model has two lanes, and a time for each action.
 
-The compute lane does the forwards and backwards, the wire the gathers and reduces, each lane in the order of
-the list and without a pause that nothing forces:
+The compute lane runs the forwards and backwards, and the wire runs the gathers and reduces. Each lane follows
+the order of the list, and pauses only if it must:
 
-    forward, backward   when the compute lane is free, and the unit has arrived
-    gather              when the wire is free, and all computations before it in the list are over: a host
-                        that computes issues nothing meanwhile, and on a GPU memory must be free first
-    reduce              when the wire is free, all computations before it in the list are over, and the last
-                        reduce is, too, whose buffer it takes
+    forward, backward   when the compute lane is free and the unit has arrived
+    gather              when the wire is free and all computations before it in the list are over, because
+                        a host that computes issues nothing, and on a GPU memory must be free first
+    reduce              when the wire is free, all computations before it in the list are over, and so is
+                        the last reduce, because its buffer is used again
 
-With two wires gathers and reduces do not wait for each other. There is no other cost: no launch, no
-contention, no slower rank.
+With two wires, gathers and reduces do not wait for each other. There is no other cost, such as a launch,
+contention or a slower rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .validate import validate
 
 @dataclass(frozen=True)
 class Times:
-    """How long the actions of a unit take. wires: 1, or 2 if gathers and reduces do not share one."""
+    """How long the actions of a unit take. wires: 1, or 2 if gathers and reduces do not share a wire."""
 
     forward: float
     backward: float
@@ -42,7 +42,7 @@ class Times:
 
 
 class Event(NamedTuple):
-    """An action that ran. lane: "compute" or "wire"; a second wire is "wire 2"."""
+    """An action that ran. lane: "compute" or "wire", or "wire 2" for a second wire."""
 
     kind: str
     unit: int
@@ -53,14 +53,14 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """The result of `simulate`: the events in the order of the list; the first began at 0."""
+    """The result of `simulate`, with the events in the order of the list. The first began at 0."""
 
     events: Sequence[Event]
-    whole: Sequence[tuple[float, int]]  # from this time on so many units are whole, or on their way
+    whole: Sequence[tuple[float, int]]  # from this time on, this many units are whole or arriving
 
     @cached_property
     def total(self) -> float:
-        """The time at which the last action of all ends."""
+        """The time at which the last action ends."""
         return max((event.end for event in self.events), default=0.0)
 
     @cached_property
@@ -75,16 +75,16 @@ class Simulation:
 
     @property
     def most_whole(self) -> int:
-        """The largest number of units that are whole, or on their way, at once."""
+        """The largest number of units that are whole, or on their way, at the same time."""
         return max((units for _, units in self.whole), default=0)
 
 
 def simulate(
     schedule: Iterable[tuple[str, int]], times: Times, units: int | None = None
 ) -> Simulation:
-    """Run a schedule against the clock. units: by default as many as the schedule names.
+    """Run a schedule against the clock. units: by default, as many as the schedule names.
 
-    Raises ScheduleError with the first violation: the times of a list that is not a step mean nothing.
+    Raises ScheduleError with the first violation, because a list that is not a step has no meaningful times.
     """
     schedule = list(schedule)
     validate(schedule, 1 + max((u for _, u in schedule), default=-1) if units is None else units)
@@ -99,7 +99,7 @@ def simulate(
             events.append(Event(kind, unit, "compute", start, end))
         elif kind == "free":
             whole.append((computed, whole[-1][1] - 1))
-        else:  # the host has come to this line when all computations before it are over
+        else:  # the host reaches this line only when all computations before it are over
             start = max(computed, wires[kind])
             end = start + getattr(times, kind)
             for each in wires if times.wires == 1 else [kind]:

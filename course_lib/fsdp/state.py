@@ -1,38 +1,39 @@
-"""Checkpoints of sharded modules: N ranks write, M ranks read.
+"""Checkpoints of sharded modules, which N ranks write and M ranks read.
 
-A rank holds a flat piece of each parameter and of each of the optimizer's states. Two forms leave it:
+A rank holds a flat piece of each parameter and of each optimizer state, and can save them in two forms:
 
-    full      every rank gets whole tensors, by an all-gather for each. One file, which one process can read.
-    sharded   each rank writes its own pieces with their offsets; nothing is gathered. Reading ranks take the
-              blocks that overlap theirs, however many ranks wrote them.
+    full      every rank gets whole tensors, by an all-gather for each. One process can read the single file.
+    sharded   each rank writes its own pieces with their offsets, and nothing is gathered. Each reading rank
+              takes the blocks that overlap its own, however many ranks wrote them.
 
     save_checkpoint("step1000", model, optimizer)          # 4 ranks
     load_checkpoint("step1000", model, optimizer)          # 2 ranks, or 1; the next losses are the same
 
-The sharded form is torch.distributed.checkpoint's (DCP), with the names of PyTorch's `get_state_dict`:
+The sharded form follows torch.distributed.checkpoint (DCP), with the names of PyTorch's `get_state_dict`:
 
     {"model": {name: piece or buffer},
      "optimizer": {"state": {name: {"exp_avg": piece, "step": number, ...}},
                    "param_groups": [{"params": [names], "lr": ..., ...}]}}
 
-So a module of `fully_shard` reads these files, and its files are read here:
+So a module of `fully_shard` can read these files, and this module can read the files of `fully_shard`:
 
     model, optim = get_state_dict(module, optimizer)       # torch.distributed.checkpoint.state_dict
     dcp.load({"model": model, "optimizer": optim}, checkpoint_id="step1000")
     set_state_dict(module, optimizer, model_state_dict=model, optim_state_dict=optim)
 
-The formats meet as long as they hold the same names, that is:
+The formats agree as long as they hold the same names, with these limits:
 
 * `get_state_dict` asks for the optimizer's state of every trained parameter. A parameter without a gradient
-  has no state here, as in torch.optim: then pass `DefaultLoadPlanner(allow_partial_load=True)` to dcp.load.
-* its option flatten_optimizer_state_dict=True makes other names, which are not read here.
-* a weight that two modules share has one state here, under its first name.
-* states that are not as large as the parameter, as Adafactor's, belong to a piece and to no whole tensor:
-  ValueError.
-* a module whose shards are those of units has one state for each unit: all of its parameters must have
-  taken as many steps, and one that has no state in a checkpoint gets zeros.
+  has no state here, as in torch.optim. In this case, pass `DefaultLoadPlanner(allow_partial_load=True)` to
+  dcp.load.
+* Its option flatten_optimizer_state_dict=True makes other names, which are not read here.
+* A weight that two modules share has only one state here, under its first name.
+* If states are not as large as the parameter, as in Adafactor, they belong to a piece and not to a whole
+  tensor, so they raise ValueError.
+* A module with one shard per unit has one state for each unit. So all parameters of a unit must have taken
+  equally many steps, and a parameter without a state in a checkpoint gets zeros.
 * `fully_shard` refuses a parameter without dimensions, which is allowed here.
-* numbers are converted to the reader's dtype without a word, as DCP does.
+* Numbers are converted to the reader's dtype without a warning, as in DCP.
 
 Source: `torch.distributed.checkpoint` (PyTorch's documentation), for the format.
 """
@@ -77,11 +78,11 @@ def save_checkpoint(
 ) -> None:
     """Write the module's parameters and buffers, and the optimizer's state, each rank its own part.
 
-    module: one whose parameters are flat shards, see `layout.py`. optimizer: of its parameters.
+    module: its parameters must be flat shards, see `layout.py`. optimizer: of these parameters.
     group: the ranks that together hold each parameter once. writers: all ranks that call, None for the whole
-        world; replicas are among them, and what they hold twice is written once.
-    Sends 8 bytes a parameter and DCP's plans, and no tensor. Writes one file or none a rank, and one of
-    metadata.
+        world. They include replicas, but whatever replicas hold twice is written only once.
+    Sends 8 bytes per parameter and DCP's plans, but no tensor. Each rank writes one file or none, and one
+    file holds the metadata.
 
     Raises TypeError or ValueError as `layout_of`, and ValueError for states that cannot be cut.
     """
@@ -97,10 +98,10 @@ def load_checkpoint(
     group: Group = None,
     readers: Group = None,
 ) -> None:
-    """Read what `save_checkpoint` wrote, or `fully_shard`'s ranks, on any number of ranks; see above.
+    """Read a checkpoint of `save_checkpoint` or of `fully_shard` on any number of ranks; see above.
 
-    The arguments are those of `save_checkpoint`. Parameters and buffers are overwritten in place, the
-    optimizer's state and options are replaced.
+    The arguments are the same as for `save_checkpoint`. Parameters and buffers are overwritten in place, and
+    the optimizer's state and options are replaced.
 
     Raises torch's CheckpointException if a name is missing or has another shape, ValueError if the
     optimizer's groups are of other parameters.
@@ -124,17 +125,17 @@ def load_checkpoint(
 def sharded_state_dict(
     module: nn.Module, optimizer: Optimizer | None = None, group: Group = None
 ) -> dict[str, Any]:
-    """The nested dictionary above; this rank's `Piece`s share memory with module and optimizer."""
+    """The nested dictionary above. This rank's `Piece`s share memory with module and optimizer."""
     return _sharded(module, optimizer, layout_of(module, group))
 
 
 def full_state_dict(
     module: nn.Module, optimizer: Optimizer | None = None, group: Group = None
 ) -> dict[str, Any]:
-    """The same with whole tensors, on the CPU of every rank; torch.save can write it. All ranks must call.
+    """The same with whole tensors, on the CPU of every rank, for torch.save. All ranks must call it.
 
-    "model" is what the wrapped module alone would have as its state dict.
-    Sends (N-1) times the longest piece of each tensor, and what the ranks have to agree on.
+    "model" is the state dict the wrapped module would have without the wrapper.
+    Sends (N-1) times the longest piece of each tensor, and a few objects on which the ranks have to agree.
     """
     layout = layout_of(module, group)
     state = _sharded(module, optimizer, layout)
@@ -156,9 +157,9 @@ def load_full_state_dict(
     optimizer: Optimizer | None = None,
     group: Group = None,
 ) -> None:
-    """Take this rank's pieces, and the buffers, from what `full_state_dict` gave on any number of ranks.
+    """Take this rank's pieces, and the buffers, from a `full_state_dict` of any number of ranks.
 
-    Sends 8 bytes a parameter. Raises ValueError if names or shapes are not those of the module.
+    Sends 8 bytes per parameter. Raises ValueError if names or shapes differ from the module's own.
     """
     layout = layout_of(module, group)
     own = _model(module, layout)
@@ -222,7 +223,7 @@ def _whole(value: Any, group: Group) -> Any:
 
 
 def _whole_states(states: States, pieces: Mapping[str, Piece], group: Group) -> States:
-    """Whole states of each parameter; a rank without an element of it takes part with an empty piece."""
+    """Whole states of each parameter. A rank without any element takes part with an empty piece."""
     kinds = {
         name: {
             key: value.values.dtype if isinstance(value, Piece) else _whole(value, group)

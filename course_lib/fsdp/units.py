@@ -1,13 +1,13 @@
-"""A unit: parameters that are gathered together, by messages that travel while the rank computes.
+"""A unit: parameters that are gathered together, with messages that travel while the rank computes.
 
     start()    give the parameters their memory, and begin the all-gather       (N-1)/N of the unit
     wait()     the weights are here
     free()     give the memory back
-    drop()     the same, also if the gather is in flight
+    drop()     the same, even if the gather is in flight
     reduce()   take the gradients, and begin the reduce-scatter of their mean   (N-1)/N of the unit
 
-Between uses a rank keeps its shard. The parameters stay views of one row, whose storage is resized to nothing
-and back: autograd has kept such views for backward, and they are right again when the row is.
+Between uses, a rank keeps its shard. The parameters stay views of one row, whose storage is resized to
+nothing and back. Autograd has kept such views for backward, and they are right again once the row is filled.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 section 5.3; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
@@ -26,15 +26,15 @@ from .arguments import Group, all_gather, group_size, reduce_scatter
 
 
 class Unit:
-    """Parameters in one row of N shards, of which this rank keeps `shard`; the row comes and goes.
+    """Parameters in one row of N shards. This rank keeps `shard`, whereas the row is gathered and freed.
 
-    params: of one dtype and device, all trained or all frozen. They get the values of the group's first rank,
-        and have no memory from then on but between `wait` and `free`.
+    params: of one dtype and device, all trained or all frozen. They get the values of the group's first rank.
+        From then on, they have memory only between `wait` and `free`.
     shard: this rank's part of the row, (ceil(P / N),), an nn.Parameter that is frozen if the parameters are.
 
     All ranks of `group` call the same methods of the same units in the same order. The constructor sends a
-    broadcast of the row. Raises ValueError for other params, for one that is there twice or in another unit
-    already, or on a rank outside of the group.
+    broadcast of the row. Raises ValueError for other params, for a parameter that appears twice or is in
+    another unit already, or on a rank outside the group.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], group: Group = None):
@@ -66,7 +66,7 @@ class Unit:
         self.free()
 
     def call(self, name: str) -> None:
-        """Give the unit the name of its module, and its rows as their `label`.
+        """Give the unit the name of its module, and give its rows this name as their `label`.
 
         A ledger that compares the ranks' collectives can then tell two units of the same size apart.
         """
@@ -77,7 +77,7 @@ class Unit:
         return self.shard.requires_grad
 
     def start(self) -> None:
-        """Begin to gather the shards as they are now; nothing happens if the unit is whole or on its way."""
+        """Begin to gather the shards as they are now, unless the unit is whole or on its way."""
         if not self.whole and self.work is None:
             self.row.untyped_storage().resize_(self.nbytes)
             with torch.no_grad():
@@ -86,7 +86,7 @@ class Unit:
                 )
 
     def wait(self) -> None:
-        """The weights are here afterwards; it starts the gather if nothing did."""
+        """Wait until the weights are here, and start the gather first if nothing has."""
         self.start()
         if self.work is not None:
             self.work.wait()
@@ -103,17 +103,17 @@ class Unit:
         self.whole = False
 
     def drop(self) -> None:
-        """Free the unit, after the gather that a failed forward may have left in flight."""
+        """Free the unit, after any gather that a failed forward has left in flight."""
         if self.work is not None:
             self.wait()
         self.free()
 
     @torch.no_grad()
     def reduce(self) -> Callable[[], None]:
-        """Take the parameters' gradients, and begin the reduce-scatter; the returned function ends it.
+        """Take the parameters' gradients, and begin the reduce-scatter. The returned function ends it.
 
         A gradient that is None counts as zeros. The function waits, and adds the mean over the ranks to
-        `shard.grad`; until then the row of gradients is in memory. A frozen unit sends nothing.
+        `shard.grad`. Until then, the row of gradients stays in memory. A frozen unit sends nothing.
         """
         if not self.trained:
             return lambda: None
@@ -129,7 +129,7 @@ class Unit:
         @torch.no_grad()
         def finish() -> None:
             work.wait()
-            gradients.untyped_storage().resize_(0)  # the backend may hold the tensor a while longer
+            gradients.untyped_storage().resize_(0)  # the backend can hold the tensor a while longer
             mean.div_(self.n)
             self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
@@ -137,12 +137,15 @@ class Unit:
 
     @torch.no_grad()
     def load(self, tensors: list[torch.Tensor]) -> None:
-        """Take this rank's shard from whole tensors in the parameters' shapes; the unit is not whole."""
+        """Take this rank's shard from whole tensors in the parameters' shapes.
+
+        The unit must not be whole.
+        """
         row = self._in_a_row([t.to(self.shard.device, self.shard.dtype) for t in tensors])
         self.shard.copy_(row.chunk(self.n)[dist.get_rank(self.group)])
 
     def _in_a_row(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """(N * ceil(P / N),): the elements one tensor after the other, then zeros."""
+        """(N * ceil(P / N),): the elements of one tensor after another, then zeros."""
         total = sum(tensor.numel() for tensor in tensors)
         row = tensors[0].new_empty(-(-total // self.n) * self.n)
         begin = 0

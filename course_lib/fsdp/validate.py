@@ -1,4 +1,4 @@
-"""Is a list of actions a training step? The first thing that is wrong with it, as a sentence."""
+"""Is a list of actions a training step? If not, a sentence says what is wrong with it first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ KINDS = ("gather", "forward", "free", "backward", "reduce")
 
 
 class ScheduleError(ValueError):
-    """A list that is not a training step; the text says what is wrong with it."""
+    """A list that is not a training step. The text says what is wrong with it."""
 
 
 def violation(
@@ -17,9 +17,9 @@ def violation(
     """The first mistake of a schedule, as a sentence, or None.
 
     Each unit computes once each way, forward from the first to the last and backward from the last to the
-    first, while its weights are whole. It is gathered when it is not whole, freed when it is, and reduced
-    once, after its backward. At the end all units are freed.
-    most_whole: how many units may be whole at once; None: any number.
+    first, while its weights are whole. A unit is gathered only when it is not whole, freed only when it is,
+    and reduced once, after its backward. At the end, all units are freed.
+    most_whole: how many units can be whole at the same time; None means any number.
     """
     whole: set[int] = set()
     done: dict[str, list[int]] = {kind: [] for kind in KINDS}

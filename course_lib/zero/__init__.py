@@ -5,33 +5,35 @@
     stage3.py     Zero3, the algorithm of Zero3Module: parameters too
     units.py      Unit: the parameters that are gathered, freed and reduced together
 
-Below these:
+These build on the following modules:
 
     shards.py     flat padded shards: flatten_and_shard, ShardLayout
     gradients.py  gradients in a row, and this rank's shard of their mean
-    bucket.py     Bucket: parameters in a row, and the shards that the optimizer knows
+    bucket.py     Bucket: parameters in a row, and the shards the optimizer knows
     transport.py  the reduce-scatter and the all-gather under all of them
     backward.py   when a backward begins and ends
 
-Above them, and not needed to understand them:
+The next modules surround the algorithms, and you do not need them to understand the algorithms:
 
     optimizers.py         Zero1Optimizer, Zero2Optimizer, as a program uses them
     sharded_optimizer.py  what both have in common: torch.optim's interface, hooks, refusals, saving
     sharded_module.py     Zero3Module, as a program uses it
     saving.py             state that N ranks save and M ranks load
-    offload.py            where shards lie: device, host memory, mapped files
+    offload.py            where shards are kept: device, host memory, mapped files
     arguments.py          checks of a sharded optimizer's arguments
     memory.py             memory_per_rank
 
-Beside them, for an optimizer that is not elementwise:
+The last module is for an optimizer that is not elementwise:
 
     muon.py       ShardedMuon: whole matrices on their owners
 
-Scalers, clippers and all that looks at gradients between backward and step: the optimizers' gradients lie in
-`optimizer.shards` after `optimizer.average_gradients()`, those of Zero3Module in its `parameters()`.
+Scalers, clippers and everything else that reads gradients between backward and step find the optimizers'
+gradients in `optimizer.shards` after `optimizer.average_gradients()`, and Zero3Module's gradients in its
+`parameters()`.
 
-The folder imports torch only and can be copied out as it is. The mean over the ranks is part of the
-reduce-scatter. Each docstring states the cost of its stage; `course_lib.facts` has the costs as functions.
+The folder imports only torch, so it can be copied out as it is. The mean over the ranks is part of the
+reduce-scatter. Each docstring states the cost of its stage, and `course_lib.facts` provides the costs as
+functions.
 """
 
 from .memory import memory_per_rank

@@ -49,8 +49,9 @@ def param_groups(
 
 
 def check_free(params: Iterable[torch.Tensor]) -> None:
-    """ValueError if a wrapper that takes gradients or weights away, of this package or another, holds one, or
-    if it is this rank's experts.
+    """ValueError if a wrapper holds a parameter already, or if a parameter holds this rank's experts.
+
+    A wrapper, of this package or another, takes gradients or weights away.
     """
     for number, param in enumerate(params):
         if getattr(param, "shared_out", False):
@@ -91,11 +92,11 @@ def check_distinct(params: Sequence[torch.Tensor]) -> None:
 def check_elementwise(
     optimizer_cls: type[torch.optim.Optimizer], defaults: dict[str, Any], device: torch.device
 ) -> None:
-    """An optimizer may be run on shards if it treats each element by itself: try it on a small tensor.
+    """Try on a small tensor whether an optimizer treats each element separately, as shards require.
 
-    Steps are taken on a matrix and on the same elements cut in two. If the results differ, the update
-    of an element depends on others (the norm of a layer, a row's mean, a history of whole gradients) and
-    would depend on where the shards begin.
+    It takes steps on a matrix and on the same elements cut in two. If the results differ, the update of an
+    element depends on other elements (the norm of a layer, a row's mean, a history of whole gradients), so
+    it would also depend on where the shards begin.
 
     Raises TypeError if optimizer_cls is not an optimizer class, ValueError if it is not elementwise.
     """

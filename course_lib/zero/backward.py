@@ -1,4 +1,4 @@
-"""Moments of a backward: its beginning, its end, and when the gradients of some tensors are there."""
+"""Moments of a backward: its beginning, its end, and when the gradients of some tensors are ready."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NONE = -1  # autograd numbers backwards from 0
 
 
 class Backward:
-    """The backward that is under way, if there is one: `joined` in its hooks, `over` at its end.
+    """The backward under way, if there is one. Its hooks call `joined`, and its end calls `over`.
 
-    after_failure: advice for the case that the last backward failed before its end.
+    after_failure: advice in case the last backward failed before its end.
     """
 
     def __init__(self, after_failure: str = ""):
         self.number, self._advice = NONE, after_failure
 
     def joined(self, at_end: Callable[[], None]) -> bool:
-        """In a gradient's hook: whether it is the first hook of a backward. The end will call `at_end()`.
+        """Whether the hook that calls this is the first one of a backward, whose end will call `at_end()`.
 
         Raises RuntimeError for a backward inside another one.
         """
@@ -50,7 +50,7 @@ def in_backward() -> bool:
 
 
 def refuse_second_derivatives() -> None:
-    """In a hook of a backward: RuntimeError if it records a graph of its own."""
+    """Call this in a hook of a backward. RuntimeError if the backward records a graph of its own."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "a backward with create_graph=True: the gradients' own graph would read weights that are freed "
@@ -60,9 +60,10 @@ def refuse_second_derivatives() -> None:
 
 
 def when_gradients(mode: Literal["all", "any"], of: object, call: Callable[[], None]) -> None:
-    """Run `call` in backward when the gradients of all tensors in `of` are there, or when any of them is.
+    """Run `call` in backward as soon as the gradients of all tensors in `of`, or of any, are ready.
 
-    With "all" it never runs if one of them is a leaf: autograd cannot say whether its gradient is asked for.
+    With "all", it never runs if one of the tensors is a leaf, because autograd cannot say whether anything
+    asks for a leaf's gradient.
     """
     tensors = tensors_in(of) if torch.is_grad_enabled() else []
     if mode == "all" and any(tensor.is_leaf for tensor in tensors):

@@ -6,9 +6,9 @@
     shards          [ a a ] [ b ] [ ]            each parameter's part of own, or of its copy
 
 The optimizer knows only the shards. It works on a copy of `own`, the *master*, if the parameters have 16
-bits (the copy has 32), or if shards lie elsewhere than the parameters (`home`, see `offload.py`).
+bits (the copy has 32), or if shards are kept in other memory than the parameters (`home`, see `offload.py`).
 
-Source: as `shards.py`; the master copy is that of mixed precision in ZeRO, section 3.1.
+Source: as for `shards.py`; the master copy is the same as for mixed precision in ZeRO, section 3.1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Bucket(Gradients):
 
     params: they become views of `flat`, (n * shard_numel,).
     own: this rank's part of flat, (shard_numel,).  master: own, or its copy.
-    shards: master cut up, as nn.Parameters: each parameter's part, flat, often empty.
+    shards: master cut into nn.Parameters, each of them one parameter's part, flat, often empty.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], transport: Transport, home: Home):
@@ -62,7 +62,7 @@ class Bucket(Gradients):
         return self.home.empty(self.shard_numel, dtype, self.own.device).copy_(self.own)
 
     def to_master(self) -> None:
-        """If the optimizer works on a copy: copy changes of the parameters since the last step into it."""
+        """Copy changes of the parameters since the last step into the optimizer's copy, if it has one."""
         if self.master is not self.own and not torch.equal(
             self.own, self.master.to(self.own.device, self.own.dtype)
         ):

@@ -1,12 +1,13 @@
-"""A bucket's gradients: a row of all before the reduce-scatter, this rank's shard of the mean after it.
+"""A bucket's gradients: a row of all before the reduce-scatter, and this rank's shard of the mean after it.
 
     row      of rank 0   [ g g g | g g g | - - 0 ]     2 parameters have arrived, the third has not
     row      of rank 1   [ g g g | g g g | g g 0 ]
     shard    of rank 2                   [ g g 0 ]     the mean; `present` says that the third has one
 
 The optimizer must skip a parameter that no rank used, as it does in one process, and must not decay it with
-a gradient of zero. The parameter's owner learns this without a further message: an absent gradient is sent
-as -0.0. The sum -0.0 + -0.0 is -0.0, and any other gradient, also 0.0, changes it (IEEE 754, section 6.3).
+a gradient of zero. The parameter's owner learns this without another message, because an absent gradient is
+sent as -0.0. The sum -0.0 + -0.0 is -0.0, but any other gradient, even 0.0, changes it (IEEE 754, section
+6.3).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .shards import ShardLayout
 
 
 class Gradients(ShardLayout):
-    """Gradients of `params` in one row, for which memory is taken when the first gradient arrives.
+    """Gradients of `params` in one row, which takes memory only when the first gradient arrives.
 
     arrived: which parameters have a gradient in the row.
-    shards: the optimizer's parameters, to which `give` gives the mean.
+    shards: the optimizer's parameters, which get the mean from `give`.
     """
 
     params: Sequence[nn.Parameter]
@@ -34,7 +35,7 @@ class Gradients(ShardLayout):
     # ---- the row, before the reduce-scatter
 
     def put(self, i: int) -> torch.Tensor:
-        """Copy the i-th parameter's `.grad` into the row; returns its view there."""
+        """Copy the i-th parameter's `.grad` into the row, and return its view there."""
         return self._write(i, 0.0)
 
     def add(self, i: int) -> None:
@@ -43,7 +44,7 @@ class Gradients(ShardLayout):
         self.params[i].grad = None
 
     def add_left(self) -> None:
-        """Add every `.grad` that is still there."""
+        """Add every `.grad` that is left."""
         for i, param in enumerate(self.params):
             if param.grad is not None:
                 self.add(i)
@@ -57,13 +58,13 @@ class Gradients(ShardLayout):
         return self._fill_absent()
 
     def take_gradient(self) -> tuple[torch.Tensor, list[bool]]:
-        """The row of added gradients, and which of them had arrived; the bucket forgets both."""
+        """Return the row of added gradients, and which of them had arrived; the bucket forgets both."""
         taken = self._fill_absent(), self.arrived
         self.forget_gradient()
         return taken
 
     def forget_gradient(self) -> None:
-        """No gradient has arrived, and there is no memory for one."""
+        """Forget all gradients, and free the memory for them."""
         self.arrived = [False] * len(self.params)
         self._gradient, self._views_of_gradient = None, []
 
@@ -81,7 +82,7 @@ class Gradients(ShardLayout):
                 f"a gradient is {grad.layout}; shards are dense: use sparse=False in the embedding"
             )
         if grad.data_ptr() != view.data_ptr():
-            torch.add(grad, before, out=view)  # + 0.0 turns -0.0, which says "absent", into 0.0
+            torch.add(grad, before, out=view)  # + 0.0 turns -0.0, which means "absent", into 0.0
         self.arrived[i] = True
         return view
 
@@ -101,7 +102,7 @@ class Gradients(ShardLayout):
         return self._gradient
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Forget every `.grad`, or make it zeros; the row stays."""
+        """Forget every `.grad`, or fill it with zeros; the row stays."""
         for param in self.params:
             if set_to_none:
                 param.grad = None
@@ -112,9 +113,9 @@ class Gradients(ShardLayout):
     # ---- the mean of this rank's shard, after the reduce-scatter
 
     def present(self, mean: torch.Tensor, arrived: Sequence[bool]) -> list[bool]:
-        """For each parameter whether this shard of the mean holds a gradient of some rank.
+        """For each parameter, whether this shard of the mean holds a gradient of some rank.
 
-        arrived: for each parameter whether this rank had a gradient.
+        arrived: for each parameter, whether this rank had a gradient.
         """
         return [
             bool(piece.numel()) and (here or not _all_negative_zero(piece))
@@ -123,7 +124,7 @@ class Gradients(ShardLayout):
 
     @torch.no_grad()
     def give(self, mean: torch.Tensor, present: Sequence[bool], add: bool = False) -> None:
-        """Make the mean the gradient of the optimizer's shards; with `add`, add it to their gradient."""
+        """Make the mean the gradient of the optimizer's shards, or with `add`, add it to their gradient."""
         for shard, piece, here in zip(self.shards, self.pieces(mean), present, strict=True):
             if here and add and shard.grad is not None:
                 shard.grad += piece.to(shard.device)

@@ -1,22 +1,22 @@
 """Muon on several ranks: an optimizer that needs whole matrices.
 
-SGD and Adam treat each element by itself, so an optimizer of flat shards gives the same weights as an
+SGD and Adam treat each element separately, so an optimizer of flat shards gives the same weights as an
 optimizer of whole tensors. Muon does not. Its update is the momentum with all singular values brought close
-to 1, and every element of that depends on every element of the matrix. A rank that holds half a matrix would
-orthogonalize this half, which is another matrix than half of the orthogonalized one.
+to 1, so every element of the update depends on every element of the matrix. A rank with half a matrix would
+orthogonalize this half, but that is not the same as half of the orthogonalized matrix.
 
-So the unit that is dealt out is a whole matrix, and the rest is ZeRO-2 with other shards:
+Therefore whole matrices are dealt out, and everything else is ZeRO-2 with other shards:
 
     deal             each matrix to one rank, its owner
     reduce-scatter   every rank has gradients of its own samples; the owner gets the mean
     on the owner     momentum, Newton-Schulz, new weights
     all-gather       the owners' weights go to all ranks
 
-Per step a rank sends 2 (n-1)/n P elements, as in ZeRO-2, and holds P/n elements of momentum, half of what
-Adam's m and v take. Newton-Schulz runs once per matrix instead of once per matrix and rank. Both n-ths are
-exact if the dealing comes out even. With more ranks than matrices, some ranks own nothing.
+Per step, a rank sends 2 (n-1)/n P elements, as in ZeRO-2. It holds P/n elements of momentum, half as many as
+Adam's m and v. Newton-Schulz runs once per matrix instead of once per matrix and rank. Both fractions are
+exact if all ranks are dealt equally many elements. With more ranks than matrices, some ranks own nothing.
 
-Muon is meant for the matrices of hidden layers. Embeddings, the head, norms and biases get AdamW.
+Muon is meant for the matrices of hidden layers. Use AdamW for embeddings, the head, norms and biases.
 
 Sources: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024 (blog post), for the
 algorithm and the coefficients; Liu et al., Muon is Scalable for LLM Training, 2025, section 2.3, for another
@@ -41,9 +41,9 @@ ITERATIONS = 5
 
 
 def deal(shapes: Sequence[Sequence[int]], n: int) -> list[list[int]]:
-    """The numbers of the matrices that each of n ranks owns: n lists, some empty if there are few matrices.
+    """The numbers of the matrices each of n ranks owns, as n lists. With few matrices, some are empty.
 
-    The largest matrix comes first, and each goes to the rank with the fewest elements so far. All ranks
+    The largest matrix is dealt first, and each goes to the rank with the fewest elements so far. All ranks
     compute the same lists. ValueError if n is less than 1.
     """
     if n < 1:
@@ -63,8 +63,8 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
     matrix: (rows, columns). Five Newton-Schulz iterations x <- a x + b (x x^T) x + c (x x^T)^2 x send every
     singular value s to a s + b s^3 + c s^5. Singular values far below the norm of the matrix stay smaller.
-    Costs 5 (4 m^2 n + 2 m^3) FLOPs for m rows and n columns, m <= n; a tall matrix is turned first. Computes
-    in the matrix's dtype; large runs use bfloat16.
+    Costs 5 (4 m^2 n + 2 m^3) FLOPs for m rows and n columns, m <= n; a tall matrix is transposed first.
+    Computes in the matrix's dtype; large runs use bfloat16.
     """
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
@@ -90,10 +90,10 @@ def muon_step(
 
     params: matrices of one dtype and device, equal on all ranks, with this rank's gradients in .grad. A
         missing gradient counts as zeros.
-    momenta: by number of a matrix, of those that this rank owns; empty before the first step.
-    owned: the numbers of the matrices of each rank of `group`, see `deal`.
+    momenta: by number of a matrix, for the matrices this rank owns; empty before the first step.
+    owned: for each rank of `group`, the numbers of its matrices, see `deal`.
 
-    Sends 2 (n-1) elements for each element of the longest row: 2 (n-1)/n P if all rows are equally long.
+    Sends 2 (n-1) elements for each element of the longest row, or 2 (n-1)/n P if all are equally long.
     """
     transport = Transport(group)
     rows = Rows(params, owned)
@@ -120,9 +120,9 @@ def muon_step(
 
 
 class Rows:
-    """Matrices in rows of equal length, one for each rank: its own matrices, and zeros behind them.
+    """Matrices in rows of equal length. Each rank's row holds its own matrices, with zeros behind them.
 
-    numbers: of the matrices in each row.  longest: elements of a row, as many as the fullest has.
+    numbers: of the matrices in each row.  longest: elements of a row, as many as the fullest row needs.
     """
 
     def __init__(self, params: Sequence[Tensor], owned: Sequence[Sequence[int]]):
@@ -148,11 +148,11 @@ class Rows:
 class ShardedMuon:
     """Muon over `group`, with each matrix on one rank.
 
-    params: matrices of one dtype and device, the same on all ranks; the first rank's values are taken.
+    params: matrices of one dtype and device, the same on all ranks, which take the first rank's values.
     lr, beta: the learning rate, and how much of the momentum a step keeps.
-    owned: the numbers of the matrices of each rank.  momenta: by number, of this rank's matrices.
+    owned: for each rank, the numbers of its matrices.  momenta: by number, of this rank's matrices.
 
-    ValueError if a parameter has not two dimensions, or if there are none.
+    Raises ValueError if a parameter does not have two dimensions, or if there are no parameters.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Where a shard and its optimizer state lie: on the device, in host memory, or in a file.
+"""Where a shard and its optimizer state are kept: on the device, in host memory, or in a file.
 
-The optimizer's step reads and writes each of its bytes once and computes next to nothing, so it can be
-done where memory is cheap. ZeRO-Offload does it in host memory and on the host's processor. ZeRO-Infinity
-uses disks as well: here a memory-mapped file, which the operating system reads and writes as it is needed.
+The optimizer's step reads and writes each of its bytes once and computes next to nothing, so it can run
+where memory is cheap. ZeRO-Offload runs it in host memory and on the host's processor. ZeRO-Infinity also
+uses disks. Here this means a memory-mapped file, which the operating system reads and writes as needed.
 
     offload=None            on the parameters' device
     offload="cpu"           in host memory, page-locked if there is a GPU, so that copies do not wait
@@ -24,7 +24,7 @@ from .shards import Home
 
 
 class HostMemory(Home):
-    """Host memory. Parameters on the CPU are there already, and nothing is moved."""
+    """Host memory. Parameters on the CPU are already in it, so they are not moved."""
 
     def is_apart(self, device: torch.device) -> bool:
         return device.type != "cpu"
@@ -36,8 +36,8 @@ class HostMemory(Home):
 class MappedFile(Home):
     """Memory-mapped files in `folder`, which is made if it is missing.
 
-    Space is reserved when a file is made, so that a full disk is an error here and not the end of the
-    process later. A file loses its name once it is mapped (`ls` does not show it): its space is free
+    Space is reserved when a file is made, so that a full disk raises an error here instead of ending the
+    process later. A file loses its name once it is mapped (`ls` does not show it), so its space is free
     again when the process ends, in whatever way.
 
     nbytes: how many bytes have been mapped so far.
@@ -76,7 +76,7 @@ Place = str | os.PathLike[str] | Home | None  # of an argument `offload`
 
 
 def home(offload: Place) -> Home:
-    """The memory that an argument `offload` names; TypeError for anything else."""
+    """The memory named by an argument `offload`; TypeError for anything else."""
     if offload is None:
         return Home()
     if isinstance(offload, Home):
@@ -91,9 +91,9 @@ def home(offload: Place) -> Home:
 
 
 def keep_state(optimizer: torch.optim.Optimizer, where: Home) -> None:
-    """Move the states that an optimizer made in its first step to the place `where` the shards are.
+    """Move the states an optimizer made in its first step to the place `where` the shards are kept.
 
-    From then on the optimizer writes them there in place.
+    From then on, the optimizer writes them there in place.
     """
     for state in optimizer.state.values():
         for name, value in state.items():

@@ -1,6 +1,6 @@
 """The optimizers of ZeRO-1 and ZeRO-2, as a program uses them.
 
-The algorithms are in `stage1.py` and `stage2.py`, all that surrounds them in `sharded_optimizer.py`.
+The algorithms are in `stage1.py` and `stage2.py`, and all that surrounds them is in `sharded_optimizer.py`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Zero1Optimizer(ShardedOptimizer):
 
 
 class Zero2Optimizer(Zero1Optimizer):
-    """As Zero1Optimizer, with gradients sharded too.
+    """Like Zero1Optimizer, but the gradients are also sharded.
 
-    bucket_bytes: a bucket is full when it holds that many bytes. Small buckets save memory, large buckets
+    bucket_bytes: a bucket is full when it holds this many bytes. Small buckets save memory, large buckets
     save messages.
 
-    After backward `.grad` of the parameters is None: the averaged gradient is in shards, in the optimizer.
-    `zero_grad()` of the optimizer clears it; that of the module cannot. Buckets are sent in the same order
-    on all ranks, and all ranks call backward equally often: a rank whose loss reaches no parameter must
-    join the others with a loss of zero.
+    After backward, `.grad` of the parameters is None, because the averaged gradient is in shards, in the
+    optimizer. The optimizer's `zero_grad()` clears it, but the module's cannot. Buckets are sent in the same
+    order on all ranks, and all ranks must call backward equally often. So if a rank's loss reaches no
+    parameter, it must join the other ranks with a loss of zero.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Zero2Optimizer(Zero1Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Raises RuntimeError: there is no place for gradients that are not reduced."""
+        """Raises RuntimeError, because there is no memory for gradients that are not reduced."""
         raise RuntimeError(
             "Zero2Optimizer keeps no full gradients, so every backward must reduce them: leave no_sync out, "
             "or use Zero1Optimizer"

@@ -1,4 +1,4 @@
-"""The optimizer's state: N ranks save it, and M ranks load it.
+"""The optimizer's state, which N ranks save and M ranks load.
 
 Each rank saves its own part, without communication. `state_dict()` is then plain data:
 
@@ -8,9 +8,9 @@ Each rank saves its own part, without communication. `state_dict()` is then plai
                         "start", "stop": which of its elements, counted in a row, are here,
                         "values": {"exp_avg": flat tensor of those elements, "step": tensor or number, ...}}}}
 
-`merge_state_dicts` joins the dictionaries of all N ranks into one in torch.optim's form, with whole
-parameters. Any number of ranks loads it. The same optimizer in one process loads it as well, and writes
-dictionaries that any number of ranks loads:
+`merge_state_dicts` joins the dictionaries of all N ranks into one dictionary in torch.optim's form, with
+whole parameters. Any number of ranks can load it. The same optimizer in one process can also load it, and
+saves dictionaries any number of ranks can load:
 
     torch.save(optimizer.state_dict(), f"rank{rank}.pt")                                   # N ranks
     parts = [torch.load(f"rank{r}.pt", mmap=True) for r in range(N)]                       # M ranks
@@ -37,8 +37,8 @@ class Piece:
     """A parameter's part on this rank.
 
     index: the parameter's number. shape: of the whole parameter. span: which of its elements are here.
-    shard: the tensor with these elements, which the optimizer knows. has_master: whether the shard is the
-    float32 copy.
+    shard: the tensor with these elements, which is what the optimizer knows. has_master: whether the shard
+    is the float32 copy.
     """
 
     index: int
@@ -82,10 +82,10 @@ def save_pieces(
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the state dictionaries of all ranks, in any order, into one in torch.optim's form.
 
-    Frozen parameters have no state in it, since no rank's optimizer knows them. (They have none in
-    torch.optim either, except in Adagrad, which makes its state with the optimizer.)
+    The result contains no state for frozen parameters, since no rank's optimizer knows them. (Neither does
+    torch.optim keep any, except for Adagrad, which makes its state together with the optimizer.)
 
-    Raises ValueError if a dictionary is missing or is there twice, or if they are not of one run.
+    Raises ValueError if a dictionary is missing or appears twice, or if they are not all from the same run.
     """
     if not states:
         raise ValueError("no state dictionaries: pass those of all ranks")
@@ -110,7 +110,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _join(parts: Sequence[Mapping[str, Any]], shape: torch.Size) -> dict[str, Any]:
-    """Flat tensors are put one after another; a single number for a parameter is the same on all ranks."""
+    """Put flat tensors one after another; a single number per parameter is the same on all ranks."""
     if not parts:
         return {}
     names = parts[0].keys()
@@ -131,9 +131,9 @@ def load_pieces(
     rank: int,
     world_size: int,
 ) -> None:
-    """Give the optimizer this rank's part of `state`: a merged dictionary, or the one that this rank saved.
+    """Give the optimizer this rank's part of `state`, a merged dictionary or one this rank saved.
 
-    Raises ValueError for the dictionary of another rank or world size, or of other parameters.
+    Raises ValueError for a dictionary from another rank or world size, or with other parameters.
     """
     own = "world_size" in state
     if own and (state["world_size"], state["rank"]) != (world_size, rank):
@@ -199,7 +199,7 @@ def _cut(entry: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
 def _renumbered(
     optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The options of the saved groups for the groups of shards, which hold no frozen parameters."""
+    """The options of the saved groups, for the groups of shards, which have no frozen parameters."""
     if len(groups) != len(optimizer.param_groups):
         raise ValueError(
             f"the state has {len(groups)} parameter groups, this optimizer {len(optimizer.param_groups)}"

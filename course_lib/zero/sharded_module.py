@@ -1,6 +1,6 @@
 """The module of ZeRO-3, as a program uses it: arguments, names, no_sync, saving, refusals.
 
-`stage3.py` has the algorithm.
+The algorithm is in `stage3.py`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .units import Units, check_gathered
 class Zero3Module(Zero3):
     """`module` with its parameters sharded over `group`, gathered unit by unit when they are used.
 
-    `parameters()` are this rank's flat shards, one for each parameter, under its name (empty if other
-    ranks hold all of it): pass them to any elementwise torch optimizer. Parameters and buffers get the
+    `parameters()` are this rank's flat shards, one for each parameter, under the parameter's name (empty if
+    other ranks hold all of it). Pass them to any elementwise torch optimizer. Parameters and buffers get the
     values of the group's first rank. Gradients are means over the ranks and add up until the optimizer's
-    `zero_grad`; a parameter that no rank used has none. Do not move or convert the module afterwards.
+    `zero_grad`. A parameter that no rank used has no gradient. Do not move or convert the module afterwards.
 
     group: the ranks that hold replicas. They call forward and backward alike, each on its own data.
-    units: submodules, each of which is gathered as a whole, or classes of submodules. By default the
-        elements of every ModuleList, ModuleDict and Sequential, or, if there is none, the children.
-        Parameters outside all units, and those that several units share (tied weights), belong to the whole
-        module's forward. A unit's weights are there only in its own `forward`, and it runs on all ranks or
-        on none. A submodule that computes without them raises RuntimeError.
-    offload: None, "cpu", a folder or a MappedFile: where the shards lie (`offload.py`). The optimizer's
-        states and its step are there, too. For states in a mapped file call `keep_state` after the first
-        step.
+    units: submodules, each of which is gathered as a whole, or classes of submodules. By default, the units
+        are the elements of every ModuleList, ModuleDict and Sequential, or the children if there is none.
+        Parameters that are outside all units, or shared by several units (tied weights), belong to the whole
+        module's forward. A unit's weights are gathered only in its own `forward`, which runs on all ranks or
+        on none. A submodule that computes without its weights raises RuntimeError.
+    offload: where the shards are kept: None, "cpu", a folder or a MappedFile (`offload.py`). The optimizer's
+        states are also kept there, and its step runs there. For states in a mapped file, call `keep_state`
+        after the first step.
     reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
 
-    Raises ValueError if the module has no parameters or is wrapped already, or if a unit is outside it.
+    Raises ValueError if the module has no parameters or is wrapped already, or if a unit is outside it;
     RuntimeError for a backward inside another one (a reentrant checkpoint), and with create_graph=True.
     """
 
@@ -64,7 +64,7 @@ class Zero3Module(Zero3):
             param.held_by = shard.held_by = type(self).__name__  # pyright: ignore[reportAttributeAccessIssue]
 
     def _guard(self) -> None:
-        """Every submodule looks whether its own weights are here, before it computes."""
+        """Make every submodule check that its own weights are here before it computes."""
         unit_of = {param: unit for unit in self.units for param in unit.params}
         for name, inner in self.module.named_modules():
             own = [p for p in inner._parameters.values() if p is not None]
@@ -83,9 +83,9 @@ class Zero3Module(Zero3):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here keep whole gradients on this rank; the next one outside sends the sum.
+        """In here, backward keeps full gradients on this rank. The next backward outside sends the sum.
 
-        K microbatches send 2K + 1 times (N-1)/N P instead of 3K times, at the price of full gradients in
+        K microbatches then send 2K + 1 times (N-1)/N P instead of 3K times, but full gradients take up
         memory.
         """
         before, self.synchronises = self.synchronises, False
@@ -97,9 +97,9 @@ class Zero3Module(Zero3):
     # ---- saving
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole module's state dict, on the CPU of every rank: any number of ranks loads it.
+        """The whole module's state dict, on the CPU of every rank, for any number of ranks to load.
 
-        All ranks must call it; it gathers unit by unit.
+        All ranks must call this method, which gathers unit by unit.
         """
         whole: dict[int, torch.Tensor] = {}
         for unit in self.units:
@@ -115,7 +115,7 @@ class Zero3Module(Zero3):
     def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's shards, and the buffers, from a whole state dict. Nothing is sent.
 
-        Raises ValueError if names or shapes are not those of the module.
+        Raises ValueError if names or shapes differ from the module's own.
         """
         own = self.module.state_dict(keep_vars=True)
         if own.keys() != state.keys():
@@ -137,7 +137,7 @@ class Zero3Module(Zero3):
                 value.copy_(state[name])
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """This rank's part of the state of an optimizer of `parameters()`; `saving.py` has the format."""
+        """This rank's part of the state of an optimizer of `parameters()`, as `saving.py` describes it."""
         number = {id(shard): i for i, shard in enumerate(self._named.values())}
         groups = [[number[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         rank, n = self.transport.rank, self.transport.n
@@ -146,7 +146,7 @@ class Zero3Module(Zero3):
     def load_optimizer_state_dict(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
     ) -> None:
-        """Load a dictionary that `merge_state_dicts` joined, or torch.optim or this rank saved."""
+        """Load a dictionary joined by `merge_state_dicts`, or saved by torch.optim or by this rank."""
         load_pieces(optimizer, self._pieces(), state, self.transport.rank, self.transport.n)
 
     def _shards(self) -> list[tuple[nn.Parameter, Span, nn.Parameter]]:
@@ -163,7 +163,7 @@ class Zero3Module(Zero3):
         return sorted(pieces, key=lambda piece: piece.index)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError: a single rank's dictionary would hold no whole parameter."""
+        """Raises RuntimeError, because a single rank's dictionary would hold no whole parameter."""
         raise RuntimeError("parameters are sharded: save full_state_dict(), called by all ranks")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """A sharded optimizer around its algorithm: torch.optim's interface, hooks, refusals, saving.
 
-`stage1.py` and `stage2.py` have the algorithms.
+The algorithms are in `stage1.py` and `stage2.py`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _OWNERS = WeakIdKeyDictionary()  # parameter: its sharded optimizer, as a weak r
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """A torch.optim.Optimizer, whose `param_groups` and `state` are those of `optimizer`, the inner one.
+    """A torch.optim.Optimizer that shares `param_groups` and `state` with `optimizer`, the inner one.
 
-    params: they become views of flat rows, and all ranks get the values of the group's first rank (the
-        optimizer does not know the module's buffers: broadcast those yourself). Do not move or convert the
-        module afterwards.
+    params: they become views of flat rows, and all ranks get the values of the group's first rank. (The
+        optimizer does not know the module's buffers, so broadcast the buffers yourself.) Do not move or
+        convert the module afterwards.
     group: the ranks that hold replicas. All of them call `step` equally often.
-    offload: None, "cpu", a folder or a MappedFile: where the shard and its state lie (`offload.py`).
+    offload: where the shard and its state are kept: None, "cpu", a folder or a MappedFile (`offload.py`).
     reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
 
     Parameters in 16 bits get a float32 copy, sharded like the state, on which the optimizer works (mixed
-    precision). `param_groups` are those of the shards: learning-rate schedulers work on them.
-    Gradients of several backward passes add up until `step`. If no rank has a gradient for a parameter,
-    `step` skips it, as torch.optim does; if only some ranks have one, the others count as zeros. `step`
-    before any backward therefore changes nothing. Before the step each rank has the gradients of its own
-    loss: clip and unscale after `average_gradients`.
+    precision). `param_groups` hold the shards, and learning-rate schedulers work on them. Gradients of
+    several backward passes add up until `step`. If no rank has a gradient for a parameter, `step` skips the
+    parameter, as torch.optim does. If only some ranks have one, the others count as zeros. Therefore `step`
+    changes nothing before the first backward. Until the step, each rank has only the gradients of its own
+    loss, so clip and unscale after `average_gradients`.
 
     Raises ValueError if no parameter requires a gradient, if the optimizer is not elementwise, or if
     another sharded optimizer holds a parameter; TypeError for arguments of another kind.
@@ -91,25 +91,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def shards(self) -> list[nn.Parameter]:
-        """This rank's piece of each trained parameter, in the order of `param_groups`; often it is empty."""
+        """This rank's piece, often empty, of each trained parameter, in the order of `param_groups`."""
         return [shard for group in self.param_groups for shard in group["params"]]
 
     @torch.no_grad()
     def average_gradients(self) -> None:
-        """Do the first part of the step now: `shard.grad` becomes the mean over the ranks.
+        """Do the first part of the step now, which makes `shard.grad` the mean over the ranks.
 
-        Call it on all ranks, after the last backward of a step, before anything looks at gradients or changes
-        them. It sends nothing that `step` would not send, which then goes on from here:
+        Call this on all ranks, after the last backward of a step, before anything reads or changes gradients.
+        It sends nothing that `step` would not send, and `step` then goes on from here:
 
             optimizer.average_gradients()
             norm = clip_grad_norm_(optimizer.shards, 1.0, group)     # of course_lib.fsdp
             optimizer.step()
 
-        `course_lib.precision.LossScaler` calls it. PyTorch's ShardedGradScaler works after it. GradScaler
-        does not agree over the ranks: they would wait for one that skips a step alone.
+        `course_lib.precision.LossScaler` calls this method. PyTorch's ShardedGradScaler works after it. But
+        GradScaler lets each rank decide by itself, so the ranks would wait for a rank that skips a step.
 
-        Until the step the parameters' own `.grad` no longer matter, and a further backward raises
-        RuntimeError. After a step that was skipped call `zero_grad()` of the optimizer.
+        Until the step, the parameters' own `.grad` no longer matter, and another backward raises
+        RuntimeError. After a step that was skipped, call `zero_grad()` of the optimizer.
         """
         self.algorithm.average_gradients()
 
@@ -124,7 +124,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """PyTorch's scalers ask in their step whether the optimizer unscales by itself: it does not.
+        """Tell PyTorch's scalers, which ask in their step, that the optimizer does not unscale by itself.
 
         Raises RuntimeError if the scaler has found no gradients to unscale.
         """
@@ -148,7 +148,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _before_step(self, closure: Callable[[], Any] | None) -> Any:
-        """Returns the closure's loss. RuntimeError if a parameter was moved, or unfrozen since."""
+        """Return the closure's loss. RuntimeError if a parameter was moved or unfrozen since."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -164,18 +164,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, those of the shards too."""
+        """Forget the gradients, including the gradients of the shards."""
         self.algorithm.zero_grad(set_to_none)
 
-    # ---- as torch.optim and DDP have it
+    # ---- as in torch.optim and DDP
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """For programs written for DDP. It switches nothing off: only `step` communicates."""
+        """For programs written for DDP. It switches nothing off, because only `step` communicates."""
         yield
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """For the constructor only: the shards are cut once. RuntimeError afterwards."""
+        """For the constructor only, because the shards are cut once. RuntimeError afterwards."""
         if self._is_complete:
             raise RuntimeError("the shards are cut: give all parameter groups when you make it")
         super().add_param_group(param_group)
@@ -183,14 +183,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # ---- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state, without communication; `saving.py` has the format."""
+        """This rank's part of the state, without communication, in the format of `saving.py`."""
         rank, n = self.transport.rank, self.transport.n
         return save_pieces(self.optimizer, self._pieces(), self._numbers, rank, n)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a dictionary that `merge_state_dicts` joined, or torch.optim or this rank saved.
+        """Load a dictionary joined by `merge_state_dicts`, or saved by torch.optim or by this rank.
 
-        The parameters belong to the module: load them there, before or after.
+        The parameters belong to the module, so load them there, before or after.
         Raises ValueError for the state of another rank or another model.
         """
         rank, n = self.transport.rank, self.transport.n
@@ -211,7 +211,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def _arrival(
     owner: weakref.ref[ShardedOptimizer], bucket: Bucket, i: int
 ) -> Callable[[torch.Tensor], None]:
-    """A hook that does nothing once its optimizer is deleted: parameters outlive optimizers."""
+    """A hook that does nothing once its optimizer is deleted, since parameters outlive optimizers."""
 
     def hook(_: torch.Tensor) -> None:
         optimizer = owner()
@@ -223,7 +223,7 @@ def _arrival(
 
 
 def _claim(params: Sequence[torch.Tensor], optimizer: ShardedOptimizer) -> None:
-    """No parameter may have two sharded optimizers: each would move it into a buffer of its own."""
+    """Refuse a second sharded optimizer for a parameter, since each would move it into its own buffer."""
 
     def taken() -> bool:
         owners = (_OWNERS.get(param) for param in params)

@@ -1,13 +1,13 @@
 """Flat shards: how parameters of any shape are cut into equal parts for N ranks.
 
-Cutting by parameter gives uneven parts (the embedding alone can be half a model), and a collective wants
-equal parts. So the parameters are laid one after another in one flat buffer, zeros are appended until N
-divides its length, and rank r owns the r-th of N equal parts. A boundary may fall inside a parameter.
+Cutting by parameter gives uneven parts (the embedding can be half a model), but a collective needs equal
+parts. So the parameters are laid one after another in one flat buffer, zeros are appended until N divides
+its length, and rank r owns the r-th of N equal parts. A boundary can fall inside a parameter.
 
     parameters   [ a a a a a | b b | c c c c ]
     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
 
-The parameters themselves become views of the buffer, so that an all-gather into it writes them in place,
+The parameters themselves become views of the buffer, so an all-gather into the buffer writes them in place,
 without a copy.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
@@ -28,8 +28,8 @@ ParamGroup = dict[str, Any]  # of torch.optim: {"params": parameters, and the op
 def flatten_and_shard(params: Iterable[torch.Tensor], n: int) -> list[torch.Tensor]:
     """The elements of `params` in a row, cut into n flat shards of one size; zeros fill the last ones.
 
-    params: tensors of any shapes, of one dtype and on one device. They are not changed: the shards are
-        views of one new buffer of n * ceil(P / n) elements, in which P counts the elements of all params.
+    params: tensors of any shapes, of one dtype and on one device. They are not changed, because the shards
+        are views of one new buffer of n * ceil(P / n) elements, where P counts the elements of all params.
 
     Raises ValueError if there are no params, if they have several dtypes or devices, or if n < 1.
     """
@@ -57,7 +57,7 @@ def padded(numel: int, n: int) -> int:
 
 
 def offsets(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where each tensor begins when all lie in a row."""
+    """Where each tensor begins when all are laid in a row."""
     begins, total = [], 0
     for tensor in tensors:
         begins.append(total)
@@ -67,9 +67,9 @@ def offsets(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 @dataclass(frozen=True)
 class Span:
-    """The part of one parameter that lies in a rank's shard: elements start to stop of the parameter.
+    """The part of one parameter that a rank's shard holds: elements start to stop of the parameter.
 
-    `low` and `high` say where they lie in the shard. All four are 0 if the shard holds none of them.
+    `low` and `high` are their bounds in the shard. All four are 0 if the shard holds none of them.
     """
 
     start: int
@@ -79,7 +79,7 @@ class Span:
 
 
 class ShardLayout:
-    """Where parameters lie in a row of n shards, of which this rank owns one.
+    """The positions of parameters in a row of n shards, of which this rank owns one.
 
     offsets: where each parameter begins in the row.  numel: their elements, without padding.
     shard_numel: elements of a shard.  begin: where this rank's shard begins in the row.
@@ -115,7 +115,7 @@ class ShardLayout:
 
 
 class Home:
-    """Memory for shards: here the parameters' own device. `offload.py` has other places."""
+    """Memory for shards, here on the parameters' own device. `offload.py` provides other places."""
 
     def is_apart(self, device: torch.device) -> bool:
         """Whether a shard of parameters on `device` is kept elsewhere than in the parameters."""
@@ -126,5 +126,5 @@ class Home:
         return torch.empty(numel, dtype=dtype, device=device)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Whether the optimizer's state `tensor` may stay where the optimizer made it."""
+        """Whether the optimizer's state `tensor` can stay where the optimizer made it."""
         return True

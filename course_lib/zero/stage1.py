@@ -1,18 +1,18 @@
 """ZeRO-1: every rank keeps the optimizer's state only for its shard.
 
 Data parallelism keeps N copies of everything, and does the optimizer's work N times. The optimizer's state
-is the largest part (12 of 16 bytes a parameter), and only the optimizer's step uses it. So give rank r the
-r-th part of it:
+is the largest part (12 of 16 bytes per parameter), but only the optimizer's step uses it. So ZeRO-1 gives
+rank r only the r-th part of the state:
 
     1. reduce-scatter the gradients     rank r has the mean gradient of its shard     (N-1)/N P
     2. the optimizer's step             on that shard, 1/N of the work
     3. all-gather the parameters        every rank has the new ones                   (N-1)/N P
 
-Each rank sends 2 (N-1)/N P elements, as many as an all-reduce of the gradients alone. (All-reduce, step,
-then share the parameters, as it is often drawn, costs 3 (N-1)/N P: the all-reduce gathers gradients that no
-rank reads.)
+Each rank sends 2 (N-1)/N P elements, as many as an all-reduce of the gradients would. (ZeRO-1 is often
+drawn as an all-reduce, a step, and then the sharing of the parameters. This costs 3 (N-1)/N P, because the
+all-reduce also gathers gradients that no rank reads.)
 
-Memory: 4P + 12P/N bytes in mixed precision; with float32 parameters 8P + 8P/N for Adam.
+Memory: 4P + 12P/N bytes in mixed precision, or 8P + 8P/N for Adam with float32 parameters.
 
 Read on in `transport.py` (the two collectives), `shards.py` (how parameters are cut), `bucket.py` and
 `gradients.py` (parameters and gradients in a row). `Zero1Optimizer` in `optimizers.py` gives this algorithm
@@ -38,9 +38,9 @@ from .transport import Transport
 class Zero1:
     """An elementwise optimizer, of which this rank runs only the part for its shards.
 
-    groups: as torch.optim has them; all of their parameters are trained.
+    groups: as in torch.optim; all of their parameters are trained.
     optimizer_cls, defaults: such as torch.optim.AdamW, {"lr": 1e-3}.
-    home: where the shards and the state lie.
+    home: where the shards and the state are kept.
 
     A step sends 2 (N-1)/N of the parameters, however many backward passes came before it.
     """
@@ -60,7 +60,7 @@ class Zero1:
             for params in self.in_buckets(group["params"])
         ]
         self.optimizer = optimizer_cls(self._of_shards(groups), **defaults)  # knows shards only
-        self.averaged = False  # whether the shards have the mean gradient, for the step that comes
+        self.averaged = False  # whether the shards have the mean gradient for the next step
 
     @torch.no_grad()
     def step(self) -> None:
@@ -72,7 +72,7 @@ class Zero1:
 
     @torch.no_grad()
     def average_gradients(self) -> None:
-        """The gradient of each shard becomes its mean over the ranks."""
+        """Make the gradient of each shard its mean over the ranks."""
         if not self.averaged:
             for bucket in self.buckets:
                 mean, present = self.mean_gradient(bucket)
@@ -85,7 +85,7 @@ class Zero1:
         return mean, bucket.present(mean, bucket.arrived)
 
     def update_shards(self) -> None:
-        """The optimizer's step on the shards or their copies, and the result in every `own`."""
+        """Take the optimizer's step on the shards or their copies, and copy the result into every `own`."""
         for bucket in self.buckets:
             bucket.to_master()
         self.optimizer.step()
@@ -96,9 +96,9 @@ class Zero1:
     # ---- around backward
 
     def arrived(self, bucket: Bucket, i: int) -> None:
-        """In a hook: the i-th gradient of the bucket is complete. It moves into the row immediately.
+        """A hook calls this when the bucket's i-th gradient is complete, to move it into the row.
 
-        Otherwise it would be held twice in the step.
+        It moves immediately, because otherwise the step would hold it twice.
         """
         bucket.params[i].grad = bucket.put(i)
 
@@ -107,7 +107,7 @@ class Zero1:
         self.averaged = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; the row for them stays."""
+        """Forget the gradients, but keep the row for them."""
         self.forget_average()
         for bucket in self.buckets:
             bucket.zero_grad(set_to_none)
@@ -115,11 +115,11 @@ class Zero1:
     # ---- the constructor's parts
 
     def in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Each parameter group is one bucket, if its parameters have one dtype and device."""
+        """Each parameter group as one bucket, if all its parameters have the same dtype and device."""
         return alike(params)
 
     def _of_shards(self, groups: Sequence[ParamGroup]) -> list[ParamGroup]:
-        """The groups with the same options, with shards in place of the parameters."""
+        """The groups with the same options, but with shards in place of the parameters."""
         shard_of = {
             param: shard
             for bucket in self.buckets

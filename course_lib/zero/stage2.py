@@ -1,12 +1,12 @@
 """ZeRO-2: the full gradient never exists either.
 
-ZeRO-1 keeps all gradients until the step, though each rank will read 1/N of them. So reduce-scatter them
-while backward produces them: a bucket of parameters, filled from the last layer to the first, is sent
-when its last gradient has arrived, and only this rank's shard of the sum is kept.
+ZeRO-1 keeps all gradients until the step, although each rank will read only 1/N of them. So ZeRO-2
+reduce-scatters them while backward produces them. A bucket of parameters, filled from the last layer to the
+first, is sent as soon as its last gradient has arrived, and each rank keeps only its shard of the sum.
 
     memory   2P + 14P/N bytes in mixed precision, and up to two buckets
-    sent     2 (N-1)/N P for one backward, as in ZeRO-1; (K + 1) (N-1)/N P for K of them, since gradients
-             that are not kept cannot wait for those of the next backward
+    sent     2 (N-1)/N P for one backward, as in ZeRO-1; (K + 1) (N-1)/N P for K backwards, since gradients
+             that are not kept cannot wait for the gradients of the next backward
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 sections 5.2 and 7.
@@ -28,11 +28,11 @@ from .transport import Transport
 
 
 class Zero2(Zero1):
-    """As Zero1, with gradients sharded too.
+    """Like Zero1, but the gradients are also sharded.
 
-    bucket_bytes: a bucket is full when it holds that many bytes.
-    kept: for each bucket this rank's shard of the mean gradient, (shard_numel,), and which parameters have
-        one.
+    bucket_bytes: a bucket is full when it holds this many bytes.
+    kept: for each bucket, this rank's shard of the mean gradient, (shard_numel,), and which parameters have
+        a gradient.
 
     Buckets are sent in the same order on all ranks.
     """
@@ -55,7 +55,7 @@ class Zero2(Zero1):
         self._under_way: list[Callable[[], None]] = []
 
     def arrived(self, bucket: Bucket, i: int) -> None:
-        """In a hook: the i-th gradient of the bucket is complete. Send the buckets whose turn it is."""
+        """A hook calls this when the bucket's i-th gradient is complete, to send the buckets in turn."""
         if self._backward.joined(self._send_the_rest):
             self._turn = 0
         check_unsent(bucket, self.buckets[: self._turn])
@@ -78,7 +78,7 @@ class Zero2(Zero1):
 
     @torch.no_grad()
     def _keep(self, bucket: Bucket, mean: torch.Tensor, arrived: Sequence[bool]) -> None:
-        """Keep the mean of this backward; add it to that of the backwards before."""
+        """Keep the mean of this backward, and add it to the mean of the backwards before."""
         present = bucket.present(mean, arrived)
         for piece, here in zip(bucket.pieces(mean), present, strict=True):
             if not here:
@@ -94,20 +94,20 @@ class Zero2(Zero1):
         self.kept[bucket] = kept, present
 
     def _send_the_rest(self) -> None:
-        """After backward: send the buckets in which a parameter got no gradient."""
+        """After backward, send the buckets in which a parameter got no gradient."""
         while self._turn < len(self.buckets):
             self._send()
         self._collect()
         self._backward.over()
 
     def mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
-        """The mean that backward has left here; none if there was no backward since `zero_grad`."""
+        """The mean left here by backward, or none if no backward has run since `zero_grad`."""
         return self.kept.get(bucket) or (bucket.own, [False] * len(bucket.params))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradient shards; with set_to_none=False they stay, as zeros.
+        """Forget the gradient shards, or keep them as zeros with set_to_none=False.
 
-        It also forgets the leftovers of a backward that failed.
+        Leftovers of a backward that failed are also forgotten.
         """
         super().zero_grad()
         self._backward.over()

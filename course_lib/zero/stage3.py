@@ -1,8 +1,8 @@
-"""ZeRO-3: parameters are sharded too, and gathered for the moment in which they are used.
+"""ZeRO-3: parameters are also sharded, and are gathered only while they are used.
 
-A layer's weights are needed twice in a step: in its forward and in its backward. In between they need not
-be here. So cut the module into units, a transformer's blocks for instance, and keep only this rank's shard
-of each unit:
+A layer's weights are needed twice in a step, once in its forward and once in its backward. In between, they
+do not have to be here. So ZeRO-3 cuts the module into units, such as a transformer's blocks, and each rank
+keeps only its shard of each unit:
 
     forward    for each unit: all-gather its parameters, compute, free them        (N-1)/N P
     backward   for each unit: all-gather again, compute, free them                 (N-1)/N P
@@ -10,14 +10,15 @@ of each unit:
     step       on the shards; nothing is sent
 
 Each rank sends 3 (N-1)/N P elements, one and a half times as many as with replicas. The memory is 16P/N
-bytes (4P/N weights, 4P/N gradients, 8P/N Adam's states in float32) and one unit or two at a time.
+bytes (4P/N weights, 4P/N gradients, 8P/N Adam's states in float32), plus one or two units at a time.
 
-Freed weights come back for backward in this way: autograd has kept the *tensors* of the forward, whose
-storage was resized to nothing. The storage is resized again and filled by the all-gather, and autograd's
-tensors are right once more. Between uses `module.weight` shows NaN in its shape, which takes no memory.
+How can backward use weights that were freed? Autograd has kept the *tensors* of the forward, but their
+storage was resized to nothing. As soon as the storage is resized again and filled by the all-gather,
+autograd's tensors are right again. Between uses, `module.weight` shows NaN in its shape, which takes no
+memory.
 
-Read on in `units.py` (what is gathered together, and how its memory comes and goes) and `backward.py` (the
-moments of a backward). `Zero3Module` in `sharded_module.py` also saves and offloads.
+Read on in `units.py` (what is gathered together, and when its memory is taken and freed) and `backward.py`
+(the moments of a backward). `Zero3Module` in `sharded_module.py` also saves and offloads.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 sections 5.3 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB
@@ -41,10 +42,10 @@ from .units import Unit, Units, Use, unit_parameters
 class Zero3(nn.Module):
     """`module` with its parameters sharded over the ranks, gathered unit by unit when they are used.
 
-    home: where the shards lie. units: see `Zero3Module`.
+    home: where the shards are kept. units: see `Zero3Module`.
     """
 
-    synchronises = True  # whether gradients are sent: not within `no_sync()`
+    synchronises = True  # whether gradients are sent, which they are not within `no_sync()`
 
     def __init__(self, module: nn.Module, transport: Transport, home: Home, units: Units = None):
         super().__init__()
@@ -89,7 +90,7 @@ class Zero3(nn.Module):
         unit.free()
 
     def _before_backward(self, use: Use) -> None:
-        """The hook: a gradient of the module's output is there, and the module's backward comes next."""
+        """The hook that runs when a gradient of the module's output is ready and its backward comes next."""
         refuse_second_derivatives()
         self._backward.joined(self._end)
         unit, use.began = use.unit, True
@@ -97,24 +98,24 @@ class Zero3(nn.Module):
         unit.unsent = unit.trained
 
     def _arrived(self, unit: Unit, i: int) -> None:
-        """The hook: the gradient of the unit's i-th parameter is complete."""
+        """The hook that runs when the gradient of the unit's i-th parameter is complete."""
         self._backward.joined(self._end)
         unit.unsent = True
         if self.synchronises:
             unit.add(i)
         if all(unit.arrived):
-            unit.free(entirely=True)  # no node that reads its weights is still to come
+            unit.free(entirely=True)  # no later node reads its weights
 
     def _after_backward(self, use: Use) -> None:
-        """The hook: all gradients of the module's inputs are there, and so those of its parameters."""
-        if use.began:  # not that of a forward that a checkpoint has computed again
+        """The hook that runs when all gradients of the module's inputs, and so of its weights, are ready."""
+        if use.began:  # not for a forward that a checkpoint has computed again
             use.began = False
             use.unit.free()
             if not use.unit.uses:
                 self._send(use.unit)
 
     def _send(self, unit: Unit) -> None:
-        """Start the reduce-scatter, after the last one has ended: two units' full gradients at most."""
+        """Start the reduce-scatter after the last one has ended, so at most two full gradients exist."""
         if self.synchronises and unit.unsent:
             self._collect()
             self._under_way.append(unit.reduce())
@@ -124,9 +125,9 @@ class Zero3(nn.Module):
             self._under_way.pop()()
 
     def _end(self) -> None:
-        """After backward: send the units that no gradient of an input has announced, and free all units.
+        """After backward, send the units that no input's gradient has announced, and free all units.
 
-        All ranks send the same units: these follow from the modules that ran.
+        All ranks send the same units, because only the modules that ran decide which units these are.
         """
         for unit in self.units:
             unit.free(entirely=True)

@@ -1,10 +1,10 @@
-"""The two collectives of ZeRO, by PyTorch's own functions or by functions that are given.
+"""The two collectives of ZeRO, by PyTorch's own functions or by functions you pass.
 
-    reduce-scatter   every rank has a whole gradient; rank r gets shard r of the mean
-    all-gather       every rank has a shard; all get the whole
+    reduce-scatter   every rank has a full gradient; rank r gets shard r of the mean
+    all-gather       every rank has a shard; all ranks get the full tensor
 
-Together they move 2 (N-1)/N bytes for each byte of the whole, as an all-reduce does: an all-reduce *is* a
-reduce-scatter followed by an all-gather. ZeRO does something useful between the two.
+Together they move 2 (N-1)/N bytes for each byte of the full tensor. So does an all-reduce, because an
+all-reduce *is* a reduce-scatter followed by an all-gather. ZeRO does something useful between the two.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Transport:
     """Reduce-scatter (mean) and all-gather over `group`.
 
     reduce_scatter, all_gather: functions (output, input, group) that sum or collect; None takes
-        `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor`. Over gloo the former is an
-        all-reduce inside, with twice the bytes on the wire; a ring sends no more than the bytes above.
+        `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor`. Over gloo, the former is an
+        all-reduce inside and sends twice as many bytes, whereas a ring sends only the bytes stated above.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Transport:
         return self.start_reduce_scatter_mean(whole)()
 
     def start_reduce_scatter_mean(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start it; the returned function waits and gives this rank's shard of the mean.
+        """Start the reduce-scatter; the returned function waits and returns this rank's shard of the mean.
 
-        `whole` must not change until then. With PyTorch's own collective the sum travels while backward
-        goes on; a function that was passed in has finished when this returns.
+        `whole` must not change until then. With PyTorch's own collective, the sum travels while backward
+        goes on, whereas a function that was passed in has finished when this method returns.
         """
         shard = torch.empty(whole.numel() // self.n, dtype=whole.dtype, device=whole.device)
         work = None
@@ -71,14 +71,14 @@ class Transport:
         return finish
 
     def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
-        """Gather every rank's `shard` into `whole`; the shard may be this rank's part of `whole`."""
+        """Gather every rank's `shard` into `whole`; the shard can be this rank's part of `whole`."""
         if self._given_all_gather is not None:
             self._given_all_gather(whole, shard, self.group)
         else:
             _all_gather_into_tensor(whole, shard, group=self.group)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Give all ranks the values of the group's first rank, in place; the tensor may be a view."""
+        """Give all ranks the values of the group's first rank, in place; the tensor can be a view."""
         first = dist.get_process_group_ranks(self.group or dist.group.WORLD)[0]
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[dim]:
@@ -89,6 +89,6 @@ class Transport:
             tensor.copy_(row)
 
 
-# PyTorch 2.13 renames both and warns of the old names; 2.6 knows only the old ones.
+# PyTorch 2.13 renames both and warns about the old names, but 2.6 knows only the old ones.
 _reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -1,4 +1,4 @@
-"""The units of ZeRO-3: parameters that are gathered together, and how their memory comes and goes."""
+"""The units of ZeRO-3: parameters that are gathered together, and when they take and free memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Unit(Bucket):
     """Parameters that are gathered, freed and reduced together, and this rank's shards of them.
 
     params: of one dtype and device, all frozen or all trained. Between uses they have no memory.
-    name: of the module in whose forward they are gathered. Its rows have it as their `label`: a ledger that
-        compares the ranks' collectives can tell two units of the same size apart.
+    name: of the module in whose forward they are gathered. The unit's rows have this name as their `label`,
+        so that a ledger that compares the ranks' collectives can tell two units of the same size apart.
     uses: how many forwards and backwards are under way; above 0 the parameters are here.
-    forwards: those that have begun and not ended.  unsent: whether gradients wait for `reduce`.
+    forwards: forwards that have begun but not ended.  unsent: whether gradients wait for `reduce`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Unit(Bucket):
         self.free()
 
     def _make_master(self) -> torch.Tensor:
-        """Always a copy: `own` is freed with the row."""
+        """A copy in every case, because `own` is freed with the row."""
         return self.home.empty(self.shard_numel, self.own.dtype, self.own.device).copy_(self.own)
 
     def shard_here(self) -> torch.Tensor:
@@ -48,7 +48,7 @@ class Unit(Bucket):
 
     @torch.no_grad()
     def gather(self) -> None:
-        """A use begins: give the parameters their memory, and fill it with all ranks' shards."""
+        """Begin a use: give the parameters their memory, and fill it with all ranks' shards."""
         self.uses += 1
         if not self.here:
             self.flat.untyped_storage().resize_(self.flat.nbytes)
@@ -57,7 +57,7 @@ class Unit(Bucket):
             self.here = True
 
     def free(self, entirely: bool = False) -> None:
-        """A use, or with `entirely` every use, is over: after the last use give the memory back."""
+        """End a use, or with `entirely` every use. After the last use, give the memory back."""
         self.uses = 0 if entirely else max(0, self.uses - 1)
         if self.here and not self.uses:
             self.show(self.ghosts)
@@ -85,16 +85,16 @@ def label(row: torch.Tensor, name: str) -> None:
 
 
 class Use:
-    """A forward of the unit's module. began: its backward has begun, and not ended."""
+    """A forward of the unit's module. began: whether its backward has begun but not ended."""
 
     def __init__(self, unit: Unit):
         self.unit, self.began = unit, False
 
 
 def ghost(param: torch.Tensor) -> torch.Tensor:
-    """The tensor that a parameter shows while its memory is freed: NaN in its shape, from one element.
+    """The tensor a parameter shows while its memory is freed, NaN in its shape from one element.
 
-    A kernel that reads freed storage ends the process; NaN can be seen.
+    A kernel that read freed storage would end the process, whereas NaN can be seen.
     """
     value = float("nan") if param.dtype.is_floating_point or param.dtype.is_complex else 0
     return torch.full((), value, dtype=param.dtype, device=param.device).expand(param.shape)
@@ -104,7 +104,7 @@ def ghost(param: torch.Tensor) -> torch.Tensor:
 
 
 def unit_parameters(module: nn.Module, units: Units) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """Each unit's module with the parameters that no other unit uses; at the end `module` with the rest."""
+    """Each unit's module with the parameters that no other unit uses, and last `module` with the rest."""
     chosen = _chosen(module, units)
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     visited: set[tuple[int, int]] = set()
@@ -129,7 +129,7 @@ def unit_parameters(module: nn.Module, units: Units) -> list[tuple[nn.Module, li
 
 
 def _chosen(module: nn.Module, units: Units) -> list[nn.Module]:
-    """The modules that `units` names, in the module's own order, without the module itself."""
+    """The modules named by `units`, in the module's own order, without the module itself."""
     inside = [inner for inner in module.modules() if inner is not module]
     if units is None:
         return _layers(module) or list(module.children())
