@@ -1,9 +1,9 @@
-"""Only a GPU can show it: the experiments of the sections "On your GPUs", and runs that were recorded.
+"""Experiments that only a GPU can run, for the sections "On your GPUs", and recorded runs of them.
 
-    on_your_gpus(ROOFLINE, predicted=least)   measured on this machine's GPUs, else a record
+    on_your_gpus(ROOFLINE, predicted=least)   measured on this machine's GPUs, or else a record
     python -m course_lib.gpu                  every experiment for which there are GPUs, into one JSON file
 
-An experiment is a small body that returns rows; one file holds those of one subject.
+An experiment is a small body that returns rows. Each file holds the experiments of one subject.
 """
 
 from course_lib.gpu.experiment import Experiment, Row

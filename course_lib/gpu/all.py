@@ -1,4 +1,4 @@
-"""All experiments, in the order in which they are recorded: those for one GPU first."""
+"""All experiments, in the order in which they are recorded, beginning with experiments for one GPU."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def roofline(widths: list[int], nbytes: int, repeats: int) -> list[Row]:
 
 
 def formats(n: int, repeats: int) -> list[Row]:
-    """A product in every format that this device multiplies: FLOP/s."""
+    """FLOP/s of a product in every format this device multiplies."""
     cuda = device().type == "cuda"
     rows = []
     for name in ("float32", "tf32", "fp16", "bf16", "fp8"):
@@ -53,7 +53,7 @@ def formats(n: int, repeats: int) -> list[Row]:
 
 
 def narrow_layers(width: int, tokens: int, cuts: list[int], repeats: int) -> list[Row]:
-    """The part of an MLP that one of t GPUs computes, forward and backward, without a message."""
+    """The part of an MLP that one of t GPUs computes, forward and backward, without any message."""
     rows = []
     for t in cuts:
         up = torch.randn(width, 4 * width // t, device=device(), dtype=half(), requires_grad=True)
@@ -66,7 +66,7 @@ def narrow_layers(width: int, tokens: int, cuts: list[int], repeats: int) -> lis
 
         def forget(factors: tuple = (x, up, down)) -> None:
             for factor in factors:
-                factor.grad = None  # else each run would add to the last one's
+                factor.grad = None  # else each run would add to the gradient of the last run
 
         taken = seconds(step, repeats, before=forget)
         rows.append(Row(f"1/{t} of {4 * width:,} columns", taken, "s", {"t": t}))
@@ -74,7 +74,7 @@ def narrow_layers(width: int, tokens: int, cuts: list[int], repeats: int) -> lis
 
 
 def layer_and_messages(width: int, tokens: int, repeats: int) -> list[Row]:
-    """An MLP cut over all GPUs, forward and backward: products, all-reduces, and both as they come."""
+    """An MLP cut over all GPUs, forward and backward: products, all-reduces, and both together."""
     from course_lib.tensor_parallel import ParallelMLP
 
     n = dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Notebook 08: attention by each kernel that the GPU has, and a block of the ring beside its message."""
+"""Notebook 08: attention by each kernel of the GPU, and a block of the ring next to its message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNELS = {
 
 
 def kernels(lengths: list[int], heads: int, features: int, repeats: int) -> list[Row]:
-    """Causal attention, forward and backward: seconds, and the peak above q, k and v.
+    """Seconds of causal attention, forward and backward, and the peak above q, k and v.
 
     A T4 has no flash kernel.
     """
@@ -57,7 +57,7 @@ def kernels(lengths: list[int], heads: int, features: int, repeats: int) -> list
                 taken = seconds(step, repeats, before=forget)
                 peak = before and (peak_bytes() or 0) - before
             except torch.OutOfMemoryError:
-                pass  # the matrix does not fit: None
+                pass  # the matrix does not fit, so None
             except RuntimeError as error:
                 if not re.search("No available kernel|No viable backend", str(error)):
                     raise
@@ -68,7 +68,7 @@ def kernels(lengths: list[int], heads: int, features: int, repeats: int) -> list
 
 
 def ring(lengths: list[int], heads: int, features: int, repeats: int) -> list[Row]:
-    """A block of attention, `tokens` queries to as many keys, beside the message with the next keys."""
+    """A block of attention, `tokens` queries to as many keys, and the message with the next keys."""
     rank, n, measured = dist.get_rank(), dist.get_world_size(), []
     for tokens in lengths:
         q, k, v = torch.randn(3, 1, heads, tokens, features, device=device(), dtype=half())

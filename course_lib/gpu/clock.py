@@ -18,10 +18,10 @@ def seconds(
     together: bool = True,
     before: Callable[[], object] | None = None,
 ) -> float:
-    """Seconds of the fastest of some runs, after one that warms up.
+    """Seconds of the fastest of some runs, after one run that warms up.
 
     The clock is read when the GPU has done its work. together: the ranks begin each run at the same time, and
-    the slowest rank's time counts. before: called ahead of each run, outside of its time, as `zero_grad` is.
+    the slowest rank's time counts. before: called ahead of each run, outside its time, such as `zero_grad`.
     """
     several = together and dist.get_world_size() > 1
     fastest = float("inf")
@@ -47,13 +47,13 @@ def now() -> float:
 
 
 def wait() -> None:
-    """Until the GPU has done the work of all its streams."""
+    """Wait until the GPU has done the work of all its streams."""
     if device().type == "cuda":
         torch.cuda.synchronize()
 
 
 def half() -> torch.dtype:
-    """The 16-bit format that this device's tensor cores have: bf16, or fp16 on a T4 or a V100."""
+    """The 16-bit format of this device's tensor cores, which is bf16, or fp16 on a T4 or a V100."""
     old = device().type == "cuda" and torch.cuda.get_device_capability() < (8, 0)
     return torch.float16 if old else torch.bfloat16
 
@@ -69,12 +69,12 @@ def allocated_bytes() -> int | None:
 
 
 def reserved_bytes() -> int | None:
-    """The most bytes that PyTorch's allocator had taken from the GPU in that time."""
+    """The most bytes PyTorch's allocator had taken from the GPU in that time."""
     return torch.cuda.max_memory_reserved() if device().type == "cuda" else None
 
 
 def forget_peak() -> None:
-    """Count from here on. Tensors to which no name refers any more are freed first."""
+    """Count from here on, after freeing tensors to which no name refers any more."""
     gc.collect()
     if device().type == "cuda":
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """python -m course_lib.gpu [--out record.json]: measure everything for which there are GPUs here.
 
-The file can be sent in: a record stands in the notebooks of those who have no such machine. `--rehearse` runs
-each body on the CPU, with small sizes: it shows that they run, and writes nothing.
+You can send in the file, because notebooks show a record to students who have no such machine. `--rehearse`
+runs each body on the CPU, with small sizes. This shows that the bodies run, and writes nothing.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.rehearse:
             write_record(
                 options.out, runs
-            )  # after each: whatever ends this, what was measured is kept
+            )  # after each, so that measured runs are kept, whatever ends this
     return int(failed)

@@ -1,8 +1,8 @@
 """Experiments on GPUs, and their records.
 
-Each rank has a GPU of its own, whatever backend the session's other runs have, and whatever
-COURSE_RANKS_PER_GPU says, because times of ranks that share a GPU mean nothing. The ledger is off: its
-bookkeeping takes longer than a short message. Without a GPU nothing is measured.
+Each rank has a GPU of its own, whatever backend the session's other runs use, and whatever
+COURSE_RANKS_PER_GPU says, because times of ranks that share a GPU mean nothing. The ledger is off, because
+its bookkeeping takes longer than a short message. Without a GPU, nothing is measured.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ UNITS = ("s", "B", "B/s", "FLOP/s", "tokens/s", "x")
 class Row:
     """A measured number.
 
-    value: in `unit`, one of UNITS; None if this GPU cannot do it. of: the sizes and names that a prediction
-    of the number needs.
+    value: in `unit`, one of UNITS; None if this GPU cannot do it. of: the sizes and names needed for a
+    prediction of the number.
     """
 
     what: str
@@ -45,10 +45,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A body that every rank runs; rank 0's rows count.
+    """A body that every rank runs. Only the rows of rank 0 count.
 
-    ranks: 1, or the least number: then a rank for each GPU that there is, at most 8. sizes: arguments of
-    `body` on GPUs, small: those of the tests, on the CPU. limit: seconds, after which the ranks are ended.
+    ranks: 1, or the least number of ranks. In the second case, each GPU gets a rank, up to 8. sizes:
+    arguments of `body` on GPUs. small: arguments in tests, on the CPU. limit: seconds after which the ranks
+    are ended.
     """
 
     name: str
@@ -90,7 +91,7 @@ class Measured:
 
 @contextlib.contextmanager
 def plain_ranks() -> Iterator[None]:
-    """Within it ranks have no ledger, and a GPU each."""
+    """A context in which ranks have no ledger, and each has its own GPU."""
     before = {name: os.environ.get(name) for name in ("COURSE_LEDGER", PER_GPU)}
     os.environ["COURSE_LEDGER"] = "off"
     os.environ.pop(PER_GPU, None)
@@ -112,7 +113,7 @@ def usable() -> int:
 
 
 def why_unused() -> str:
-    """Why the GPUs that are here cannot be used; "" if there is none, or if they can."""
+    """Why the GPUs of this machine cannot be used; "" if it has none, or if they can."""
     with plain_ranks():
         return missing_for_nccl(1) if gpu_count() and not usable() else ""
 
@@ -120,9 +121,9 @@ def why_unused() -> str:
 def measure(experiment: Experiment, *, rehearse: bool = False, **options: Any) -> Measured | None:
     """Run the experiment on this machine's GPUs; None if there are too few of them.
 
-    rehearse: with small sizes on the CPU, over gloo: it shows that the body runs, and no number of it means
-    anything. options: further arguments of the body, such as a function of the student's own. Raises what
-    `launch` raises.
+    rehearse: run with small sizes on the CPU, over gloo. This shows that the body runs, but its numbers mean
+    nothing. options: further arguments of the body, such as a student's own function. Raises the same errors
+    as `launch`.
     """
     gpus = experiment.ranks if rehearse else usable()
     if gpus < experiment.ranks:
@@ -139,7 +140,7 @@ def measure(experiment: Experiment, *, rehearse: bool = False, **options: Any) -
 
 
 def on_each(body: Callable[..., list[Row]], arguments: dict) -> tuple[list[Row], dict[str, Any]]:
-    """In a rank: its rows, and what it ran on."""
+    """Run in each rank; return its rows, and the machine it ran on."""
     on_gpu = device().type == "cuda"
     machine = {
         "gpu": torch.cuda.get_device_name() if on_gpu else "CPU",
@@ -163,7 +164,7 @@ def nccl_version() -> tuple[int, int, int]:
 
 
 def write_record(path: Path, runs: dict[str, Measured]) -> None:
-    """All runs of one machine, as a file for RECORDS."""
+    """Write all runs of one machine, as a file for RECORDS."""
     entries = {
         name: {"date": run.date, "machine": run.machine, "rows": [asdict(row) for row in run.rows]}
         for name, run in runs.items()
@@ -172,13 +173,13 @@ def write_record(path: Path, runs: dict[str, Measured]) -> None:
 
 
 def recorded(experiment: Experiment, folder: Path = RECORDS) -> Measured | None:
-    """The record with the most GPUs, the newest of several; None if there is none."""
+    """The record with the most GPUs, or the newest of several; None if there is none."""
     runs = [run for path in sorted(folder.glob("*.json")) for run in read(path, experiment.name)]
     return max(runs, key=lambda run: (run.machine["ranks"], run.date), default=None)
 
 
 def read(path: Path, name: str) -> Iterator[Measured]:
-    """The run of that name in a record, if it holds one."""
+    """The run with this name in a record, if there is one."""
     entry = json.loads(path.read_text()).get(name)
     if entry:
         run = Measured([Row(**row) for row in entry["rows"]], entry["machine"], entry["date"], True)

@@ -37,9 +37,9 @@ def layouts_of(n: int, rows: int) -> dict[str, Layout]:
 
 
 def layouts(preset: str, rows: int, repeats: int, make_step: Callable | None = None) -> list[Row]:
-    """A step with AdamW in each layout that the model allows, products in 16 bits: time and memory.
+    """Time and memory of a step with AdamW in each layout the model allows, with products in 16 bits.
 
-    make_step: yours, else the library's. All layouts have the same batch of `rows` rows.
+    make_step: yours, or else the reference. All layouts have the same batch of `rows` rows.
     """
     config, n = PRESETS[preset], dist.get_world_size()
     config = replace(config, tied=False, vocab_size=-(-config.vocab_size // 64) * 64)
@@ -54,7 +54,7 @@ def layouts(preset: str, rows: int, repeats: int, make_step: Callable | None = N
             def step_once(step: Callable = step) -> None:
                 step(tokens[:, :-1], tokens[:, 1:])
 
-            step_once()  # the moments are there from now on
+            step_once()  # it makes the moments
             forget_peak()
             taken = seconds(step_once, repeats)
         of = {"layout": name, "preset": preset, "batch": rows, "seq": config.context, "ranks": n}

@@ -1,4 +1,4 @@
-"""Notebooks 04 and 09: bytes that a GPU keeps, and bytes that it fetches from the host or computes again."""
+"""Notebooks 04 and 09: bytes a GPU keeps, and bytes it fetches from the host or computes again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from course_lib.runtime.backend import device
 
 
 def host_copies(nbytes: int, repeats: int) -> list[Row]:
-    """To the host's memory and back: pageable, as it comes, and pinned, which stays where it is."""
+    """Copies to the host's memory and back: pageable, the default, and pinned, which cannot move."""
     rows, on_gpu = [], torch.zeros(nbytes, dtype=torch.uint8, device=device())
     for kind in ("pageable", "pinned"):
         on_host = torch.zeros(nbytes, dtype=torch.uint8)
@@ -39,7 +39,7 @@ def host_copies(nbytes: int, repeats: int) -> list[Row]:
 
 
 def states(width: int, layers: int) -> list[Row]:
-    """All tensors that a rank keeps after a step of AdamW in float32, by stage of ZeRO."""
+    """All tensors a rank keeps after a step of AdamW in float32, by stage of ZeRO."""
     from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
     n, rows = dist.get_world_size(), []
@@ -61,7 +61,7 @@ def states(width: int, layers: int) -> list[Row]:
         x = torch.ones(1, width, device=device())
         model(x).sum().backward()
         optimizer.step()
-        # The gradients are there until the next step: they count.
+        # The gradients count, because they are kept until the next step.
         kept = torch.cuda.memory_allocated() - before if device().type == "cuda" else None
         rows.append(Row(f"stage {stage}", kept, "B", {"params": count, "ranks": n, "stage": stage}))
         del model, optimizer, sharded, x
@@ -71,7 +71,7 @@ def states(width: int, layers: int) -> list[Row]:
 def kept_or_not(
     width: int, layers: int, rows: int, seq: int, repeats: int, yours: Callable | None = None
 ) -> list[Row]:
-    """Blocks of a GPT whose insides are kept, computed again, or kept by the host: seconds and peak."""
+    """Seconds and peak for blocks of a GPT, with activations kept, computed again or kept by the host."""
     config = GPTConfig(layers=layers, heads=max(1, width // 64), width=width, context=seq)
     blocks = on_device(config).to(half()).blocks
     x = torch.randn(rows, seq, width, device=device(), dtype=half(), requires_grad=True)
@@ -126,7 +126,7 @@ def kept_or_not(
 
 
 def masks(width: int, yours: Callable | None = None) -> list[Row]:
-    """Gradients behind dropout, with a checkpoint and without: how far they are apart."""
+    """How far gradients behind dropout are apart, with a checkpoint and without."""
 
     def layers(x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(x, 0.5).sin()

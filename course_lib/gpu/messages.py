@@ -15,7 +15,7 @@ from course_lib.runtime.backend import device
 
 
 def call_and_work(width: int) -> list[Row]:
-    """A product: when its call returns, and when it is done."""
+    """When the call of a product returns, and when the product is done."""
     a = torch.randn(width, width, device=device())
     for _ in range(3):  # the first calls load what they need
         product = a @ a
@@ -27,7 +27,7 @@ def call_and_work(width: int) -> list[Row]:
     done = time.perf_counter() - began
     began = time.perf_counter()
     product = a @ a
-    product[0, 0].item()  # a number for the host: it has to wait
+    product[0, 0].item()  # a number for the host, so it has to wait
     return [
         Row("the call returns after", returned, "s"),
         Row("the product is there after", done, "s"),
@@ -36,7 +36,7 @@ def call_and_work(width: int) -> list[Row]:
 
 
 def ping_pong(sizes: list[int], repeats: int) -> list[Row]:
-    """Messages from rank 0 to rank 1 and back: the time of one way."""
+    """The time of one way for messages from rank 0 to rank 1 and back."""
     rank, rows = dist.get_rank(), []
     for nbytes in sizes:
         ball = torch.zeros(nbytes, dtype=torch.uint8, device=device())
@@ -56,7 +56,7 @@ def ping_pong(sizes: list[int], repeats: int) -> list[Row]:
 def all_reduces(
     sizes: list[int], repeats: int, yours: Callable[[torch.Tensor], Any] | None = None
 ) -> list[Row]:
-    """NCCL's all-reduce by its size, and yours, if it is handed over, on the same tensors."""
+    """NCCL's all-reduce by its size, and yours on the same tensors, if you pass it."""
     rows, n = [], dist.get_world_size()
     algorithms = {"all-reduce": dist.all_reduce} | ({"yours": yours} if yours else {})
     for name, algorithm in algorithms.items():

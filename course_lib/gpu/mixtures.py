@@ -1,4 +1,4 @@
-"""Notebook 11: the products of many experts, in a loop and in one call, and rows that go to other GPUs."""
+"""Notebook 11: the products of many experts, in a loop and in one call, and rows sent to other GPUs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from course_lib.runtime.backend import device
 
 
 def grouped(counts: list[int], rows: int, width: int, hidden: int, repeats: int) -> list[Row]:
-    """One product for each expert, in a loop and by `grouped_mm`, of as many rows in all.
+    """One product for each expert, in a loop and by `grouped_mm`, always with `rows` rows in all.
 
-    A GPU, or a PyTorch, without grouped products has no number for them.
+    If a GPU, or a version of PyTorch, has no grouped products, there is no number for them.
     """
     measured = []
     for count in counts:
@@ -43,7 +43,7 @@ def grouped(counts: list[int], rows: int, width: int, hidden: int, repeats: int)
 
 
 def exchanges(rows: Sequence[int], width: int, repeats: int) -> list[Row]:
-    """All-to-alls of `rows` rows from each rank: in equal parts, and all of them to rank 0."""
+    """All-to-alls of `rows` rows from each rank, in equal parts, or with all rows to rank 0."""
     rank, n, measured = dist.get_rank(), dist.get_world_size(), []
     for many in rows:
         x = torch.randn(many // n * n, width, device=device(), dtype=half())

@@ -16,7 +16,7 @@ from course_lib.runtime.backend import device
 
 
 def actions(width: int, layers: int, rows: int, seq: int, repeats: int) -> list[Row]:
-    """F, I and W of some blocks: the weights' gradients are put off, and then computed by themselves."""
+    """F, I and W of some blocks. The weights' gradients are put off, and then computed separately."""
     from course_lib.pipeline import LaterWeights
 
     config = GPTConfig(width=width, heads=width // 64 or 1, layers=layers, context=seq)
@@ -40,7 +40,7 @@ def actions(width: int, layers: int, rows: int, seq: int, repeats: int) -> list[
 
 
 def pipeline(preset: str, rows: int, counts: list[int], repeats: int) -> list[Row]:
-    """1F1B over all GPUs: a step of `count` microbatches of `rows` sequences each."""
+    """1F1B over all GPUs, in a step with `count` microbatches of `rows` sequences each."""
     from course_lib.pipeline import gpt_stages, one_f_one_b, run_schedule
 
     config, p, measured = PRESETS[preset], dist.get_world_size(), []
@@ -59,7 +59,7 @@ def pipeline(preset: str, rows: int, counts: list[int], repeats: int) -> list[Ro
 
 
 def axes(preset: str, rows: int, microbatches: int, repeats: int) -> list[Row]:
-    """The same batch with all GPUs on one axis: as replicas, as a pipeline, each layer cut."""
+    """The same batch with all GPUs on one axis: as replicas, as a pipeline, or with each layer cut."""
     from course_lib.mesh import Mesh, hybrid_step, mesh_stages
     from course_lib.mesh.step import microbatches_of
     from course_lib.pipeline import one_f_one_b
@@ -73,7 +73,7 @@ def axes(preset: str, rows: int, microbatches: int, repeats: int) -> list[Row]:
             continue
         mesh = Mesh({axis: n})
         dist.barrier(group=mesh.group(axis))
-        # A pipeline cuts the batch into microbatches; the others take it whole.
+        # Only a pipeline cuts the batch into microbatches.
         count = microbatches if axis == "pp" else 1
         schedule = one_f_one_b(mesh.size("pp"), count)
         stages = mesh_stages(on_device(config).to(half()), mesh, schedule)

@@ -1,4 +1,4 @@
-"""Notebook 12: for how long a save stops the run. A copy in memory, or the way to the disk."""
+"""Notebook 12: how long a save stops the run, for a copy in memory or all the way to the disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from course_lib.runtime.backend import device
 def saves(nbytes: int, repeats: int) -> list[Row]:
     """A state on the GPU: copied into pinned memory, into pageable memory, and written to a file with fsync.
 
-    The copy is what an asynchronous save stops the run for, the file is what any other save does.
+    An asynchronous save stops the run only for the copy, whereas any other save stops it for the file.
     """
     on_gpu = torch.zeros(nbytes, dtype=torch.uint8, device=device())
     pageable = torch.zeros(nbytes, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The cell of a section "On your GPUs": predicted numbers, beside those measured here or elsewhere."""
+"""The cell of a section "On your GPUs": predicted numbers next to numbers measured here or elsewhere."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def on_your_gpus(
     source: bool = True,
     **options: Any,
 ) -> Measured | None:
-    """Print the experiment's rows: measured on this machine's GPUs, else a record; else a line.
+    """Print the experiment's rows, measured on this machine's GPUs or from a record, or else a line.
 
-    predicted: predicted(row.of, run), in the row's unit, stands beside each measured number; `run.card` is
-    the GPU's data sheet. source: show the code that runs on each GPU, folded. options: further arguments of
-    the experiment's body. Returns the run, or None if there is neither a GPU nor a record.
+    predicted: predicted(row.of, run), in the row's unit, is printed next to each measured number; `run.card`
+    is the GPU's data sheet. source: show the code that runs on each GPU, folded. options: further arguments
+    of the experiment's body. Returns the run, or None if there is neither a GPU nor a record.
     """
     if source:
         fold(f"{experiment.title}: the code of each rank", inspect.getsource(experiment.body))
@@ -87,7 +87,7 @@ def table(run: Measured, predicted: Prediction | None) -> list[str]:
 
 
 def text(value: Any, unit: str) -> str:
-    """A number with its unit, such as "1.25 ms"; "-" for None, "?" for what is not written yet."""
+    """A number with its unit, such as "1.25 ms"; "-" for None, "?" for a function not yet written."""
     if value is None or value is NOT_YET:
         return "-" if value is None else "?"
     if unit == "x":
@@ -99,7 +99,7 @@ def text(value: Any, unit: str) -> str:
 
 
 def fold(title: str, code: str) -> None:
-    """Show code below a line that opens it."""
+    """Show code folded, below a line that opens it."""
     page = (
         f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(code)}</pre></details>"
     )
@@ -107,5 +107,5 @@ def fold(title: str, code: str) -> None:
 
 
 def rows_named(run: Measured, **of: Any) -> list[Row]:
-    """The rows of which `of` says this."""
+    """The rows whose `of` has these entries."""
     return [row for row in run.rows if all(row.of.get(name) == value for name, value in of.items())]

@@ -17,13 +17,13 @@ from course_lib.runtime.backend import device
 
 
 def on_device(config: GPTConfig) -> GPT:
-    """A GPT whose weights are drawn where they are used: on the host that takes seconds."""
+    """A GPT whose weights are drawn where they are used, since drawing them on the host takes seconds."""
     with device():
         return GPT(config)
 
 
 def steps(ways: list[str], preset: str, rows: int, repeats: int) -> list[Row]:
-    """A step of training with AdamW, arithmetic in 16 bits, `rows` sequences on each GPU: time and memory."""
+    """Time and memory of a step with AdamW in 16-bit arithmetic, with `rows` sequences on each GPU."""
     config, n, measured = PRESETS[preset], dist.get_world_size(), []
     tokens = torch.randint(config.vocab_size, (rows, config.context + 1), device=device())
     for way in ways:
@@ -47,13 +47,13 @@ def steps(ways: list[str], preset: str, rows: int, repeats: int) -> list[Row]:
             cast: contextlib.AbstractContextManager = cast,
         ) -> None:
             with cast:
-                # in float32, as autocast has it: FSDP's logits come in 16 bits
+                # in float32, as under autocast, because FSDP's logits are in 16 bits
                 loss = next_token_loss(model(tokens[:, :-1]).float(), tokens[:, 1:])
-            loss.backward()  # fp16 would need a scaler to train; its time is the same
+            loss.backward()  # fp16 would need a scaler to train, but takes the same time
             optimizer.step()
             optimizer.zero_grad()
 
-        step()  # the moments are there from now on
+        step()  # it makes the moments
         forget_peak()
         taken = seconds(step, repeats)
         of = {"way": way, "preset": preset, "batch": rows, "seq": config.context, "ranks": n}
@@ -89,7 +89,7 @@ def phases(preset: str, rows: int, repeats: int) -> list[Row]:
 
 
 def overlap(preset: str, rows: int, megabytes: list[int], repeats: int) -> list[Row]:
-    """Gradients averaged after backward, or in buckets while it runs."""
+    """Gradients averaged after backward, or in buckets while backward runs."""
     config = PRESETS[preset]
     tokens = torch.randint(config.vocab_size, (rows, config.context + 1), device=device())
 
