@@ -11,8 +11,8 @@ every rank sends one message and receives one in each round.
 M is the full tensor, which consists of N pieces.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
-International Journal of High Performance Computing Applications 19 (2005), where all_to_all is called the
-pairwise exchange for any number of ranks.
+International Journal of High Performance Computing Applications 19 (2005). Here, all_to_all is its pairwise
+exchange for any number of ranks.
 
 Arguments follow the order and the habits of `torch.distributed`.
 """

@@ -128,9 +128,9 @@ def _unfold(flat: Tensor, core: int, group: Group) -> None:
 def barrier(group: Group = None) -> None:
     """Return as soon as every rank of `group` has called this function (a dissemination barrier).
 
-    In round k, rank r tells rank r + 2^k that it has arrived, and so have all ranks it has heard from. It
-    hears the same from rank r - 2^k. After ceil(log2 N) rounds, every rank has heard from all others,
-    either directly or through other ranks.
+    In round k, rank r tells rank r + 2^k that r has arrived, and so have all ranks r has heard from. Rank r
+    hears the same from rank r - 2^k. After ceil(log2 N) rounds, every rank has heard from all others, either
+    directly or through other ranks.
     Bytes sent: one in each round, since a message of no bytes might never arrive. N can be any number.
     """
     rank, n = rank_and_size(group)

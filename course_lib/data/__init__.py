@@ -1,7 +1,7 @@
 """The training text of the course's models, which every machine already has, and batches of it.
 
     text.py       the sources of Python's standard library, as bytes: library_text, decode
-    batches.py    batch: the part of the text that a rank sees in a step
+    batches.py    batch: the part of the text a rank sees in a step
 
 Nothing is downloaded, and nothing is written. A token is a byte, so the vocabulary has 256 tokens.
 """

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .arguments import message_device
 
-TINY = 1e-6  # PyTorch's, so that a norm of zero can be divided by
+TINY = 1e-6  # as in PyTorch, so that a norm of zero can be divided by
 # Sent instead of a sum of squares, since a sum is -0.0 only if all terms are (IEEE 754, section 6.3).
 ABSENT = -0.0
 
@@ -61,7 +61,7 @@ def clip_grad_norm_(
 
 def check_present(squares: float) -> None:
     """RuntimeError if the sum over the ranks says that none of them has a gradient."""
-    if squares == 0 and math.copysign(1, squares) < 0:  # a NaN may have a sign, too
+    if squares == 0 and math.copysign(1, squares) < 0:  # a NaN can also have a sign
         raise RuntimeError(
             "no rank has a gradient in the parameters that it passed: clip after backward and before "
             "zero_grad(). The shards of a Zero1Optimizer or a Zero2Optimizer have gradients only after "

@@ -5,7 +5,7 @@ and a float32 scale per block, 3.94 times less than float32. The masters stay as
 does not add up from step to step. Each step rounds the true weights again, by at most half a scale.
 
     rank r sends     [ scales: 4 bytes per block | weights: 1 byte each ]     as uint8
-    all ranks        weight x scale of its block, even for the own shard, so all have the same bits
+    all ranks        weight x scale of its block, even for a rank's own shard, so all have the same bits
 
 Gradients are another matter. A sum of 8-bit numbers does not fit eight bits, and blocks with different scales
 cannot be added. Therefore ZeRO++ sends gradients by all-to-all and adds them after decoding, as

@@ -62,8 +62,8 @@ def hybrid_reduce(output: Tensor, grads: Tensor, shard_group: Group, replica_gro
     grads: this rank's gradient of the whole row, g x s elements, contiguous, floating-point. Not changed.
     output: s elements, contiguous, of the dtype of grads and on its device. Overwritten by the mean of the
         elements p x s to (p+1) x s, where p is this rank's position in its island. All replicas get the same.
-    Sends (g-1) s elements inside the island (reduce-scatter), then 2 (r-1)/r s across (all-reduce). An
-    all-reduce in the first place would give the same values for (g-1)/g + 2 (r-1)/r times the row.
+    Sends (g-1) s elements inside the island (reduce-scatter), then 2 (r-1)/r s across (all-reduce). If
+    an all-reduce came first, it would give the same values, but for (g-1)/g + 2 (r-1)/r times the row.
 
     Raises ValueError if sizes, dtypes or devices do not fit, if a tensor is not contiguous, or if the groups
     share any rank besides this one; TypeError for a dtype that is not floating-point.

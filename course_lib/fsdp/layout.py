@@ -46,7 +46,7 @@ class Slice:
 
 
 class ModuleSlices:
-    """All slices of a module that a rank holds.
+    """A rank's slices of a module.
 
     pieces: by the parameters' names.
     """

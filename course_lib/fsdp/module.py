@@ -5,7 +5,7 @@
 
 Each rank sends 3 (N-1)/N P elements, less one gather of the root and one of the last block, which stay whole
 because backward begins with them. While one block computes, the next block arrives and the gradients of the
-last one leave. The memory is 16P/N bytes, as in ZeRO-3, and 1 + prefetch blocks instead of one.
+block before it leave. The memory is 16P/N bytes, as in ZeRO-3, and 1 + prefetch blocks instead of one.
 
 The order is what matters. On one wire, a gather queues behind a reduction that began before it. So the gather
 of i-1 begins before block i computes its gradients, and the gradients leave as soon as all of them are ready.
@@ -190,4 +190,4 @@ def following(order: list[Part], part: Part, place: int) -> int:
 
 
 def nothing() -> None:
-    """A stand-in for a reduction, because none is in flight."""
+    """A stand-in for a reduction, while none is in flight."""

@@ -121,7 +121,7 @@ class Sharded(nn.Module):
 
 
 def check_free(module: nn.Module) -> None:
-    """ValueError if a wrapper of any package holds a parameter, or if it holds this rank's experts."""
+    """ValueError if any wrapper holds a parameter already, or if a parameter holds this rank's experts."""
     for name, param in module.named_parameters():
         if getattr(param, "shared_out", False):
             raise ValueError(

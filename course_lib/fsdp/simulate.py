@@ -1,7 +1,7 @@
-"""When does each action of a step run, on one rank? The model has two lanes, and a time for each action.
+"""When does each action of a step run, on one rank? The simulation has two lanes.
 
-The compute lane runs the forwards and backwards, and the wire runs the gathers and reduces. Each lane follows
-the order of the list, and pauses only if it must:
+Every action takes a given time. The compute lane runs the forwards and backwards, and the wire runs the
+gathers and reduces. Each lane follows the order of the list, and pauses only if it must:
 
     forward, backward   when the compute lane is free and the unit has arrived
     gather              when the wire is free and all computations before it in the list are over, because

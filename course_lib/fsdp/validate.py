@@ -1,4 +1,4 @@
-"""Is a list of actions a training step? If not, a sentence says what is wrong with it first."""
+"""Is a list of actions a training step? If not, a sentence states the first mistake."""
 
 from __future__ import annotations
 

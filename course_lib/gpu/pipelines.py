@@ -1,4 +1,4 @@
-"""Notebooks 07 and 10: a stage's actions on the GPU, a pipeline over all GPUs, and each axis alone."""
+"""Notebooks 07 and 10: a stage's actions on the GPU, a pipeline over all GPUs, and one axis at a time."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     config.py    the sizes and parts of a GPT: GPTConfig; PRESETS from 0.1 to 124 million parameters, and
                  PUBLISHED models
-    gpt.py       a GPT to read in ten minutes, and the modules that the parallel versions replace
+    gpt.py       a GPT to read in ten minutes, and the modules the parallel versions replace
 
 On one rank:
 

@@ -8,7 +8,7 @@
 The optimizer knows only the shards. It works on a copy of `own`, the *master*, if the parameters have 16
 bits (the copy has 32), or if shards are kept in other memory than the parameters (`home`, see `offload.py`).
 
-Source: as for `shards.py`; the master copy is the same as for mixed precision in ZeRO, section 3.1.
+Source: as for `shards.py`; the master copy belongs to mixed precision, as in ZeRO, section 3.1.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def save_pieces(
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the state dictionaries of all ranks, in any order, into one in torch.optim's form.
 
-    The result contains no state for frozen parameters, since no rank's optimizer knows them. (Neither does
-    torch.optim keep any, except for Adagrad, which makes its state together with the optimizer.)
+    The result contains no state for frozen parameters, since no rank's optimizer knows them. (torch.optim
+    keeps none either, except in Adagrad, which makes its state together with the optimizer.)
 
     Raises ValueError if a dictionary is missing or appears twice, or if they are not all from the same run.
     """

@@ -230,7 +230,7 @@ def _claim(params: Sequence[torch.Tensor], optimizer: ShardedOptimizer) -> None:
         return any(owner is not None and owner() is not None for owner in owners)
 
     if taken():
-        gc.collect()  # the last optimizer may only be waiting to be collected
+        gc.collect()  # the last optimizer might only be waiting to be collected
     if taken():
         raise ValueError(
             "a parameter is held by another sharded optimizer: delete that optimizer first, and all objects "

@@ -55,7 +55,7 @@ class Zero2(Zero1):
         self._under_way: list[Callable[[], None]] = []
 
     def arrived(self, bucket: Bucket, i: int) -> None:
-        """A hook calls this when the bucket's i-th gradient is complete, to send the buckets in turn."""
+        """A hook calls this when the bucket's i-th gradient is complete, to send buckets whose turn it is."""
         if self._backward.joined(self._send_the_rest):
             self._turn = 0
         check_unsent(bucket, self.buckets[: self._turn])
