@@ -29,6 +29,8 @@
 # | 7 Questions | 5 | 1 | 4, 5 |
 #
 # Work from top to bottom, because cells below an exercise use what you wrote in it.
+# In every notebook, the table at the top of a section marks its exercises from 1 to 5. Difficulty compares them
+# with the other exercises of the course, and importance says how much of what follows builds on them.
 #
 # <details><summary>In the lectures</summary>This course is built on five texts, the lectures 000 to 004. You
 # do not need them. Folded notes like this one cite them, and correct them if they err. The 112 GB are from
@@ -63,6 +65,7 @@ doctor.report()
 # | you will write | `hello()` |
 # | builds on | nothing |
 # | time | 10 minutes |
+# | difficulty, importance | 1 and 5 of 5 |
 # | points | 1 |
 #
 # A distributed program is one function that several processes run at the same time. Each process is a
@@ -262,6 +265,7 @@ run.ledger.timeline()
 # | you will write | `exchange(tensor, group=None)`, `ring_shift(tensor, group=None)` |
 # | builds on | §2 |
 # | time | 35 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 1 (prediction) + 1 + 2 |
 #
 # Two patterns are behind nearly everything that follows. In an **exchange**, the ranks pair up, 0 with 1 and
@@ -584,6 +588,7 @@ launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 # | you will write | two numbers, in §7 |
 # | builds on | §2 |
 # | time | 10 minutes |
+# | difficulty, importance | 1 and 4 of 5 |
 #
 # A message of n bytes takes about
 #
@@ -665,6 +670,7 @@ for wire in LINKS:
 # | you will write | repairs of `neighbour_sum`, `collect`, `global_mean`; eight diagnoses |
 # | builds on | §3 |
 # | time | 35 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 1 + 1 + 1 + 1 |
 #
 # These programs are broken in the way real ones are, but small enough to see through. Read each one, say what

@@ -148,6 +148,7 @@ def bars(rows, unit="", line=None):
 # | you will write | `parameters(config)` |
 # | builds on | nothing |
 # | time | 20 minutes |
+# | difficulty, importance | 1 and 4 of 5 |
 # | points | 6 |
 #
 # Every bill below begins with P. But the name of a model rounds it ("70B" is 68,976,648,192 or
@@ -271,6 +272,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # | you will write | `step_flops(config, batch, seq, *, backward, causal, recompute)` |
 # | builds on | §1 |
 # | time | 25 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 8 |
 #
 # A matrix costs 2 FLOPs for each of its numbers and each token, a multiplication and an addition. If all
@@ -471,6 +473,7 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 # | you will write | `SavedBytes` (8 points) and `activation_bytes` (6 points) |
 # | builds on | nothing |
 # | time | 50 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
 # Here is the memory of two training steps of a small GPT, byte by byte, after each operation PyTorch ran.
@@ -795,6 +798,7 @@ for name, nbytes in peaks.items():
 # | you will write | `recipe_bytes(name)` |
 # | builds on | §3 |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
 # The model states were 16 bytes per parameter above, 4 + 4 + 0 + 8 for weights, gradients, no copy of the
@@ -966,6 +970,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # | you will write | `matmul_seconds`, `ridge` and `least_tokens` |
 # | builds on | §2 |
 # | time | 25 minutes |
+# | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
 # A product of matrices takes time for its arithmetic, and time to fetch its factors and to write the result.
@@ -1161,6 +1166,7 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # | you will write | `days`, `tokens_per_second_per_gpu` and, *optional*, `compute_optimal` |
 # | builds on | §2 |
 # | time | 15 minutes; 20 more, *optional*, for the model's size |
+# | difficulty, importance | 2 and 2 of 5 |
 # | points | 6 |
 #
 # A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. These two give the
@@ -1373,6 +1379,7 @@ tried(laws_and_models, compute_optimal)
 # | you will write | `first_that_fits(config, gpus, room, batch, seq)` |
 # | builds on | §1 `parameters`, §3 `activation_bytes` |
 # | time | 30 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 8 |
 #
 # This section uses two ways to cut the bill of a GPU. *Sharding* (notebooks 04 and 05) divides model states
@@ -1711,6 +1718,7 @@ if answer_1 is not ...:
 # | you will write | `crossover(law1, law2)` |
 # | builds on | §6 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 1 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Two laws can agree about small models but send you to different large ones. In §6 the lines are straight on

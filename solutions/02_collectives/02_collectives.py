@@ -133,6 +133,7 @@ def results(exchange):
 # | you will write | `gather_to_one_cost(n, nbytes)`, a formula |
 # | builds on | notebook 00 |
 # | time | 10 minutes |
+# | difficulty, importance | 1 and 3 of 5 |
 #
 # This is the obvious way. Every rank sends its tensor to rank 0, rank 0 adds them up, and then rank 0 sends
 # the sum to every rank.
@@ -226,6 +227,7 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # | you will write | `broadcast(tensor, src, group=None)` |
 # | builds on | §0 |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
 # Before the first step, all replicas must hold the same weights. Rank 0 has read them from disk, and seven
@@ -440,6 +442,7 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # | you will write | `reduce_scatter(output, input, group=None)` |
 # | builds on | notebook 00: `ring_shift` |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
 # One rank doesn't have to add everything. Cut the tensor into N chunks, and make rank r responsible for the
@@ -614,6 +617,7 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # | you will write | `all_gather(output, input, group=None)` |
 # | builds on | §2 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
 # An all-gather is the counterpart of a reduce-scatter, and §4 will join the two. Every rank starts with one
@@ -748,6 +752,7 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # | you will write | `ring_bytes_sent(n, nbytes)`, `ring_rounds(n)`, `ring_all_reduce(tensor, group=None)` |
 # | builds on | §2, §3 |
 # | time | 40 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 2 + 12 |
 #
 # How cheap can an all-reduce be? Consider a single element, in other words N numbers, one on each rank. A
@@ -1004,6 +1009,7 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # | you will write | `recursive_doubling_all_reduce(tensor, group=None)` |
 # | builds on | §4 |
 # | time | 20 minutes for powers of two; 15 more, *optional*, for any N |
+# | difficulty, importance | 4 and 2 of 5 |
 # | points | 8 |
 #
 # In every step you log the loss, which is one float of 4 bytes, averaged over 512 ranks. In the ring, that
@@ -1184,6 +1190,7 @@ stepper(run.ledger, run)
 # | you will write | `all_to_all(output, input, group=None)` |
 # | builds on | §2 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 5 |
 #
 # This time there is nothing to add. Every rank has N chunks, one *for each* rank, and every chunk goes to the
@@ -1322,6 +1329,7 @@ results(both_ways)
 # | you will write | `hierarchical_all_reduce(tensor, intra_group, inter_group)` |
 # | builds on | §2, §3, §4 |
 # | time | 30 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | points | 5 |
 #
 # A cluster has fast wires inside a node and slow ones between nodes (the table in notebook 00, §4, lists
@@ -1502,6 +1510,7 @@ results(hybrid)
 # | you will write | `bytes_sent_per_rank`, `rounds`, `seconds`, `crossover` |
 # | builds on | your predictions so far |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
 # Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,

@@ -218,6 +218,7 @@ for step in (master_step, replica_step):
 # |---|---|
 # | you will write | `samples_each(n, world_size)` (no points), `shard_indices(n, rank, world_size, epoch)` |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
 # Take four ranks and ten samples. Every sample must be seen, and no two ranks should see the same one. But
@@ -382,6 +383,7 @@ for epoch in (0, 1):
 # | you will write | `gradient_bytes_sent(...)`, `NaiveDataParallel` |
 # | builds on | §1; notebook 02: `broadcast`, `all_reduce` |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 10 |
 #
 # The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. Replicas start
@@ -685,6 +687,7 @@ compared(NaiveDataParallel)
 # | you will write | `exposed_seconds(...)`, `scaling_efficiency(...)`, `BucketedDataParallel` |
 # | builds on | §2 |
 # | time | 65 minutes |
+# | difficulty, importance | 5 and 5 of 5 |
 # | points | 16 |
 #
 # Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
@@ -1172,6 +1175,7 @@ for counted in (False, True):
 # | you will write | `topk_bytes_sent(...)`, `topk_all_reduce(tensor, fraction, error, group=None)` |
 # | builds on | §2; notebook 02: all-gather |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | points | 8 |
 #
 # Between machines, a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, so 24.5 GB take 8 s. Then
@@ -1391,6 +1395,7 @@ curves(
 # | you will write | `int8_bytes_sent(n, numel)` (no points), `int8_all_reduce(tensor, error, group=None)` |
 # | builds on | §5; notebook 02: all-to-all, all-gather |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | points | 8 |
 #
 # Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is its largest
@@ -1859,6 +1864,7 @@ report.points(6)
 # | you will write | `PowerSGD(rank=2, group=None)` |
 # | builds on | §6; notebook 02: all-reduce |
 # | time | 30 minutes |
+# | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # Top-k and int8 share a flaw. Their messages can't be added on the way, so no all-reduce can carry them. A
@@ -2002,6 +2008,7 @@ curves(
 # | you will write | `sign_all_reduce(tensor, error, server_error, group=None)`, `OneBitAdam(params, ..., warmup_steps)` |
 # | builds on | §6 |
 # | time | 40 minutes |
+# | difficulty, importance | 4 and 1 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
 # How few bits are enough? You can send the sign of each element, and one number for their size, the mean of

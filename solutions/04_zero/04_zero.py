@@ -203,6 +203,7 @@ def memory_picture(runs):
 # | you will write | `memory_per_rank(params, n, stage, offload=False)` |
 # | builds on | notebook 03 |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
 # Where do the 16 bytes per parameter come from? Weights and gradients in 16 bits take 2 + 2. Adam keeps a
@@ -341,6 +342,7 @@ with contextlib.suppress(NotImplementedError):
 # |---|---|
 # | you will write | `flatten_and_shard(params, n)` |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
 # How do you cut a model into N equal parts? You can't cut it by layers, because an embedding can be half
@@ -465,6 +467,7 @@ try_it(uneven, world_size=2)
 # | you will write | `Zero1Optimizer(params, optimizer_cls, **defaults)` |
 # | builds on | §2 |
 # | time | 40 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
 # The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement
@@ -803,6 +806,7 @@ for world_size in (2, 4):
 # | you will write | `Zero2Optimizer(params, optimizer_cls, *, bucket_bytes, **defaults)` |
 # | builds on | §3; notebook 03 §3, buckets and hooks |
 # | time | 30 minutes |
+# | difficulty, importance | 4 and 4 of 5 |
 # | points | 12 |
 #
 # The picture shows the reference's ZeRO-1 on four ranks, next to the replica:
@@ -1018,6 +1022,7 @@ try_it(in_order_of_arrival, world_size=2)
 # | you will write | `Unit(params)`, and with it `Zero3Module(module)` |
 # | builds on | §2, §4 |
 # | time | 65 minutes: 35 for the unit, 30 for the module |
+# | difficulty, importance | 4 and 5 of 5 |
 # | points | 16: 7 for the unit, 9 for the module |
 #
 # The picture shows the reference's ZeRO-2 with one bucket per block:
@@ -1680,6 +1685,7 @@ report.points(6)
 # | you will write | `offloaded(optimizer_cls, folder)` |
 # | builds on | §3, §6 |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 1 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # In §6 the reference put the optimizer's state into files. Now you write such code, for any optimizer,
@@ -1840,6 +1846,7 @@ with tempfile.TemporaryDirectory() as folder:
 # | you will write | `deal(shapes, n)`, `muon_step(params, momenta, owned, orthogonalize, lr, beta, group)` |
 # | builds on | §4 |
 # | time | 25 minutes |
+# | difficulty, importance | 4 and 2 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
 # Adam treats each element separately, so it doesn't notice that your shards cut matrices in the middle.

@@ -353,6 +353,7 @@ def events_picture(steps, title=""):
 # | you will write | `fsdp_bytes`, `hides_from` and `unit_bytes` |
 # | builds on | notebook 04 |
 # | time | 35 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
 # Here is notebook 04's ZeRO-3 in slow motion. In the upper row, blue is a block's forward, and orange
@@ -603,6 +604,7 @@ for each_way in (900e9, 450e9):
 # | you will write | `fsdp_schedule(units, forward_prefetch, backward_prefetch, reshard, keep_last)` |
 # | builds on | §1 |
 # | time | 40 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 10 |
 #
 # A program that runs forward and backward issues actions, one after the other. There are five kinds:
@@ -797,6 +799,7 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | you will write | `PrefetchedModule(module, forward_prefetch, backward_prefetch, reshard_after_forward)` |
 # | builds on | §2; notebook 04 §5 |
 # | time | 55 minutes |
+# | difficulty, importance | 5 and 4 of 5 |
 # | points | 16 |
 #
 # Now the list runs on ranks. But a program that trains has no list. Forward calls blocks, autograd computes
@@ -1141,6 +1144,7 @@ for body in (skips, disagrees):
 # | you will write | `all_gather_cast(output, shard)` and `reduce_scatter_mean(output, grads, reduce_dtype)` |
 # | builds on | §1; notebook 02 §2, §3 |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 8 |
 #
 # The optimizer adds small steps to float32 weights, its *master*, but tensor cores multiply in 16 bits. So
@@ -1367,6 +1371,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | you will write | `hybrid_groups(world_size, shard)` and `hybrid_reduce(output, grads, shard_group, replica_group)` |
 # | builds on | notebook 02 §2, §4; notebook 04 §1 |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 3 of 5 |
 # | points | 8 |
 #
 # With N = 512, each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
@@ -1582,6 +1587,7 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | you will write | `clip_grad_norm_(shards, max_norm, group=None, replica_group=None)` |
 # | builds on | notebook 02 |
 # | time | 10 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
 # Large models clip their gradients. If the norm of the whole gradient exceeds `max_norm`, all of it is scaled
@@ -2291,6 +2297,7 @@ report.points(6)
 # | you will write | `all_gather_int8(output, shard, block=256, group=None)` |
 # | builds on | §4 |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # Two of FSDP's three messages carry weights. Must they have 16 bits? The masters stay in float32 on their

@@ -229,6 +229,7 @@ def said(prediction, *args):
 # | you will write | `identity_all_reduce`, `all_reduce_identity` |
 # | builds on | notebook 02 |
 # | time | 25 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
 # A linear layer is y = x A. There are two ways to cut A over the ranks:
@@ -404,6 +405,7 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # | you will write | `ColumnParallelLinear(in_features, out_features, bias=True, gather_output=False, group=None)` |
 # | builds on | §1 |
 # | time | 22 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
 # `nn.Linear` does not store A, but its transpose. `weight` is (out, in), and y = x weightᵀ. So a *column* of
@@ -592,6 +594,7 @@ if wrong:
 # | you will write | `RowParallelLinear(in_features, out_features, bias=True, input_is_parallel=True, group=None)` |
 # | builds on | §1, §2 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
 # Now let's cut the other way. Each rank has some *input* features, and therefore rows of A, or columns of
@@ -715,6 +718,7 @@ if run:
 # | you will write | `kind_1` to `kind_12`; repairs of `rows_then_columns`, `bias_behind` and `norm_before`; `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
 # | builds on | §2, §3 |
 # | time | 27 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 3 + 5, and the formula in §8 |
 #
 # An MLP is two matrices with an activation function between them, y = gelu(x A) B. Each matrix can be cut in
@@ -1201,6 +1205,7 @@ if theirs_run:
 # | you will write | `ParallelHeads(width, heads, bias=True, group=None)`; optional: `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
 # | builds on | §4 |
 # | time | 22 minutes, and 15 for grouped queries and dropout |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
 # You have seen how an MLP is cut. Now find such a cut for attention. Query, key and value are three matrices,
@@ -1502,6 +1507,7 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
 # | builds on | §1 |
 # | time | 40 minutes |
+# | difficulty, importance | 4 and 3 of 5 |
 # | points | 4 + 8 |
 #
 # The vocabulary is the longest dimension of a language model. (In this section, a *token* is an entry of the
@@ -1752,6 +1758,7 @@ for size in (1, 50):
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
 # | builds on | §1, §4 |
 # | time | 28 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
 # What is not divided yet? Between the regions, the residual stream and the inputs of norms and regions are
@@ -2301,6 +2308,7 @@ with contextlib.suppress(NotImplementedError):
 # | you will write | `parallelize_mlps(model, group=None)` |
 # | builds on | §2, §3 |
 # | time | 10 minutes |
+# | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Take a GPT and replace the layers of its MLPs by yours. Nothing else in it changes. It is the model of

@@ -175,6 +175,7 @@ def said(prediction, *args):
 # | you will write | `naive(stages, microbatches)` |
 # | builds on | nothing |
 # | time | 10 minutes |
+# | difficulty, importance | 1 and 3 of 5 |
 # | points | 3 |
 #
 # Begin with the simplest order of several microbatches. One goes down all stages and up again, and only then
@@ -248,6 +249,7 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # | you will write | `gpipe(stages, microbatches)`, and the first part of your predictions |
 # | builds on | §1 |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 4, and the predictions count in §6 |
 #
 # While microbatch 0 is on rank 1, rank 0 could already do microbatch 1. So GPipe (Huang et al. 2019) does all
@@ -454,6 +456,7 @@ if schedule:
 # | you will write | `one_f_one_b(stages, microbatches)`, and your predictions for it |
 # | builds on | §2 |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
 # The last rank could go backward right away, because it has the loss of microbatch 0 after its first forward.
@@ -591,6 +594,7 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | you will write | `interleaved_one_f_one_b(stages, microbatches, chunks=2)`, your predictions for it, and `pipeline_bytes_sent` |
 # | builds on | §3 |
 # | time | 25 minutes |
+# | difficulty, importance | 4 and 3 of 5 |
 # | points | 8 |
 #
 # The bubble is the time in which the pipeline fills and empties, which takes the forwards of p − 1 stages and
@@ -773,6 +777,7 @@ if schedule:
 # | you will write | `zero_bubble_h1(stages, microbatches)`, and your last predictions |
 # | builds on | §3 |
 # | time | 25 minutes |
+# | difficulty, importance | 4 and 3 of 5 |
 # | points | 7 |
 #
 # A linear layer y = x Aᵀ has two products in its backward, dx = dy A and dA = dyᵀ x. The stage before it
@@ -1053,6 +1058,7 @@ report.points(7)
 # | you will write | `run_schedule(stage, actions, microbatches, group=None)` |
 # | builds on | §3, and deadlocks (notebook 00) |
 # | time | 45 minutes |
+# | difficulty, importance | 5 and 5 of 5 |
 # | points | 13 |
 #
 # So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank,
@@ -1527,6 +1533,7 @@ for how, generator in cases if ours else ():
 # | you will write | `PipeDreamStage(module, optimizer)` |
 # | builds on | §3 |
 # | time | 15 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | points | 6 |
 #
 # Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills it once and never flushes.
@@ -2039,6 +2046,7 @@ report.points(4)
 # | you will write | `dualpipe(stages, microbatches)` |
 # | builds on | §5 |
 # | time | 40 minutes |
+# | difficulty, importance | 5 and 1 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
 # A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They are spread over

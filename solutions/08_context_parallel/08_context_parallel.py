@@ -170,6 +170,7 @@ for seq in (4096, 32768, 131072, 1048576):
 # | you will write | `online_softmax_merge(out, lse, block_out, block_lse)` |
 # | builds on | nothing |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
 # Softmax divides by a sum over all keys, so it seems to need all keys at the same time. On paper, for one
@@ -354,6 +355,7 @@ for size in (12, 6, 3, 1):
 # | you will write | `tiled_attention(q, k, v, block=256, causal=False)`, forward and backward |
 # | builds on | §2 |
 # | time | 45 minutes |
+# | difficulty, importance | 4 and 4 of 5 |
 # | points | 12 |
 #
 # Take one rank and a long sequence. 131,072 tokens have 17 billion scores for each head, which take 34 GB in
@@ -646,6 +648,7 @@ for name, (seconds, apart) in zip(
 # | you will write | `ring_forward(q, k, v, causal=False, group=None, *, layout=None)`; then `ring_attention`, with the same arguments and a backward; your first prediction, `ring_bytes_sent` |
 # | builds on | §2; for backward also §3 |
 # | time | 75 minutes: 35 for forward, 40 for backward |
+# | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 for forward, 7 for backward; §7 gives the points for predictions |
 #
 # Now the sequence is divided among N ranks, with c tokens on each. Every rank's queries need all keys. If the
@@ -1175,6 +1178,7 @@ if run:
 # | you will write | `zigzag(seq, n)`; your second prediction, `causal_idle_share`, in §4 |
 # | builds on | §4 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 5; §7 gives the points for the prediction |
 #
 # In the pictures of §4, rank 0 works in one of the four steps, but rank 3 works in all four. The other ranks
@@ -1482,6 +1486,7 @@ figure if curves else None
 # | you will write | `ulysses_attention(q, k, v, causal=False, group=None)`; your third prediction, `ulysses_bytes_sent`, in §4 |
 # | builds on | §3; notebook 02: all-to-all |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 3 of 5 |
 # | points | 9; §7 gives the points for the prediction |
 #
 # Ulysses is another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other, so you can
@@ -1655,6 +1660,7 @@ if run:
 # | you will write | `hiding_block`, in §4 |
 # | builds on | §4 to §6 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 3 of 5 |
 # | points | 7 |
 #
 # In each step of the ring, a rank computes a block and sends one, both at the same time. The message hides if

@@ -138,6 +138,7 @@ class Blocks:
 # |---|---|
 # | you will write | `round_to(x, exponent_bits, mantissa_bits, *, finite=False)` |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 3 of 5 |
 # | points | 8 |
 #
 # A float has a sign, some bits e of *exponent* and some bits m of *mantissa*. With
@@ -324,6 +325,7 @@ for value, dtype in (
 # | you will write | `LossScaler` |
 # | builds on | §1 |
 # | time | 30 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 10 |
 #
 # The smallest number of fp16 is 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? The gradients of a small GPT
@@ -614,6 +616,7 @@ losses_picture()
 # | you will write | `stochastic_round(x, generator=None)` |
 # | builds on | §1 |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
 # bf16 has range enough but few numbers, only 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004, and an
@@ -776,6 +779,7 @@ if "stochastic" in ROUNDINGS:
 # | you will write | `quantize(x, block, dtype, group)` and `dequantize(values, scales, block)` |
 # | builds on | §1 |
 # | time | 30 minutes, and 10 for the *optional* end |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
 # e4m3 has 254 codes for numbers from −448 to 448 (two are 0 and −0). A gradient of 1e-5 is below its smallest
@@ -1052,6 +1056,7 @@ for cut in (False, True):
 # | you will write | `class Adam8bit(ByteStates)` |
 # | builds on | §4; Adam's update |
 # | time | 35 minutes |
+# | difficulty, importance | 4 and 2 of 5 |
 # | points | 8 |
 #
 # Adam keeps two moments of each parameter. In float32 they take 8 bytes, half of ZeRO's 16. With a byte for
@@ -1318,6 +1323,7 @@ figure
 # | you will write | `best_segment(layers, kept, inside)` and `checkpoint(function, *args)` |
 # | builds on | notebook 01 §3 |
 # | time | 60 minutes, and 10 for the *optional* end |
+# | difficulty, importance | 4 and 5 of 5 |
 # | points | 14 |
 #
 # The largest band in notebook 01's timeline was purple. It showed the activations, which forward keeps for
@@ -1897,6 +1903,7 @@ report.points(6)
 # | you will write | `chunked_loss(hidden, weight, targets, chunks)` |
 # | builds on | §6 |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 4 points, on top of the others. You lose nothing if you skip it |
 #
 # After all blocks are checkpointed, one tensor is left that is larger than all others, the logits, with T · V

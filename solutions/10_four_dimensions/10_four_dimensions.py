@@ -126,6 +126,7 @@ def alone(step=0):
 # | you will write | `coordinates(rank, sizes)`, `axis_ranks(rank, sizes, axis)` |
 # | builds on | nothing |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
 # A launcher numbers GPUs node by node, so ranks 0 to 7 are on the first node and ranks 8 to 15 on the second.
@@ -269,6 +270,7 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # | you will write | `my_part(rank, sizes, batch_size, seq)` |
 # | builds on | §1; zigzag (notebook 08) |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
 # The batch of a step is a sheet, with samples as rows and positions in the sequence as columns. Two axes cut
@@ -430,6 +432,7 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # | you will write | `hybrid_step(stages, schedule, microbatches, mesh)` |
 # | builds on | §2; sums inside the layers (notebook 06); `run_schedule` (notebook 07) |
 # | time | 45 minutes |
+# | difficulty, importance | 4 and 5 of 5 |
 # | points | 13 |
 #
 # The model has already been cut for you. `mesh_stages` gives each rank its stages, whose layers hold parts of
@@ -691,6 +694,7 @@ if run:
 # | you will write | `clip_grad_norm(named_parameters, max_norm, mesh, cut, tied)` |
 # | builds on | §3 |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
 # Training clips the gradient by its norm. If the norm of the whole model is above `max_norm`, all gradients
@@ -889,6 +893,7 @@ if ready(clip_grad_norm):
 # | you will write | three axes of `axis_bytes`, and `wire` |
 # | builds on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
 # Four axes send four kinds of messages. Closed forms tell *how many* bytes they send, but the placement of
@@ -1181,6 +1186,7 @@ if run := tried(rank_517, hybrid_step):
 # | you will write | two rows of `memory_per_gpu` |
 # | builds on | notebook 01, notebook 07 (1F1B), notebook 06 (sequence parallelism) |
 # | time | 10 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 6 |
 #
 # A layout that does not fit has no speed. The fullest GPU belongs to the *first* stage, because this stage
@@ -1338,6 +1344,7 @@ if ready(memory_per_gpu):
 # | you will write | three places of `step_seconds` |
 # | builds on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 3 of 5 |
 # | points | 7 |
 #
 # You don't have 1,024 GPUs, but NVIDIA *measured* the steps in the next picture in 2021, on 32 to 3,072 A100s
@@ -1595,6 +1602,7 @@ if ready(step_seconds):
 # | you will write | the end of `best_layout` |
 # | builds on | sections 6 and 7 |
 # | time | 10 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
 # There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 35 of them can cut 96 layers, 96 heads and 1,536
@@ -1931,6 +1939,7 @@ report.points(4)
 # | you will write | `replay` |
 # | builds on | sections 5 and 7, notebook 07 (simulating a schedule) |
 # | time | 30 minutes |
+# | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
 # Section 7 gets the time of a step from a formula. You can do without one. Take the *record* of a run, and

@@ -94,6 +94,7 @@ print("added where they belong:", sums.tolist())
 # | you will write | `route(logits, bias=None, *, k)` |
 # | builds on | nothing |
 # | time | 20 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 8 |
 #
 # Softmax turns a router's logits into probabilities, and the k experts with the largest probabilities are
@@ -221,6 +222,7 @@ if ready(route):
 # | you will write | `moe(x, experts, weights, w1, w3, w2)` |
 # | builds on | nothing, because the routing is an argument |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
 # Every token goes through its k experts, and their results are added, each multiplied by its weight. A
@@ -372,6 +374,7 @@ if ready(moe):
 # | you will write | `exchange(rows, send, receive, group)`, with a backward |
 # | builds on | notebook 02 |
 # | time | 27 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
 # In notebook 02, all parts of an all-to-all had one size. Here the i-th of n parts also goes to rank i,
@@ -506,6 +509,7 @@ except RankError as error:
 # | you will write | `expert_parallel_moe(x, experts, weights, w1, w3, w2, group)` |
 # | builds on | §2, §3 |
 # | time | 40 minutes |
+# | difficulty, importance | 4 and 5 of 5 |
 # | points | 14 |
 #
 # n ranks share E experts. Rank r holds the E/n experts from r·E/n on, and has T tokens of its own. The
@@ -704,6 +708,7 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # | you will write | `all_to_all_bytes(counts, rank, width, itemsize=2)` |
 # | builds on | §4 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 6 |
 #
 # `counts[r][e]` is the number of rows rank r has for expert e. This histogram is all you need. How many
@@ -781,6 +786,7 @@ if run and ready(all_to_all_bytes):
 # | you will write | `load_balancing_loss(logits, experts, group=None)`, `update_bias(bias, counts, speed=0.001, group=None)` |
 # | builds on | §1, §2 |
 # | time | 30 minutes |
+# | difficulty, importance | 3 and 3 of 5 |
 # | points | 9 |
 #
 # If you leave a router to itself, it collapses. An expert that is a little better gets more tokens, so it
@@ -1149,6 +1155,7 @@ report.points(5)
 # | you will write | `queue(experts, count, places)` |
 # | builds on | §7 |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # If an expert has C places, which tokens get them? GShard and the Switch Transformer let the assignments
@@ -1197,6 +1204,7 @@ report = check("11_experts/queue", queue, cases="hidden")
 # | you will write | `node_limited(scores, *, k, nodes, limit)` |
 # | builds on | §1, §5 |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # DeepSeek-V3 keeps each token on at most 4 of 8 nodes, so a row crosses the network at most four times

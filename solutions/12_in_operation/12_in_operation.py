@@ -190,6 +190,7 @@ display(timeline(forgetful, saves=False))
 # | you will write | `capture(run)`, `restore(run, state)` |
 # | builds on | nothing |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
 # A run keeps more in memory than its weights. AdamW holds two moments for each parameter and counts its
@@ -322,6 +323,7 @@ if ready(capture, restore):
 # | you will write | `commit(disk, step, parts)`, `newest(disk)` |
 # | builds on | nothing |
 # | time | 38 minutes |
+# | difficulty, importance | 4 and 5 of 5 |
 # | points | 15 |
 #
 # Suppose you write your state to a file, over the old one, and the power fails in the middle. Now the file is
@@ -603,6 +605,7 @@ journal(smaller)
 # | you will write | `read_plan(saved, wanted)` |
 # | builds on | nothing |
 # | time | 25 minutes |
+# | difficulty, importance | 4 and 4 of 5 |
 # | points | 10 |
 #
 # Suppose a node is lost and doesn't come back, or twice as many become free. Then the ranks that load the
@@ -764,6 +767,7 @@ if saving and loading:
 # | you will write | `best_interval(save_seconds, mtbf)` |
 # | builds on | nothing |
 # | time | 10 minutes |
+# | difficulty, importance | 1 and 4 of 5 |
 # | points | 4 |
 #
 # A save stops the run for δ seconds, and a failure costs the work since the last save. If you save often, you
@@ -877,6 +881,7 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # | you will write | `breakdown(calls, rank, start, end)` |
 # | builds on | nothing |
 # | time | 24 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 10 |
 #
 # A profiler says that ranks spend a third of the step in all-reduces. Should you buy a faster network? You
@@ -1086,6 +1091,7 @@ if shares:
 # | you will write | `find_straggler(arrivals, confidence=0.99)` |
 # | builds on | §7, for the idea |
 # | time | 16 minutes |
+# | difficulty, importance | 3 and 3 of 5 |
 # | points | 6 |
 #
 # In each collective, some rank comes last. This means nothing yet, because each of four equal ranks is last
@@ -1232,6 +1238,7 @@ if ready(find_straggler):
 # | you will write | six answers |
 # | builds on | §7, §8 |
 # | time | 16 minutes |
+# | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
 # You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which
@@ -1397,6 +1404,7 @@ report.points(3)
 # | you will write | `step_metrics(loss_sum, tokens, seconds, group=None)` |
 # | builds on | nothing |
 # | time | 15 minutes |
+# | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # A dashboard shows a loss, tokens per second, and seconds per step. For the loss, monitors often print rank
@@ -1458,6 +1466,7 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 # | you will write | `write_plan(held)` |
 # | builds on | §5 |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Replicas hold the same boxes, but each box should be written only once. If rank 0 writes everything, the
@@ -1514,6 +1523,7 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # | you will write | `class AsyncCheckpoint` |
 # | builds on | §6 |
 # | time | 20 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # Now the run stops only for a copy in memory, because a thread writes the copy while the next steps are
@@ -1582,6 +1592,7 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 # | you will write | `odd_ranks(parameters, group=None)` |
 # | builds on | nothing |
 # | time | 10 minutes |
+# | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 2 points, on top of the 60. You lose nothing if you skip it |
 #
 # A chip that computes wrongly raises no error. For example, Llama 3's table 5 lists six interruptions by
@@ -1640,6 +1651,7 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | you will write | `local_steps(model, optimizer, batches, steps_between, outer_lr, outer_momentum, group=None)` |
 # | builds on | nothing in this notebook, but replicas (notebook 03) |
 # | time | 22 minutes |
+# | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Suppose the ranks are in two cities, with a slow link between them. An all-reduce in every step would take

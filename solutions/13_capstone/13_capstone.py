@@ -137,6 +137,7 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 # | you will write | `distribute(model, how)` |
 # | builds on | notebooks 03 and 05, whose classes you now replace with PyTorch's |
 # | time | 16 minutes |
+# | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
 # Most training runs in the world need only two classes. `DistributedDataParallel` (DDP) gives every rank the whole
@@ -260,6 +261,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
 # | builds on | `hybrid_step` (notebook 10); ZeRO (notebook 04) |
 # | time | 50 minutes, of which pp, dp, cp and tp take 20, and ZeRO takes 30 |
+# | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 and 12 |
 #
 # DDP and FSDP know one axis. The function of this section knows all four, and ZeRO as well. It is a page long, because
@@ -461,6 +463,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # | you will write | `smallest_failing(sizes, fails)`, and three answers |
 # | builds on | §2 |
 # | time | 25 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
 # Your step passed its checks on eight small layouts. Now it trains the model of this notebook in fifteen, on one to
@@ -723,6 +726,7 @@ for name, optimizer in (
 # | you will write | nothing new for the first check, and then three verdicts |
 # | builds on | §2 |
 # | time | 24 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 4 and 5 |
 #
 # Eight ranks hide mistakes that 1,024 don't forgive. With two ranks per axis, an all-gather costs as much as an
@@ -886,6 +890,7 @@ report.points(5)
 # | you will write | five numbers |
 # | builds on | §3, notebooks 04 to 08 |
 # | time | 14 minutes |
+# | difficulty, importance | 3 and 3 of 5 |
 # | points | 5 |
 #
 # You now have the losses, the bytes and the memory of fifteen layouts. Since they all train the same model, the choice
@@ -989,6 +994,7 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # | you will write | `train(make, batches, steps, disk, every)` |
 # | builds on | §2, notebook 12 |
 # | time | 24 minutes |
+# | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
 # In notebook 12 you wrote the pieces of a save. Here they are two given functions, and ten lines around them make the
@@ -1147,6 +1153,7 @@ home.cleanup()
 # | you will write | one layout, and half a page in your own words |
 # | builds on | notebook 10, §8 |
 # | time | 8 minutes |
+# | difficulty, importance | 3 and 4 of 5 |
 # | points | 2 |
 #
 # You are given a cluster that isn't built like the clusters in the papers:
@@ -1314,6 +1321,7 @@ page.show("your_page")
 # | you will write | nine numbers |
 # | builds on | notebooks 01, 07, 11 |
 # | time | 30 minutes |
+# | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
 # Papers print results, and often the inputs from which you can compute them as well. So you can check the results, and

@@ -13,6 +13,7 @@ from course_lib import saved
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 POINTS = re.compile(r"^\| points \| (\d+)(?:, and (\d+) of extra credit)?", re.MULTILINE)
+MARKS = re.compile(r"^\| difficulty, importance \| [1-5] and [1-5] of 5 \|$", re.MULTILINE)
 SECTION = re.compile(r"^\| (\d+) [^|]*\|[^|]*\| (\d[\d +]*)(?:extra )?\|", re.MULTILINE)
 
 
@@ -64,4 +65,20 @@ def test_the_sections_in_the_head_have_the_points_of_their_exercises(assignment:
     assert not other, "\n".join(
         f"{twin.name}, head: section {number} has {points[number]:g} points, and not {told.get(number, 0)}"
         for number in sorted(other)
+    )
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_a_section_with_exercises_says_how_hard_and_how_important_they_are(assignment: str) -> None:
+    cells = read_twin(SOLUTIONS / assignment / f"{assignment}.py").cells
+    heads = [cell.source for cell in cells if cell.source.startswith("## ")]
+    to_write = [
+        head
+        for head in heads
+        if re.search(r"^\| you will write \| (?!nothing)", head, re.MULTILINE)
+    ]
+    assert to_write
+    without = [head.splitlines()[0] for head in to_write if len(MARKS.findall(head)) != 1]
+    assert not without, (
+        f"their tables need a row | difficulty, importance | 2 and 4 of 5 |: {without}"
     )
