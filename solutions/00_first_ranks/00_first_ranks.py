@@ -1000,7 +1000,11 @@ ledger = run_and_read(columns)
 # copies when they can't.)
 #
 # <details><summary>In the lectures</summary>Contiguity is one of lecture 001's interview questions (§28). Its
-# answer says that <code>view</code> works only on contiguous tensors.</details>
+# answer says that <code>view</code> works only on contiguous tensors. Its example, <code>y.view(-1)</code> of a
+# transpose, fails because no single stride leads through the rows of <code>y</code>. But here
+# <code>x[:, ::2].view(12)</code> works, although <code>x[:, ::2].is_contiguous()</code> is false. Call
+# <code>contiguous()</code> where a tensor is sent, and not everywhere, since it copies whatever is not
+# contiguous yet.</details>
 
 # %% [markdown]
 # ### 5.7 Writing too early

@@ -328,8 +328,10 @@ with contextlib.suppress(NotImplementedError):
 # are m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001
 # counts the 12, but shows 2 + 2 + 12 as PyTorch's numbers, and once calls the 12 "fp32
 # momentum + variance", although these are only 8. It shows parts of the table for 7B, and recommends
-# "FSDP or ZeRO-2" for 10 to 70B. Its 5.5 GB for 175B on 64 GPUs are only the weights, and its "&lt;10B"
-# for one GPU without parallelism is more than fits.</details>
+# "FSDP or ZeRO-2" for 10 to 70B, and its "&lt;10B" for one GPU without parallelism is more than fits. Its
+# 5.5 GB for 175B on 64 GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they
+# would fit into 80 GB, so "out of memory" does not follow. The sum that counts is 16P/N = 43.75 GB, plus the
+# activations, plus one gathered block.</details>
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):

@@ -2113,6 +2113,40 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | Accelerate (Hugging Face) | shards nothing itself. It has one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
 # | Lightning | shards nothing itself. It offers `DDPStrategy`, `FSDPStrategy` (FSDP1), `DeepSpeedStrategy`. `ModelParallelStrategy` (experimental) gives you a mesh, on which you call `fully_shard` and tensor parallelism yourself | you also want a trainer | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
 #
+# <details><summary>The same step in four of them</summary>
+#
+# ```python
+# # DDP: the optimizer updates the parameters of `model`, which every rank keeps whole.
+# model = DistributedDataParallel(model)
+# loss_of(model, batch).backward()
+# optimizer.step()
+# optimizer.zero_grad()
+#
+# # FSDP2: make the optimizer after this, since it updates the shards.
+# for block in model.blocks:
+#     fully_shard(block)
+# fully_shard(model)
+# loss_of(model, batch).backward()
+# optimizer.step()
+# optimizer.zero_grad()
+#
+# # DeepSpeed: the file decides the stage; the engine accumulates, clips, scales and sets gradients to zero.
+# engine, optimizer, _, _ = deepspeed.initialize(
+#     model=model, model_parameters=model.parameters(), config="deepspeed.json"
+# )
+# engine.backward(loss_of(engine, batch))
+# engine.step()
+#
+# # Accelerate: `accelerate launch` reads a configuration that names DDP, FSDP or DeepSpeed.
+# model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+# accelerator.backward(loss_of(model, batch))
+# optimizer.step()
+# optimizer.zero_grad()
+# ```
+#
+# The course runs the first two. DeepSpeed and Accelerate are not in its environment, so their lines follow their
+# documentation. Lecture 002 shows the third.</details>
+#
 # <details><summary>In the lectures</summary>Here is Lecture 001's table "When to use what", judged again.
 # <i>Single GPU, below 10B: standard training.</i> But 80 GB hold less than 5B at 16 bytes per parameter.
 # <i>One node: DDP, or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits in addition to the rest. <i>10 to 70B:

@@ -1194,6 +1194,13 @@ if theirs_run:
 # that is cut in the wrong way, it is cut again before the product. But DTensors cost CPU time for every
 # operation, so Megatron-LM and many others keep layers like yours.
 #
+# <details><summary>An interview question: can you <code>view</code> a DTensor?</summary>You can if every rank
+# can view its own part. Take 8 × 6 elements on two ranks, and PyTorch 2.13. Cut by rows, the DTensor becomes
+# 4 × 2 × 6, of which each rank has 2 × 2 × 6. Cut by columns, it becomes 8 × 2 × 3, and each rank has 8 × 1 × 3.
+# But 8 × 3 × 2 is refused ("Cannot unflatten unevenly sharded tensor"), because three parts cannot be dealt to
+# two ranks. Then you have to <code>redistribute</code> first, which sends messages. In lecture 001's question
+# (§28), <code>view</code> copies nothing, and with DTensors it also sends nothing.</details>
+#
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
 # "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
 

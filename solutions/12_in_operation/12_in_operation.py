@@ -1079,7 +1079,9 @@ if shares:
 # **In production.** `torch.profiler` records a GPU's kernels, and Meta's Holistic Trace Analysis cuts them
 # into computing, communication and idle time. An NCCL kernel that waits for another rank looks like a kernel
 # that moves bytes, so only a comparison of all ranks, such as yours, tells them apart. "GPU utilization"
-# counts moments at which any kernel runs, so a rank that spins in NCCL shows 100 %.
+# counts moments at which any kernel runs, so a rank that spins in NCCL shows 100 %. DeepSpeed times forward,
+# backward and the optimizer's step if `"wall_clock_breakdown"` is true, and prints its progress every
+# `"steps_per_print"` steps.
 #
 # **Question.** Rank 1 waits for a third of its time. Whom do you call?
 
@@ -1354,7 +1356,9 @@ if saved_from_gpu and ready(best_interval):
 # A GPU can run out of memory in two ways. Either no memory is free, or the free blocks are too small for the
 # request, which is called fragmentation. `torch.cuda.memory_stats()` counts failed allocations under
 # `num_ooms`. Under `inactive_split_bytes.all.peak` it counts bytes that are free but can't be released,
-# because they are pieces of larger blocks.
+# because they are pieces of larger blocks. `torch.cuda.memory_summary()` prints all of these as a table. If
+# fragmentation is the cause, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, since segments that can
+# grow leave fewer pieces.
 
 # %% [markdown]
 # ## 10 · Questions
