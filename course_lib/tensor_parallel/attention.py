@@ -1,13 +1,13 @@
 """Self-attention over many ranks: every rank has some of the heads.
 
-Heads do not look at each other, so a rank attends with its own heads and nothing is sent in between. Query,
+Heads do not look at each other, so a rank attends with its own heads, and nothing is sent in between. Query,
 key and value are column-parallel (a head is head_dim rows of their weights). The output projection, which
 mixes the heads, is row-parallel.
 
-Grouped queries: head h of heads uses key and value head h // (heads / kv_heads). With at least as many
-key and value heads as ranks each rank has kv_heads / n of them. With fewer, n / kv_heads ranks in succession
-hold copies of the same head, which different queries use. So each copy's gradient is a part of the whole,
-and in backward the gradients are added up among those ranks (`sum_gradients`).
+With grouped queries, query head h uses key and value head h // (heads / kv_heads). If there are at least as
+many key and value heads as ranks, each rank has kv_heads / n of them. If there are fewer, n / kv_heads ranks
+in succession hold copies of the same head, and different queries use each copy. So each copy's gradient is
+only a part of the whole gradient, and in backward those ranks add up their gradients (`sum_gradients`).
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3, figure 3b; Ainslie et al., "GQA", 2023.
 """
@@ -36,24 +36,25 @@ Rotate = Callable[[Tensor, Tensor], Tensor]
 class ParallelSelfAttention(nn.Module):
     """Causal self-attention with its heads cut over the ranks.
 
-    width, heads, kv_heads: of the whole layer; kv_heads None: as many as heads. The ranks must divide heads,
-        and kv_heads must divide the ranks or be divided by them.
+    width, heads, kv_heads: of the whole layer; kv_heads None: as many as heads. The number of ranks must
+        divide heads, and it must divide kv_heads or be divided by it.
     attend: the function that attends, from q (batch, seq, heads here, head_dim) and k, v (batch, seq,
         kv heads here, head_dim) to q's shape; None: PyTorch's `scaled_dot_product_attention`, causal.
     rotate: a function of (q or k, positions) for rotary positions; None: positions are not used here.
-    dropout: of the weights of attention while training, with other masks on every rank (`dropout.py`); only
-        if attend is None.
+    dropout: of the weights of attention while training, with different masks on every rank (`dropout.py`);
+        only if attend is None.
     sequence: None takes and returns whole sequences (batch, seq, width); "keep" and "regather" the rank's
-        part (batch, seq / n, width): see `ColumnParallelLinear`. positions are those of the whole sequence.
+        part (batch, seq / n, width), as in `ColumnParallelLinear`. positions are the positions of the whole
+        sequence.
     linears: nn.Linear by name ("query", "key", "value", "out") to be cut, instead of new ones. The layers
-        here have these names, and are made in this order.
+        here have these names and are made in this order.
 
     With M = batch * seq * width elements, each rank sends 2 (n-1)/n M in forward and as much in backward.
     With "regather" it sends half as much again in backward. With r copies of a key and value head it also
     sends, in backward, 2 (r-1)/r of the bytes of the head's weights.
 
-    Raises ValueError if heads cannot be shared equally, since the others would wait for the rank with most
-    heads, and for a name in `linears` that this layer does not have.
+    Raises ValueError if the heads cannot be shared equally, since all ranks would wait for the rank with the
+    most heads, and for a name in `linears` that this layer does not have.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class ParallelSelfAttention(nn.Module):
 
 
 class _KeyValue(ColumnParallelLinear):
-    """A column-parallel layer of kv_heads heads; several ranks may hold the same head."""
+    """A column-parallel layer of kv_heads heads; several ranks can hold the same head."""
 
     def __init__(
         self,
@@ -180,10 +181,10 @@ _NEIGHBOURS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.Process
 
 
 def neighbours(group: Group, copies: int) -> dist.ProcessGroup:
-    """The group of the `copies` ranks in succession of `group` to which this rank belongs.
+    """The group of `copies` successive ranks of `group` to which this rank belongs.
 
-    It is made once for each group and number. Only its members take part in making it, so that a layer may
-    be built in one of several tensor-parallel groups.
+    It is made once for each group and number of copies. Only its members take part in making it, so a layer
+    can be built in one of several tensor-parallel groups.
     """
     whole = dist.group.WORLD if group is None else group
     assert whole is not None

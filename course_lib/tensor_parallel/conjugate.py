@@ -1,8 +1,8 @@
-"""The pairs of functions that stand at the edges of a sharded region.
+"""The pairs of functions at the edges of a sharded region.
 
-N ranks hold a tensor in one of three ways: *whole*, the same on every rank; *cut*, each rank a part;
-*partial*, on every rank a term of a sum. Each function goes from one way to another, and is named for what it
-does to values in forward and to gradients in backward:
+N ranks hold a tensor in one of three ways. It is *whole* if it is the same on every rank, *cut* if each rank
+has a part of it, and *partial* if each rank has a term of a sum. Each function turns one way into another,
+and is named after what it does to values in forward and to gradients in backward:
 
     function                    values, forward           gradients, backward       in Megatron-LM
     identity_all_reduce         nothing                   all-reduce                f, copy_to_...
@@ -12,21 +12,21 @@ does to values in forward and to gradients in backward:
     all_gather_reduce_scatter   all-gather                reduce-scatter            gather_from_sequence_...
     reduce_scatter_all_gather   reduce-scatter            all-gather                reduce_scatter_to_...
 
-Read a row backwards and you get another row: the functions are conjugate in pairs. The first pair is the most
-important one. If N ranks use a value, it has N gradients, one from each use, and its gradient is their sum:
-if forward sends nothing, backward needs an all-reduce. A sum hands its gradient on to every term unchanged:
-after an all-reduce in forward, backward sends nothing. `torch.distributed.nn.functional.all_reduce` reduces
-once more in backward, since it takes every rank's result for a result of its own. Here the results are copies
-of one, every rank begins backward with the whole gradient of the one loss, and another all-reduce would make
-it N times too large.
+Read a row backwards and you get another row, because the functions are conjugate in pairs. The first pair is
+the most important one. If N ranks use a value, each use has a gradient, and the gradient of the value is the
+sum of all N. So if forward sends nothing, backward needs an all-reduce. A sum hands its gradient on to every
+term unchanged, so after an all-reduce in forward, backward sends nothing.
+`torch.distributed.nn.functional.all_reduce` reduces once more in backward, since it treats the result on each
+rank as a separate result. Here the results are copies of one result, and every rank begins backward with the
+whole gradient of one loss, so another all-reduce would make it N times too large.
 
-There are two ways to put parts together; the work that follows decides. If every rank goes on with the same
-work, the gradients of the N copies are equal, and each rank keeps its part (`all_gather_split`). If each rank
-goes on with work of its own, as behind `identity_all_reduce`, the gradients are N terms, to be summed
-(`all_gather_reduce_scatter`).
+There are two ways to put parts together, and the choice depends on the work that follows. If every rank goes
+on with the same work, the gradients of the N copies are equal, so each rank keeps its part
+(`all_gather_split`). If each rank goes on with work of its own, as after `identity_all_reduce`, the gradients
+are N terms of a sum, so they have to be added up (`all_gather_reduce_scatter`).
 
-With M the bytes of the whole tensor, each rank sends 2 (N-1)/N M for an all-reduce, and half of it,
-(N-1)/N M, for a gather or a reduce-scatter.
+If the whole tensor has M bytes, each rank sends 2 (N-1)/N M for an all-reduce, and half as much, (N-1)/N M,
+for an all-gather or a reduce-scatter.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, section 3 (f and g); Korthikanti et al., "Reducing Activation Recomputation in Large
@@ -50,7 +50,7 @@ Group = dist.ProcessGroup | None
 def identity_all_reduce(x: Tensor, group: Group = None) -> Tensor:
     """Into a sharded region: `x` is whole, and each rank uses it for its own part of the work.
 
-    forward: x itself, nothing sent. backward: the gradients of all ranks added up, 2 (N-1)/N M sent.
+    forward: x itself, nothing sent. backward: the sum of all ranks' gradients, 2 (N-1)/N M sent.
     """
     return _IdentityAllReduce.apply(x, group)
 
@@ -78,7 +78,7 @@ def all_gather_split(
     """Out of a sharded region: each rank holds a part along `dim`, and all need the whole.
 
     forward: the parts put together, (N-1)/N M sent (parts padded to the longest). backward: the rank's part
-    of the gradient, nothing sent: all ranks go on with the same work, so their gradients are equal.
+    of the gradient, nothing sent, because all ranks go on with the same work and so have equal gradients.
     size: elements of the whole along `dim`, cut as `torch.tensor_split` does; None: all parts are equal.
     """
     return _AllGatherSplit.apply(x, group, dim, size)
@@ -88,7 +88,7 @@ def all_gather_reduce_scatter(x: Tensor, group: Group = None, dim: int = -2) -> 
     """Into a sharded region, from parts (of the sequence) along `dim`: each rank uses the whole differently.
 
     forward: the parts put together, (N-1)/N M sent. backward: the rank's part of the sum of all ranks'
-    gradients, (N-1)/N M sent. Together that is as much as `identity_all_reduce` sends. All parts are equal.
+    gradients, (N-1)/N M sent. Together, they send as much as `identity_all_reduce`. All parts are equal.
     """
     return _AllGatherReduceScatter.apply(x, group, dim)
 
@@ -96,9 +96,9 @@ def all_gather_reduce_scatter(x: Tensor, group: Group = None, dim: int = -2) -> 
 def reduce_scatter_all_gather(x: Tensor, group: Group = None, dim: int = -2) -> Tensor:
     """Out of a sharded region, to parts (of the sequence) along `dim`: each rank holds a term of a sum.
 
-    forward: the rank's part of the sum, (N-1)/N M sent. backward: the parts' gradients put together,
-    (N-1)/N M sent. Together that is as much as `all_reduce_identity` sends. Raises ValueError if N does not
-    divide the dimension.
+    forward: the rank's part of the sum, (N-1)/N M sent. backward: the parts' gradients put together, (N-1)/N
+    M sent. Together, they send as much as `all_reduce_identity`. Raises ValueError if N does not divide the
+    dimension.
     """
     return _ReduceScatterAllGather.apply(x, group, dim)
 
@@ -174,7 +174,7 @@ class _ReduceScatterAllGather(torch.autograd.Function):
         return all_gather(grad, ctx.group, ctx.dim), None, None
 
 
-# ---- the collectives below them: plain values, no gradients
+# ---- the collectives below them, on plain values without gradients
 
 
 def place(group: Group = None) -> tuple[int, int]:
@@ -189,7 +189,7 @@ def place(group: Group = None) -> tuple[int, int]:
 
 
 def own_part(x: Tensor, group: Group, dim: int) -> Tensor:
-    """A copy of this rank's part of `x`: a view would keep the whole alive."""
+    """A copy of this rank's part of `x`, since a view would keep the whole alive."""
     rank, n = place(group)
     return x.tensor_split(n, dim)[rank].clone(memory_format=torch.contiguous_format) if n > 1 else x
 

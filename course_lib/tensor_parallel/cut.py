@@ -1,8 +1,8 @@
 """Which part of a parameter a rank holds, and how parts become the whole again.
 
-A parallel layer's parameters have the same names as those of the layer that it replaces. So the state dict
-of one process and that of N ranks differ only in shapes: `load_full_state_dict` cuts, `full_state_dict`
-joins, and a model may be saved on N ranks and loaded on M.
+A parallel layer's parameters have the same names as the parameters of the layer it replaces. So the state
+dicts of one process and of N ranks differ only in shapes. `load_full_state_dict` cuts and `full_state_dict`
+joins, so a model can be saved on N ranks and loaded on M.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from .conjugate import Group, all_gather, place
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of a whole tensor that this rank of `group` holds.
+    """The part of a whole tensor held by this rank of `group`.
 
     dim, size: the dimension that is cut, and its length in the whole.
     copies: how many ranks in succession hold the same part. There are n / copies parts, cut as
-        `torch.tensor_split` does: if their number does not divide the size, the first parts are one longer.
+        `torch.tensor_split` does. If their number does not divide the size, the first parts are one element
+        longer.
     """
 
     dim: int
@@ -52,7 +53,7 @@ class Cut:
 
 
 class Parallel(nn.Module):
-    """A layer in which some parameters are cut: `cuts` says which, by their names in the layer."""
+    """A layer in which some parameters are cut; `cuts` lists them by their names in the layer."""
 
     cuts: dict[str, Cut]
 
@@ -66,7 +67,7 @@ class Parallel(nn.Module):
         """The rank's part of `whole`, to be the parameter `name`; cut None: all of it.
 
         All ranks get the values of the group's first rank, so that they agree even if they drew different
-        ones. That rank broadcasts them, and for that moment every rank holds the whole.
+        ones. The first rank broadcasts them, and during the broadcast every rank holds the whole.
         """
         values = whole.detach().clone(memory_format=torch.contiguous_format)
         if place(self.group)[1] > 1 and values.numel():
@@ -81,8 +82,8 @@ class Parallel(nn.Module):
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """The state dict that the unsharded module would have, on every rank; all ranks must call it.
 
-    Each rank sends (n-1)/n of the bytes of all cut tensors (for k and v that several ranks hold: (n-1)
-    parts).
+    Each rank sends (n-1)/n of the bytes of all cut tensors, or (n-1) parts for k and v if several ranks hold
+    the same head.
     """
     cuts = _cuts(module)
     return {
@@ -93,10 +94,10 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_full_state_dict(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Load a state dict of the unsharded module, or one from `full_state_dict`: each rank takes its parts.
+    """Load the rank's parts of a state dict of the unsharded module, or of one from `full_state_dict`.
 
-    Nothing is sent. Raises ValueError if a tensor has the shape of another model, and RuntimeError, as
-    `load_state_dict` does, if names are missing or too many.
+    Nothing is sent. Raises ValueError if a tensor has the shape of another model. As `load_state_dict` does,
+    raises RuntimeError if names are missing or unexpected.
     """
     cuts, parts = _cuts(module), {}
     for name, value in state_dict.items():

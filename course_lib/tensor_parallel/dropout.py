@@ -1,14 +1,14 @@
 """Dropout outside a sharded region, with equal masks, and inside, with a mask for each rank.
 
-Outside a sharded region all ranks compute the same activations, and must drop the same ones: with different
-masks they would go on with different values, and every sum that follows would be wrong. Inside (heads, hidden
-features, parts of the sequence) each rank has elements of its own, and must drop them by a mask of its own:
-with the same mask on all ranks head 0 of every rank would lose the same weights.
+Outside a sharded region, all ranks compute the same activations and must drop the same ones. With different
+masks, they would go on with different values, and every sum that follows would be wrong. Inside (heads,
+hidden features, parts of the sequence), each rank has elements of its own and must drop them by a mask of its
+own. With the same mask on all ranks, head 0 of every rank would lose the same weights.
 
 So there are two streams of random numbers. The first is PyTorch's default generator, in the same state on all
-ranks of the group (`same_random_state`, once). The second starts afresh at each use from a number that is
-drawn from the first, plus the rank: the ranks differ inside, and agree again afterwards. Since there is no
-other state than the first, a recomputed forward (`torch.utils.checkpoint`) draws the same masks as before.
+ranks of the group (`same_random_state`, once). The second is seeded at each use with a number drawn from the
+first, plus the rank, so the ranks differ inside and agree again afterwards. Since only the first stream has a
+state that lasts, a recomputed forward (`torch.utils.checkpoint`) draws the same masks as before.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, appendix B.2 (seeds of model-parallel regions).
 """
@@ -28,8 +28,8 @@ from .conjugate import Group, place
 def same_random_state(group: Group = None) -> None:
     """Give the default generators of all ranks the state of the group's first rank. All ranks must call it.
 
-    From here on the ranks agree as long as they draw the same numbers, as ranks with the same data do. Sends
-    one broadcast of the generator's state: 5 KB, and 16 bytes for a GPU.
+    From then on, the ranks agree as long as they draw the same numbers, as ranks with the same data do. It
+    broadcasts the generator's state, which has 5 KB, and 16 bytes for a GPU.
     """
     _, n = place(group)
     if n == 1:
@@ -61,7 +61,7 @@ def own_random_state(group: Group = None) -> Iterator[None]:
 
 
 class ShardDropout(nn.Dropout):
-    """`nn.Dropout` for tensors that are cut over the ranks: other masks on every rank of `group`."""
+    """`nn.Dropout` for tensors that are cut over the ranks, with different masks on every rank of `group`."""
 
     def __init__(self, p: float = 0.5, group: Group = None):
         super().__init__(p)

@@ -1,4 +1,4 @@
-"""Modules that are given to be cut: options that their parallel layer does not have are refused."""
+"""Modules that are given to be cut; options that their parallel layer does not have are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_plain(module: nn.Module, *kinds: type[nn.Module]) -> None:
 
 
 def check_linear(linear: nn.Linear, in_features: int, out_features: int) -> None:
-    """The linear layer must have these sizes. Whether there is a bias is the layer's own affair."""
+    """The linear layer must have these sizes. It can have a bias or not."""
     check_plain(linear, nn.Linear)
     if (linear.in_features, linear.out_features) != (in_features, out_features):
         raise ValueError(
@@ -40,7 +40,7 @@ def check_linear(linear: nn.Linear, in_features: int, out_features: int) -> None
 
 
 def check_embedding(embedding: nn.Embedding, num_embeddings: int, embedding_dim: int) -> None:
-    """The embedding must have these sizes, and of all options `padding_idx` at most."""
+    """The embedding must have these sizes, and no option except `padding_idx`."""
     check_plain(embedding, nn.Embedding)
     if (embedding.num_embeddings, embedding.embedding_dim) != (num_embeddings, embedding_dim):
         raise ValueError(
@@ -56,7 +56,7 @@ def check_embedding(embedding: nn.Embedding, num_embeddings: int, embedding_dim:
 
 
 def check_names(linears: Mapping[str, Any], known: Collection[str]) -> None:
-    """ValueError for a name that no layer has: the module of that name would be lost."""
+    """ValueError for a name that no layer has, because the module of that name would be lost."""
     if unknown := sorted(linears.keys() - known):
         raise ValueError(
             f"linears holds {unknown}; known are {sorted(known)}, and nothing else is cut"

@@ -1,8 +1,8 @@
 """A GPT, with its layers exchanged for parallel ones.
 
-The model's own code does not change: attention, MLP, embedding and head are replaced by layers with the same
-names, inputs and outputs, and all operations between them go on as before. With `sequence` the operations
-between them work on the rank's part of the sequence: norms and dropout are exchanged too.
+The model's own code does not change, because attention, MLP, embedding and head are replaced by layers with
+the same names, inputs and outputs, and all operations between them go on as before. With `sequence`, the
+operations between them work on the rank's part of the sequence, so norms and dropout are exchanged as well.
 
 The model's parts must have the names of `course_lib.models.gpt`: token_embedding, position_embedding (or
 None), dropout, blocks, norm, head; a block has attention_norm, attention (query, key, value, out, head_dim,
@@ -33,22 +33,22 @@ from .vocabulary import VocabParallelEmbedding
 def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None) -> Any:
     """Exchange the layers of `model` for parallel ones, in place, and return the model.
 
-    All ranks of `group` call it, each with a model of the same configuration; all get the values of the
-    group's first rank. Afterwards the ranks' default generators agree (`same_random_state`), and all ranks
+    All ranks of `group` call it, each with a model of the same configuration, and all get the values of the
+    group's first rank. Afterwards, the ranks' default generators agree (`same_random_state`), and all ranks
     must be given the same tokens.
-    sequence: None; "keep" or "regather": between the layers each rank has its part of the sequence, and the
-        number of ranks must divide its length.
+    sequence: None, or "keep" or "regather", with which each rank has its part of the sequence between the
+        layers, and the number of ranks must divide its length.
 
     The model then returns the logits of the rank's part of the vocabulary, (batch, seq, vocab_size / n):
     `vocab_parallel_cross_entropy(logits, targets, group, vocab_size=...)` is their loss. Head and embedding
     stay tied if they were. An MLP of another kind, such as a mixture of experts, is whole on each rank. Each
-    rank holds 1/n of all matrices; norms, position embedding and the biases
-    that are added to the residual stream are whole on every rank.
+    rank holds 1/n of all matrices, but norms, position embedding and the biases added to the residual stream
+    are whole on every rank.
 
-    `course_lib.facts.tensor_parallel_layer_bytes` gives the bytes that a layer sends.
+    `course_lib.facts.tensor_parallel_layer_bytes` gives the bytes sent by a layer.
 
-    Raises ValueError if heads cannot be shared equally, if the model is parallel already, or if a module has
-    options, hooks or inner modules that its parallel version does not have; TypeError for another kind of
+    Raises ValueError if the heads cannot be shared equally, if the model is parallel already, or if a module
+    has options, hooks or inner modules that its parallel version does not have; TypeError for another kind of
     module.
     """
     if any(isinstance(module, Parallel) for module in model.modules()):
@@ -88,7 +88,7 @@ def parallelize_mlp(mlp: Any, group: Group = None, sequence: Sequences = None) -
     """The parallel version of an MLP that has gate (or None), up and down; `mlp` itself does not change.
 
     If you exchange only the MLPs of a model (`block.mlp = parallelize_mlp(block.mlp)`), all other parameters
-    must be the same on every rank: give all ranks one seed, or load one state.
+    must be the same on every rank, so give all ranks one seed, or load one state.
     """
     activation = "gelu" if mlp.gate is None else "swiglu"
     return ParallelMLP(

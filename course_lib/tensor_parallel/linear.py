@@ -1,14 +1,16 @@
-"""A linear layer cut over ranks: by columns, by rows, and why in this order.
+"""A linear layer cut over ranks by columns or by rows, and why columns come before rows.
 
-y = x A, A (in, out). `nn.Linear` keeps weight = A transposed, (out, in): columns of A are rows of `weight`.
+y = x A, A (in, out). `nn.Linear` keeps weight = A transposed, (out, in), so columns of A are rows of
+`weight`.
 
     column-parallel    A = [A_0 | A_1]    y_r = x A_r          x whole, y cut along features, nothing sent
     row-parallel       A = [A_0 ; A_1]    y = sum of x_r A_r   x cut along features, terms to be added
 
-A column-parallel layer's output is a row-parallel layer's input, and an elementwise operation in between
-(an activation function) works on parts as on the whole. So a pair of layers, column first and row second,
-communicates once in forward (the sum) and once in backward (the gradient of x). Row first and column second
-must add up the wide tensor in the middle, before the activation function, and gather the result.
+The output of a column-parallel layer is cut as a row-parallel layer expects its input, and an elementwise
+operation in between (an activation function) works on parts as on the whole. So a pair of layers, column
+first and row second, communicates once in forward (the sum) and once in backward (the gradient of x). With
+row first and column second, the ranks would have to add up the wide tensor in the middle, before the
+activation function, and gather the result.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the arguments are those of fairscale's
 `nn/model_parallel/layers.py`.
@@ -45,18 +47,18 @@ Sequences = Literal["keep", "regather"] | None
 class ColumnParallelLinear(Parallel):
     """`nn.Linear` whose output features are cut over the ranks.
 
-    in_features, out_features, bias: of the whole layer; any sizes: if the number of ranks does not divide
-        out_features, the first ranks hold one feature more, as `torch.tensor_split` cuts.
+    in_features, out_features, bias: of the whole layer; any sizes. If the number of ranks does not divide
+        out_features, the first ranks hold one more feature, as `torch.tensor_split` cuts.
     gather_output: True returns the whole (..., out_features) on every rank, else the rank's part of it.
     sequence: None takes a whole x (..., seq, in_features); "keep" and "regather" take the rank's part of the
         sequence, (..., seq / n, in_features), gather it, and return all of the sequence. "keep" holds the
         gathered input for backward; "regather" holds only the rank's part, and gathers again.
     linear: an nn.Linear to be cut, instead of a new one. It says itself whether there is a bias.
 
-    weight: (the rank's features, in_features); bias likewise. They are parts of the weights that `nn.Linear`
-    draws on the group's first rank, so that a seed gives the same weights as in one process.
+    weight: (the rank's features, in_features); bias likewise. They are parts of the weights drawn by
+    `nn.Linear` on the group's first rank, so a seed gives the same weights as in one process.
 
-    With M the bytes of x (of the whole sequence) and O those of the whole output, each rank sends
+    If x (the whole sequence) has M bytes and the whole output O bytes, each rank sends
 
         sequence      forward                       backward
         None          0                             2 (n-1)/n M
@@ -95,7 +97,7 @@ class ColumnParallelLinear(Parallel):
         return all_gather_split(y, self.group, -1, self.out_features) if self.gather_output else y
 
     def local(self) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias with which this rank computes."""
+        """The weight and the bias this rank computes with."""
         return self.weight, self.bias
 
     def extra_repr(self) -> str:
@@ -114,9 +116,9 @@ class RowParallelLinear(Parallel):
     linear: an nn.Linear to be cut, instead of a new one. It says itself whether there is a bias.
 
     weight: (out_features, the rank's features), drawn as in `ColumnParallelLinear`. bias: whole on every
-    rank, and added once, after the sum; on parts of the sequence its gradient is summed over the ranks.
+    rank, and added once, after the sum. On parts of the sequence, its gradient is summed over the ranks.
 
-    With M the bytes of the whole output and I those of the whole input, each rank sends
+    If the whole output has M bytes and the whole input I bytes, each rank sends
 
         sequence             forward             backward
         None                 2 (n-1)/n M         0
@@ -167,8 +169,8 @@ class RowParallelLinear(Parallel):
 def column_parallel(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> list[Tensor]:
     """The rank's features of several column-parallel layers on the same input.
 
-    Query, key and value share the gradient of x: one all-reduce (or one gather and one reduce-scatter) serves
-    all of them.
+    Query, key and value share the gradient of x, so one all-reduce (or one all-gather and one reduce-scatter)
+    serves all of them.
     """
     first = layers[0]
     check_features(first, x, first.in_features)
@@ -187,7 +189,7 @@ class _GatheredLinear(torch.autograd.Function):
     """Linear layers on a sequence of which each rank keeps only its part.
 
     forward: gathers the sequence and multiplies.
-    backward: gathers it once more, for the weights' gradients; reduce-scatters the gradient of x.
+    backward: gathers the sequence once more for the weights' gradients; reduce-scatters the gradient of x.
     """
 
     @staticmethod

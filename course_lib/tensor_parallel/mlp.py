@@ -1,10 +1,10 @@
-"""The MLP of a transformer over many ranks: column-parallel in, row-parallel out.
+"""The MLP of a transformer over many ranks, column-parallel in and row-parallel out.
 
     GELU:    down(gelu(up(x)))               two matrices, hidden usually 4 width
     SwiGLU:  down(silu(gate(x)) * up(x))     three, hidden usually 8/3 width
 
-Gate and up are cut at the same places, so that each rank can multiply their outputs by itself. Between the
-first matrix and the last nothing is sent.
+Gate and up are cut at the same places, so each rank can multiply their outputs by itself. Nothing is sent
+between the first matrix and the last.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3, figure 3a; Shazeer, "GLU Variants Improve
 Transformer", 2020 (SwiGLU). GELU is the approximation by tanh, as in GPT-2.
@@ -27,12 +27,12 @@ class ParallelMLP(nn.Module):
 
     width, hidden: of the whole MLP; any sizes. activation: "gelu" or "swiglu".
     sequence: None takes and returns whole sequences (batch, seq, width); "keep" and "regather" the rank's
-        part (batch, seq / n, width): see `ColumnParallelLinear`.
+        part (batch, seq / n, width), as in `ColumnParallelLinear`.
     linears: nn.Linear by name ("gate", "up", "down") to be cut, instead of new ones. The layers here have
-        these names, and are made in this order.
+        these names and are made in this order.
 
-    With M = batch * seq * width elements, each rank sends 2 (n-1)/n M in forward and as much in backward;
-    with "regather" half as much again in backward.
+    With M = batch * seq * width elements, each rank sends 2 (n-1)/n M in forward and as much in backward.
+    With "regather" it sends half as much again in backward.
 
     Raises ValueError for another activation, or for a name in `linears` that this MLP does not have.
     """

@@ -1,9 +1,10 @@
 """Replicated parameters, which each rank uses on its own part of the activations.
 
 Examples are a norm's weights on parts of the sequence, and the key and value weights if there are fewer heads
-than ranks. Each rank's gradient is the contribution of *its* tokens or heads. Without a sum the copies drift
-apart, step by step, and no rank notices. The conjugate function says what to do: if a whole value enters work
-that differs from rank to rank, its gradients are summed. That holds for parameters as for activations.
+than ranks. Each rank's gradient is the contribution of *its* tokens or heads. Without a sum, the copies drift
+apart step by step, and no rank notices. The conjugate function says what to do. If a whole value enters work
+that differs from rank to rank, its gradients are summed. This holds for parameters as well as for
+activations.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .given import check_embedding, check_plain
 
 
 def sum_gradients(group: Group, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`identity_all_reduce` for several parameters at once; a None stays None.
+    """`identity_all_reduce` for several parameters together; a None stays None.
 
-    forward: the parameters themselves. backward: their gradients, summed over the ranks in one all-reduce:
-    each rank sends 2 (n-1)/n of their bytes in every backward.
+    forward: the parameters themselves. backward: their gradients, summed over the ranks in one all-reduce,
+    for which each rank sends 2 (n-1)/n of their bytes in every backward.
     """
     present = [parameter for parameter in parameters if parameter is not None]
     summed = iter(_SumGradients.apply(group, *present) if present else ())
@@ -47,12 +48,12 @@ class _SumGradients(torch.autograd.Function):
 class SequenceParallelNorm(nn.Module):
     """`norm` (LayerNorm or RMSNorm over the last dimension) on the rank's part of the sequence.
 
-    A norm needs all features of a token, and nothing of other tokens: parts of the sequence are as good as
-    the whole. The values are those of `norm`; the gradients of its weights are summed over the ranks of
-    `group`.
+    A norm needs all features of a token but nothing of other tokens, so parts of the sequence are as good as
+    the whole. The values are the same as from `norm`. The gradients of its weights are summed over the ranks
+    of `group`.
 
-    Raises TypeError for another module, ValueError for a norm over more dimensions than the features, or with
-    hooks.
+    Raises TypeError for another module, and ValueError for a norm with hooks or over more dimensions than the
+    features.
     """
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, group: Group = None):
@@ -81,8 +82,8 @@ class SequenceParallelNorm(nn.Module):
 class SequenceParallelEmbedding(nn.Module):
     """`embedding` of positions, looked up only for the rank's part of the sequence.
 
-    forward takes all positions, (seq,) or (batch, seq), and returns the embeddings of the rank's part,
-    (..., seq / n, width). Of the embedding's options `padding_idx` alone is carried over.
+    forward takes all positions, (seq,) or (batch, seq), and returns the embeddings of the rank's part, (...,
+    seq / n, width). `padding_idx` is the only option of the embedding that is carried over.
 
     Raises ValueError for max_norm, scale_grad_by_freq, sparse, or hooks; TypeError for another module.
     """

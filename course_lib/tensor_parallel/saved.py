@@ -1,4 +1,4 @@
-"""Measure how many bytes a forward pass keeps for backward, to compare them with the formula."""
+"""Measure how many bytes a forward keeps for backward, to compare them with the formula."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class SavedBytes:
 def saved_for_backward(apart_from: Iterable[Tensor] = ()) -> Iterator[SavedBytes]:
     """Count the tensors that operations inside keep for backward, without changing them.
 
-    apart_from: tensors that do not count though they are kept, such as the parameters, which are there
-    anyway. Two tensors in the same memory (a view, an input that two layers keep) count once. A tensor that a
-    function keeps as an attribute of its context is not counted.
+    apart_from: tensors that are kept but do not count, such as the parameters, which take up memory anyway.
+    Two tensors in the same memory (a view, an input kept by two layers) count once. A tensor kept by a
+    function as an attribute of its context is not counted.
     """
     counted = SavedBytes()
     known = {tensor.untyped_storage().data_ptr() for tensor in apart_from}

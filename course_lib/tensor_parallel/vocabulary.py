@@ -1,12 +1,12 @@
-"""The two ends of a language model over many ranks: the embedding, and the loss.
+"""The two ends of a language model over many ranks: the embedding and the loss.
 
 The vocabulary is the largest dimension of all. A microbatch of 4 x 2,048 tokens and a vocabulary of 50,257
-make 412 million logits, 1.6 GB in float32, and as much for their gradient; gathering them would send most of
-that. A rank that holds the logits of its part of the vocabulary needs three numbers from the others for each
-token: the largest logit, the sum of exponentials, and the logit of the target.
+make 412 million logits, 1.6 GB in float32, and their gradient takes as much again. Gathering them would send
+most of these bytes. A rank that holds the logits of its part of the vocabulary needs only three numbers from
+the other ranks for each token: the largest logit, the sum of exponentials, and the logit of the target.
 
-The number of ranks rarely divides the size of a vocabulary. It is cut as `torch.tensor_split` does: the first
-ranks hold one token more, and nothing has to be padded.
+The number of ranks rarely divides the size of a vocabulary. The vocabulary is cut as `torch.tensor_split`
+does, so the first ranks hold one more token, and nothing has to be padded.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (both ends, and the fused loss).
 """
@@ -35,13 +35,13 @@ class VocabParallelEmbedding(Parallel):
         of the sequence, (batch, seq / n, embedding_dim).
     embedding: an nn.Embedding to be cut, instead of a new one, with its `padding_idx`.
 
-    A rank looks up the tokens that it has and takes zeros for the others; the sum over the ranks is the
-    table's row. With M = tokens * embedding_dim elements each rank sends 2 (n-1)/n M in forward and nothing
-    in backward; with `sequence` (n-1)/n M each way.
+    A rank looks up the tokens it has and takes zeros for the others, so the sum over the ranks is the table's
+    row. With M = tokens * embedding_dim elements, each rank sends 2 (n-1)/n M in forward and nothing in
+    backward. With `sequence`, it sends (n-1)/n M each way.
 
-    Raises ValueError, on the CPU, for a token outside the vocabulary. (On a GPU this check would wait for the
-    GPU: such a token is a row of zeros there.) ValueError if `embedding` has other sizes, or max_norm,
-    scale_grad_by_freq, sparse, or hooks; TypeError if it is not an nn.Embedding.
+    Raises ValueError, on the CPU, for a token outside the vocabulary. (On a GPU the check would have to wait
+    for the GPU, so such a token gives a row of zeros there.) Raises ValueError if `embedding` has other
+    sizes, or max_norm, scale_grad_by_freq, sparse, or hooks, and TypeError if it is not an nn.Embedding.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class VocabParallelEmbedding(Parallel):
         check_tokens("token", tokens, self.num_embeddings)
         start, end = self.cuts["weight"].bounds()
         elsewhere = (tokens < start) | (tokens >= end)
-        if end == start:  # more ranks than tokens: nothing to look up
+        if end == start:  # more ranks than tokens, so nothing to look up
             rows = self.weight.new_zeros(*tokens.shape, self.embedding_dim) + self.weight.sum()
         else:
             padding = self.padding_idx
@@ -97,13 +97,13 @@ def vocab_parallel_cross_entropy(
     vocab_size: of the whole vocabulary; None: all parts are equal.
     reduction: "mean" over the targets that count, "sum", or "none"; the same value on every rank.
 
-    Computed in float32 at least; the largest logit is subtracted first, so that exponentials of 1,000 do not
-    overflow. Each rank sends, with T targets, 2 (n-1)/n of 3 T numbers in forward (4 bytes each; 8 in
-    float64) in two all-reduces, and nothing in backward. Kept for backward: the logits and a number for each
-    target.
+    It computes in float32 at least, and subtracts the largest logit first, so that exponentials of 1,000 do
+    not overflow. With T targets, each rank sends 2 (n-1)/n of 3 T numbers in forward (4 bytes each; 8 in
+    float64) in two all-reduces, and nothing in backward. The logits and one number per target are kept for
+    backward.
 
-    Raises ValueError if shapes do not fit, and, on the CPU, for a target outside the vocabulary (on a GPU its
-    loss is nan).
+    Raises ValueError if shapes do not fit and, on the CPU, for a target outside the vocabulary. (On a GPU its
+    loss is nan.)
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
@@ -133,7 +133,7 @@ def vocab_parallel_cross_entropy(
 class _CrossEntropy(torch.autograd.Function):
     """forward: log(sum of exp(logits)) - the target's logit, from the parts of all ranks.
 
-    backward: softmax - 1 at the target, each rank for its own part: nothing is sent.
+    backward: softmax - 1 at the target, each rank for its own part, so nothing is sent.
     """
 
     @staticmethod
@@ -179,7 +179,7 @@ def _largest(logits: Tensor, group: Group) -> Tensor:
 
 
 def check_tokens(what: str, tokens: Tensor, vocab_size: int) -> None:
-    """Raise ValueError for a token outside 0 .. vocab_size - 1, on the CPU: there the check costs nothing."""
+    """Raise ValueError for a token outside 0 .. vocab_size - 1, on the CPU, where the check costs nothing."""
     if tokens.device.type != "cpu" or not tokens.numel():
         return
     low, high = (int(bound) for bound in tokens.aminmax())
