@@ -1,8 +1,8 @@
-"""Context parallelism: how does attention work on a sequence that no rank holds?
+"""Context parallelism: how does attention work on a sequence that no rank holds in full?
 
     softmax.py    online_softmax_merge: two partial results become one
     tiles.py      tiled_attention: forward and backward without the N x N matrix
-    ring.py       ring_attention: keys and values go round, queries stay
+    ring.py       ring_attention: keys and values go around, queries stay
     ulysses.py    ulysses_attention: tokens for heads, by all-to-all
     combined.py   ulysses_ring_attention: Ulysses inside, a ring outside
     layouts.py    contiguous, striped: which rank holds which tokens; deal, collect, positions
@@ -10,9 +10,9 @@
     gpt.py        ContextParallelGPT: a GPT on parts of a sequence, with the loss and gradients of the whole
     arguments.py  checks of attention's arguments
 
-The names that an exercise asks for are imported when they are first used: so the others can be used while
-these are hidden. With `course_lib/exports.py` the folder can be copied out: it imports torch only.
-`course_lib.facts` has the bytes that each function sends, and says when the computation hides them.
+The names an exercise asks for are imported when they are first used, so the other names can be used while
+these are hidden. The folder imports torch only, and can be copied out together with `course_lib/exports.py`.
+`course_lib.facts` computes the bytes sent by each function, and says when the computation hides them.
 
     layout = zigzag(seq, world_size)
     q, k, v = (deal(x, layout) for x in (q, k, v))           # if every rank has the whole sequence

@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def check_causal(attention: Callable[..., Any]) -> None:
-    """Raise ValueError for an attention of a GPT that asks whether it is causal and was not told so.
+    """Raise ValueError for a GPT's attention with an argument `causal` that was not bound to True.
 
-    `ring_attention` and `ulysses_attention` have no mask unless `causal=True` is bound. A GPT would train
-    with them and see the tokens that it should predict.
+    `ring_attention` and `ulysses_attention` have no mask unless `causal=True` is bound. A GPT trained without
+    a mask would see the tokens it should predict.
     """
     causal = signature(attention).parameters.get("causal")
     if causal is not None and causal.default is not True:

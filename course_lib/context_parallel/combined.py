@@ -1,14 +1,14 @@
-"""Ulysses inside, a ring outside: more ranks than there are heads, and fewer bytes than a ring of all.
+"""Ulysses inside a ring, for more ranks than there are heads, and with fewer bytes than one ring of all.
 
-There are N = u x r ranks. Groups of u ranks in succession, with the fastest links between them, trade tokens
-for heads (`ulysses.py`). Then each rank holds u parts of the sequence with heads / u heads, and takes part in
-a ring of r ranks, one from each group. The ring has r steps instead of N, and its messages have the same
-size: u times the tokens of 1/u of the heads.
+There are N = u x r ranks. Groups of u ranks in succession, which have the fastest links between them, trade
+tokens for heads (`ulysses.py`). Then each rank holds u parts of the sequence with heads / u heads, and takes
+part in a ring of r ranks, one from each group. The ring has r steps instead of N. Its messages have the same
+size as in a ring of N ranks, because they hold u times the tokens of 1/u of the heads.
 
 Source: Fang and Zhao, USP: A Unified Sequence Parallelism Approach for Long Context Generative AI, 2024;
 Gu et al., LoongTrain, 2024.
 
-Copy this file together with ulysses.py, ring.py and the files that these need.
+Copy this file together with ulysses.py, ring.py and the files they need.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def ulysses_ring_attention(
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks of both groups.
 
-    Arguments and result are those of `ring_attention`, except for the groups, which `two_groups` makes.
-    layout: for all N ranks, those of the first Ulysses group first; None: parts of equal size in succession.
-        `subdivided(zigzag(seq, r), u)` has equal work in every step.
+    Arguments and result are the same as for `ring_attention`, except for the groups, made by `two_groups`.
+    layout: for all N ranks, beginning with the ranks of the first Ulysses group; None: parts of equal size in
+        succession. `subdivided(zigzag(seq, r), u)` gives equal work in every step.
     """
     check_qkv(q, k, v, block)
     inside, u = place(ulysses_group)

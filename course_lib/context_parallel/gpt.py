@@ -1,15 +1,15 @@
-"""A GPT on parts of a sequence: each rank has some tokens of every sequence, and all of the parameters.
+"""A GPT of which each rank has all parameters, but only some tokens of every sequence.
 
 Only attention looks at other tokens. All other layers (embeddings, norms, MLP, head) work on the rank's own
-tokens, and need two things that a rank does not know by itself: where its tokens stand, for rotary or learned
-positions, and how many targets there are on all ranks, for the mean of the loss. As every rank's tokens
+tokens. But they need two things a rank does not know by itself: the positions of its tokens, for rotary or
+learned positions, and the number of targets on all ranks, for the mean of the loss. Since every rank's tokens
 contribute to the gradient of every parameter, gradients are summed over the ranks, as for data parallelism.
 
-Targets are those of the whole sequence, shifted before they are dealt out: the target of a rank's last token
-is the first token of a part that another rank may hold.
+The targets of the whole sequence are shifted before they are dealt out, because the target of a rank's last
+token is the first token of a part that another rank might hold.
 
-The model must have the form of `course_lib.models.GPT`: it is called with (tokens, positions), and has
-blocks whose attention.attend may be exchanged.
+The model must have the form of `course_lib.models.GPT`, which is called with (tokens, positions) and has
+blocks whose attention.attend can be exchanged.
 
 Source: Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.2.
 """
@@ -36,10 +36,10 @@ class ContextParallelGPT(nn.Module):
 
     model: all ranks get the values of the group's first rank, and must pass the same configuration.
     attention: a causal function (q, k, v, layout=...), such as `partial(ring_attention, causal=True)`; bind
-        the group in it too, unless it is the default group.
+        the group as well, unless it is the default group.
     layout: a function that makes a sequence's layout from its length and the number of ranks.
 
-    Dropout draws from each rank's own generator, for its own tokens: seed the ranks differently.
+    Each rank's dropout draws from its own generator, for its own tokens, so seed the ranks differently.
 
     Raises ValueError for an attention without a causal mask.
     """
@@ -69,8 +69,8 @@ class ContextParallelGPT(nn.Module):
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over all ranks' targets, (batch, seq), in nats; -100 does not count.
 
-        The same value on every rank; its gradient is that of the rank's own logits. One all-reduce of two
-        numbers.
+        The value is the same on every rank, and its gradient flows only to the rank's own logits. It takes
+        one all-reduce of two numbers.
         """
         mine = deal(targets, self.layout, self.group)
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -78,10 +78,10 @@ class ContextParallelGPT(nn.Module):
         return mean_over_ranks(own, (mine != -100).sum(), self.group)
 
     def sum_gradients(self) -> None:
-        """After backward: the gradient of each parameter, summed over the ranks, on all of them.
+        """After backward, sum the gradient of each parameter over the ranks, on all of them.
 
-        One all-reduce: each rank sends 2 (n-1)/n of the gradients' bytes. Without it the ranks' copies of
-        the parameters drift apart.
+        In one all-reduce, each rank sends 2 (n-1)/n of the gradients' bytes. Without it, the ranks' copies of
+        the parameters would drift apart.
         """
         params = [param for param in self.model.parameters() if param.requires_grad]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]

@@ -1,19 +1,20 @@
-"""Which rank holds which tokens of a sequence, for attention that is spread over ranks.
+"""Which rank holds which tokens of a sequence, for attention spread over ranks.
 
-A layout says for each rank where its tokens stand in the whole sequence: a list of ranges of positions (its
-*spans*), in the order in which the rank holds them. 16 tokens on 4 ranks, by the rank that holds them:
+A layout says for each rank where its tokens are in the whole sequence. It lists ranges of positions (the
+rank's *spans*) in the order in which the rank holds them. For 16 tokens on 4 ranks, each number is the rank
+that holds the token:
 
     contiguous   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3    [range(0, 4)], [range(4, 8)], ...
     striped      0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3    [range(0, 16, 4)], [range(1, 16, 4)], ...
     zigzag       0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0    [range(0, 2), range(14, 16)], ...
 
-Under a causal mask a token attends to the tokens before it, so that the rank with the end of the sequence
-has most to do: on P ranks 2 - 1/P times the mean. Striped gives each rank tokens from all over the sequence;
-in each step of a ring all ranks have the same work but for one diagonal. Zigzag cuts 2 P chunks and pairs the
-first with the last, the second with the last but one: equal work in every step (`balanced.py`).
+Under a causal mask, a token attends to the tokens before it, so the rank with the end of the sequence has the
+most work, on P ranks 2 - 1/P times the mean. Striped gives each rank tokens from all over the sequence, so in
+each step of a ring all ranks have the same work except for one diagonal. Zigzag cuts 2 P chunks and pairs the
+first with the last and the second with the last but one, so the work is equal in every step (`balanced.py`).
 
-All layers but attention treat each token by itself and need only its position (`positions`), and attention
-masks by positions: no layout needs code of its own there.
+All layers except attention treat each token by itself and need only its position (`positions`). Attention
+masks by positions, so no layout needs code of its own there.
 
 Sources: Liu et al., Ring Attention, 2023 (contiguous). Brandon et al., Striped Attention, 2023. Zhu,
 ring-flash-attention, 2024, and Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.2 (zigzag).
@@ -37,17 +38,17 @@ MakeLayout = Callable[[int, int], Layout]
 
 
 def contiguous(seq: int, n: int) -> Layout:
-    """n parts of `seq` tokens in succession, cut as `torch.tensor_split` does."""
+    """The layout of n parts of `seq` tokens in succession, cut as `torch.tensor_split` does."""
     return [without_empty([chunk]) for chunk in chunks(seq, n)]
 
 
 def striped(seq: int, n: int) -> Layout:
-    """Token t on rank t mod n."""
+    """The layout with token t on rank t mod n."""
     return [without_empty([range(rank, seq, n)]) for rank in range(n)]
 
 
 def subdivided(layout: Layout, n: int) -> Layout:
-    """Each rank's tokens cut into n parts in succession, for n ranks each; rank 0's parts come first."""
+    """Each rank's tokens are cut into n parts in succession, for n ranks; rank 0's parts come first."""
     parts = []
     for spans in layout:
         for part in chunks(tokens_in(spans), n):
@@ -79,7 +80,7 @@ def positions(spans: Spans, device: torch.device | None = None) -> Tensor:
 
 
 def deal(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Tensor:
-    """This rank's tokens of `x`, which is whole on every rank: a copy; nothing is sent.
+    """A copy of this rank's tokens of `x`, which is whole on every rank; nothing is sent.
 
     x: any shape with the sequence along `dim`, such as tokens (batch, seq). Raises ValueError if the
     sequence and the layout differ in length.
@@ -97,10 +98,10 @@ def deal(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Tensor
 
 @torch.no_grad()
 def collect(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Tensor:
-    """The whole sequence in order, on every rank, from the part that each rank holds: it undoes `deal`.
+    """Undo `deal`: the whole sequence in order, on every rank, from the part held by each rank.
 
-    It is for looking at results: no gradient passes. Each rank sends (n-1)/n of the whole (parts padded to
-    the longest). Raises ValueError if `x` has not as many tokens as the layout gives this rank.
+    It is meant for looking at results, so no gradient passes. Each rank sends (n-1)/n of the whole (parts
+    padded to the longest). Raises ValueError unless `x` has as many tokens as the layout gives this rank.
     """
     rank, n = place(group)
     check_layout(layout, n)
@@ -161,7 +162,7 @@ def chunks(length: int, n: int) -> list[range]:
 
 
 def _cut(spans: Spans, start: int, stop: int) -> Spans:
-    """The tokens of `spans` from the start-th on, to the one before the stop-th."""
+    """The tokens of `spans` from the start-th up to, but not including, the stop-th."""
     kept, before = [], 0
     for span in spans:
         kept.append(span[max(0, start - before) : max(0, stop - before)])

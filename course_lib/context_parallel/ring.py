@@ -1,10 +1,10 @@
-"""Ring attention: every rank keeps its queries, and the keys and values of all ranks come by.
+"""Ring attention: every rank keeps its queries, while the keys and values of all ranks come by.
 
-Each of N ranks holds a part of the sequence. Queries need all keys and values; gathering these would put the
-whole sequence on every rank. So keys and values go round: in step i rank r has those of rank r - i and merges
-its queries' attention to them into its result (`online_softmax_merge`). Meanwhile it passes them on to
-rank r + 1 and receives the next from rank r - 1. That makes N steps and N - 1 transfers: nothing is sent in
-the last step.
+Each of N ranks holds a part of the sequence. Queries need all keys and values, but gathering these would put
+the whole sequence on every rank. So keys and values go around a ring instead. In step i, rank r has the keys
+and values of rank r - i and merges its queries' attention to them into its result (`online_softmax_merge`).
+At the same time, it passes them on to rank r + 1 and receives the next ones from rank r - 1. Since nothing is
+sent in the last step, there are N steps but only N - 1 messages per rank.
 
         rank 0    rank 1    rank 2    rank 3        the keys and values that each rank has
           0         1         2         3           step 0
@@ -12,13 +12,14 @@ the last step.
           2         3         0         1           step 2
           1         2         3         0           step 3
 
-In backward they go round again, and their gradients after them: rank r's keys collect a share of their
-gradient on every rank, and the sum must end on rank r. It starts there, follows the keys a step behind, and
-is back after N transfers.
+In backward, keys and values go around again, and their gradients follow, because rank r's keys collect a
+share of their gradient on every rank, and the sum must end up on rank r. The sum starts there, follows the
+keys one step behind, and is back after N messages.
 
-Each rank sends, with M the bytes of its keys and values: in forward (N-1) M in N - 1 messages; in backward
-the same, and N M for the gradients (twice that for 16 bits, as sums are kept in float32) in N messages. The
-transfer hides behind the computation if a part is long enough: see `course_lib.facts.hiding_block`.
+If a rank's keys and values have M bytes, it sends (N-1) M in N - 1 messages in forward. In backward, it sends
+the same again, and N M for the gradients in N messages (twice as many bytes for 16 bits, because sums are
+kept in float32). The messages hide behind the computation if a part is long enough (see
+`course_lib.facts.hiding_block`).
 
 Source: Liu, Zaharia, Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023;
 Li et al., Sequence Parallelism, 2021 (the ring). Layouts for causal masks: `layouts.py`.
@@ -55,7 +56,7 @@ def ring_attention(
 
     q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim), as for
         `tiled_attention`. All ranks call it, with the same batch, heads and dtype.
-    layout: where each rank's tokens stand in the sequence; None: parts of equal size in succession.
+    layout: where each rank's tokens are in the sequence; None: parts of equal size in succession.
     block: within a step, scores are made in tiles of block x block.
 
     Returns a tensor of q's shape and dtype, merged in float32 at least. Gradients of k and v return to the
@@ -71,9 +72,9 @@ def ring_attention(
 
 
 class _RingAttention(torch.autograd.Function):
-    """forward: keys and values go round, out is merged.
+    """forward: keys and values go around, and out is merged.
 
-    backward: keys and values go round again, and their gradients follow a step behind them.
+    backward: keys and values go around again, and their gradients follow one step behind them.
     """
 
     @staticmethod
@@ -136,9 +137,9 @@ class _RingAttention(torch.autograd.Function):
 def pass_on(tensor: Tensor, arriving: Spans, group: Group) -> tuple[Tensor, list[dist.Work]]:
     """Begin to send `tensor` to the next rank, and to receive the previous rank's tensor.
 
-    tensor: (2, batch, tokens, kv_heads, head_dim); arriving: the spans of the tokens that come. Neither
-    tensor may be touched before `wait`. Send and receive are posted together: one after the other they could
-    deadlock on NCCL.
+    tensor: (2, batch, tokens, kv_heads, head_dim); arriving: the spans of the arriving tokens. Neither tensor
+    may be touched before `wait`. Send and receive are posted together, because they could deadlock on NCCL if
+    one were posted after the other.
     """
     rank, n = place(group)
     if n == 1:

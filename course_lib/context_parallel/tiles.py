@@ -1,14 +1,14 @@
-"""Attention in tiles: the N x N matrix of scores is never stored.
+"""Attention in tiles, which never stores the N x N matrix of scores.
 
     out = softmax(q k^T / sqrt(head_dim)) v
 
 One head of 131,072 tokens has 17 G scores, 34 GB in 16 bits, whereas its q, k, v and out of 128 features have
-34 MB each. So the scores are made in tiles of block x block, used, and forgotten: for each tile of queries,
-all tiles of keys pass by, and their results are merged (`online_softmax_merge`). Under a causal mask tiles
-above the diagonal are skipped; only those on it are masked.
+34 MB each. So the scores are made in tiles of block x block, used, and forgotten. For each tile of queries,
+all tiles of keys pass by, and their results are merged (`online_softmax_merge`). Under a causal mask, tiles
+above the diagonal are skipped, and only the tiles on the diagonal are masked.
 
-Backward needs the softmax again, and computes it again: with the lse of each query, one number kept from
-forward, p = exp(s - lse) needs no second pass. By the chain rule, for each tile of scores s,
+Backward needs the softmax again, and computes it again. Since forward has kept one number per query, its lse,
+p = exp(s - lse) needs no second pass. By the chain rule, for each tile of scores s,
 
     dv += p^T dout      dp = dout v^T      ds = p (dp - delta)      dq += ds k      dk += ds^T q
 
@@ -18,8 +18,8 @@ before the tiles.
     kept for backward    q, k, v, out, and lse: linear in the sequence
     FLOPs                forward 4 s^2 h, backward 10 s^2 h (2 of them the scores again); half when causal
 
-On a GPU this is one kernel whose tiles stay in the fast memory of a multiprocessor. Its speed comes from
-that, not from the memory saved. Here each line is an operation of PyTorch.
+On a GPU this is one kernel whose tiles stay in the fast memory of a multiprocessor. Its speed comes from the
+fast memory, not from the memory saved. Here, each line is an operation of PyTorch.
 
 Source: Dao et al., FlashAttention, 2022, algorithms 1 and 4; Dao, FlashAttention-2, 2023, sections 3.1.1 and
 3.1.2 (lse in place of two statistics; delta).
@@ -59,7 +59,8 @@ def tiled_attention(
     """Attention of one rank, forward and backward in tiles of block x block scores.
 
     q: (batch, seq, heads, head_dim); k, v: (batch, seq of keys, kv_heads, head_dim), head h of q with head
-        h // (heads / kv_heads) of k and v. The same dtype; scores and sums are in float32 at least.
+        h // (heads / kv_heads) of k and v. All of them have the same dtype, but scores and sums are in
+        float32 at least.
     causal: query i sees the keys 0 .. i.
 
     Returns a tensor of q's shape and dtype. Raises ValueError if shapes do not fit.
@@ -76,7 +77,7 @@ def span_attention(
     causal: bool,
     block: int = BLOCK,
 ) -> Tensor:
-    """`tiled_attention` of tokens at any positions, which q_spans and k_spans give."""
+    """`tiled_attention` of tokens at any positions, given by q_spans and k_spans."""
     check_qkv(q, k, v, block)
     return _TiledAttention.apply(q, k, v, Tiling(q_spans, k_spans, causal, block))
 
@@ -103,7 +104,7 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def in_full_precision(function: Callable) -> Callable:
-    """Switch `torch.autocast` off: it would compute products of float32 tensors in 16 bits."""
+    """Switch off `torch.autocast`, which would compute products of float32 tensors in 16 bits."""
 
     @functools.wraps(function)
     def full(q: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +129,7 @@ def forward_tiles(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> tuple[Tens
         lse_tile = q_tile.new_full(q_tile.shape[:-1], -torch.inf)
         for columns, keys in tiles(k_spans, block):
             if causal and queries[-1] < keys[0]:
-                continue  # every key comes after every query: nothing to compute
+                continue  # every key comes after every query, so nothing to compute
             k_tile, v_tile = (by_head(x[:, columns].to(dtype), kv_heads) for x in (k, v))
             scores = q_tile @ k_tile.mT
             if causal and queries[0] < keys[-1]:
@@ -147,8 +148,8 @@ def backward_tiles(
 ) -> None:  # fmt: skip
     """Add to dq, dk and dv, in place, the contributions of these queries' attention to these keys.
 
-    grad: the gradient of out. lse: of each query over *all* keys that it sees, on any rank. delta: the result
-    of `row_delta`. dq, dk, dv: in the dtype of lse.
+    grad: the gradient of out. lse: of each query over *all* keys it sees, on any rank. delta: the result of
+    `row_delta`. dq, dk, dv: in the dtype of lse.
     """
     q_spans, k_spans, causal, block = tiling
     kv_heads, dtype, scale = k.shape[2], lse.dtype, q.shape[-1] ** -0.5
@@ -183,7 +184,7 @@ def row_delta(out: Tensor, grad: Tensor) -> Tensor:
 
 
 def tiles(spans: Spans, block: int) -> Iterator[tuple[slice, range]]:
-    """(where the tile's tokens lie in the tensor, their positions); each tile lies within one span.
+    """(indices of the tile's tokens in the tensor, their positions); each tile is within one span.
 
     Positions in a tile ascend, so the first and the last tell whether the tile is masked wholly, partly or
     not at all.
@@ -197,7 +198,7 @@ def tiles(spans: Spans, block: int) -> Iterator[tuple[slice, range]]:
 
 
 def hide_later(scores: Tensor, queries: range, keys: range) -> None:
-    """Write -inf, in place, where the key stands after the query."""
+    """Write -inf, in place, for every key that comes after the query."""
     at = torch.arange(queries.start, queries.stop, queries.step, device=scores.device)
     of = torch.arange(keys.start, keys.stop, keys.step, device=scores.device)
     heads_apart = scores.unflatten(2, (-1, len(queries)))
@@ -222,5 +223,5 @@ def by_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def by_token(x: Tensor, tokens: int) -> Tensor:
-    """Undo `by_head`: a view (batch, tokens, heads, d), or for keys (batch, tokens, kv_heads, d)."""
+    """Undo `by_head` with a view (batch, tokens, heads, d), or for keys (batch, tokens, kv_heads, d)."""
     return x.unflatten(2, (-1, tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)

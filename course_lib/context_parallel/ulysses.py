@@ -1,16 +1,16 @@
-"""Ulysses: trade parts of the sequence for heads, for the time of attention.
+"""Ulysses: trade parts of the sequence for heads while attention is computed.
 
-Heads do not look at each other. Before attention an all-to-all gives each of N ranks heads / N heads of the
-whole sequence, and the rank computes their attention by itself. After attention another all-to-all gives each
-rank its tokens back, with all heads.
+Heads do not look at each other. So before attention, an all-to-all gives each of N ranks heads / N heads of
+the whole sequence, and the rank computes their attention by itself. After attention, another all-to-all gives
+each rank its tokens back, with all heads.
 
     q, k, v   (batch, seq / N, heads, head_dim)  ->  (batch, seq, heads / N, head_dim)
     out       (batch, seq, heads / N, head_dim)  ->  (batch, seq / N, heads, head_dim)
 
-Each rank sends (N-1)/N of each of the four tensors, in forward and again in backward. That is less the more
-ranks there are, whereas in a ring every rank's keys pass every rank. In exchange no computation hides the
-transfer, N cannot exceed the number of heads (of keys and values, if these are fewer), and every link is
-used at once.
+Each rank sends (N-1)/N of each of the four tensors, in forward and again in backward. The more ranks there
+are, the fewer bytes each rank sends, whereas in a ring every rank's keys pass every rank. In exchange, no
+computation hides the messages, N cannot exceed the number of heads (of keys and values, if these are fewer),
+and every link is used at the same time.
 
 Source: Jacobs et al., DeepSpeed Ulysses, 2023.
 
@@ -52,8 +52,8 @@ def ulysses_attention(
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks of `group`.
 
-    Arguments and result are those of `ring_attention`. Raises ValueError also if the number of ranks does not
-    divide the heads of queries or those of keys and values.
+    Arguments and result are the same as for `ring_attention`. Also raises ValueError if the number of ranks
+    does not divide the heads of queries or the heads of keys and values.
     """
     check_qkv(q, k, v, block)
     rank, n = place(group)
@@ -74,14 +74,14 @@ def tokens_to_heads(x: Tensor, sizes: list[int], group: Group = None) -> Tensor:
 
     sizes: how many tokens each rank has.
 
-    forward: an all-to-all of tokens for heads. backward: the reverse. In each direction a rank sends
-    (n-1)/n of x.
+    forward: an all-to-all of tokens for heads. backward: the reverse. In each direction, a rank sends (n-1)/n
+    of x.
     """
     return _TokensToHeads.apply(x, sizes, group)
 
 
 def heads_to_tokens(x: Tensor, sizes: list[int], group: Group = None) -> Tensor:
-    """Undo `tokens_to_heads`; its forward is this backward."""
+    """Undo `tokens_to_heads`, whose backward is the forward of this function."""
     return _HeadsToTokens.apply(x, sizes, group)
 
 
@@ -129,7 +129,7 @@ def _to_tokens(x: Tensor, sizes: list[int], group: Group) -> Tensor:
 
 
 def _all_to_all(output: list[Tensor], input: list[Tensor], group: Group) -> None:
-    """Send the r-th tensor of `input` to rank r, in one flat tensor: gloo has no all-to-all of lists."""
+    """Send the r-th tensor of `input` to rank r, in one flat tensor, as gloo has no all-to-all of lists."""
     sent, received = (torch.cat([piece.flatten() for piece in many]) for many in (input, output))
     dist.all_to_all_single(
         received, sent, [x.numel() for x in output], [x.numel() for x in input], group=group
