@@ -14,12 +14,13 @@
     y = moe(x, experts, weights, w1, w3, w2)                            # all experts here
     y = expert_parallel_moe(x, experts, weights, w1, w3, w2, group)     # E / n of them on each of n ranks
 
-T tokens, E experts, k of them for a token, h numbers a token (width), f inside an expert (hidden), n ranks.
-An expert is w2 (silu(w1 x) * w3 x), with the names of Mixtral: w1, w3 (E, f, h) and w2 (E, h, f). The folder
-imports torch only, and can be copied out with exports.py above it. `course_lib.facts.experts` has its costs.
+There are T tokens, E experts, k experts per token, h numbers per token (width), f inside an expert (hidden),
+and n ranks. An expert is w2 (silu(w1 x) * w3 x), with the names used in Mixtral: w1, w3 (E, f, h) and w2
+(E, h, f). The folder imports torch only, and can be copied out with exports.py above it.
+`course_lib.facts.experts` computes its costs.
 
-The names are imported when they are first used: so the others can be used while an exercise hides a module.
-No module has the name of its function, which it would replace.
+The names are imported when they are first used, so the other names can be used while an exercise hides a
+module. No module has the name of its function, because it would replace the function.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Rows to other ranks: an all-to-all whose parts are unequal, and its backward.
+"""Rows to other ranks, by an all-to-all with unequal parts, and its backward.
 
 Each rank cuts its rows into n parts, the i-th for rank i, and gets n parts, the i-th from rank i. A built-in
-all-to-all needs both lists of sizes before it begins: a receiver has to make room.
+all-to-all needs both lists of sizes before it begins, because a receiver has to make room.
 
-`dist.all_to_all_single` has no backward. Its gradient is the same exchange the other way: the rank that got a
-row has the gradient of it, and the rank that sent it wants it.
+`dist.all_to_all_single` has no backward. Its gradient is the same exchange the other way around, since the
+rank that received a row has the row's gradient, and the rank that sent the row needs it.
 
-A rank sends the rows of its parts for others, h numbers each; its own part is copied. Backward it sends the
-rows of the parts that it got from others.
+A rank sends the rows of its parts for other ranks, h numbers each, and copies its own part. In backward, it
+sends the rows of the parts it received from other ranks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Group = dist.ProcessGroup | None
 def exchange(
     rows: Tensor, send: Sequence[int], receive: Sequence[int], group: Group = None
 ) -> Tensor:
-    """The rows that come: receive[0] of rank 0, then receive[1] of rank 1, and so on; (sum(receive), ...).
+    """The rows that arrive: receive[0] of rank 0, then receive[1] of rank 1, and so on; (sum(receive), ...).
 
-    rows: (sum(send), ...): the first send[0] go to rank 0, the next send[1] to rank 1. Ranks are counted in
-        the group, and any number may be 0. All ranks of the group call it, and send[i] of rank j is
-        receive[j] of rank i. The lists hold Python's integers: on a GPU the host has waited for them.
+    rows: (sum(send), ...), of which the first send[0] go to rank 0 and the next send[1] to rank 1. Ranks are
+        counted in the group, and any number can be 0. All ranks of the group call it, and send[i] of rank j
+        is receive[j] of rank i. The lists hold Python's integers, so on a GPU the host has waited for them.
 
     forward: one all-to-all. backward: the reverse, in which send and receive change places.
 
-    Raises ValueError if a list has not one number for each rank, or if `send` does not sum to the rows.
+    Raises ValueError unless each list has one number for each rank and `send` adds up to the number of rows.
     """
     n = dist.get_world_size(group)
     if len(send) != n or len(receive) != n:

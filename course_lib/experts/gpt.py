@@ -21,11 +21,12 @@ def expert_gpt(
     balance: float = 0.0,
     tokens_group: Group = None,
 ) -> Any:
-    """Exchange the MLP of each `every`-th block for a mixture, in place, and return the model.
+    """Exchange the MLP of every `every`-th block for a mixture, in place, and return the model.
 
     model: `course_lib.models.GPT`, or a model whose `blocks` have an `mlp` with a linear layer `down`.
-    hidden: numbers inside an expert; None: as many as the MLP has. The rest: see `MoE`. All ranks of `group`
-    call it with their default generators in one state, since each draws all experts.
+    hidden: numbers inside an expert; None: as many as the MLP has. For the other arguments, see `MoE`. All
+    ranks of `group` call it with their default generators in the same state, since each rank draws all
+    experts.
     """
     for number, block in enumerate(model.blocks, 1):
         if number % every == 0:

@@ -1,19 +1,19 @@
-"""A mixture of experts on one rank: each token through its k experts, and nothing through the others.
+"""A mixture of experts on one rank, which sends each token through its k experts and no others.
 
-The experts' products are large if a token's row stands beside the rows of the other tokens of that expert. So
-the T k assignments are sorted by expert, and each expert has one product of matrices, whatever its number of
-rows. Its results are weighted, and added back to the tokens from which they came.
+The experts' products are large if a token's row is next to the rows of the other tokens of the same expert.
+So the T k assignments are sorted by expert, and each expert has one product of matrices, whatever its number
+of rows. Its results are weighted and added back to the tokens they came from.
 
     assignment       0  1  2  3  4  5        token = assignment // k
     expert           2  0  0  1  2  0        k = 2, three tokens
     order            1  2  5 | 3 | 0  4      argsort: the rows of expert 0, of 1, of 2
     token            0  1  2 | 1 | 0  2
 
-FLOPs: 6 T k h f forward, three products of two for each number, and twice as many backward. That is k / E of
-a dense layer with all experts' parameters.
+A forward takes 6 T k h f FLOPs (three products with two FLOPs for each number), and backward takes twice as
+many. This is k / E of the FLOPs of a dense layer with all experts' parameters.
 
-Source: Gale et al., MegaBlocks, 2022 (sorted rows and no capacity). `torch.nn.functional.grouped_mm` has all
-experts' products in one call, which pays on a GPU.
+Source: Gale et al., MegaBlocks, 2022 (sorted rows and no capacity). `torch.nn.functional.grouped_mm` computes
+all experts' products in one call, which pays off on a GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch import Tensor
 
 
 def moe(x: Tensor, experts: Tensor, weights: Tensor, w1: Tensor, w3: Tensor, w2: Tensor) -> Tensor:
-    """The sum over each token's experts of weight times output, (T, h).
+    """For each token, the sum of weight times output over its experts, (T, h).
 
-    x: (T, h). experts, weights: (T, k), of `route`. w1, w3: (E, f, h), w2: (E, h, f).
-    Gradients reach x, weights, w1, w3 and w2; that of an expert without rows is zeros.
+    x: (T, h). experts, weights: (T, k), of `route`. w1, w3: (E, f, h), w2: (E, h, f). Gradients reach x,
+    weights, w1, w3 and w2; the gradients of an expert without rows are zeros.
 
-    Raises ValueError if the shapes do not belong together.
+    Raises ValueError if the shapes do not fit each other.
     """
     check_mixture(x, experts, weights, w1, w3, w2)
     token, order = by_expert(experts)
@@ -41,7 +41,7 @@ def moe(x: Tensor, experts: Tensor, weights: Tensor, w1: Tensor, w3: Tensor, w2:
 
 
 def by_expert(experts: Tensor) -> tuple[Tensor, Tensor]:
-    """(token, assignment) of each row if the T k rows stand in the order of their experts."""
+    """(token, assignment) of each row, with the T k rows in the order of their experts."""
     order = experts.flatten().argsort(stable=True)
     return order // experts.shape[1], order
 
@@ -49,7 +49,7 @@ def by_expert(experts: Tensor) -> tuple[Tensor, Tensor]:
 def through_experts(
     rows: Tensor, counts: Sequence[int], w1: Tensor, w3: Tensor, w2: Tensor
 ) -> Tensor:
-    """Each row through its expert; the first counts[0] rows are those of expert 0, and so on."""
+    """Send each row through its expert; the first counts[0] rows belong to expert 0, and so on."""
     parts = [
         (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
         for e, part in enumerate(rows.split(list(counts)))
@@ -58,7 +58,7 @@ def through_experts(
 
 
 def add_to_tokens(out: Tensor, weights: Tensor, token: Tensor, x: Tensor) -> Tensor:
-    """Each row times its weight, added to the row of its token; zeros for a token without rows."""
+    """Add each row times its weight to the row of its token; a token without rows gets zeros."""
     return torch.zeros_like(x).index_add(0, token, (out * weights[:, None]).to(x.dtype))
 
 

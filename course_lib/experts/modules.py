@@ -18,20 +18,20 @@ from .routing import route
 
 
 class MoE(nn.Module):
-    """A mixture of experts in the place of an MLP: x (..., width) to the same shape.
+    """A mixture of experts in the place of an MLP, from x (..., width) to the same shape.
 
-    hidden: numbers inside an expert. experts, k: in all, and of each token. group: the ranks among which the
-    experts are shared out; None: each rank has all of them, and nothing is sent.
+    hidden: numbers inside an expert. experts, k: how many there are, and how many per token. group: the ranks
+    among which the experts are divided; None: each rank has all of them, and nothing is sent.
 
     Parameters: `router` (E, h), `w1` and `w3` (E / n, f, h), `w2` (E / n, h, f). All experts are drawn on
-    every rank from torch's default generator: after the same `torch.manual_seed` ranks hold parts of one
-    mixture. Buffers: `bias` (E,), for the choice, and `counts` (E,), the assignments of the forwards that had
-    a gradient, until `update_bias` is called with them and they are set to zero. A forward that is made again
-    for recomputation counts again, which changes no sign.
+    every rank from torch's default generator, so after the same `torch.manual_seed` the ranks hold parts of
+    one mixture. Buffers: `bias` (E,), for the choice, and `counts` (E,), the assignments of the forwards that
+    had a gradient, until `update_bias` is called with them and they are set to zero. A forward that is
+    recomputed counts again, but this changes no sign.
 
-    balance: the coefficient of the load-balancing loss, which takes part in backward alone. Its value for a
-    step is `balance` over the microbatches of the step, if `train_step` sums over them. tokens_group: the
-    ranks over whose tokens it is taken; None: those of `group`, or without one all ranks that there are.
+    balance: the coefficient of the load-balancing loss, which takes part only in backward. If `train_step`
+    sums over the microbatches of a step, pass the step's `balance` divided by their number. tokens_group: the
+    ranks over whose tokens the loss is taken; None: the ranks of `group`, or all ranks if there is no group.
     With a scaler, see `AddLoss`.
 
     Raises ValueError if the ranks do not divide the experts.
@@ -74,7 +74,7 @@ class MoE(nn.Module):
         self.register_buffer("counts", torch.zeros(experts, dtype=torch.float64))
 
     def logits(self, x: Tensor) -> Tensor:
-        """In float32 at least, also under autocast, since in 16 bits other experts would be chosen."""
+        """In float32 at least, even under autocast, since in 16 bits other experts would be chosen."""
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             return x.to(exact) @ self.router.to(exact).T

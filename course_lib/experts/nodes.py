@@ -1,7 +1,7 @@
-"""A limit of nodes: a token's experts lie on few nodes, whatever their number.
+"""A limit of nodes: a token's experts are on few nodes, however many experts it has.
 
-Between nodes a row is sent once for each node that it has to reach, if the node's ranks pass it on inside. So
-the number of nodes that a token touches decides what the network carries. DeepSeek-V3 keeps it at 4 of 8.
+Between nodes, a row is sent once for each node it has to reach, if the node's ranks pass it on inside. So the
+number of nodes per token decides what the network carries. DeepSeek-V3 keeps this number at 4 of 8.
 
 Source: DeepSeek-V3, 2024, section 2.1.2 (node-limited routing).
 """
@@ -16,7 +16,7 @@ def node_limited(scores: Tensor, *, k: int, nodes: int, limit: int) -> Tensor:
     """The experts of each token, (T, k) int64, on `limit` nodes at most, best first.
 
     scores: (T, E), of which each node holds E / nodes in succession. A node counts as much as its k / limit
-    best scores together; the `limit` nodes that count most are kept, the lower of equal ones.
+    best scores together. The `limit` nodes that count most are kept, and the lower of equal ones.
 
     Raises ValueError if nodes do not divide the experts, limit does not divide k, or k experts do not fit.
     """

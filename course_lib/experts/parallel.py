@@ -1,4 +1,4 @@
-"""Experts on many ranks: each of n ranks holds E / n experts, and tokens travel to theirs and back.
+"""Experts on many ranks: each of n ranks holds E / n experts, and tokens travel to their experts and back.
 
     counts      T k assignments by expert, from each rank to each     an all-to-all of E numbers
     dispatch    rows, in the order of their experts, to the ranks     an all-to-all of rows
@@ -6,14 +6,15 @@
     combine     the results, the same way back                        an all-to-all of rows
     add         each result times its weight, where the token lives   nothing
 
-Rows arrive by source, and of each source by expert. The products want them by expert: a permutation, which
-is undone before they go back, so that each rank gets its rows in the order in which it sent them.
+Rows arrive ordered by source, and within each source by expert. But the products need them by expert, so the
+rows are permuted. The permutation is undone before they go back, so each rank gets its rows in the order in
+which it sent them.
 
-Nothing is known of the sizes before the router has decided. Each rank has to tell all others how many rows
-come, and the host has to wait for these numbers: the price of routing by data.
+No size is known before the router has decided. So each rank has to tell all others how many rows it will
+send, and the host has to wait for these numbers. This is the price of routing by data.
 
-The experts' gradients are complete without another message: the rows of all ranks came, and so did the
-gradients of their results. They are a sum over the ranks' losses.
+The experts' gradients are complete without another message, because the rows of all ranks have arrived, and
+so have the gradients of their results. Each is a sum over the ranks' losses.
 
 Sources: Lepikhin et al., GShard, 2020, section 3 (experts across devices, two all-to-alls); Megatron-Core's
 `MoEAlltoAllTokenDispatcher` and torchtitan's `expert_parallel.py` (unequal parts, no capacity).
@@ -40,15 +41,17 @@ def expert_parallel_moe(
 ) -> Tensor:
     """The result of `moe` with all experts, (T, h).
 
-    x, experts, weights: of this rank's own T tokens, which may be none; experts are counted over all ranks.
+    x, experts, weights: of this rank's own T tokens, of which there can be none; experts are counted over all
+        ranks.
     w1, w3: (E / n, f, h), w2: (E / n, h, f): rank r of the group holds the experts from r E / n on.
     All ranks of the group call it, with experts of one shape.
 
-    Sends, a row being h numbers: forward 8 bytes for each expert of another rank, this rank's rows for
-    others' experts, and the results of the rows that came from others; backward as many rows again
-    (`course_lib.facts.all_to_all_bytes`). The gradients of w1, w3 and w2 are sums over all ranks' tokens.
+    In forward it sends 8 bytes for each expert of another rank, this rank's rows for experts of other ranks,
+    and the results of the rows that came from other ranks, where a row is h numbers. In backward it sends as
+    many rows again (`course_lib.facts.all_to_all_bytes`). The gradients of w1, w3 and w2 are sums over all
+    ranks' tokens.
 
-    Raises ValueError if the shapes do not belong together.
+    Raises ValueError if the shapes do not fit each other.
     """
     check_mixture(x, experts, weights, w1, w3, w2)
     n, held = dist.get_world_size(group), len(w1)

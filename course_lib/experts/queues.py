@@ -1,10 +1,10 @@
-"""Queues: an expert with room for C tokens, and what happens to the next.
+"""Queues: an expert has room for C tokens, and the next ones are dropped.
 
-If each expert takes C rows and no more, all sizes are known before the router decides: tensors of one shape,
-and all-to-alls of equal parts. Tokens that come too late are dropped: this expert adds nothing to them, and
-the residual connection carries them on.
+If each expert takes at most C rows, all sizes are known before the router decides, so all tensors have one
+shape, and all-to-alls have equal parts. Tokens that come too late are dropped. This expert then adds nothing
+to them, and the residual connection carries them on.
 
-Who comes first? All first choices, in the order of the tokens; then all second choices.
+Who comes first? All first choices come first, in the order of the tokens, and then all second choices.
 
 Sources: Lepikhin et al., GShard, 2020, section 2.2; Fedus, Zoph, Shazeer, Switch Transformers, 2021, section
 2.2 (the capacity factor).
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def capacity(tokens: int, experts: int, k: int, factor: float = 1.25) -> int:
-    """Places of an expert for the tokens of one rank: ceil(factor k T / E)."""
+    """An expert's places for the tokens of one rank: ceil(factor k T / E)."""
     return math.ceil(factor * k * tokens / experts)
 
 

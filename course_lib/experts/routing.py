@@ -1,15 +1,15 @@
-"""Routing: the k experts that a token goes to, and the weights with which their outputs are added.
+"""Routing: the k experts a token goes to, and the weights with which their outputs are added.
 
-A router is one matrix (E, h): a token's scores are its product with each expert's row. The k experts with the
-largest probabilities are chosen, and the choice itself has no gradient. The router learns through the weights
-alone: they are the probabilities of the chosen experts, divided by their sum.
+A router is one matrix (E, h), and a token's scores are its products with each expert's row. The k experts
+with the largest probabilities are chosen, but the choice itself has no gradient. The router learns only
+through the weights, which are the probabilities of the chosen experts, divided by their sum.
 
     logits (T, E)  ->  probabilities (T, E)  ->  experts (T, k), weights (T, k)
 
-With k = 1 that quotient would be 1 whatever the router says, and its gradient 0: the router would never
-learn. So a single expert is weighted by its probability itself.
+With k = 1, this quotient would be 1 whatever the router says, and its gradient 0, so the router would never
+learn. This is why a single expert is weighted by its probability itself.
 
-A bias (`balance.update_bias`) makes an expert more or less likely to be chosen. It weights no output.
+A bias (`balance.update_bias`) makes an expert more or less likely to be chosen, but it weights no output.
 
 Sources: Shazeer et al., Outrageously Large Neural Networks, 2017 (the gate); Fedus, Zoph, Shazeer, Switch
 Transformers, 2021, section 2.1 (k = 1); Jiang et al., Mixtral of Experts, 2024, section 2.1 (softmax over the
@@ -24,9 +24,9 @@ from torch import Tensor
 def route(logits: Tensor, bias: Tensor | None = None, *, k: int) -> tuple[Tensor, Tensor]:
     """(experts, weights) of each token: (T, k) int64, and (T, k) in the dtype of `logits`.
 
-    logits: (T, E). bias: (E,), added to the probabilities for the choice alone, without a gradient.
-    Column 0 of `experts` is the expert with the largest probability + bias, column 1 the next, and of equal
-    ones the lower comes first; `weights` has this order. They sum to 1 if k > 1.
+    logits: (T, E). bias: (E,), added to the probabilities only for the choice, without a gradient. Column 0
+    of `experts` is the expert with the largest probability + bias, column 1 is the next, and of equal ones
+    the lower comes first. `weights` has the same order, and sums to 1 if k > 1.
 
     Raises ValueError for other shapes, and unless 1 <= k <= E.
     """
