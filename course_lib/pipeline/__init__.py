@@ -14,9 +14,9 @@
     stash.py       run_pipedream: an update after every backward, with a stash of weights or without
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
 
-All functions work on any schedule, also on one that you invent. The names that an exercise asks for are
-imported when they are first used, so that the others can be used while these are hidden. With
-`course_lib/exports.py` the folder can be copied out: it imports torch only.
+All functions work on any schedule, even one you invent. The names an exercise asks for are imported when they
+are first used, so the other names can be used while these are hidden. The folder imports torch only, and can
+be copied out together with `course_lib/exports.py`.
 """
 
 from __future__ import annotations

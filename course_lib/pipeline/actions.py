@@ -1,12 +1,12 @@
-"""A schedule is data: for each rank the list of its actions, in the order in which it does them.
+"""A schedule is data. It lists the actions of each rank, in the order in which the rank does them.
 
 An action is one pass of one microbatch through one stage. Stages are counted along the model, from 0,
-whichever rank holds them: of four stages on two ranks, rank 0 may hold stages 0 and 2 (a loop) or
-0 and 3 (a V). A schedule does not contain times: an action runs once its rank is done with the action
-before and its input is there.
+whichever rank holds them. For example, of four stages on two ranks, rank 0 can hold stages 0 and 2 (a loop)
+or 0 and 3 (a V). A schedule does not contain times, because an action runs as soon as its rank is done with
+the action before and its input has arrived.
 
-The vocabulary is that of `torch.distributed.pipelining`; Qi et al. (Zero Bubble Pipeline Parallelism,
-ICLR 2024) write B where this writes I.
+The vocabulary is the same as in `torch.distributed.pipelining`, but Qi et al. (Zero Bubble Pipeline
+Parallelism, ICLR 2024) write B for the action called I here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = {
 
 
 class Action(NamedTuple):
-    """One pass of one microbatch through one stage: `Action(2, "F", 0)` is written 2F0.
+    """One pass of one microbatch through one stage; `Action(2, "F", 0)` is written 2F0.
 
     kind: "F" forward, "B" the whole backward, or its halves: "I" the gradient of the stage's input,
     for which the stage before waits, and "W" the gradient of its weights, for which no stage waits.
@@ -38,7 +38,7 @@ class Action(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A forward and a backward of another microbatch, computed as one block.
+    """A forward and the backward of another microbatch, computed as one block.
 
     The communication of each hides behind the computation of the other (DeepSeek-V3 Technical Report,
     section 3.2.1).
@@ -55,7 +55,7 @@ Schedule: TypeAlias = Sequence[Sequence[Action | Pair]]
 
 
 def parts(action: Action | Pair) -> tuple[Action, ...]:
-    """A tuple of the single action, or of a pair's two."""
+    """A tuple of the single action, or of the two actions of a pair."""
     return tuple(action) if isinstance(action, Pair) else (action,)
 
 
@@ -66,17 +66,17 @@ def flat(row: Sequence[Action | Pair]) -> Iterator[Action]:
 
 
 def forwards(schedule: Schedule) -> list[list[Action]]:
-    """The forwards of a schedule, in its order: the part of a step that evaluates."""
+    """The forwards of a schedule, in its order, which are the part of a step that evaluates."""
     return [[action for action in flat(row) if action.kind == "F"] for row in schedule]
 
 
 def stage_ranks(schedule: Schedule) -> dict[int, int]:
-    """The rank that holds each stage, which is the rank with its actions; the schedule must be valid."""
+    """The rank that holds each stage and does its actions; the schedule must be valid."""
     return {action.stage: rank for rank, row in enumerate(schedule) for action in flat(row)}
 
 
 def chain_length(stages: int, copies: int) -> int:
-    """The number of stages of one copy of the model, if `copies` copies lie one after the other."""
+    """The number of stages of one copy of the model, if `copies` copies are numbered one after the other."""
     if copies < 1 or stages % copies:
         raise ValueError(
             f"{stages} stages cannot be {copies} copies of one model: the number of copies must be at least "
@@ -88,8 +88,8 @@ def chain_length(stages: int, copies: int) -> int:
 def source(action: Action, length: int) -> Action | None:
     """The action of another stage, a forward "F" or a backward "B", whose output `action` needs.
 
-    length: stages of one copy of the model: its first stage needs no other stage's activations, its last no
-    other stage's gradients. Either "B" or "I" provides the output of a backward.
+    length: stages of one copy of the model, whose first stage needs no other stage's activations, and whose
+    last needs no other stage's gradients. Either "B" or "I" provides the output of a backward.
     """
     if action.kind == "F" and action.stage % length:
         return Action(action.stage - 1, "F", action.microbatch)

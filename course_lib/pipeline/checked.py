@@ -1,4 +1,4 @@
-"""`run_schedule` as a program uses it, with the errors that it raises. `run.py` does the schedule."""
+"""`run_schedule` as a program uses it, with the errors it raises. `run.py` does the schedule."""
 
 from __future__ import annotations
 
@@ -25,30 +25,33 @@ def run_schedule(
 ) -> dict[int, Tensor]:
     """One step of training without the optimizer: forward and backward of all microbatches.
 
-    Under `torch.no_grad()` it evaluates: it does the forwards alone, in their order, and returns the losses.
+    Under `torch.no_grad()` it evaluates, so it does only the forwards, in their order, and returns the
+    losses.
 
     stage: the stage of this rank, or the list of its stages; see `gpt_stages`.
-    actions: the schedule, the same on all ranks: for each rank of `group` the list of its actions. To
-        evaluate, one of forwards alone will do.
+    actions: the schedule, the same on all ranks, with a list of actions for each rank of `group`. To
+        evaluate, a schedule that has only forwards is enough.
     microbatches: pairs of inputs and targets, the same on all ranks, on the stages' device; of any sizes.
         (A rank without the first stage needs only the inputs' shapes; a rank without the last stage needs
         only to know which targets count.)
-    count: the number of targets by which the sum of the losses is divided; None: that of all microbatches,
-        or 1 if none of their targets counts. Pipelines that share a batch take the number of all of them.
+    count: the number of targets by which the sum of the losses is divided; None: the targets of all
+        microbatches, or 1 if none of them counts. Pipelines that share a batch take the number of targets of
+        all pipelines.
 
-    Adds to the parameters' `grad` the gradient of the mean loss over the targets of all microbatches: the
-    same as in one process that runs the model on all of them, and equal on all ranks that share a parameter.
-    Returns each microbatch's part of this loss, on the rank of its last stage: their sum over all ranks is
+    Adds to the parameters' `grad` the gradient of the mean loss over the targets of all microbatches. It is
+    the same as in one process that runs the model on all of them, and equal on all ranks that share a
+    parameter.
+    Returns each microbatch's part of this loss, on the rank of its last stage, so their sum over all ranks is
     the loss. Microbatches without a target that counts add zeros. A stage without trained parameters takes
     part, and has nothing to do in its backwards unless a stage before it trains.
 
-    Sends: the output of each F to the rank of the next stage, and a gradient of the same size back for each
-    B or I; nothing between stages of one rank. For a shared parameter: its gradient, once, to every other
-    holder. Under NCCL all ranks must have been in a collective call before.
+    Sends the output of each F to the rank of the next stage, and a gradient of the same size back for each B
+    or I, but nothing between stages of one rank. For a shared parameter, it sends the gradient once to every
+    other holder. Under NCCL, all ranks must have been in a collective call before.
 
     Raises ScheduleError, with the first mistake, if the schedule cannot be done, and ValueError if stages,
-    ranks or microbatches do not fit the schedule, or for a count that is not above 0. Both are raised before
-    anything is sent.
+    ranks or microbatches do not fit the schedule, or if count is not above 0. Both are raised before anything
+    is sent.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     check(stages, actions, microbatches, dist.get_rank(group), dist.get_world_size(group))
@@ -91,7 +94,7 @@ def check(
 
 
 def check_shared(stage: Stage) -> None:
-    """Raise ValueError if a parameter that the stage shares is not a parameter of its module any more."""
+    """Raise ValueError if a parameter shared by the stage is no longer a parameter of its module."""
     own = {id(param) for param in stage.module.parameters()}
     gone = [name for name, (param, _) in stage.shared.items() if id(param) not in own]
     if gone:

@@ -1,4 +1,4 @@
-"""Times of moments: on the host's clock, on a GPU's stream, and on the aligned clocks of several machines."""
+"""Times of moments, on the host's clock, on a GPU's stream, and on the aligned clocks of several machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .shared import Group
 
 Reading: TypeAlias = tuple[float, float]  # a rank's clock just before a barrier, and just after it
 
-BARRIERS = 8  # readings of a clock: each can only narrow the bounds
+BARRIERS = 8  # readings of a clock, each of which can only narrow the bounds
 
 
 class Clock(Protocol):
@@ -39,9 +39,9 @@ class HostClock:
 class StreamClock:
     """A mark's time is when the GPU's current stream reaches it.
 
-    Marks are CUDA events, which do not change the measured run. To synchronize at each mark would change it:
-    the program could no longer run ahead of the GPU, and a rank would wait for a receive that it had posted
-    for later, although its peer still waits for this rank.
+    Marks are CUDA events, which do not change the measured run. To synchronize at each mark would change it,
+    because the program could no longer run ahead of the GPU. Moreover, a rank would wait for a receive it had
+    posted for later, although its peer still waits for this rank.
     """
 
     def __init__(self, device: torch.device):
@@ -78,10 +78,11 @@ def readings(group: Group = None) -> list[Reading]:
 def ahead(mine: Sequence[Reading], reference: Sequence[Reading]) -> float:
     """By how many seconds a clock is ahead of the reference.
 
-    No rank leaves a barrier before all have entered it, so that for each barrier there was a moment between
-    the two readings on either clock: the clocks cannot be further apart than these readings. Every barrier
-    gives bounds. The answer is the middle of the interval that they leave, or 0 if 0 lies in it: processes of
-    one machine share a clock, and readings that cannot tell two clocks apart must not shift the times.
+    No rank leaves a barrier before all have entered it. So for each barrier there was a moment between the
+    two readings on either clock, and the clocks cannot be further apart than these readings. Every barrier
+    gives bounds. The answer is the middle of the interval left by them, or 0 if the interval contains 0,
+    because processes of one machine share a clock, and readings that cannot tell two clocks apart must not
+    shift the times.
     """
     pairs = list(zip(mine, reference, strict=True))
     least = max(before - after for (before, _), (_, after) in pairs)

@@ -1,13 +1,13 @@
 """How a GPT is cut into stages.
 
-The cut should give every stage the same work, as the slowest one sets the pace of all. A block is the unit,
-and the head counts by its multiplications: with a large vocabulary it weighs several blocks, so that the last
-stage gets fewer. The embedding looks up rows, which costs next to nothing.
+The cut should give every stage the same work, because the slowest stage sets the pace of all. A block is the
+unit, and the head counts by its multiplications. With a large vocabulary, the head weighs as much as several
+blocks, so the last stage gets fewer. The embedding looks up rows, which costs next to nothing.
 
-A stage may hold a part of each layer, and work on a part of each sequence, with other ranks that hold the
-same stage. Then the stage has to know three things that a whole one finds by itself: where its tokens stand
-in the sequence (`positions`), into how many parts the tokens between two layers are cut (`sequence`), and how
-the loss of logits is computed that no rank holds (`loss`).
+A stage can hold only a part of each layer, and work on only a part of each sequence, together with other
+ranks that hold the same stage. Then it has to know three things that a whole stage finds by itself: where its
+tokens are in the sequence (`positions`), into how many parts the tokens between two layers are cut
+(`sequence`), and how to compute the loss of logits that no rank holds in full (`loss`).
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ def gpt_stages(
     """The stages of a GPT that the schedule puts on `rank`, in their order.
 
     model: as in `course_lib.models`: token_embedding, position_embedding (or None), dropout, blocks, norm,
-        head. All ranks of `group` must call the function, each with a model of the same configuration;
-        shared parameters get the values of the first stage that holds them. The rest of the model is not
-        kept: parameters that no stage of the rank refers to are freed with `model`.
+        head. All ranks of `group` must call the function, each with a model of the same configuration; shared
+        parameters get the values of the first stage that holds them. The rest of the model is not kept, so
+        parameters that no stage of the rank refers to are freed with `model`.
     rank: the rank in the group. copies: the number of copies of the model, 2 for DualPipe.
-    positions: the places of this rank's tokens in the sequence, (tokens here,), if it has a part of them.
-        Inputs and targets are given whole all the same: the first stage takes the rank's tokens out of the
-        inputs, and the last one out of the targets. None: all tokens.
+    positions: the positions of this rank's tokens in the sequence, (tokens here,), if it has a part of them.
+        Inputs and targets are still given whole, because the first stage takes the rank's tokens out of the
+        inputs, and the last stage out of the targets. None: all tokens.
     seq: the length of all microbatches' sequences, if `positions` were dealt out for one length.
     sequence: into how many parts the ranks that share the layers cut the tokens between two layers; None:
-        each has all of them.
+        each rank has all of them.
     loss: the sum of the losses, of logits and targets of the rank's tokens.
     head: the work of the head, in blocks; None: as the model's sizes say. If the ranks hold parts of the
-        layers, take `head_share` of the whole model: parts differ in size, and all ranks must cut alike.
-    Sends: shared parameters, from their first holder to every other.
+        layers, take `head_share` of the whole model, because parts differ in size, and all ranks must cut
+        alike.
+    Sends shared parameters from their first holder to every other.
     Raises ValueError if there are not enough blocks.
     """
     ranks = stage_ranks(schedule)
@@ -93,10 +94,10 @@ def passed_on(
     seq: int | None = None,
     context: int | None = None,
 ) -> tuple[int, int, int]:
-    """The shape of the tensor that goes from stage to stage, for inputs (batch, whole seq).
+    """The shape of the tensor sent from stage to stage, for inputs (batch, whole seq).
 
-    Raises ValueError if the tokens cannot be cut into `sequence` equal parts, if they are not `seq`, or more
-    than `context`.
+    Raises ValueError if the tokens cannot be cut into `sequence` equal parts, or if there are not `seq` of
+    them, or more than `context`.
     """
     batch, tokens = inputs.shape
     if context is not None and tokens > context:
@@ -119,7 +120,7 @@ def passed_on(
 
 
 def loss_of_part(loss: Loss, positions: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the losses of the tokens at `positions`; `targets` are those of the whole sequence."""
+    """The sum of the losses of the tokens at `positions`; `targets` covers the whole sequence."""
     return loss(logits, targets[:, positions])
 
 
@@ -127,9 +128,9 @@ def balanced(blocks: int, stages: int, head: float) -> list[range]:
     """The blocks of each stage, cut so that the slowest stage has the least work.
 
     head: the work of the head, in blocks.
-    Every stage has a block, except that the last may have none. If several cuts are as good, the stages
-    differ least, and the first ones have more.
-    Raises ValueError if there are not enough blocks.
+    Every stage has a block, except that the last can have none. If several cuts are equally good, the stages
+    differ as little as possible, and the first ones have more. Raises ValueError if there are not enough
+    blocks.
     """
     if stages > blocks + 1:
         raise ValueError(
@@ -197,12 +198,12 @@ class GPTStage(nn.Module):
         return self.head(self.norm(x)) if self.last else x
 
     def _positions(self, x: Tensor) -> Tensor:
-        """Where this rank's tokens stand: also those that are elsewhere between two layers."""
+        """The positions of this rank's tokens, including those that are on other ranks between two layers."""
         if self.positions is not None:
             return self.positions
         return torch.arange(x.shape[1] * (1 if self.first else self.parts), device=x.device)
 
     def parameter_names(self) -> dict[str, nn.Parameter]:
-        """The parameters by their names in the whole model; a tied head's is the embedding's."""
+        """The parameters by their names in the whole model; a tied head has the name of the embedding."""
         tied = {"head.weight": "token_embedding.weight"} if self.tied else {}
         return {tied.get(name, name): param for name, param in self.named_parameters()}

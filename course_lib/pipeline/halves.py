@@ -1,4 +1,4 @@
-"""A backward in two halves: the gradient of the input now, those of the weights later.
+"""A backward in two halves: the gradient of the input now, the gradients of the weights later.
 
 Nearly all weights are in linear layers. y = x w^T has two products in its backward, for x and for w, and
 neither needs the other:
@@ -8,13 +8,13 @@ neither needs the other:
 
 So while the forward of such a microbatch runs, each `F.linear` is replaced by a function whose backward
 computes dx and puts (w, x, dy) aside. All other parameters (biases, norms, embeddings) cost next to nothing
-and get their gradients in I; so do linear layers whose input needs no gradient. For W, the action I keeps x
-and dy of each linear layer; it frees all else.
+and get their gradients in I, and so do linear layers whose input needs no gradient. For W, the action I keeps
+x and dy of each linear layer, but it frees everything else.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.1 (its code calls it
 WeightGradStore). This works for any model that calls `F.linear`, as `nn.Linear` does. A linear layer that
-computes in another way has its whole backward in I, which is slower but as right; so has any linear layer
-under autocast.
+computes in another way has its whole backward in I, which is slower but just as right. The same holds for any
+linear layer under autocast.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class LaterWeights(TorchFunctionMode):
-    """Forwards inside keep the weights' half of their backward for `finish`.
+    """Forwards inside this context keep the weights' half of their backward for `finish`.
 
     with LaterWeights() as later:
         y = module(x)
@@ -73,8 +73,8 @@ class LaterWeights(TorchFunctionMode):
 class _Linear(torch.autograd.Function):
     """forward: x w^T + bias. backward: dx and the bias's gradient; w, x and dy are put aside.
 
-    `aside`: the weight and the list for it. It is a tuple, as autograd must not see the weight: it would call
-    the weight's hooks in I, before the gradient is there.
+    `aside`: the weight and the list for it. It is a tuple because autograd must not see the weight, or it
+    would call the weight's hooks in I, before the gradient is ready.
     """
 
     @staticmethod

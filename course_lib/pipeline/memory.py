@@ -1,4 +1,4 @@
-"""A rank's memory, from the order of its actions alone, however long each of them takes."""
+"""A rank's memory, computed only from the order of its actions, however long each of them takes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from .actions import Action, Schedule, flat
 
 
 def peak_activations(schedule: Schedule, weight_share: float = 0) -> list[float]:
-    """For each rank, the most activations that it holds at once, in units of one stage and microbatch.
+    """For each rank, the most activations it holds at the same time, in units of one stage and microbatch.
 
-    A forward adds one activation; its backward B frees it. Of a backward in halves, I frees all but
-    `weight_share`, and W frees the rest. weight_share 0: count the activations that await B or I. 1: nothing
-    is free before W. Between: the memory of W over that of B, 32 / (34 + 5 a s / h) for a transformer
-    (Qi et al. 2024, table 1).
-    A pair adds the forward's activation before it frees the backward's.
+    A forward adds one activation, and its backward B frees it. In a backward in halves, I frees all except
+    `weight_share`, and W frees the rest. With weight_share 0, only activations that await B or I count. With
+    1, nothing is free before W. Take the memory of W divided by the memory of B for a value in between,
+    32 / (34 + 5 a s / h) for a transformer (Qi et al. 2024, table 1). A pair adds the forward's activation
+    before it frees the backward's.
     """
     change = {"F": 1, "B": -1, "I": weight_share - 1, "W": -weight_share}
     peaks = []
@@ -26,12 +26,12 @@ def peak_activations(schedule: Schedule, weight_share: float = 0) -> list[float]
 
 
 def weight_versions(schedule: Schedule) -> dict[Action, int]:
-    """The version of its stage's weights that each F and B sees, if every B ends with an update (PipeDream).
+    """The version of the stage's weights seen by each F and B, if every B ends with an update (PipeDream).
 
     Version k is the version after k updates. If a microbatch's forward saw an older version than its
-    backward, its gradient is that of neither, unless the stage kept the older version: the weight stash. On
-    stage i of p, 1F1B puts p - 1 - i updates between the two, so p - i versions are kept.
-    Raises ValueError on a backward in halves: PipeDream updates after whole backwards.
+    backward, its gradient belongs to neither version, unless the stage kept the older one in a weight stash.
+    On stage i of p, 1F1B puts p - 1 - i updates between the two, so p - i versions are kept.
+    Raises ValueError on a backward in halves, because PipeDream updates after whole backwards.
     """
     versions: dict[Action, int] = {}
     updates: dict[int, int] = {}

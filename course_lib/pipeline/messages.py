@@ -16,10 +16,10 @@ AT_ONCE = 2  # messages of a kind that a stage has under way before it waits for
 
 
 class Messages:
-    """The outputs that this rank's actions send, and those that it receives, by the action that made them.
+    """The outputs that this rank's actions send and receive, by the action that made them.
 
-    Posting never waits; `take` waits only for the message that is needed now. With gloo a send is done when
-    the receiver has the message, and until then its tensor must be kept: so only a few messages of a step are
+    Posting never waits; `take` waits only for the message that is needed now. With gloo, a send is done when
+    the receiver has the message, and until then its tensor must be kept, so only a few messages of a step are
     under way at a time.
     """
 

@@ -1,15 +1,15 @@
-"""A rank's plan: its actions, and between them its sends and receives.
+"""A rank's plan: its actions, with its sends and receives between them.
 
-A schedule says in which order a rank computes. Messages can still block each other: with gloo a send is not
-done before its receive is there, and NCCL runs the messages between two ranks one after the other, so that
-two ranks that both send first wait for ever. A common order for all ranks prevents that. Run the schedule
+A schedule says in which order a rank computes. But messages can still block each other. With gloo, a send is
+not done before its receive is posted, and NCCL runs the messages between two ranks one after the other, so
+two ranks that both send first wait forever. A common order for all ranks prevents this. Run the schedule
 against a clock, and list all actions, each followed by its message, by the time when the action starts. Each
-rank takes its own actions, sends and receives from this list and does them in this order. The first entry
-that is not yet done then has nothing before it on either of its ranks: it can always go on, whatever blocks
-the others, and so can the rest after it.
+rank takes its own actions, sends and receives from this list and does them in this order. Then the first
+entry that is not yet done has nothing before it on either of its ranks, so it can always go on, whatever
+blocks the others, and so can the rest after it.
 
-The list is ordered by the start of the action, and not by its end: so a rank has posted its receive before it
-begins its next action, and the message travels while it computes.
+The list is ordered by the start of the action instead of its end. So a rank has posted its receive before it
+begins its next action, and the message travels while the rank computes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Step(NamedTuple):
 
 
 def plan(schedule: Schedule, rank: int, copies: int = 1) -> list[list[Step]]:
-    """The steps of `rank` in order: each action alone, and messages that follow each other in one list.
+    """The steps of `rank` in order, with each action by itself and successive messages in one list.
 
-    schedule: a valid schedule. Messages in one list are posted together: none needs the other's result.
-    Cost: that of a simulation.
+    schedule: a valid schedule. Messages in one list are posted together, since none needs the result of
+        another.
+    Cost: the same as for a simulation.
     """
     steps = _steps(schedule, rank, copies)
     groups = groupby(enumerate(steps), key=_batch)
@@ -51,7 +52,7 @@ def receiver(action: Action, length: int) -> int | None:
 
 
 def made(action: Action) -> Action:
-    """The name of an action's output: a gradient belongs to B, also if the backward is in halves."""
+    """The name of an action's output; a gradient belongs to B, even if the backward is in halves."""
     return action._replace(kind="B") if action.kind == "I" else action
 
 
@@ -74,6 +75,6 @@ def _steps(schedule: Schedule, rank: int, copies: int) -> Iterator[Step]:
 
 
 def _batch(numbered: tuple[int, Step]) -> int:
-    """A key for groupby: -1 for messages, which are grouped; another number for every action."""
+    """A key for groupby, -1 for messages, which are grouped, and a different number for every action."""
     number, step = numbered
     return number if step.what == "compute" else -1

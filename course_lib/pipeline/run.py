@@ -1,7 +1,7 @@
 """A schedule, done by the ranks of a pipeline.
 
-Each rank goes through its `plan`: it computes the next action, and posts the messages before and after it,
-without waiting for them. It waits only for the message that an action needs.
+Each rank goes through its `plan`. It computes the next action, and posts the messages before and after it
+without waiting for them. It waits only for the message an action needs.
 
     F   wait for the input; the module's forward; the output goes to the next stage; the graph is kept
     B   wait for the gradient; backward through the graph, which is freed; the input's gradient goes back
@@ -9,18 +9,18 @@ without waiting for them. It waits only for the message that an action needs.
     W   the weights' half
     a pair: the forward's output travels while the backward computes
 
-The loss is a mean over all targets of the batch, of all microbatches. So the last stage divides the sum of
-each microbatch by the number of targets of the whole batch: the mean of the microbatches' means is another
-number as soon as they differ in size. If several pipelines share the batch (data parallelism), the number is
-that of all of them, `count`: then what each computes is a term of one sum.
+The loss is a mean over all targets of the batch, in all microbatches. So the last stage divides the sum of
+each microbatch by the number of targets of the whole batch, because the mean of the microbatches' means is
+another number as soon as they differ in size. If several pipelines share the batch (data parallelism), all of
+them divide by the number of targets of all pipelines, `count`, so each computes a term of one sum.
 
-Without gradients (`torch.no_grad()`) the same schedule evaluates: of its actions the forwards are left, and
-nothing is kept.
+Without gradients (`torch.no_grad()`), the same schedule evaluates. Only the forwards of its actions are left,
+and nothing is kept.
 
-Between the F and the B of a microbatch, the rank keeps the tensors that autograd saved, and the way into its
-graph. It does not keep the output, once that is sent.
+Between the F and the B of a microbatch, the rank keeps the tensors saved by autograd, and the way into its
+graph. It does not keep the output after sending it.
 
-Read on in `plan.py` (the order of messages, in which no rank waits for ever) and `messages.py` (how they are
+Read on in `plan.py` (the order of messages, in which no rank waits forever) and `messages.py` (how they are
 posted). The package exports `run_schedule` from `checked.py`, which first refuses what cannot be done.
 """
 
@@ -70,7 +70,7 @@ def run_schedule(
 class _Kept(NamedTuple):
     """A microbatch between its F and its B: its input, the way into its graph, the weights' half.
 
-    edge: None if nothing that the stage did is trained, so that there is no graph.
+    edge: None if the stage has done nothing that is trained, so that there is no graph.
     """
 
     x: Tensor
@@ -110,7 +110,7 @@ class RankState:
         self.messages.settle(left=0)
 
     def compute(self, action: Action) -> None:
-        """One action: F, B, I or W."""
+        """Do one action: F, B, I or W."""
         do = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
         do[action.kind](action)
 
@@ -127,7 +127,7 @@ class RankState:
             if stage.last:
                 output = stage.loss(output, targets) / self.count
         if torch.is_grad_enabled():
-            # of a view: in PyTorch 2.6 the edge of a custom Function's output does not keep its node alive
+            # of a view, since in PyTorch 2.6 a custom Function's output edge does not keep its node alive
             trained = output.requires_grad
             edge = get_gradient_edge(output.view_as(output)) if trained else None
             self.kept[place] = _Kept(x, edge, later)
@@ -155,12 +155,12 @@ class RankState:
         self.later.pop((action.stage, action.microbatch)).finish()
 
     def _empty(self, action: Action) -> Tensor:
-        """A tensor for the output of another rank's `action`: all stages pass on tensors of one shape."""
+        """A tensor for the output of another rank's `action`, as all stages pass on tensors of one shape."""
         stage = next(iter(self.stages.values()))
         inputs = self.microbatches[action.microbatch][0]
         return torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
 
 
 def targets_of(stage: Stage, microbatches: Sequence[Microbatch]) -> Tensor:
-    """The number of targets that count, or 1 if none does: the sum of no losses is 0, and so is its mean."""
+    """The number of targets that count, or 1 if none does; the sum of no losses is 0, and so is its mean."""
     return torch.as_tensor(sum(stage.count(targets) for _, targets in microbatches)).clamp(min=1)

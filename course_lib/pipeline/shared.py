@@ -1,9 +1,9 @@
-"""Parameters that stages on several ranks hold: one value at the start, one gradient at the end.
+"""Parameters held by stages on several ranks, with one value at the start and one gradient at the end.
 
-An embedding that is tied to the head is used at both ends of the model: its gradient has two terms, and each
-end computes one. If a stage has two copies, each sees half of the microbatches and computes one term, too.
-The terms are added up, once, when all backwards are done; with equal gradients the optimizers keep the values
-equal.
+An embedding tied to the head is used at both ends of the model, so its gradient has two terms, and each end
+computes one of them. If a stage has two copies, each sees half of the microbatches and also computes one
+term. The terms are added up once, when all backwards are done. With equal gradients, the optimizers keep the
+values equal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def same_values(stages: Sequence[dict[str, Shared]], rank: int, group: Group = N
 
 
 def take_gradients(stages: Sequence[dict[str, Shared]]) -> dict[str, Tensor | None]:
-    """Take away the gradients that are there from before: they have been added up already."""
+    """Take away the gradients from before, since they have been added up already."""
     earlier = {}
     for name, (param, _) in _once(stages):
         earlier[name], param.grad = param.grad, None
@@ -60,9 +60,9 @@ def add_gradients(
     rank: int,
     group: Group = None,
 ) -> None:
-    """Add up the terms of all holders, and the gradients that `take_gradients` took away.
+    """Add up the terms of all holders, and the gradients taken away by `take_gradients`.
 
-    All holders must call it. Each sends its term to every other, P bytes; as a rule there are two holders.
+    All holders must call it. Each sends its term, P bytes, to every other; as a rule there are two holders.
     """
     operations, terms = [], {}
     for name, (param, ranks) in _once(stages):
@@ -74,7 +74,7 @@ def add_gradients(
         terms[name] = {rank: own, **others}
     _exchange(operations)
     for name, (param, _) in _once(stages):
-        # in one order on all ranks: the sums are the same to the last bit
+        # in one order on all ranks, so the sums are the same to the last bit
         total = sum(term for _, term in sorted(terms[name].items()))
         before = earlier[name]
         if param.requires_grad:  # a frozen one has no gradient, and an optimizer must not see zeros
@@ -93,6 +93,6 @@ def _operation(what, tensor: Tensor, rank: int, group: Group) -> dist.P2POp:
 
 
 def _exchange(operations: list[dist.P2POp]) -> None:
-    """Run all operations at once: neither the order nor the backend can make them wait for each other."""
+    """Run all operations together, so neither the order nor the backend can make them wait for each other."""
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()

@@ -21,7 +21,7 @@ class Times:
 
     @cached_property
     def total(self) -> float:
-        """Seconds from the start until the last action of all ends."""
+        """Seconds from the start until the very last action ends."""
         return max(ends[-1] for ends in self.ends if ends)
 
     @cached_property
@@ -53,12 +53,12 @@ class Times:
 
     @property
     def of_ideal(self) -> float:
-        """The bubble over the time that the computing alone takes: (p-1)/m for 1F1B."""
+        """The bubble divided by the computing time: (p-1)/m for 1F1B."""
         return sum(self.bubble) / sum(self.busy)
 
     @property
     def bubble_rate(self) -> float:
-        """(cost - busy) / cost, the cost being the longest span: Qi et al. 2024, section 5.3."""
+        """(cost - busy) / cost, where the cost is the longest span (Qi et al. 2024, section 5.3)."""
         cost, rank = max((span, rank) for rank, span in enumerate(self.spans))
         return (cost - self.busy[rank]) / cost
 
@@ -74,7 +74,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Simulation(Times):
-    """The result of `simulate`: the times, and for each action the one that it waited for.
+    """The result of `simulate`: the times, and for each action the action it waited for.
 
     causes: for each action the one whose end, or whose message's arrival, let it start; None at time 0.
     """
@@ -83,7 +83,7 @@ class Simulation(Times):
 
     @property
     def critical_path(self) -> list[Timed]:
-        """The chain of actions that bounds the total, first to last: to be faster, shorten one of these."""
+        """The chain of actions that bounds the total, first to last; to be faster, shorten one of these."""
         where: Where | None = max(
             ((rank, len(row) - 1) for rank, row in enumerate(self.schedule) if row),
             key=lambda last: self.ends[last[0]][last[1]],
@@ -103,11 +103,11 @@ def simulate(
     copies: int = 1,
     checked: bool = False,
 ) -> Simulation:
-    """Run a schedule against the clock. Cost: a few microseconds an action.
+    """Run a schedule against the clock. This takes a few microseconds per action.
 
-    durations: the same for all stages, or by stage if they differ: then `communication` is that of the
-        message's sender, and `overlapped` that of the pair's forward. By default each of F, I and W takes 1
-        and B takes 2.
+    durations: the same for all stages, or by stage if they differ. Then `communication` belongs to the stage
+        that sends the message, and `overlapped` to the stage of the pair's forward. By default, each of F, I
+        and W takes 1 and B takes 2.
     copies: the number of copies of the model, as for `violation`.
     checked: the caller has validated the schedule; the numbers of a wrong schedule would mean nothing.
     Raises ScheduleError with the first violation.

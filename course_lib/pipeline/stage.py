@@ -1,8 +1,8 @@
 """A stage: the layers of a model that one rank runs between two messages. `gpt.py` cuts a GPT into stages.
 
-Parameters that several stages hold must stay equal in all of them: the tied embedding of the first stage and
-the head of the last, and all parameters if the schedule has two copies of the model (DualPipe). A stage lists
-the parameters that it shares, and with which ranks; `shared.py` adds up the gradients.
+Parameters held by several stages must stay equal in all of them. These are the tied embedding of the first
+stage and the head of the last, and all parameters if the schedule has two copies of the model (DualPipe). A
+stage lists the parameters it shares, and with which ranks. `shared.py` adds up the gradients.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Stage:
     """One stage, on the rank that holds it.
 
     index: its number in the schedule.
-    length, copies: how many stages a copy of the model has, and how many copies there are, 2 for DualPipe:
-        `index % length` is the stage's place in its copy.
-    module: takes one tensor, the output of the stage before or, in the first stage, the microbatch's inputs;
-        returns one tensor, from the last stage the output that `loss` takes.
-    shape: a function of a microbatch's inputs: the shape of the tensors that go from stage to stage. Their
-        dtype is that of the module's parameters.
+    length, copies: how many stages a copy of the model has, and how many copies there are (2 for DualPipe),
+        so `index % length` is the stage's place in its copy.
+    module: takes one tensor, the output of the stage before or, in the first stage, the microbatch's inputs,
+        and returns one tensor, which in the last stage is the output that `loss` takes.
+    shape: a function of a microbatch's inputs that gives the shape of the tensors sent from stage to stage.
+        Their dtype is the dtype of the module's parameters.
     loss, count: the sum of the losses, a function of output and targets, and the number of its terms, a
         function of the targets. Both get the targets of the whole sequence. If the stage works on a part of
-        it, `loss` is the sum over this part, and `count` is still that of the whole: the ranks' results add
-        up to the mean.
-    shared: the parameters that other stages hold too, by a name that all of them use.
+        it, `loss` is the sum over this part, but `count` still counts the whole, so the ranks' results add up
+        to the mean.
+    shared: the parameters that other stages also hold, by a name used by all of them.
     """
 
     index: int

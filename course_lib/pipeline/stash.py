@@ -1,10 +1,11 @@
-"""PipeDream: an update after every backward, and the weights that each microbatch's forward saw kept for it.
+"""PipeDream updates after every backward, and keeps for each microbatch the weights its forward saw.
 
-Between a microbatch's forward and its backward other microbatches end, and each of them changes the weights.
-A backward through the new ones would give the gradient of no function: activations are of one version,
-weights of another. So a stage stashes the version that a forward saw until its backward has used it; the
-gradient it then gets is that of this version, and the optimizer applies it to the newest. It is still stale,
-by p - 1 - i updates on stage i of p. The price is p - i versions (`weight_versions`).
+Between a microbatch's forward and its backward, other microbatches end, and each of them changes the weights.
+A backward through the new weights would give the gradient of no function, because activations would be from
+one version and weights from another. So a stage stashes the version seen by a forward until the backward has
+used it. The backward then computes the gradient of this version, and the optimizer applies it to the newest
+version. The gradient is still stale, by p - 1 - i updates on stage i of p. The price is p - i versions
+(`weight_versions`).
 
 Source: Narayanan et al., PipeDream, SOSP 2019, section 3.3.
 """
@@ -39,13 +40,13 @@ def run_pipedream(
 
     stage: the stage of this rank, whose parameters are updated. optimizer: makes an optimizer for them, such
         as `lambda params: torch.optim.SGD(params, lr=0.1)`.
-    stash: False overwrites the weights while microbatches are under way: the mistake, to look at.
-    actions, microbatches, group, the result and the messages are those of `run_schedule`. Each part of the
+    stash: False overwrites the weights while microbatches are under way, a mistake to look at. actions,
+    microbatches, group, the result and the messages are the same as for `run_schedule`, but each part of the
     loss is the mean over its own microbatch.
 
     Holds up to p - i copies of the weights of stage i of p; one more is made in each update.
-    Raises ValueError for a schedule with halved backwards, and for a stage that shares parameters: they
-    would be updated at different times; RuntimeError under `torch.no_grad()`.
+    Raises ValueError for a schedule with halved backwards, and for a stage that shares parameters, because
+    they would be updated at different times. Raises RuntimeError under `torch.no_grad()`.
     """
     if not torch.is_grad_enabled():
         raise RuntimeError(
@@ -70,9 +71,9 @@ def run_pipedream(
 
 
 class Versioned(nn.Module):
-    """A module whose forward sees the newest weights, and whose backward those that its forward saw.
+    """A module whose forward sees the newest weights, and whose backward sees the weights of its forward.
 
-    stash: False is the mistake: weights are overwritten while microbatches are under way.
+    stash: False makes the mistake, which is to overwrite weights while microbatches are under way.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, stash: bool = True):
@@ -89,7 +90,7 @@ class Versioned(nn.Module):
 
     @torch.no_grad()
     def update(self, microbatch: int) -> None:
-        """Step with the gradient of the version that this microbatch saw."""
+        """Step with the gradient of the version seen by this microbatch."""
         version = self.used.pop(microbatch)
         for name, param in self.module.named_parameters():
             param.grad, version[name].grad = version[name].grad, None

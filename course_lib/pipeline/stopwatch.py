@@ -1,9 +1,10 @@
 """A stopwatch for the passes of a pipeline, with any executor.
 
-It watches the stage and not the executor. A forward begins and ends with its module's; on the last stage it
-ends with the loss. Its output passes through a function that changes nothing. The backward of this function
-runs before the rest of the microbatch's backward, which therefore begins there; it ends when autograd has
-nothing left to do. The weights' halves are seen if `halves.LaterWeights` does them, as in `run.py`.
+It watches the stage instead of the executor. A forward begins and ends with the module's forward, except that
+on the last stage it ends with the loss. Its output passes through a function that changes nothing. The
+backward of this function runs before the rest of the microbatch's backward, so the backward begins there, and
+it ends when autograd has nothing left to do. The weights' halves are seen if `halves.LaterWeights` does them,
+as in `run.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Pass(NamedTuple):
 class Stopwatch:
     """Marks the passes of a rank's stages while it is entered; `passes` then says when they were.
 
-    row: the rank's actions, in order. A stage's k-th forward is that of the row's k-th microbatch in this
-        stage; a forward within a backward recomputes, and is part of the backward.
+    row: the rank's actions, in order. A stage's k-th forward belongs to the row's k-th microbatch in this
+        stage. A forward within a backward recomputes, so it is part of the backward.
     """
 
     def __init__(self, stages: Sequence[Stage], row: Sequence[Action | Pair]):
@@ -103,7 +104,7 @@ class Stopwatch:
         return self._end_of_forward(self._last, output)
 
     def _loss(self, loss: Callable[..., Tensor], output: Tensor, targets: Tensor) -> Tensor:
-        """The loss belongs to the forward if it follows at once, and in any case to the backward."""
+        """The loss belongs to the forward if it follows immediately, and in any case to the backward."""
         value = loss(output, targets)
         forward = getattr(output.grad_fn, "forward_action", None)
         if forward is None:
@@ -119,7 +120,7 @@ class Stopwatch:
         return output
 
     def backward(self, forward: Action) -> None:
-        """Called by autograd: the gradient of a forward's output is there, and its backward begins."""
+        """Called by autograd when the gradient of a forward's output is ready, so its backward begins."""
         halved = forward._replace(kind="I") in self._row
         action = forward._replace(kind="I" if halved else "B")
         if action in self._began:
@@ -142,7 +143,7 @@ class Stopwatch:
 
 
 class _WeightsHalf:
-    """The context in which each `LaterWeights.finish` runs; they come in the order of the row."""
+    """The context in which each `LaterWeights.finish` runs, in the order of the row."""
 
     def __init__(self, watch: Stopwatch):
         self.watch = watch
@@ -155,7 +156,7 @@ class _WeightsHalf:
 
 
 class _Edge(torch.autograd.Function):
-    """The identity; its backward is the first step in the backward of a microbatch."""
+    """The identity, whose backward is the first step in the backward of a microbatch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, watch: Stopwatch, forward: Action) -> Tensor:

@@ -1,10 +1,10 @@
-"""Schedules as text: a row for each rank, its actions in order, separated by commas.
+"""Schedules as text, with a row for each rank, which lists its actions in order, separated by commas.
 
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
 
 An action is stage, kind, microbatch; an overlapped pair is (0F3;7B1)OVERLAP_F_B. The files of
-`torch.distributed.pipelining` have this format: `_PipelineScheduleRuntime._load_csv` reads these rows
+`torch.distributed.pipelining` have this format, so `_PipelineScheduleRuntime._load_csv` reads these rows
 (format "compute_only"), and puts in the sends and receives itself.
 """
 
@@ -26,7 +26,7 @@ def to_text(schedule: Schedule) -> str:
 def from_text(text: str) -> list[list[Action | Pair]]:
     """The schedule of these rows. An empty cell, a pause in PyTorch's files, is left out.
 
-    Every line is a rank; an empty line is a rank that does nothing.
+    Every line is a rank, and an empty line is a rank that does nothing.
     Raises ValueError on a cell that is not an action, with the row and the form of a cell.
     """
     return [

@@ -1,11 +1,11 @@
-"""The measured run of a schedule: the passes of all ranks with their times, with any executor.
+"""The measured run of a schedule, with the times of the passes of all ranks, by any executor.
 
     (stage,) = gpt_stages(model, schedule, dist.get_rank())
     measured = measure(lambda: run_schedule(stage, schedule, batch), stage, schedule)
     predicted = simulate(schedule, measured.durations)
     gantts({"measured": measured, "simulated": predicted}, seconds=True)
 
-`stopwatch.py` explains how to measure an executor that does not know that it is measured.
+`stopwatch.py` explains how to measure an executor that does not know it is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .stopwatch import Pass, Stopwatch
 class Timeline(Times):
     """The result of `measure`: times in seconds from the first action's start, and figures made from them.
 
-    schedule: the actions that ran, for each rank in their real order; equal to the intended schedule if the
+    schedule: the actions that ran, for each rank in their real order. It equals the intended schedule if the
         executor kept to it, with pairs taken apart.
     length: stages of one copy of the model.
     """
@@ -40,10 +40,10 @@ class Timeline(Times):
 
     @property
     def durations(self) -> dict[int, Durations]:
-        """For `simulate`: for each stage the medians over its microbatches, and `delay` for every message.
+        """The medians over the microbatches of each stage, and `delay` for every message, for `simulate`.
 
-        An action that no microbatch did has the duration nan: a schedule that has it takes nan seconds when
-        it is simulated.
+        An action that no microbatch did has the duration nan, so a schedule with this action takes nan
+        seconds when it is simulated.
         """
         taken = defaultdict(list)
         for _, (action, start, end) in self._passes():
@@ -62,7 +62,7 @@ class Timeline(Times):
 
     @property
     def delay(self) -> float:
-        """The seconds of a message for a rank that has nothing else to do: its way, and the executors' work.
+        """The seconds of a message for a rank that has nothing else to do: its way and the executors' work.
 
         It is the median of the seconds from the end of an action to the start of an action on another rank
         that waited for its output; 0 if none waited.
@@ -98,12 +98,14 @@ def measure(
     """Time each pass of each microbatch while `step` does the schedule. All ranks of the group must call it.
 
     step: does the schedule once, such as `lambda: run_schedule(stage, actions, batch)`, by any executor that
-        calls the stages' modules and, for the last one, `stage.loss`, which is replaced meanwhile.
-    stage: the stage of this rank, or the list of its stages. actions: the schedule; it gives the order of the
-        microbatches.
+        calls the stages' modules and, for the last one, `stage.loss`, which is replaced during the
+        measurement.
+    stage: the stage of this rank, or the list of its stages. actions: the schedule, which gives the order of
+        the microbatches.
     steps: how often to measure, after one step to warm up. Gradients of all steps add up.
-    Returns, on all ranks, the step of median length. Sends: barriers, and the times of all ranks to all.
-    On a GPU marks are events on its stream, and no rank waits for the GPU.
+    Returns, on all ranks, the step of median length. It sends barriers, and the times of all ranks to all
+    ranks.
+    On a GPU, marks are events on its stream, and no rank waits for the GPU.
     Raises ValueError if a module runs more often than the schedule says, or never.
     """
     if steps < 1:

@@ -1,8 +1,9 @@
-"""A clock that runs a schedule: when each action starts and ends, from how long each takes.
+"""A clock that runs a schedule, and computes when each action starts and ends from how long each takes.
 
-A rank does its actions in order, each as soon as the rank is free and the action's input has come. A message
-takes `communication` seconds from one rank to another, during which both compute, and none within a rank.
-There is no other cost: no launch, no contention for a link, no waiting of a sender for its receiver.
+A rank does its actions in order, each as soon as the rank is free and the action's input has arrived. A
+message takes `communication` seconds from one rank to another, during which both can compute, and no time
+within a rank. There is no other cost, such as a launch, contention for a link, or a sender that waits for its
+receiver.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Durations:
     """Seconds of one microbatch on one stage; integers and fractions stay exact.
 
     forward, input, weight: of F, I and W. backward: of B, input + weight if not given.
-    overlapped: of a pair, forward + backward if not given: as long as without overlap.
+    overlapped: of a pair, forward + backward if not given, which is as long as without overlap.
     communication: from one rank to another.
     """
 
@@ -73,7 +74,7 @@ def events(
 
 
 class Clock:
-    """Each rank goes on until it needs an output that is not there yet; the rank that makes it wakes it."""
+    """Each rank goes on until it lacks an output; the rank that makes the output wakes it."""
 
     def __init__(self, schedule: Schedule, durations: list[Durations], length: int):
         self.schedule, self.length, self.durations = schedule, length, durations
@@ -89,7 +90,7 @@ class Clock:
         self.waiting: dict[tuple[int, str, int], int] = {}
 
     def run(self) -> bool:
-        """Whether every rank came to the end of its list."""
+        """Whether every rank reached the end of its list."""
         self.ready = list(range(len(self.schedule)))
         while self.ready:
             self._go_on(self.ready.pop())
@@ -130,7 +131,7 @@ class Clock:
                         self.ready.append(self.waiting.pop(output))
 
     def _overlapped(self, pair: Pair) -> float:
-        """The seconds of a pair, whose actions may be of stages with different durations."""
+        """The seconds of a pair, whose actions can belong to stages with different durations."""
         seconds = self.durations[pair.forward.stage].overlapped
         if seconds is not None:
             return seconds

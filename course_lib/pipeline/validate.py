@@ -1,9 +1,9 @@
 """The first mistake of a schedule, as a sentence.
 
-Every stage lives on one rank. Every microbatch goes through every stage forward once and backward once,
-whole (B) or in halves (I, then W). A forward needs the forward of the stage before, a backward that of
-the stage after. A rank does its actions in order, so ranks must not wait for each other in a cycle: none of
-them would ever go on.
+Every stage is on one rank. Every microbatch goes through every stage forward once and backward once, whole
+(B) or in halves (I, then W). A forward needs the forward of the stage before, and a backward needs the
+backward of the stage after. A rank does its actions in order, so ranks must not wait for each other in a
+cycle, because none of them would ever go on.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def violation(
 
     stages, microbatches: how many there must be of each; None: as many as the schedule names.
     copies: the number of copies of the model. With two, as in DualPipe, the first half of the stages is one
-    copy and does the first half of the microbatches, the second half the rest. forward_only: for evaluation,
-    in which backwards may be missing.
-    First means: in the lists, rank by rank; then missing actions; then ranks that wait for each other.
-    A function that forgot its `return` gives None, which is a violation, too.
+    copy and does the first half of the microbatches, and the second half does the rest. forward_only: for
+    evaluation, in which backwards can be missing.
+    To find the first, it goes through the lists, rank by rank, then looks for missing actions, and then for
+    ranks that wait for each other. A function that forgot its `return` gives None, which is also a violation.
     """
     if schedule is None:
         return "the schedule is None: is there a `return`?"
@@ -192,7 +192,7 @@ def _gone(
 
 
 def _deadlock(schedule: Schedule, places: dict[Action, Where], length: int) -> str | None:
-    """Do every action once its input is there; ranks that are left over wait in a cycle."""
+    """Do every action once its input is ready; ranks that are left over wait in a cycle."""
     done: set[Action] = set()
     heads = [0] * len(schedule)
     moved = True
@@ -214,7 +214,7 @@ def _cycle(
     schedule: Schedule, places: dict[Action, Where], length: int, heads: Sequence[int],
     done: set[Action], rank: int,
 ) -> str:  # fmt: skip
-    """Go from `rank` to the rank that it waits for, and so on, until a rank comes again."""
+    """Go from `rank` to the rank it waits for, and so on, until a rank is reached again."""
     waits: dict[int, str] = {}
     while rank not in waits:
         entry = schedule[rank][heads[rank]]
@@ -238,7 +238,7 @@ def _cycle(
 
 
 def _wants(entry: Action | Pair, length: int, done: set[Action]) -> Action | None:
-    """The output that an action still waits for, or None."""
+    """The output an action still waits for, or None."""
     for action in parts(entry):
         needed = source(action, length)
         if needed is not None and needed not in done:
@@ -247,7 +247,7 @@ def _wants(entry: Action | Pair, length: int, done: set[Action]) -> Action | Non
 
 
 def _walk(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
-    """Every action with its rank and its place in the rank's list."""
+    """Every action with its rank and its index in the rank's list."""
     for rank, row in enumerate(schedule):
         for index, entry in enumerate(row):
             for action in parts(entry):

@@ -6,10 +6,10 @@
     dual.py          dualpipe, dualpipe_v
     row.py           one rank's list while it is being written
 
-Each takes the number of pipeline ranks (`stages`: the p of the literature), of microbatches, and, if there
-is a choice, of chunks: how many stages each rank holds. Each returns a list of actions for each rank. Its
-docstring says what the schedule costs, on which rank and under which conditions; `course_lib.facts.pipeline`
-has the costs in closed form.
+Each function takes the number of pipeline ranks (`stages`, the p of the literature), of microbatches, and, if
+there is a choice, of chunks (the number of stages per rank). It returns a list of actions for each rank. Its
+docstring says what the schedule costs, on which rank and under which conditions. `course_lib.facts.pipeline`
+computes the costs in closed form.
 """
 
 from .asynchronous import pipedream

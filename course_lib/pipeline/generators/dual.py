@@ -1,4 +1,4 @@
-"""From both ends at once, so that there is always a forward to overlap with a backward.
+"""From both ends at the same time, so that there is always a forward to overlap with a backward.
 
 Source: DeepSeek-V3 Technical Report (arXiv 2412.19437), section 3.2.1, figure 5 and table 2, and the
 authors' implementation, github.com/deepseek-ai/DualPipe; DualPipeV is DualPipe cut in half.
@@ -11,14 +11,14 @@ from .row import Row, counted
 
 
 def dualpipe(stages: int, microbatches: int) -> list[list[Action | Pair]]:
-    """DualPipe: two copies of the model, in opposite directions; half of the microbatches enter at each end.
+    """DualPipe: two copies of the model in opposite directions; half of the microbatches enter at each end.
 
     Rank i holds stage i of one copy and stage p-1-i of the other, numbered p + (p-1-i); the first m/2
     microbatches go through stages 0 to p-1, the others through p to 2p-1. Pass `copies=2` to `validate` and
-    `simulate`. Each rank idles (p/2-1)(F&B + B - 3W): F&B is the time of a pair computed as one block, B
-    that of a whole backward. It holds up to p+1 activations, and the weights twice.
-    The formula needs F = I >= W; if a pair takes less than F + B, the ranks of the middle idle so long and
-    the others less. Needs an even p, and an even m of at least 2p.
+    `simulate`. Each rank idles (p/2-1)(F&B + B - 3W), where F&B is the time of a pair computed as one block,
+    and B the time of a whole backward. It holds up to p+1 activations, and the weights twice. The formula
+    needs F = I >= W. If a pair takes less than F + B, only the ranks of the middle idle for so long, and the
+    others idle less. Needs an even p, and an even m of at least 2p.
     """
     if stages % 2:
         raise ValueError(
@@ -37,11 +37,11 @@ def dualpipe(stages: int, microbatches: int) -> list[list[Action | Pair]]:
 
 
 def dualpipe_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
-    """DualPipeV: the half of DualPipe in which one end of the model is folded back to the other.
+    """DualPipeV: one half of DualPipe, with one end of the model folded back to the other.
 
     Rank i holds stages i and 2p-1-i of one copy, as in ZB-V, and does what rank i of DualPipe on 2p ranks
-    does. Each rank idles (p-1)(F&B + B - 3W), in times of one stage, and holds up to 2p+1 activations of
-    one stage. Needs m >= 2p; the formula has DualPipe's conditions.
+    does. Each rank idles (p-1)(F&B + B - 3W), in times of one stage, and holds up to 2p+1 activations of one
+    stage. Needs m >= 2p; the formula has the same conditions as for DualPipe.
     """
     counted(stages, microbatches, least=2 * stages)
     rows = []
@@ -56,8 +56,8 @@ def dualpipe_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
 def _dual(row: Row, near: int, far: int, half: int, place: int, microbatches: int) -> None:
     """The eight phases.
 
-    `near` is the stage whose end of the pipeline is `place` ranks away; `far` is that of the other direction,
-    which comes over the middle, where rank `half` - 1 is.
+    `near` is the stage whose end of the pipeline is `place` ranks away. `far` is the stage of the other
+    direction, which comes over the middle, where rank `half` - 1 is.
     """
     below = half - 1 - place
     for _ in range(2 * below):  # fill from the near end
@@ -68,9 +68,9 @@ def _dual(row: Row, near: int, far: int, half: int, place: int, microbatches: in
         row.do("I", far)
         row.weight()
         row.do("F", far)
-    for k in range(microbatches - 2 * half + place + 1):  # the steady state: always a pair
+    for k in range(microbatches - 2 * half + place + 1):  # the steady state, always a pair
         if k == 0 and below == 0:
-            row.do("F", near)  # in the middle two apart: the backward must not wait
+            row.do("F", near)  # in the middle two apart, as the backward must not wait
             row.do("B", far)
         else:
             row.pair(near, far)

@@ -8,10 +8,10 @@ from ..actions import Action, Pair
 
 
 class Row:
-    """Counts microbatches: each stage's passes of a kind take them in order.
+    """It counts microbatches, so that the passes of one kind on a stage take them in order.
 
-    microbatches: those of each stage of the rank, in order. A pass after the last of them is left out, so
-    that a schedule for many microbatches serves for few.
+    microbatches: the microbatches of each stage of the rank, in order. A pass after the last of them is left
+    out, so a schedule for many microbatches also serves for few.
     """
 
     def __init__(self, microbatches: dict[int, range]):

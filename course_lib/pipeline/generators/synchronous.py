@@ -1,4 +1,4 @@
-"""One batch, one flush: every microbatch has gone forward and backward before the weights change.
+"""One batch, one flush: every microbatch goes forward and backward before the weights change.
 
 F and B are the times of a forward and of a whole backward of one microbatch through one rank's layers.
 """
@@ -16,8 +16,8 @@ Row = list[Action | Pair]
 def naive(stages: int, microbatches: int) -> list[Row]:
     """One microbatch at a time: down all stages and up again before the next one starts.
 
-    One rank of p works at any time: utilisation 1/p, whatever the number of microbatches. Each rank idles
-    m (p-1)(F+B), and holds the activations of one microbatch.
+    Only one rank of p works at any time, so utilisation is 1/p, whatever the number of microbatches. Each
+    rank idles m (p-1)(F+B), and holds the activations of one microbatch.
     """
     counted(stages, microbatches)
     each = range(microbatches)
@@ -27,7 +27,7 @@ def naive(stages: int, microbatches: int) -> list[Row]:
 def gpipe(stages: int, microbatches: int) -> list[Row]:
     """All forwards, then all backwards.
 
-    Each rank idles (p-1)(F+B), if all stages take the same time: (p-1)/m of the ideal time, and
+    If all stages take the same time, each rank idles (p-1)(F+B). This is (p-1)/m of the ideal time, and
     (p-1)/(m+p-1) of the total. It holds the activations of all m microbatches.
     Source: Huang et al., GPipe, NeurIPS 2019, section 2.3.
     """
@@ -37,12 +37,12 @@ def gpipe(stages: int, microbatches: int) -> list[Row]:
 
 
 def one_f_one_b(stages: int, microbatches: int) -> list[Row]:
-    """A backward as soon as there is one: warm up with forwards, then one forward, one backward.
+    """A backward as soon as one is ready: warm up with forwards, then do one forward, one backward.
 
-    The last stage can go backward at once; each stage before it runs one forward more ahead. The bubble is
-    GPipe's, (p-1)(F+B) a rank, but it takes less memory: stage i holds min(m, p-i) microbatches, and not m.
-    Also called PipeDream-Flush. Source: Narayanan et al., Efficient Large-Scale Language Model Training
-    on GPU Clusters Using Megatron-LM, SC 2021, section 2.2.1.
+    The last stage can go backward immediately, and each stage before it runs one more forward ahead. The
+    bubble is as long as in GPipe, (p-1)(F+B) per rank, but it takes less memory, because stage i holds
+    min(m, p-i) microbatches instead of m. It is also called PipeDream-Flush. Source: Narayanan et al.,
+    Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, section 2.2.1.
     """
     counted(stages, microbatches)
     rows = []
@@ -56,11 +56,11 @@ def one_f_one_b(stages: int, microbatches: int) -> list[Row]:
 def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> list[Row]:
     """1F1B on a loop: rank i holds stages i, p+i, 2p+i, ..., each 1/v of its layers.
 
-    A microbatch passes each rank v times; the pipeline fills in steps of F/v, so each rank idles
-    (p-1)(F+B)/v. The price is v times the messages, and memory: rank i holds up to
-    min(mv, 2(p-1-i) + (v-1)p + 1) activations of 1/v of a rank's layers.
-    Microbatches go round in groups of p, so m must be a multiple of p.
-    Source: Narayanan et al. 2021, section 2.2.2; the length of the warm-up is Megatron-LM's.
+    A microbatch passes each rank v times, and the pipeline fills in steps of F/v, so each rank idles
+    (p-1)(F+B)/v. The price is v times as many messages, and memory, because rank i holds up to
+    min(mv, 2(p-1-i) + (v-1)p + 1) activations of 1/v of a rank's layers. Microbatches go around in groups of
+    p, so m must be a multiple of p.
+    Source: Narayanan et al. 2021, section 2.2.2; the warm-up is as long as in Megatron-LM.
     """
     counted(stages, microbatches, least=stages, unit=stages)
     if chunks < 1:
