@@ -16,7 +16,7 @@ lines.py      the line of the program, also in backward
         types.expect(y, tp=R)
     print(types)
 
-The program runs once, in this process, as rank 0 of a mesh of which there are no other ranks.
+The program runs once, in this process, as rank 0 of a mesh that has no other ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A collective changes kinds, and has a sentence for each kind that it cannot sum or join.
+"""A collective changes kinds, and has a sentence for each kind it cannot sum or join.
 
 all_reduce       a term becomes a copy
 all_gather       a part becomes a copy

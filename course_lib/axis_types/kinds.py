@@ -1,12 +1,12 @@
-"""The kinds: a rank may hold a copy, a part or a term of a tensor, along one axis of the mesh.
+"""The kinds: a rank can hold a copy, a part or a term of a tensor, along one axis of the mesh.
 
     R        a copy: replicated, the tensor of one process
     S(dim)   a part: sharded, the ranks' tensors one after the other along `dim`
     P        a term: partial, the sum of the ranks' tensors is that of one process
     V        it varies from rank to rank, and no more is known
 
-The letters are those of DTensor's placements (Replicate, Shard, Partial); V is varying. M is for the library
-alone: a term of a maximum.
+The letters are taken from DTensor's placements (Replicate, Shard, Partial), and V is varying. M, a term of a
+maximum, is used only inside the library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kind:
         return WORDS[self.letter].format(self.dim)
 
     def of(self, dims: int) -> Kind:
-        """The kind of a tensor with so many dimensions: S(-1) becomes S(dims - 1)."""
+        """The kind for a tensor with this many dimensions, so S(-1) becomes S(dims - 1)."""
         if self.dim is None:
             return self
         if not -dims <= self.dim < dims:

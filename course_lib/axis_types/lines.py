@@ -1,8 +1,8 @@
 """The lines of the program at which something happens, also in backward.
 
-In backward the program's own line may be far away, since PyTorch runs the operations. With anomaly detection,
-each node of the graph knows the forward lines that made it. If the program has written the backward itself,
-its line there is meant.
+In backward, the program's own line can be far away, since PyTorch runs the operations. But with anomaly
+detection, each node of the graph knows the forward lines that made it. If the program defines the backward
+itself, the line shown is in that backward.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from course_lib.ledger.recorder import LIBRARIES, TORCH
 from course_lib.runtime.places import where
 
 ENGINE = "_engine_run_backward"
-CALLS = 3  # lines that are shown: the innermost one and those that called it
+CALLS = 3  # lines that are shown, the innermost one and its callers
 WIDE = 98  # columns of a sentence that is printed
 Home = tuple[str, str]  # file and function in which the types were asked for
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake: the sentence, the innermost line ("Cell In[5], line 3") and its text.
+    """A mistake, with its sentence, the innermost line ("Cell In[5], line 3") and the text of the line.
 
-    callers: the lines from which it was called, with their texts. backward: the mistake is in the backward of
-    these lines.
+    callers: the lines from which the innermost line was called, with their texts. backward: the mistake is in
+    the backward of these lines.
     """
 
     sentence: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 def finding(sentence: str, in_backward: str, home: Home) -> Finding:
-    """A finding at the line that the program has reached; `in_backward` is its sentence below backward.
+    """A finding at the line the program has reached; `in_backward` is its sentence below backward.
 
     home: lines of this function and of its callers are left out, unless it is the innermost one.
     """
@@ -64,7 +64,7 @@ def finding(sentence: str, in_backward: str, home: Home) -> Finding:
 def lines_of(frame: FrameType | None, home: Home, until_engine: bool) -> list[str]:
     """ "file|line" of the frames outside the libraries, innermost first.
 
-    until_engine: below backward, look only at frames that backward has called.
+    until_engine: below backward, look only at frames called by backward.
     """
     places = []
     while frame is not None:
@@ -81,7 +81,7 @@ def lines_of(frame: FrameType | None, home: Home, until_engine: bool) -> list[st
 
 
 def lines_of_node(traceback: list[str], home: Home) -> list[str]:
-    """The same of the traceback that anomaly detection keeps: '  File "a.py", line 3, in f\\n    text'."""
+    """The same for the traceback kept by anomaly detection: '  File "a.py", line 3, in f\\n    text'."""
     places = []
     for entry in reversed(traceback):
         _, _, rest = entry.partition('File "')

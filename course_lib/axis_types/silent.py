@@ -1,7 +1,7 @@
-"""Process groups without other ranks: a collective changes types only, and is over immediately.
+"""Process groups without other ranks, so a collective only changes types and returns immediately.
 
-Inside `silent_world` this process is rank 0 of the mesh. `dist.get_rank`, `dist.new_group` and the
-collectives work as on a real rank, and the groups of before come back afterwards, if there were any.
+Inside `silent_world`, this process is rank 0 of the mesh. `dist.get_rank`, `dist.new_group` and the
+collectives work as on a real rank. Afterwards, the previous groups are restored, if there were any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from course_lib.ledger.tensors import flatten
 
 
 class Listener(Protocol):
-    """Hears of the collectives; `axes` are those along which the group's ranks differ."""
+    """It is told of the collectives; `axes` are the axes along which the group's ranks differ."""
 
     def summed(self, x: Tensor, axes: tuple[str, ...], how: str) -> None: ...
     def gathered(self, out: list[Tensor], x: Tensor, axes: tuple[str, ...]) -> None: ...
@@ -34,7 +34,7 @@ class Listener(Protocol):
 
 
 class SilentGroup(ProcessGroup):
-    """The group of a rank whose peers are not there."""
+    """The group of a rank whose peers do not exist."""
 
     def __init__(self, size: int, axes: tuple[str, ...], listener: Listener):
         super().__init__(0, size)  # pyright: ignore[reportCallIssue]
@@ -97,7 +97,7 @@ for _name in ("send", "recv", "recv_anysource", "reduce", "gather", "scatter"):
 
 @contextlib.contextmanager
 def silent_world(sizes: Mapping[str, int], listener: Listener) -> Iterator[None]:
-    """Make this process rank 0 of a mesh of `sizes`, and give the groups of before back afterwards."""
+    """Make this process rank 0 of a mesh of `sizes`, and restore the previous groups afterwards."""
     made: list[SilentGroup] = []
 
     def new_group(ranks: Any = None, *_: Any, **__: Any) -> Any:

@@ -1,13 +1,13 @@
 """Types that follow the memory.
 
-A type belongs to the elements of a storage, and not to one tensor. So a view has the type of the elements
-that it shows, and if an operation fills a view, the tensor behind it has the type too. Sequence parallelism
-needs this, because its collectives write into a flattened view of a buffer.
+A type belongs to the elements of a storage instead of one tensor. So a view has the type of the elements it
+shows, and if an operation fills a view, the tensor behind it also gets the type. Sequence parallelism needs
+this, because its collectives write into a flattened view of a buffer.
 
-Each element has a code: R, P, V or M, or, in a part, its position along the dimension that is cut. Seen
-through a view, the positions change along the dimension of the view that is cut. If they change along two
-(a layer's features seen as heads and features of a head), the outer one is cut. So a rank must hold at least
-two elements along a dimension that is cut, such as two heads: with one, it looks like another dimension.
+Each element has a code. It is R, P, V or M or, in a part, the element's position along the cut dimension.
+Seen through a view, the positions change along the cut dimension of the view. If they change along two (a
+layer's features seen as heads and features of a head), the outer one is cut. So a rank must hold at least two
+elements along a cut dimension, such as two heads, because with only one, another dimension would look cut.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KINDS = {code: kind for kind, code in CODES.items()}
 
 @dataclass
 class Record:
-    """A storage: for each axis one kind for all elements, or a code for each.
+    """A storage, with one kind for all elements along each axis, or a code for each element.
 
-    origin: for each element its place in the memory of which this is a copy in another order; else its own.
+    origin: for each element its place in the memory of which this is a copy in another order, or its own.
     alive: keeps the memory from being given to another tensor.
     """
 
@@ -38,7 +38,7 @@ class Record:
 
 
 class Storages:
-    """The types of all tensors that a program has."""
+    """The types of all tensors of a program."""
 
     def __init__(self) -> None:
         self.records: dict[int, Record] = {}
@@ -93,7 +93,7 @@ class Storages:
         seen_as(stored, x)[tuple(once)].copy_(codes.expand(x.shape)[tuple(once)])
 
     def copy(self, source: Tensor, target: Tensor, axes: tuple[str, ...]) -> None:
-        """`target` holds the elements of `source`, perhaps in another order of memory."""
+        """`target` holds the elements of `source`, perhaps in another order in memory."""
         record = self.records.get(key(source))
         for axis in axes:
             stored = R if record is None else record.axes.get(axis, R)
@@ -111,10 +111,10 @@ class Storages:
             seen_as(copied.origin, target).copy_(seen_as(record.origin, source))
 
     def scatter(self, whole: Tensor, part: Tensor, axis: str, ranks: int) -> None:
-        """`part` holds the first of `ranks` equal pieces of `whole`, in the order of memory.
+        """`part` holds the first of `ranks` equal pieces of `whole`, in the order in memory.
 
-        `whole` may be a copy in another order, made so that the pieces of dimension d lie one after the other
-        in memory. In the order of before, the second piece then follows the first along d.
+        `whole` can be a copy in another order, made so that the pieces of dimension d follow each other in
+        memory. In the original order, the second piece then follows the first along d.
         """
         first, second = seen_as(self.record(whole).origin, whole).reshape(ranks, -1)[:2]
         (distance, *other) = (second - first).unique().tolist()

@@ -1,10 +1,11 @@
-"""An operation tried on two imaginary ranks: what is its result, a copy, a part or a term?
+"""An operation tried on two imaginary ranks: is its result a copy, a part or a term?
 
-There is no table of rules. Two imaginary ranks get random numbers of the kinds that the inputs have: equal
-ones if the input is a copy, two terms if it is a term, two parts if it is a part. The operation runs on each
-of them, and once on the tensors of one process. If both results equal that of one process, the result is a
-copy; if their sum does, a term; if they lie one after the other along d, a part along d. If nothing fits, the
-line computes something that one process does not compute. That is the mistake.
+There is no table of rules. Instead, two imaginary ranks get random numbers of the kinds of the inputs, which
+are equal numbers if the input is a copy, two terms if it is a term, and two parts if it is a part. The
+operation runs on each of these ranks, and once on the tensors of one process. If both results equal the
+result of one process, the result is a copy. If their sum equals it, the result is a term, and if they make it
+up one after the other along d, it is a part along d. If nothing fits, the line computes something that one
+process does not compute, and this is the mistake.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Call = tuple[Any, tuple, dict[str, Any]]  # the operation and its arguments
 
 
 class Mistake(Exception):
-    """The sentence on an operation that one process would not compute, and another one for backward."""
+    """The sentence on an operation that one process would not compute, and another sentence for backward."""
 
     def __init__(self, sentence: str, backward: str = ""):
         super().__init__(sentence)
@@ -34,7 +35,7 @@ class Mistake(Exception):
 
 
 class Unclear(Exception):
-    """The result depends on numbers that this rank alone has."""
+    """The result depends on numbers that only this rank has."""
 
 
 def tensors(values: Any) -> list[Tensor]:
@@ -44,12 +45,12 @@ def tensors(values: Any) -> list[Tensor]:
 def tried(call: Call, kinds: Sequence[Kind]) -> list[Kind]:
     """The kinds of the operation's results.
 
-    kinds: of its tensors, in the order of the arguments. Raises Mistake, and Unclear.
+    kinds: of its tensors, in the order of the arguments. Raises Mistake and Unclear.
     """
     inputs = tensors(call[1:])
     drawn = [draw(x, kind, signed=True) for x, kind in zip(inputs, kinds, strict=True)]
     ranks = results(call, [a for a, _, _ in drawn]), results(call, [b for _, b, _ in drawn])
-    if not all(map(finite, ranks[0])):  # such as a logarithm's: positive numbers will do
+    if not all(map(finite, ranks[0])):  # such as a logarithm's, so try positive numbers
         drawn = [draw(x, kind, signed=False) for x, kind in zip(inputs, kinds, strict=True)]
         ranks = results(call, [a for a, _, _ in drawn]), results(call, [b for _, b, _ in drawn])
     whole: list[Tensor] | None = None
@@ -110,7 +111,7 @@ def finite(x: Tensor) -> bool:
 def wholes(
     call: Call, values: Sequence[Tensor], inputs: Sequence[Tensor], kinds: Sequence[Kind]
 ) -> Iterator[list[Tensor]]:
-    """The results of one process. If a size among the arguments is a part's, that of the whole is tried."""
+    """The results of one process. If an argument is a part's size, the size of the whole is tried as well."""
     cut = {x.shape[kind.dim] for x, kind in zip(inputs, kinds, strict=True) if kind.dim is not None}
     longest = max((len(value) for value in call[1] if is_sizes(value)), default=0)
     places: list[int | None] = [None, *range(longest)] if cut else []
@@ -138,9 +139,10 @@ def is_sizes(value: Any) -> bool:
 
 
 def as_parts(inputs: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Kind]:
-    """A copy with a part's sizes, such as a mask, is a part whose halves are equal.
+    """A copy with the sizes of a part, such as a mask, is a part whose halves are equal.
 
-    So is a copy of equal numbers along a dimension of a part's size, such as the gradient of a sum.
+    The same holds for a copy of equal numbers along a dimension with the size of a part, such as the gradient
+    of a sum.
     """
     parts = [(x, kind.dim) for x, kind in zip(inputs, kinds, strict=True) if kind.dim is not None]
     sizes, changed = {part.shape[dim] for part, dim in parts}, list(kinds)
@@ -162,7 +164,7 @@ def is_equal_along(x: Tensor, dim: int) -> bool:
 
 
 def relation(first: Tensor, second: Tensor, whole: Tensor) -> Kind | None:
-    """How the ranks' results and that of one process are related; None if they are not."""
+    """How the ranks' results and the result of one process are related; None if they are not."""
     if not first.numel() or (close(first, whole) and close(second, whole)):
         return R
     for dim in range(first.dim()):
@@ -211,7 +213,7 @@ def mistake(
 
 
 def of_terms(name: str, kinds: Sequence[Kind]) -> Mistake:
-    """Terms where a whole tensor is needed. kinds: P, and those of other tensors that are not copies."""
+    """Terms where a whole tensor is needed. kinds: P, and the kinds of other tensors that are not copies."""
     fault = f"{name} is not linear, and is applied to a term of a sum"
     if len(kinds) > 1:
         other = next((kind.words for kind in kinds if kind != P), "another one")
@@ -223,7 +225,7 @@ def of_terms(name: str, kinds: Sequence[Kind]) -> Mistake:
 
 
 def is_copy(first: Tensor, second: Tensor, together: Tensor, copy: Tensor) -> bool:
-    """Is the copy, broadcast, what the ranks' sum has too much?"""
+    """Is the broadcast copy the excess in the ranks' sum?"""
     if not copy.dtype.is_floating_point:
         return False
     try:
@@ -233,5 +235,5 @@ def is_copy(first: Tensor, second: Tensor, together: Tensor, copy: Tensor) -> bo
 
 
 def plain(call: Call) -> str:
-    """The operation's name as a student knows it: add_ is add, _softmax is softmax."""
+    """The operation's name as a student knows it, so add_ is add, and _softmax is softmax."""
     return call[0]._overloadpacket.__name__.strip("_")

@@ -1,11 +1,11 @@
-"""Functions that are believed: their results have the kinds of a signature, and are not looked into.
+"""Functions that are believed, so their results have the kinds of a signature, and are not looked into.
 
 A loss over a cut vocabulary computes with this rank's own bounds. Two imaginary ranks that run the program of
-one rank cannot see them. Such a function is tested against one process and then trusted.
+one rank cannot see these bounds. So such a function is tested against one process and then trusted.
 
-In backward, the gradient of a part is a part, and that of a term is a copy, since a sum hands its gradient on
-to every term. The gradient of a copy is a copy if the result is one. If each rank has another result, as
-replicas on other rows have, it is a term.
+In backward, the gradient of a part is a part, and the gradient of a term is a copy, since a sum hands its
+gradient on to every term. The gradient of a copy is a copy if the result is also a copy. But if each rank has
+another result, like replicas on different rows, it is a term.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kinds = Mapping[str, Kind]
 
 
 class Types(Protocol):
-    """The methods of the types that a trusted function needs."""
+    """The methods of the types needed by a trusted function."""
 
     def of(self, x: Tensor) -> dict[str, Kind]: ...
     def set(self, x: Tensor, **kinds: Kind) -> Tensor: ...
@@ -37,7 +37,7 @@ def believed(
     types: Types, function: Callable, name: str, arguments: Mapping[str, Kinds], out: Kinds,
     parameters: tuple[nn.Parameter, ...] = (),
 ) -> Callable:  # fmt: skip
-    """`function` with a look at its arguments' kinds and none inside. `parameters` are those it uses."""
+    """`function`, of which only the arguments' kinds are checked. `parameters` are the ones it uses."""
     signature = inspect.signature(function)
 
     def trusted(*args: Any, **named: Any) -> Any:

@@ -1,23 +1,24 @@
 """axis_types: follow a program, forward and backward, and name the line that mixes copies, parts and terms.
 
-A tensor of a parallel program has a meaning that PyTorch does not check: on each axis of the mesh it is a
-copy, a part or a term of a sum (see kinds.py). A sum that is missing, or that is there twice, changes no
-shape. `AxisTypes` sees each operation that PyTorch dispatches, in backward too, and gives its results the
-kinds that a trial on two imaginary ranks has found (see trials.py). No table of rules is needed, since
-gradients are tensors like others.
+A tensor of a parallel program has a meaning that PyTorch does not check. On each axis of the mesh, it is a
+copy, a part or a term of a sum (see kinds.py). A sum that is missing, or made twice, changes no shape.
+`AxisTypes` sees each operation dispatched by PyTorch, even in backward, since gradients are tensors like any
+others. It gives the results the kinds found by a trial on two imaginary ranks (see trials.py), so no table of
+rules is needed.
 
-The first mistake is kept, and then the types are no longer followed: behind a mistake everything is wrong.
+Only the first mistake is kept, and then the types are no longer followed, because after a mistake everything
+is wrong.
 
 Limits. The program runs as rank 0, so the types do not see numbers that another rank would have. If a program
-takes its own part of a copy, tell them with `types.set`. If an index depends on the rank, as in a loss over a
-cut vocabulary, they stop with a sentence, and `types.trusted` gives the function a signature. A mean over a
-part is not a term of a sum: divide a sum by the count of all ranks. Pipelines, ZeRO and FSDP, dropout and
-exchanges between two ranks are refused.
+takes its own part of a copy, tell the types with `types.set`. If an index depends on the rank, as in a loss
+over a cut vocabulary, they stop with a sentence, and `types.trusted` gives the function a signature. A mean
+over a part is not a term of a sum, so divide a sum by the count of all ranks. Pipelines, ZeRO and FSDP,
+dropout and exchanges between two ranks are refused.
 
-Cost: each kind of operation is tried once, some 10 to 100 microseconds each; use tiny tensors.
+Each kind of operation is tried once, which costs some 10 to 100 microseconds. Use tiny tensors.
 
-Source: the types (replicated, partial, sharded, varying, one for each axis of a mesh) are those of
-meta-pytorch's spmd_types, which has a rule for each operation.
+Source: the types (replicated, partial, sharded, varying, one for each axis of a mesh) come from
+meta-pytorch's spmd_types, which defines a rule for each operation.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ LIKE = ("like", "new_", "zeros", "ones", "empty", "full", "arange", "scalar_tens
 
 
 def axis_types(**sizes: int) -> AxisTypes:
-    """A context in which a program is rank 0 of a mesh, and its tensors have types.
+    """A context in which a program is rank 0 of a mesh and its tensors have types.
 
     sizes: of dp and tp, outermost axis first, such as dp=2, tp=2; at least 2 each.
     Raises ValueError for another axis or size.
@@ -101,13 +102,13 @@ class AxisTypes(Collectives, TorchDispatchMode):
 
     @property
     def looking(self) -> bool:
-        """Whether types are followed: not behind the first mistake, and not inside a trusted function."""
+        """Whether types are followed, which they are not after the first mistake or in a trusted function."""
         return not self.hidden and self.finding is None
 
     # ---- for programs
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The process group of an axis, which a program gets for `group`. The world has all axes."""
+        """The process group of an axis, to be passed to a program as `group`. The world has all axes."""
         if axis not in self.sizes:
             raise ValueError(f"there are the axes {', '.join(self.axes)}, and not {axis!r}")
         if axis not in self.groups:
@@ -119,7 +120,7 @@ class AxisTypes(Collectives, TorchDispatchMode):
         return self.groups[axis]
 
     def set(self, x: Tensor, **kinds: Kind) -> Tensor:
-        """`x` has these kinds; on an axis that is not named it keeps what it has, a copy at first."""
+        """Give `x` these kinds; on an axis that is not named it keeps its kind, at first a copy."""
         for axis, kind in self.named(kinds):
             self.storages.set(x, axis, kind.of(x.dim()))
         return x
@@ -129,7 +130,7 @@ class AxisTypes(Collectives, TorchDispatchMode):
         return {axis: self.storages.of(x, axis) for axis in self.axes}
 
     def expect(self, x: Tensor, name: str = "the tensor", **kinds: Kind) -> None:
-        """It is a finding if `x` has other kinds than these."""
+        """Report a finding if `x` has other kinds than these."""
         for axis, kind in self.named(kinds) if self.looking else ():
             wanted, has = kind.of(x.dim()), self.storages.of(x, axis)
             if has != wanted:
@@ -139,12 +140,12 @@ class AxisTypes(Collectives, TorchDispatchMode):
                 )
 
     def trusted(self, function: Callable, *, out: Kinds, **arguments: Kinds) -> Callable:
-        """`function` with a signature that is believed, and is not looked into.
+        """`function` with a signature that is believed, without looking inside.
 
             loss_of = types.trusted(cross_entropy, logits={"tp": S(-1)}, out={"tp": R})
 
-        out: the kinds of its result, a tensor. arguments: the kinds that its tensors must have, by their
-        names. If it is a module, its forward is replaced until the context ends.
+        out: the kinds of its result, a tensor. arguments: the required kinds of its tensors, by their names.
+        If the function is a module, its forward is replaced until the context ends.
         """
         for kinds in (out, *arguments.values()):
             list(self.named(kinds))
@@ -244,7 +245,7 @@ class AxisTypes(Collectives, TorchDispatchMode):
 
 
 def known_name(func: Any) -> str:
-    """The operation's name. NotTyped if two ranks cannot be imagined for it."""
+    """The operation's name; raises NotTyped if two ranks cannot be imagined for it."""
     name = func._overloadpacket.__name__
     if func.namespace in ("_c10d_functional", "c10d_functional", "c10d"):
         raise NotTyped(
@@ -259,7 +260,7 @@ def known_name(func: Any) -> str:
 
 
 def is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Does the operation only look at memory that is typed already?"""
+    """Does the operation only look at memory that has a type already?"""
     if func._schema.is_mutable:
         return False
     known = {key(x) for x in inputs}
@@ -267,10 +268,10 @@ def is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
 
 
 def moved_kind(name: str, args: Sequence[Any], kinds: list[Kind]) -> Kind | None:
-    """The kind behind an operation that only moves a rank's own elements, also along the cut dimension.
+    """The kind after an operation that only moves a rank's own elements, even along the cut dimension.
 
-    Three matrices that are one (query, key and value) are cut three times along one dimension. A rank that
-    slices and joins there has parts of several tensors.
+    Three matrices stored as one (query, key and value) are cut three times along one dimension. A rank that
+    slices and joins along it has parts of several tensors.
     """
     if name == "slice_backward":
         return kinds[0]

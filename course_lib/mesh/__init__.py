@@ -1,8 +1,8 @@
 """The mesh: how are the axes combined?
 
-    coordinates.py   coordinates, axis_ranks: which place a rank has, and which ranks share it
+    coordinates.py   coordinates, axis_ranks: where a rank is on each axis, and the ranks of its groups
     mesh.py          Mesh: the ranks as a grid, with a process group for each axis
-    parts.py         my_part: the rows and the places that a rank reads
+    parts.py         my_part: the rows and the positions that a rank reads
     stages.py        mesh_stages: a model, cut over all axes; the one place that knows where the cuts meet
     step.py          hybrid_step, train_step: all axes, in the order in which they are applied. Begin here
     boxes.py         held_boxes: the part of each tensor that a rank holds, as a checkpoint has to know it
@@ -13,8 +13,8 @@
     stages = mesh_stages(GPT(config), mesh, schedule)
     loss = hybrid_step(stages, schedule, rows_of_this_replica, mesh)
 
-The names are imported when they are first used: so the others can be used while an exercise hides a module.
-`coordinates` has its module's name and is imported from there: `from course_lib.mesh.coordinates import ...`.
+The names are imported when they are first used, so the other names can be used while an exercise hides a
+module. `coordinates` has its module's name, so import it with `from course_lib.mesh.coordinates import ...`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Boxes: the part of each tensor that a rank of a mesh holds, as a checkpoint has to know it.
+"""Boxes: the part of each tensor held by a rank of a mesh, as a checkpoint has to know it.
 
-Cuts over tp and over ep are boxes of one tensor; pp decides which names a rank has at all; replicas (dp,
-cp) have equal boxes. So a checkpoint of boxes forgets the mesh, and can be loaded on another one:
+Cuts over tp and over ep are boxes of one tensor, pp decides which names a rank has at all, and replicas
+(dp, cp) have equal boxes. So a checkpoint of boxes does not depend on the mesh, and can be loaded on another
+one:
 
     held = held_boxes(stages, optimizer)
     save_shards(disk, step, held)         # course_lib.operation
     load_shards(disk, held)
 
-An optimizer's tensor of its parameter's shape has the parameter's box, with the name
-"blocks.0.mlp.up.weight/exp_avg".
+A tensor in an optimizer's state that has its parameter's shape also has the parameter's box, and a name such
+as "blocks.0.mlp.up.weight/exp_avg".
 """
 
 from __future__ import annotations
@@ -30,12 +31,11 @@ Box = list[tuple[int, int]]
 def held_boxes(
     stages: Sequence[Stage], optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, tuple[Tensor, Box]]:
-    """This rank's tensors by their names in the whole model, each with its box there: (start, stop) a
-    dimension.
+    """This rank's tensors by their names in the whole model, each with its box, (start, stop) per dimension.
 
-    optimizer: of the parameters; tensors of its state are listed, too. One that has not stepped yet is
-    given the state of its start, so that there is something to load into. Raises ValueError for a state that
-    has neither the parameter's shape nor one element: such an optimizer has to save itself.
+    optimizer: of the parameters; tensors of its state are also listed. An optimizer that has not stepped yet
+    is given the state it starts with, so that there is something to load into. Raises ValueError for a state
+    that has neither the parameter's shape nor one element, because such an optimizer has to save itself.
     """
     cuts = _cuts(stages)
     held: dict[str, tuple[Tensor, Box]] = {}
@@ -55,7 +55,7 @@ def held_boxes(
 
 
 def _cuts(stages: Sequence[Stage]) -> dict[int, dict[int, tuple[int, int]]]:
-    """By a parameter's id, the bounds in each dimension that is cut, by tp or by ep."""
+    """By a parameter's id, the bounds in each dimension cut by tp or by ep."""
     bounds: dict[int, dict[int, tuple[int, int]]] = {}
     for layer in (layer for stage in stages for layer in stage.module.modules()):
         for name, cut in layer.cuts.items() if isinstance(layer, Parallel) else ():
@@ -81,10 +81,10 @@ def _state(optimizer: torch.optim.Optimizer | None, param: Tensor) -> dict[str, 
 def step_that_changes_nothing(optimizer: torch.optim.Optimizer) -> None:
     """Make the state of an optimizer that has not stepped yet, as it is before the first step.
 
-    It steps with gradients of 0, a learning rate of 0 and no weight decay, and then does not count that step.
-    So a run that asks for its state at the start goes on as if it had not. That holds for Adam, AdamW,
-    RMSprop and SGD without dampening, and not for NAdam, whose state keeps more of a step than its number.
-    Gradients are cleared: call it before the backward.
+    It steps with gradients of 0, a learning rate of 0 and no weight decay, and then does not count this step.
+    So a run that asks for its state at the start goes on as if it had not asked. This holds for Adam, AdamW,
+    RMSprop and SGD without dampening, but not for NAdam, whose state keeps more of a step than its number.
+    Call it before the backward, because it clears gradients.
     """
     off = ("lr", "weight_decay")
     options = [{key: group[key] for key in off if key in group} for group in optimizer.param_groups]

@@ -1,15 +1,17 @@
-"""Coordinates: which place a rank has on each axis of the mesh, and which ranks share it.
+"""Coordinates: where a rank is on each axis of the mesh, and which ranks are in its group there.
 
-Axes are listed outermost first, and the last one varies fastest, as in `init_device_mesh`:
+Axes are listed from the outermost to the innermost, and the last one varies fastest, as in
+`init_device_mesh`:
 
     {"pp": 2, "dp": 2, "tp": 2}      pp   0 0 0 0 1 1 1 1
                                      dp   0 0 1 1 0 0 1 1
                                      tp   0 1 0 1 0 1 0 1
                                    rank   0 1 2 3 4 5 6 7
 
-The group of an axis holds the ranks that differ in this axis alone: rank 5 is in pp [1, 5], dp [5, 7] and
-tp [4, 5]. Neighbouring ranks are neighbours on the innermost axis, so this axis gets the fast wire. A tuple
-of axes is one flattened group: its ranks differ in these axes alone, the first of them outermost.
+The group of an axis holds the ranks that differ only in this axis. For example, rank 5 is in pp [1, 5], dp
+[5, 7] and tp [4, 5]. Neighbouring ranks are neighbours on the innermost axis, so this axis gets the fast
+wire. A tuple of axes is one flattened group, whose ranks differ only in these axes, with the first axis
+outermost.
 
 Nothing is sent. This file imports nothing and can be copied out as it is.
 """
@@ -24,7 +26,7 @@ Sizes = Mapping[str, int]
 
 
 def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
-    """The place of `rank` on each axis, in the order of `sizes`.
+    """The coordinate of `rank` on each axis, in the order of `sizes`.
 
     sizes: the number of ranks along each axis, outermost first. Raises ValueError for a rank outside the
     mesh, or a size below 1.
@@ -37,10 +39,10 @@ def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
 
 
 def axis_ranks(rank: int, sizes: Sizes, axis: str | tuple[str, ...]) -> list[int]:
-    """The ranks that differ from `rank` in `axis` alone, itself among them, in their order on the axis.
+    """The ranks that differ from `rank` only in `axis`, and `rank` itself, in their order on the axis.
 
     axis: a name, or a tuple of names for the flattened group, whose first axis varies slowest. Raises
-    ValueError for an axis that the mesh does not have, or that is named twice.
+    ValueError for an axis the mesh does not have, or an axis named twice.
     """
     axes = (axis,) if isinstance(axis, str) else axis
     check_axes(axes, sizes)
@@ -51,7 +53,7 @@ def axis_ranks(rank: int, sizes: Sizes, axis: str | tuple[str, ...]) -> list[int
 
 
 def strides(sizes: Sizes) -> dict[str, int]:
-    """How many ranks two neighbours on each axis are apart: the product of the sizes inside the axis."""
+    """How many ranks two neighbours on each axis are apart, the product of the sizes inside the axis."""
     names = list(sizes)
     return {name: prod(sizes[inner] for inner in names[i + 1 :]) for i, name in enumerate(names)}
 

@@ -6,11 +6,11 @@
     mesh.group(("pp", "dp"))                       # the flattened group of [1, 3, 5, 7]
     mesh.size("cp")                                # 1: an axis that the mesh does not have
 
-The axes are those that a step knows what to do about: pp, dp, ep, cp and tp. A mesh with another name would
-train without an error, and nothing would be summed over its ranks.
+The axes are the ones a step knows how to handle: pp, dp, ep, cp and tp. A mesh with another name would train
+without an error, but nothing would be summed over its ranks.
 
-The mesh only names ranks: which rank sits on which GPU is decided by the launcher, which numbers the GPUs of
-a node in succession. So the innermost axis stays inside a node.
+The mesh only names ranks. The launcher decides which rank runs on which GPU, and it numbers the GPUs of a
+node in succession, so the innermost axis stays inside a node.
 
 Source: the interface of `torch.distributed.device_mesh.init_device_mesh`, cut down to what a step needs.
 Copy this file together with coordinates.py.
@@ -30,9 +30,9 @@ Axis = str | tuple[str, ...]
 
 
 class Place(NamedTuple):
-    """A rank's knowledge of the grid: its coordinate, and for each group of axes the ranks and the group.
+    """A rank's knowledge of the grid: its coordinate, and the ranks and the group for each group of axes.
 
-    Axes of a key are outermost first: ("dp", "cp").
+    Axes of a key are listed outermost first, as in ("dp", "cp").
     """
 
     coordinate: dict[str, int]
@@ -44,15 +44,15 @@ class Mesh:
     """The default group's ranks as a grid of `sizes`.
 
     sizes: the number of ranks along each axis, outermost first, such as {"pp": 2, "dp": 2, "cp": 1, "tp": 2}.
-    device: of the tensors that the ranks exchange; None: the GPU under NCCL, and the CPU otherwise.
+    device: of the tensors exchanged by the ranks; None: the GPU under NCCL, and the CPU otherwise.
     place: this rank's place, if it and all groups are known already; None: from `coordinates.py`.
 
-    All ranks make the mesh together: the groups of the axes are made here, each by its own ranks. A flattened
-    group is made when it is first asked for, so all of its ranks must ask. Axes with the same ranks (as all
-    axes of size 1 have) share one group.
+    All ranks make the mesh together, because the groups of the axes are made here, each by its own ranks. A
+    flattened group is made when it is first asked for, so all of its ranks must ask. Axes with the same ranks
+    share one group, as all axes of size 1 do.
 
-    Raises ValueError if the sizes do not multiply to the number of ranks, and for an axis, here or in a
-    method, that is none of AXES.
+    Raises ValueError if the product of the sizes is not the number of ranks, and for an axis, here or in a
+    method, that is not one of AXES.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Mesh:
             self.group(axis)
 
     def size(self, axis: Axis) -> int:
-        """The number of ranks along `axis`, or of a flattened group; 1 for an axis that the mesh lacks."""
+        """The number of ranks along `axis`, or of a flattened group; 1 for an axis the mesh does not have."""
         return prod(self.sizes.get(name, 1) for name in names(axis))
 
     def ranks(self, axis: Axis) -> list[int]:
         """The ranks of this rank's group along `axis`, as the world counts them, ascending.
 
-        For a tuple those of the flattened group, in whatever order the axes are named: a process group
-        counts its ranks in ascending order, too.
+        For a tuple, the ranks of the flattened group, in whatever order the axes are named, because a process
+        group also counts its ranks in ascending order.
         """
         axes = self._outermost_first(axis)
         if self._place is not None:
@@ -109,7 +109,7 @@ class Mesh:
         return f"Mesh({self.sizes}, rank={self.rank}, coordinate={self.coordinate})"
 
     def _outermost_first(self, axis: Axis) -> tuple[str, ...]:
-        """The axes in the mesh's order, without those that it does not have, which hold one rank each."""
+        """The axes in the mesh's order, without axes the mesh does not have, which hold one rank each."""
         return tuple(name for name in self.sizes if name in names(axis))
 
     def _coordinate(self) -> dict[str, int]:
@@ -121,7 +121,7 @@ class Mesh:
 
 
 def names(axis: Axis) -> tuple[str, ...]:
-    """The axes as a tuple. ValueError for one that no mesh has."""
+    """The axes as a tuple; ValueError for an axis that no mesh has."""
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     for name in axes:
         if name not in AXES:

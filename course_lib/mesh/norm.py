@@ -1,7 +1,7 @@
 """Clipping by the global norm, when no rank holds the gradient and some of it is held many times.
 
-The square of a norm is a sum over elements, so pieces' squares add up, if each element counts once. On a
-mesh an element is on several ranks for three reasons, and on one for the fourth:
+The square of a norm is a sum over elements, so the squares of pieces add up if each element counts once. On a
+mesh, this is how the ranks hold an element, and how it counts:
 
     cut over tp            its part is on this rank of tp alone        every rank of tp counts
     whole on tp            norms, biases of the residual stream        the first rank of tp counts
@@ -11,8 +11,8 @@ mesh an element is on several ranks for three reasons, and on one for the fourth
     replicas               equal on all ranks of dp and cp             nothing is sent to them
 
 So a rank that has nothing to count sends zero, and one all-reduce of one number over the flattened group of
-pp x ep x tp makes the square of the norm. All gradients are then scaled by one factor on all ranks: the
-copies of a parameter stay equal, which they would not if each rank clipped by a norm of its own.
+pp x ep x tp gives the square of the norm. All gradients are then scaled by the same factor on all ranks, so
+the copies of a parameter stay equal. They would not if each rank clipped by a norm of its own.
 
 Source: Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013,
 section 3.2 (clipping); `torch.nn.utils.clip_grad_norm_` (the 1e-6); Megatron-LM's
@@ -32,7 +32,7 @@ from torch import nn
 from .mesh import Mesh
 
 TINY = 1e-6  # PyTorch's, so that a norm of zero can be divided by
-# In place of a sum of squares: a sum is -0.0 only if all its terms are (IEEE 754, section 6.3).
+# In place of a sum of squares, because a sum is -0.0 only if all its terms are (IEEE 754, section 6.3).
 ABSENT = -0.0
 
 
@@ -45,17 +45,17 @@ def clip_grad_norm(
     tied: set[str],
     apart: set[str] | None = None,
 ) -> float:
-    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), in which norm is that of the whole model.
+    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), where norm is the norm of the whole model.
 
     named_parameters: of this rank, by their names in the whole model; a `grad` of None counts as zeros.
-    cut: the names of those of which each rank of tp holds a part; of a part that several ranks hold, one of
-        them has the name (`cut_names`). tied: the names of those that the first
-        and the last stage of pp hold, with equal gradients. apart: the names of those of which each rank of
-        ep has others (`expert_names`). Replicas (dp, cp) have equal gradients, as
-        `hybrid_step` leaves them.
+    cut: the names of the parameters of which each rank of tp holds a part; if several ranks hold the same
+        part, only one of them lists the name (`cut_names`). tied: the names of the parameters held by the
+        first and the last stage of pp, with equal gradients. apart: the names of the parameters that differ
+        on each rank of ep (`expert_names`). Replicas (dp, cp) have equal gradients, as `hybrid_step` leaves
+        them.
     Returns the norm before the scaling, the same on every rank; 0.0 without parameters. If an element is NaN,
     the norm and all gradients become NaN. Sends 2 (n-1)/n times 8 bytes, in one all-reduce over the n ranks
-    of pp x ep x tp. Raises RuntimeError on all of them if they have parameters and no gradient.
+    of pp x ep x tp. Raises RuntimeError on all of these ranks if they have parameters but no gradient.
     """
     first_of_tp, first_of_ep, first_of_pp = (
         mesh.coordinate.get(axis, 0) == 0 for axis in ("tp", "ep", "pp")

@@ -1,4 +1,4 @@
-"""The model on a mesh: which part of it a rank holds, and what the part has to know of the others.
+"""The model on a mesh: which part of it a rank holds, and what this part has to know about the others.
 
 Five axes cut one model, from the inside outwards:
 
@@ -8,15 +8,15 @@ Five axes cut one model, from the inside outwards:
     ep   the experts             `expert_gpt`, before the model is given to this file
     dp   nothing of the model    all replicas begin with the values of the first
 
-The cuts are made in this order. This file is the one place that knows how they meet, at four seams:
+The cuts are made in this order. This file is the only place that knows how they meet, at four seams:
 
-    positions   a stage has s / cp tokens, and their places are not 0, 1, 2, ...
+    positions   a stage has s / cp tokens, and their positions are not 0, 1, 2, ...
     shape       a message between stages has s / cp tokens, and s / (cp tp) if tp cuts the sequence too
     loss        no rank holds a token's logits: they are cut over tp
     count       the mean is over the targets of the whole sequence, so stages get all targets
 
-Source: the order is that of Megatron-LM (Narayanan et al., SC 2021, section 3) and of torchtitan (Liang et
-al., 2024), which apply tp, then cp and pp, then dp.
+Source: the order is the same as in Megatron-LM (Narayanan et al., SC 2021, section 3) and in torchtitan
+(Liang et al., 2024), which apply tp, then cp and pp, then dp.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ def mesh_stages(
     attention: Attention | None = None,
     layout: MakeLayout | None = None,
 ) -> list[Stage]:
-    """The stages of a GPT that this rank holds, each cut over tp, on this rank's tokens over cp.
+    """The stages of a GPT held by this rank, each cut over tp, on this rank's tokens over cp.
 
     model: `course_lib.models.GPT` or a model of its form, whole, of one configuration on all ranks. Its
-        layers are exchanged in place; parameters that no stage of the rank holds are freed with `model`.
+        layers are exchanged in place, and parameters that no stage of the rank holds are freed with `model`.
         For ep, `expert_gpt(model, ..., group=mesh.group("ep"), tokens_group=mesh.group(("dp", "ep", "cp")))`
-        comes first. Ranks of tp all compute the same experts.
+        comes first. All ranks of tp compute the same experts.
     schedule: for the ranks of pp, as `run_schedule` takes it.
     seq: tokens of a sequence; None: the model's context. All microbatches have this length if cp > 1.
-    sequence: None, "keep" or "regather": between the layers, tp cuts the tokens (`parallelize_gpt`).
+    sequence: None, or "keep" or "regather", with which tp cuts the tokens between the layers
+        (`parallelize_gpt`).
     attention: a causal function (q, k, v, layout=..., group=...) that spans a group; None: ring attention.
     layout: which rank of cp holds which tokens; None: zigzag.
 
-    All ranks call it and have the same values afterwards, those of the first replica. `run_schedule` and
-    `hybrid_step` are given the rows that this replica reads, inputs and targets whole along the sequence.
-    Sends: tp broadcasts the whole model inside its group, pp shared parameters, and dp and cp the stages.
+    All ranks call it, and all have the values of the first replica afterwards. `run_schedule` and
+    `hybrid_step` are given the rows read by this replica, inputs and targets whole along the sequence.
+    tp broadcasts the whole model inside its group, pp broadcasts shared parameters, and dp and cp the stages.
 
     Raises ValueError if heads, layers or tokens cannot be cut as the mesh asks, for a `seq` beyond the
     model's context, and for an attention without a causal mask.
@@ -105,7 +106,7 @@ def check_sequences(model: Any, seq: int, attention: Attention | None) -> None:
 def spread_over_sequence(
     model: Any, mesh: Mesh, seq: int, attention: Attention | None, layout: MakeLayout | None
 ) -> Tensor:
-    """Let every block attend over the ranks of cp; returns the places of this rank's tokens."""
+    """Let every block attend over the ranks of cp; returns the positions of this rank's tokens."""
     from course_lib.context_parallel import ring_attention, zigzag
 
     group = mesh.group("cp")
@@ -119,7 +120,7 @@ def spread_over_sequence(
 def loss_of_cut_logits(
     logits: Tensor, targets: Tensor, group: dist.ProcessGroup, vocab_size: int
 ) -> Tensor:
-    """The sum of the cross-entropies, of logits (batch, tokens, part of the vocabulary)."""
+    """The sum of the cross-entropies of logits (batch, tokens, part of the vocabulary)."""
     return vocab_parallel_cross_entropy(
         logits, targets, group, vocab_size=vocab_size, reduction="sum"
     )
@@ -127,7 +128,7 @@ def loss_of_cut_logits(
 
 @torch.no_grad()
 def same_values(stages: Sequence[Stage], mesh: Mesh) -> None:
-    """Give all replicas the first one's parameters and buffers; of experts, those that hold the same."""
+    """Give all replicas the first one's parameters and buffers; experts go to the ranks that hold them."""
     experts = {id(param) for param in expert_parameters(stages)}
     for stage in stages:
         for tensor in [*stage.module.parameters(), *stage.module.buffers()]:
@@ -153,10 +154,10 @@ def parameters(stages: Sequence[Stage]) -> Parameters:
 
 
 def cut_names(stages: Sequence[Stage]) -> set[str]:
-    """The names of the parameters of which tp's ranks hold parts; all others are whole on each of them.
+    """The names of the parameters of which the ranks of tp hold parts; all others are whole on each rank.
 
     With fewer key and value heads than ranks, several ranks in succession hold the same part, with equal
-    gradients. The first of them alone names it, so that a norm counts it once.
+    gradients. Only the first of them names it, so a norm counts it once.
     """
     cut: set[int] = set()
     for layer in (layer for stage in stages for layer in stage.module.modules()):
@@ -167,17 +168,17 @@ def cut_names(stages: Sequence[Stage]) -> set[str]:
 
 
 def expert_parameters(stages: Sequence[Stage]) -> list[nn.Parameter]:
-    """The parameters of which each rank of ep has others: those that a layer names in `apart`."""
+    """The parameters that differ on each rank of ep, which a layer names in `apart`."""
     layers = (layer for stage in stages for layer in stage.module.modules())
     return [getattr(layer, name) for layer in layers for name in getattr(layer, "apart", ())]
 
 
 def expert_names(stages: Sequence[Stage]) -> set[str]:
-    """The names of the parameters of which each rank of ep has others."""
+    """The names of the parameters that differ on each rank of ep."""
     experts = {id(param) for param in expert_parameters(stages)}
     return {name for name, param in parameters(stages) if id(param) in experts}
 
 
 def tied_names(stages: Sequence[Stage]) -> set[str]:
-    """The names of the parameters that another rank of pp holds too."""
+    """The names of the parameters that another rank of pp also holds."""
     return {name for stage in stages for name in stage.shared}

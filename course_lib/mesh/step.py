@@ -1,10 +1,10 @@
 """A step on a mesh: all axes, in the order in which they are applied.
 
     axis       moment                content                                    receiver
-    dp, ep, cp before the step       its rows, its places (`my_part`)           no rank
+    dp, ep, cp before the step       its rows, its positions (`my_part`)        no rank
     tp         inside each layer     sums of partial products                   its group, 4 a layer
     ep         inside each mixture   rows to their experts and back             its group, 5 a layer
-    cp         inside attention      keys and values go round                   its group, 3 n - 2 a layer
+    cp         inside attention      keys and values go around                  its group, 3 n - 2 a layer
     pp         between the layers    activations forth, gradients back          the next stage, the one before
     pp         after all backwards   the two terms of a tied weight             the other end
     cp, ep, dp after that            one sum of all gradients, over dp x ep x cp    the flattened group, once
@@ -12,22 +12,23 @@
     none       at the end            the optimizer                              no rank (dp, if it is ZeRO)
 
 The axes meet in one question: is a gradient a term of a sum, or a sample of a mean? The loss of a batch is
-the mean over all its targets. In other words, it is a sum over tokens, each divided by one number, the
-targets of the whole batch. If every rank divides by this number, the ranks of every axis hold terms:
+the mean over all its targets. In other words, it is a sum over tokens, each divided by one number, the number
+of targets in the whole batch. If every rank divides by this number, the ranks of every axis hold terms:
 
     gradient = sum over dp  sum over cp   d (sum of the rank's losses / targets of the batch)
 
-The sum over tp is made in the layers, and that over pp by `run_schedule`. The other two are left for this
-file, and a sum of sums can be made at once: one all-reduce over the flattened group of dp x cp. It comes when
-no microbatch is left, as the gradient of a mean over microbatches is complete only then.
+The sum over tp is made in the layers, and the sum over pp by `run_schedule`. The other two are left for this
+file, and since a sum of sums is one sum, one all-reduce over the flattened group of dp x cp makes both. It
+runs when no microbatch is left, because the gradient of a mean over microbatches is complete only then.
 
-Ranks of ep are replicas with other rows, but for their experts. An expert has seen the rows of all ranks of
-ep: its gradient is summed over dp x cp alone, and all others' over dp x ep x cp. Nothing is divided by
-either.
+Ranks of ep are replicas with other rows, except for their experts. An expert has seen the rows of all ranks
+of ep, so its gradient is summed only over dp x cp, but all other gradients over dp x ep x cp. Nothing is
+divided by either number of ranks.
 
-A replica that divides by its own targets has a sample of a mean, and the mean of the replicas' means is
-another loss as soon as replicas differ in their targets: padding, masked prompts, a short last batch. A
-replica with 2 targets would then weigh as much as one with 16, and one without targets would make it nan.
+A replica that divides by its own targets has a sample of a mean. But the mean of the replicas' means is
+another loss as soon as replicas differ in their number of targets, because of padding, masked prompts or a
+short last batch. A replica with 2 targets would then weigh as much as one with 16, and a replica without
+targets would make the loss nan.
 
 Source: the composition of Megatron-LM (Narayanan et al., SC 2021, section 3); torchtitan's `train_step`
 (Liang et al., 2024).
@@ -66,8 +67,8 @@ def train_step(
 
     stages: from `mesh_stages`. schedule: for the ranks of pp and `count` microbatches.
     batch: inputs and targets (rows, seq) of the whole step, the same on all ranks; each replica takes its
-        rows, and cuts them into its microbatches. Where a number does not divide the rows, the first parts
-        are one longer. optimizer: of the rank's parameters.
+        rows, and cuts them into its microbatches. If a number does not divide the rows, the first parts are
+        one longer. optimizer: of the rank's parameters.
 
     Raises ValueError if a microbatch would have no row, before anything is sent.
     """
@@ -100,25 +101,26 @@ def hybrid_step(
 ) -> float:
     """Forward and backward of all microbatches on all axes; then any optimizer may step.
 
-    Under `torch.no_grad()` it evaluates: it does the forwards alone, and returns the loss.
+    Under `torch.no_grad()` it evaluates, so it does only the forwards, and returns the loss.
 
     stages, schedule: of this rank, from `mesh_stages`, and the schedule by which they were cut.
-    microbatches: (inputs, targets) of the rows that this replica reads, whole along the sequence; the same
-        on all ranks of pp, cp and tp.
+    microbatches: (inputs, targets) of the rows read by this replica, whole along the sequence; the same on
+        all ranks of pp, cp and tp.
 
-    Adds to each parameter's `grad` the gradient of the loss, as one process has it: equal on all ranks of dp
-    and cp, and, for parameters that are not cut, on those of ep and tp. The loss is the mean over the targets
-    of all replicas, which may have unequally many, or none. Returned on all ranks alike.
+    Adds to each parameter's `grad` the gradient of the loss, as one process would compute it. It is equal on
+    all ranks of dp and cp and, for parameters that are not cut, also on the ranks of ep and tp. The loss is
+    the mean over the targets of all replicas, which can have unequally many, or none. It is returned on all
+    ranks.
 
-    Sends, besides tp's, cp's and pp's own messages: 2 (n-1)/n of the gradient's bytes over the flattened
-    group of n = dp ep cp ranks, in one all-reduce, and two numbers, the count of the targets and the loss.
-    Experts' gradients go over dp cp ranks, in an all-reduce of their own.
+    In addition to the messages of tp, cp and pp, it sends 2 (n-1)/n of the gradient's bytes over the
+    flattened group of n = dp ep cp ranks, in one all-reduce, and two numbers, the count of the targets and
+    the loss. Experts' gradients go over dp cp ranks, in an all-reduce of their own.
 
     Raises ValueError if no target of any replica counts.
     """
     params = trained(stages) if torch.is_grad_enabled() else []
     count = targets_of_all(stages[0], microbatches, mesh)
-    earlier = take_gradients(params)  # of a call before: they are sums already
+    earlier = take_gradients(params)  # of a call before, which are sums already
     losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)  # inside: cp, tp
     experts = {id(param) for param in expert_parameters(stages)}
     sum_over_replicas([p for p in params if id(p) not in experts], mesh, ("dp", "ep", "cp"))

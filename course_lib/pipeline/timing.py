@@ -34,7 +34,7 @@ class Durations:
     communication: float = 0
 
     def split(self, chunks: int) -> Durations:
-        """The durations of one stage if a rank's layers make this many; messages take as long as before."""
+        """The durations of one stage if a rank holds `chunks` stages; messages take as long as before."""
         return Durations(
             forward=self.forward / chunks,
             input=self.input / chunks,
