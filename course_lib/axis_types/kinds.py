@@ -2,7 +2,7 @@
 
     R        a copy: replicated, the tensor of one process
     S(dim)   a part: sharded, the ranks' tensors one after the other along `dim`
-    P        a term: partial, the sum of the ranks' tensors is that of one process
+    P        a term: partial, the sum of the ranks' tensors is the tensor of one process
     V        it varies from rank to rank, and no more is known
 
 The letters are taken from DTensor's placements (Replicate, Shard, Partial), and V is varying. M, a term of a
@@ -49,7 +49,7 @@ R, P, V, M = Kind("R"), Kind("P"), Kind("V"), Kind("M")
 
 
 def S(dim: int) -> Kind:
-    """A part along `dim`, which may be negative."""
+    """A part along `dim`, which can be negative."""
     return Kind("S", dim)
 
 

@@ -190,7 +190,7 @@ def mistake(
     call: Call, kinds: Sequence[Kind], drawn: Sequence[tuple[Tensor, ...]],
     ranks: tuple[list[Tensor], list[Tensor]], whole: list[Tensor] | None,
 ) -> Mistake:  # fmt: skip
-    """The sentence on an operation whose results fit nothing, and the one that fits in backward."""
+    """The sentence on an operation whose results fit nothing, and the sentence for backward."""
     name = plain(call)
     for results_of_ranks in zip(*ranks, whole or [], strict=False):
         for (copy, *_), kind in zip(drawn, kinds, strict=True):

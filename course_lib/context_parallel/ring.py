@@ -6,7 +6,7 @@ and values of rank r - i and merges its queries' attention to them into its resu
 At the same time, it passes them on to rank r + 1 and receives the next ones from rank r - 1. Since nothing is
 sent in the last step, there are N steps but only N - 1 messages per rank.
 
-        rank 0    rank 1    rank 2    rank 3        the keys and values that each rank has
+        rank 0    rank 1    rank 2    rank 3        the keys and values of each rank
           0         1         2         3           step 0
           3         0         1         2           step 1
           2         3         0         1           step 2

@@ -3,7 +3,7 @@
 The square of a norm is a sum over elements, so the squares of pieces add up if each element counts once. On a
 mesh, this is how the ranks hold an element, and how it counts:
 
-    cut over tp            its part is on this rank of tp alone        every rank of tp counts
+    cut over tp            its part is only on this rank of tp         every rank of tp counts
     whole on tp            norms, biases of the residual stream        the first rank of tp counts
     tied, on two stages    the same sum on both ends of pp             the first stage counts
     an expert's            on the ranks of ep that hold it             every rank of ep counts

@@ -143,7 +143,7 @@ def same_values(stages: Sequence[Stage], mesh: Mesh) -> None:
 
 
 def parameters(stages: Sequence[Stage]) -> Parameters:
-    """The rank's parameters by their names in the whole model, each once; a tied head has the embedding's."""
+    """The rank's parameters by their whole-model names, each once; a tied head has the embedding's name."""
     named = {
         name: param
         for stage in stages

@@ -99,7 +99,7 @@ def microbatches_of(batch: Microbatch, count: int, mesh: Mesh) -> list[Microbatc
 def hybrid_step(
     stages: Sequence[Stage], schedule: Schedule, microbatches: Sequence[Microbatch], mesh: Mesh
 ) -> float:
-    """Forward and backward of all microbatches on all axes; then any optimizer may step.
+    """Forward and backward of all microbatches on all axes; then any optimizer can step.
 
     Under `torch.no_grad()` it evaluates, so it does only the forwards, and returns the loss.
 

@@ -5,7 +5,7 @@
     validate.py    violation, validate: the first mistake of a schedule, as a sentence
     simulate.py    simulate: from durations, when each action runs, which ranks wait, what bounds the time;
                    timing.py has its clock
-    memory.py      peak_activations, weight_versions: a rank's memory, from the order of its actions alone
+    memory.py      peak_activations, weight_versions: a rank's memory, only from the order of its actions
     stage.py       Stage: the layers of one rank between two messages
     gpt.py         gpt_stages: a GPT cut into stages of equal work
     run.py         run_schedule: a schedule done on real ranks; plan.py, messages.py, halves.py and shared.py

@@ -151,7 +151,7 @@ def balanced(blocks: int, stages: int, head: float) -> list[range]:
 
 
 def head_share(model: Any) -> float:
-    """The multiplications of the head over those of a block, attention's scores left out."""
+    """The multiplications of the head over the multiplications of a block, without attention's scores."""
     block = sum(param.numel() for param in model.blocks[0].parameters() if param.dim() > 1)
     return model.head.weight.numel() / block
 

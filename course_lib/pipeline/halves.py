@@ -3,8 +3,8 @@
 Nearly all weights are in linear layers. y = x w^T has two products in its backward, for x and for w, and
 neither needs the other:
 
-    dx = dy w        the layer before needs it at once: in I
-    dw = dy^T x      only the optimizer needs it: in W
+    dx = dy w        the layer before needs it immediately, in I
+    dw = dy^T x      only the optimizer needs it, in W
 
 So while the forward of such a microbatch runs, each `F.linear` is replaced by a function whose backward
 computes dx and puts (w, x, dy) aside. All other parameters (biases, norms, embeddings) cost next to nothing
@@ -35,7 +35,7 @@ class LaterWeights(TorchFunctionMode):
 
     with LaterWeights() as later:
         y = module(x)
-    y.backward(dy)      # I: x.grad is there, the gradients of linear weights are not
+    y.backward(dy)      # I: x.grad is ready, the gradients of linear weights are not
     later.finish()      # W: they are added
 
     around: a context in which every `finish` runs, for a stopwatch.

@@ -11,8 +11,8 @@ def peak_activations(schedule: Schedule, weight_share: float = 0) -> list[float]
     A forward adds one activation, and its backward B frees it. In a backward in halves, I frees all except
     `weight_share`, and W frees the rest. With weight_share 0, only activations that await B or I count. With
     1, nothing is free before W. Take the memory of W divided by the memory of B for a value in between,
-    32 / (34 + 5 a s / h) for a transformer (Qi et al. 2024, table 1). A pair adds the forward's activation
-    before it frees the backward's.
+    32 / (34 + 5 a s / h) for a transformer (Qi et al. 2024, table 1). A pair adds the activation of its
+    forward before it frees the activation of its backward.
     """
     change = {"F": 1, "B": -1, "I": weight_share - 1, "W": -weight_share}
     peaks = []

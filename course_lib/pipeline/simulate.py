@@ -26,7 +26,7 @@ class Times:
 
     @cached_property
     def busy(self) -> list[float]:
-        """Seconds that each rank computes."""
+        """Seconds in which each rank computes."""
         return [
             sum(end - start for start, end in zip(starts, ends, strict=True))
             for starts, ends in self._times

@@ -12,7 +12,7 @@ first and row second, communicates once in forward (the sum) and once in backwar
 row first and column second, the ranks would have to add up the wide tensor in the middle, before the
 activation function, and gather the result.
 
-Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the arguments are those of fairscale's
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the arguments are the same as in fairscale's
 `nn/model_parallel/layers.py`.
 """
 
