@@ -74,8 +74,8 @@ def tokens_to_heads(x: Tensor, sizes: list[int], group: Group = None) -> Tensor:
 
     sizes: how many tokens each rank has.
 
-    forward: an all-to-all of tokens for heads. backward: the reverse. In each direction, a rank sends (n-1)/n
-    of x.
+    forward: an all-to-all of tokens for heads. backward: the reverse. In each direction, a rank sends
+    (n-1)/n of x.
     """
     return _TokensToHeads.apply(x, sizes, group)
 

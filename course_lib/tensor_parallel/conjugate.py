@@ -96,9 +96,9 @@ def all_gather_reduce_scatter(x: Tensor, group: Group = None, dim: int = -2) -> 
 def reduce_scatter_all_gather(x: Tensor, group: Group = None, dim: int = -2) -> Tensor:
     """Out of a sharded region, to parts (of the sequence) along `dim`: each rank holds a term of a sum.
 
-    forward: the rank's part of the sum, (N-1)/N M sent. backward: the parts' gradients put together, (N-1)/N
-    M sent. Together, they send as much as `all_reduce_identity`. Raises ValueError if N does not divide the
-    dimension.
+    forward: the rank's part of the sum, (N-1)/N M sent. backward: the parts' gradients put together,
+    (N-1)/N M sent. Together, they send as much as `all_reduce_identity`. Raises ValueError if N does not
+    divide the dimension.
     """
     return _ReduceScatterAllGather.apply(x, group, dim)
 

@@ -29,7 +29,7 @@ def same_random_state(group: Group = None) -> None:
     """Give the default generators of all ranks the state of the group's first rank. All ranks must call it.
 
     From then on, the ranks agree as long as they draw the same numbers, as ranks with the same data do. It
-    broadcasts the generator's state, which has 5 KB, and 16 bytes for a GPU.
+    broadcasts the generator's state, which is 5 KB, plus 16 bytes for a GPU.
     """
     _, n = place(group)
     if n == 1:

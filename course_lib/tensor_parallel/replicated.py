@@ -82,8 +82,8 @@ class SequenceParallelNorm(nn.Module):
 class SequenceParallelEmbedding(nn.Module):
     """`embedding` of positions, looked up only for the rank's part of the sequence.
 
-    forward takes all positions, (seq,) or (batch, seq), and returns the embeddings of the rank's part, (...,
-    seq / n, width). `padding_idx` is the only option of the embedding that is carried over.
+    forward takes all positions, (seq,) or (batch, seq), and returns the embeddings of the rank's part,
+    (..., seq / n, width). `padding_idx` is the only option of the embedding that is carried over.
 
     Raises ValueError for max_norm, scale_grad_by_freq, sparse, or hooks; TypeError for another module.
     """
