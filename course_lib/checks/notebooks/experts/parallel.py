@@ -207,15 +207,26 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
 # ---- cases
 
 
-def spread_experts(draw: kit.Draw, tokens: int, count: int, k: int, popular: Sequence[int] = ()) -> Tensor:
+def spread_experts(
+    draw: kit.Draw, tokens: int, count: int, k: int, *,
+    popular: Sequence[int] = (), sparing: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
     """(T, k): different experts of each token. First choices take turns, so that none is without rows; with
     popular experts, two tokens of three choose one of these first.
+
+    sparing: the tokens of one rank, which do not choose the last expert, so that bincount without a minlength
+    is too short there whatever is drawn. The first of the other tokens chooses it.
     """
     turns, rows = torch.randperm(count, generator=draw.generator).tolist(), []
+    if sparing:
+        other = next(token for token in range(tokens) if token not in sparing) % count
+        last = turns.index(count - 1)
+        turns[last], turns[other] = turns[other], turns[last]
     for token in range(tokens):
         first = popular[token % len(popular)] if popular and token % 3 else turns[token % count]
         others = torch.randperm(count, generator=draw.generator).tolist()
-        rows.append([first, *(expert for expert in others if expert != first)][:k])
+        chosen = [first, *(expert for expert in others if expert != first)]
+        rows.append([expert for expert in chosen if token not in sparing or expert != count - 1][:k])
     return torch.tensor(rows)
 
 
@@ -249,15 +260,17 @@ def both_ways(
 
 @kit.exercise(points=14, objects=("expert_parallel_moe",), references=BUT_EXCHANGE, hint=trouble, point=POINT)
 def expert_parallel_moe(draw: kit.Draw) -> Iterator[kit.Case]:
-    popular = spread_experts(draw, 20, 8, 2, popular=(4, 5))
+    popular = spread_experts(draw, 20, 8, 2, popular=(4, 5), sparing=range(10, 13))
     mixture = Mixture.draw(draw, (6, 4, 3, 7), popular, 8)
     yield from both_ways(mixture, "4 ranks", 1.5, proves=True)
-    pair = Mixture.draw(draw, (3, 5), spread_experts(draw, 8, 4, 1), 4, width=5)
+    pair = Mixture.draw(draw, (3, 5), spread_experts(draw, 8, 4, 1, sparing=range(3)), 4, width=5)
     yield from both_ways(pair, "group {1, 3}", 0.5, members=(1, 3), world_size=4)
     if draw.hidden:
-        five = Mixture.draw(draw, (2, 4, 1, 3, 2), spread_experts(draw, 12, 10, 3), 10, width=4)
+        chosen = spread_experts(draw, 12, 10, 3, sparing=range(6, 7))
+        five = Mixture.draw(draw, (2, 4, 1, 3, 2), chosen, 10, width=4)
         yield from both_ways(five, "5 ranks", 0.5)
-        floats = Mixture.draw(draw, (4, 3), spread_experts(draw, 7, 6, 2), 6, width=8, dtype=torch.float32)
+        chosen = spread_experts(draw, 7, 6, 2, sparing=range(4, 7))
+        floats = Mixture.draw(draw, (4, 3), chosen, 6, width=8, dtype=torch.float32)
         yield from both_ways(floats, "float32, 2 ranks", 0.5, dtype=torch.float32)
         alone = Mixture.draw(draw, (5,), spread_experts(draw, 5, 3, 2), 3, width=4)
         yield from both_ways(alone, "1 rank", 0.5, trivial=True)
