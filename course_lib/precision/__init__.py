@@ -1,14 +1,14 @@
-"""Numbers with fewer bits: formats, and a scale that saves small gradients.
+"""Numbers with fewer bits, and a scale that saves small gradients.
 
 formats.py   FORMATS, round_to: a float from its bits, and a number rounded to a format
 scaler.py    LossScaler: a scaled loss for fp16, and N ranks that skip a step together
-rounding.py  stochastic_round: weights of 16 bits that small steps move, on average
-scaling.py   quantize, dequantize: eight bits an element and a scale for each block
+rounding.py  stochastic_round: 16-bit weights that small steps move, on average
+scaling.py   quantize, dequantize: eight bits per element and a scale for each block
 codes.py     DYNAMIC_SIGNED, DYNAMIC_UNSIGNED: 256 numbers for an optimizer's moments
 eight_bit.py Adam8bit: moments of one byte
 
-The names are imported when they are first used: so the others can be used while an exercise hides a module.
-With `course_lib/exports.py` the folder can be copied out: it imports torch only.
+The names are imported when they are first used, so the other names still work while an exercise hides a
+module. The folder can be copied out together with `course_lib/exports.py`, because it imports only torch.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Codes of 8 bits for an optimizer's moments: 256 numbers between -1 and 1, dense where moments are many.
+"""8-bit codes for an optimizer's moments: 256 numbers between -1 and 1, dense where moments are many.
 
-A block of a moment is divided by its largest magnitude and each element replaced by the nearest of 256
-numbers. Equal distances (a linear map) would be 1/255 apart, and all elements below 1/510 of the largest
-become 0. Adam's second moment reaches over ten decades in one tensor, so most of it would. Dettmers' dynamic
-map has numbers in each of seven decades, twice as many in a decade as in the one below:
+Each element of a block is divided by the block's largest magnitude and replaced by the nearest of 256
+numbers. If these were equally spaced (a linear map), they would be 1/255 apart, and all elements below 1/510
+of the largest would become 0. That would be most of Adam's second moment, which reaches over ten decades in
+one tensor. Dettmers' dynamic map therefore has numbers in each of seven decades, and twice as many in each
+decade as in the decade below:
 
-    signed     1, 2, 4, ... 64 numbers a decade and sign, -0.993 to 1, the smallest 5.5e-7
-    unsigned   2, 4, 8, ... 128 numbers a decade, 0 to 1, the smallest 3.25e-7
+    signed     1, 2, 4, ... 64 numbers per decade and sign, -0.993 to 1, the smallest 5.5e-7
+    unsigned   2, 4, 8, ... 128 numbers per decade, 0 to 1, the smallest 3.25e-7
 
-In the top decade neighbours are 1.4 % of the largest apart (0.7 % without a sign). The signed map lacks -1,
-so that a block's largest magnitude comes back 0.7 % smaller if it is negative.
+In the top decade, neighbours are 1.4 % of the largest number apart (0.7 % without a sign). The signed map
+lacks -1, so if a block's largest magnitude is negative, it comes back 0.7 % smaller.
 
-Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (dynamic trees, with a
-sign and without); the numbers are those of `create_dynamic_map` in bitsandbytes.
+Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (dynamic trees, with a sign and
+without). The numbers are the same as in `create_dynamic_map` of bitsandbytes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DECADES = 7
 
 
 def dynamic_map(signed: bool) -> Tensor:
-    """256 numbers in order, float32. Each decade is cut into equal parts, of which the middles are taken."""
+    """256 numbers in order, float32. They are the middles of equal parts into which each decade is cut."""
     numbers = [0.0, 1.0]
     for i in range(DECADES):
         parts = 2**i if signed else 2 ** (i + 1)
@@ -38,7 +39,7 @@ def dynamic_map(signed: bool) -> Tensor:
 
 
 def linear_map(signed: bool) -> Tensor:
-    """256 numbers in order at equal distances, float32; with a sign 255, and 1 twice, so that 0 is one."""
+    """256 equally spaced numbers in order, float32; with a sign 255 and a second 1, so that 0 is one of them."""
     if not signed:
         return torch.linspace(0, 1, 256)
     return torch.cat([torch.arange(-127, 128) / 127, torch.ones(1)])
@@ -51,7 +52,8 @@ DYNAMIC_UNSIGNED = dynamic_map(signed=False)
 class ByteStates(Optimizer):
     """An optimizer whose states come back from `load_state_dict` in the dtypes in which they were saved.
 
-    PyTorch's own casts every state to its parameter's dtype: codes in uint8 become float32, 4 bytes each.
+    PyTorch's own method casts every state to its parameter's dtype, so uint8 codes would become float32,
+    which takes 4 bytes each.
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,31 +1,35 @@
-"""Adam with moments of 8 bits: 2 bytes a parameter and two scales a block instead of 8 bytes.
+"""Adam with 8-bit moments: 2 bytes per parameter and two scales per block instead of 8 bytes.
 
-Between two steps each moment is a byte an element, the index of the nearest of 256 numbers, and a float32
-for each block of 256 elements, the block's largest magnitude. A step widens a tensor's moments to float32,
-updates them, updates the parameter *from the float32 ones*, and rounds them again:
+Between two steps, each moment is stored as one byte per element, which is the index of the nearest of 256
+numbers, and one float32 per block of 256 elements, which is the block's largest magnitude. A step widens a
+tensor's moments to float32, updates them, updates the parameter *from the float32 moments*, and rounds them
+again:
 
     m, v  = numbers[codes] * scale           of the block
     m, v  = Adam's update with the gradient
     w    -= lr * m / (sqrt(v) + eps)         m and v bias-corrected, and not rounded yet
     codes = nearest(m / scale), scale = max |m| of the block
 
-Two choices keep it stable. Blocks: an outlier coarsens 256 elements and not the tensor. And a map without
-equal distances (codes.py): an element of v that rounds to 0 beside an m that does not is divided by eps
-alone, and takes a step of up to 10^16 learning rates.
+Two choices keep this stable. Because of the blocks, an outlier coarsens only 256 elements instead of the
+whole tensor. And the numbers of the map are not equally spaced (codes.py). If they were, an element of v
+could round to 0 while its m did not. Then m would be divided by eps alone, in a step of up to 10^16 learning
+rates.
 
-They have a limit. The smallest number of v's map is 3.25e-7, so that a v below 1.6e-7 of its block's largest
-is 0 after the step: that of gradients 2,500 times smaller than the block's largest. m's map reaches as far
-for gradients and not for their squares, so m is still there. If gradients of one block differ by 10^4, steps
-of thousands of learning rates are measured.
+The map has a limit, however. The smallest number of v's map is 3.25e-7, so after the step a v is 0 if it is
+below 1.6e-7 of the largest in its block. This happens to gradients 2,500 times smaller than the block's
+largest gradient. The map of m reaches equally far down, but m holds gradients instead of their squares, so m
+does not vanish there. If the gradients of one block differ by 10^4, measured steps are thousands of learning
+rates long.
 
-Parameters of fewer than 4,096 elements (norms, biases) keep float32: they cost little and matter much.
+Parameters of fewer than 4,096 elements (norms, biases) keep float32, because they cost little and matter
+much.
 
-Memory: 2 + 8/256 = 2.03 bytes a parameter, and one tensor's moments in float32 during its step. With sharded
-parameters, blocks begin anew in each shard. So the rounding, and with it the trajectory, depends on the
-number of ranks.
+Memory: 2 + 8/256 = 2.03 bytes per parameter, and one tensor's moments in float32 during its step. If
+parameters are sharded, each shard begins with a new block. So the rounding, and with it the trajectory,
+depends on the number of ranks.
 
-Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (blocks of 2,048; bitsandbytes has
-blocks of 256, and 4,096 as `min_8bit_size`). Decoupled weight decay: Loshchilov and Hutter, 2019.
+Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (blocks of 2,048; bitsandbytes
+uses blocks of 256, and 4,096 as `min_8bit_size`). Decoupled weight decay: Loshchilov and Hutter, 2019.
 """
 
 from __future__ import annotations
@@ -39,15 +43,15 @@ from torch import Tensor
 
 from .codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates
 
-SMALL = 4096  # elements: parameters below it keep moments in float32
+SMALL = 4096  # elements: parameters with fewer keep their moments in float32
 
 
 class Adam8bit(ByteStates):
-    """AdamW whose moments take a byte an element between the steps.
+    """AdamW whose moments take one byte per element between the steps.
 
-    params: as of any optimizer, float32 or bfloat16, on any device. block: elements that share a scale; the
-    last block of a parameter may be shorter. codes: 256 numbers in order for m, from -1 to 1, and for v, from
-    0 to 1. Parameters without a gradient are skipped, as ever.
+    params: as for any optimizer, float32 or bfloat16, on any device. block: elements that share a scale; the
+    last block of a parameter can be shorter. codes: 256 numbers in order for m, from -1 to 1, and for v, from
+    0 to 1. Parameters without a gradient are skipped, as in every optimizer.
     """
 
     def __init__(
@@ -113,11 +117,11 @@ class Adam8bit(ByteStates):
 
 
 def encode(x: Tensor, numbers: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """`x` by the nearest of `numbers` in blocks: (codes, scales).
+    """`x` as indices of the nearest of `numbers`, in blocks: (codes, scales).
 
-    x: float32, any shape. numbers: (256,), in order. codes: (elements,) in uint8; scales: (blocks,), the
-    largest magnitude of each, 0 of a block of zeros. A block with an infinite element or a NaN has the scale
-    NaN and comes back as NaN, as a moment in float32 would stay NaN.
+    x: float32, any shape. numbers: (256,), in order. codes: (elements,) in uint8; scales: (blocks,), each the
+    largest magnitude of its block, so 0 for a block of zeros. A block with an infinite element or a NaN has
+    the scale NaN and comes back as NaN, just as a float32 moment would stay NaN.
     """
     flat = x.flatten()
     blocks = F.pad(flat, (0, -len(flat) % block)).view(-1, block)
@@ -129,5 +133,5 @@ def encode(x: Tensor, numbers: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, scales: Tensor, numbers: Tensor, block: int) -> Tensor:
-    """The numbers that codes and scales stand for: (elements,) in float32."""
+    """The numbers for which codes and scales stand: (elements,) in float32."""
     return numbers[codes.long()] * scales.repeat_interleave(block)[: len(codes)]

@@ -6,13 +6,14 @@ its value is
     (1 + m / 2^mantissa_bits) * 2^(e - bias)      a normal number, e > 0
          m / 2^mantissa_bits  * 2^(1 - bias)      a subnormal number, e = 0: the steps of the first binade
 
-Within a binade (from 2^k to 2^(k+1)) the numbers have equal distances, 2^(k - mantissa_bits). So the exponent
-says how far a format reaches, the mantissa how fine it is. In IEEE 754's formats the largest e stands for
-infinity and NaN. e4m3 ("fn": finite) gives one code alone to NaN, and has a binade more: its largest number
-is 448 and not 240. e2m1, of OCP's MX formats, has no NaN either.
+Within a binade (from 2^k to 2^(k+1)) the numbers are equally spaced, 2^(k - mantissa_bits) apart. So the
+exponent decides how far a format reaches, and the mantissa how fine it is. In the formats of IEEE 754, the
+largest e stands for infinity and NaN. But e4m3 ("fn" for finite) gives only one code to NaN and so has one
+more binade. This is why its largest number is 448 instead of 240. e2m1, one of OCP's MX formats, does not
+have a NaN either.
 
-`round_to` rounds as hardware does: to the nearest number of the format, and if two are as near to the one
-whose last bit is 0.
+`round_to` rounds as hardware does, to the nearest number of the format. If two numbers are equally near, it
+takes the one whose last bit is 0.
 
 Sources: IEEE 754-2019, sections 3.4 and 4.3.1. Micikevicius et al., FP8 Formats for Deep Learning, 2022,
 section 3. OCP Microscaling Formats (MX) Specification 1.0, 2023, section 5.3. NVIDIA A100 whitepaper, 2020
@@ -29,14 +30,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Format:
-    """The bits of a format; finite: no infinities. nan: whether a code stands for NaN."""
+    """The bits of a format. finite: it has no infinities. nan: whether a code stands for NaN."""
 
     name: str
     exponent_bits: int
     mantissa_bits: int
     finite: bool = False
     nan: bool = True
-    dtype: torch.dtype | None = None  # torch's, if it has one
+    dtype: torch.dtype | None = None  # torch's dtype, if it has one
 
     @property
     def bits(self) -> int:
@@ -48,7 +49,7 @@ class Format:
 
     @property
     def lowest(self) -> int:
-        """The exponent of the smallest normal number, and of the subnormal ones."""
+        """The exponent of the smallest normal number, and of all subnormal numbers."""
         return 1 - self.bias
 
     @property
@@ -72,7 +73,7 @@ class Format:
         return 2.0**-self.mantissa_bits
 
     def value(self, code: int) -> float:
-        """The number that the bits of `code` stand for, the sign in front."""
+        """The number for which the bits of `code` stand, with the sign in front."""
         sign = -1.0 if code >> (self.bits - 1) else 1.0
         e = code >> self.mantissa_bits & (1 << self.exponent_bits) - 1
         m = code & (1 << self.mantissa_bits) - 1
@@ -108,10 +109,10 @@ def round_to(
 ) -> Tensor:
     """`x` rounded to the nearest number of a format, ties to even; a new float64 tensor of its shape.
 
-    x: float64, any shape. finite: as e4m3, with a binade more and no infinities; beyond the largest number
-    it saturates, infinity included. nan=False: as e2m1, whose last code is a number, too (6, and not NaN).
-    Without `finite` a value that is nearer to the next power of two than to the largest number, or halfway,
-    becomes infinite. NaN and the sign of zero stay.
+    x: float64, any shape. finite: as for e4m3, which has one more binade and no infinities. Values beyond the
+    largest number, infinity included, then become the largest number. nan=False: as for e2m1, whose last code
+    is also a number (6 instead of NaN). Without `finite`, a value becomes infinite if it is nearer to the
+    next power of two than to the largest number, or halfway. NaN and the sign of zero stay.
     """
     form = Format("", exponent_bits, mantissa_bits, finite, nan)
     binade = torch.frexp(x).exponent - 1  # x = 1.f * 2^binade
@@ -119,7 +120,7 @@ def round_to(
     step = torch.exp2(exponent.double())
     rounded = (
         torch.round(x / step) * step
-    )  # a power of two divides without rounding; round: half to even
+    )  # dividing by a power of two does not round; round: half to even
     if finite:
         return rounded.clamp(-form.largest, form.largest)
     infinity = torch.full_like(rounded, float("inf")).copysign(rounded)

@@ -1,20 +1,21 @@
-"""Loss scaling: gradients that fp16 would round to 0, multiplied before it stores them.
+"""Loss scaling: gradients that fp16 would round to 0 are multiplied before it stores them.
 
-fp16 ends below at 2^-24. A mean over millions of tokens divides each gradient by as much, and most become 0.
-The loss is multiplied by a scale, and so is every gradient, by the chain rule; before the step they are
-divided by it again, in float32. Too large a scale overflows: a gradient is infinite or NaN, and the step must
-not be taken. So the scale is searched while training runs: it halves after such a step and doubles after
-`interval` good ones.
+fp16 has nothing below 2^-24. A mean over millions of tokens divides each gradient by millions, so most of
+them become 0. Therefore the loss is multiplied by a scale, which also multiplies every gradient, by the chain
+rule. Before the step, the gradients are divided by the scale again, in float32. If the scale is too large, a
+gradient overflows and is infinite or NaN, and the step must not be taken. So the scale is searched while
+training runs. It halves after such a step and doubles after `interval` good steps.
 
-With N ranks there is one more rule: *all ranks skip, or none does*. With sharded gradients a rank sees its
-own part, and does not see an infinity in another's. If it stepped alone, the ranks would hold parts of two
-models, without a message. So the ranks agree, with one number each.
+With N ranks there is one more rule: *all ranks skip, or none does*. If gradients are sharded, a rank sees
+only its own part, so it does not see an infinity in the part of another rank. If it stepped while the other
+rank skipped, the ranks would hold parts of two different models, and no error would tell you. So the ranks
+agree, by sending one number each.
 
-Cost: an all-reduce of 4 bytes a step, whatever the number of parameters.
+Cost: an all-reduce of 4 bytes per step, whatever the number of parameters.
 
 Source: Micikevicius et al., Mixed Precision Training, 2018, sections 3.2 and 5. The defaults are those of
-`torch.amp.GradScaler`, whose plain form does not agree over ranks;
-`torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler` does.
+`torch.amp.GradScaler`. Its ranks do not agree, but the ranks of
+`torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler` do.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ class LossScaler:
 
         loss = scaler.scale_loss(loss_of(model, batch))
         loss.backward()
-        scaler.unscale_(optimizer)          # here, if gradients are looked at or clipped
+        scaler.unscale_(optimizer)          # here, if you look at gradients or clip them
         scaler.step(optimizer)              # False: skipped
         scaler.update()
 
-    A pipeline's step calls backward by itself, and finds the loss in `stage.loss`: scale it there.
+    A pipeline's step calls backward itself and takes the loss from `stage.loss`, so scale it there.
 
-    scale: at first; growth: its factor after `interval` steps in a row without a skip; backoff: its factor
-    after a skipped step. group: ranks that hold parts of one model; None: all ranks, or none if
-    torch.distributed is not in use. `scale` and `good` (steps since the last change) are plain numbers, equal
-    on all ranks of the group, and `state_dict` has both. The scale stays below float32's
-    largest number.
+    scale: the first scale; growth: its factor after `interval` steps in a row without a skip; backoff: its
+    factor after a skipped step. group: ranks that hold parts of one model; None: all ranks, or no other rank
+    if torch.distributed is not in use. `scale` and `good` (steps since the last change) are plain numbers,
+    equal on all ranks of the group, and `state_dict` contains both. The scale stays below float32's largest
+    number.
 
-    One scaler may serve several optimizers: each is unscaled and stepped once before `update`, which lowers
-    the scale if any of them was skipped. An optimizer with a method `average_gradients`, such as
-    `course_lib.zero.Zero1Optimizer`, is asked for the gradients of its shards first.
+    One scaler can serve several optimizers. Each is unscaled and stepped once before `update`, which lowers
+    the scale if any of them was skipped. If an optimizer has a method `average_gradients`, such as
+    `course_lib.zero.Zero1Optimizer`, the scaler first calls it for the gradients of the shards.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class LossScaler:
         self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
         self.group = group
         self.good = 0
-        self.overflow: dict[Optimizer, bool] = {}  # of those unscaled since the last update
+        self.overflow: dict[Optimizer, bool] = {}  # by optimizer, since the last update
         self.stepped: set[Optimizer] = set()
 
     def scale_loss(self, loss: Tensor) -> Tensor:
@@ -79,8 +80,8 @@ class LossScaler:
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide all gradients by the scale, in place, and find out whether any rank has an infinity or NaN.
 
-        Every rank of the group calls it, also one without gradients. RuntimeError for a second time before
-        `update`, and on all ranks if none of them has a gradient.
+        Every rank of the group calls it, even a rank without gradients. RuntimeError if it is called a second
+        time before `update`, and on all ranks if none of them has a gradient.
         """
         if optimizer in self.overflow:
             raise RuntimeError(
@@ -104,9 +105,9 @@ class LossScaler:
         self.overflow[optimizer] = bool(finding == OVERFLOW)
 
     def step(self, optimizer: Optimizer) -> bool:
-        """The optimizer's step, on all ranks of the group or on none; whether it was taken.
+        """Step the optimizer on all ranks of the group or on none; returns whether the step was taken.
 
-        RuntimeError for a second time before `update`; otherwise see `unscale_`.
+        RuntimeError if it is called a second time before `update`; for other errors see `unscale_`.
         """
         if optimizer in self.stepped:
             raise RuntimeError("step was called already for this optimizer: call update() after it")
@@ -118,7 +119,7 @@ class LossScaler:
         return not self.overflow[optimizer]
 
     def update(self) -> None:
-        """After the step: a smaller scale if it was skipped, a larger one after `interval` good steps.
+        """Lower the scale if the step was skipped, and raise it after `interval` good steps.
 
         RuntimeError if nothing was unscaled since the last update.
         """
@@ -135,7 +136,7 @@ class LossScaler:
         self.stepped.clear()
 
     def state_dict(self) -> dict[str, float]:
-        """The two numbers that a checkpoint has to hold."""
+        """The two numbers a checkpoint has to hold."""
         return {"scale": self.scale, "good": self.good}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -143,7 +144,7 @@ class LossScaler:
 
 
 def device_of(params: Sequence[Tensor], group: dist.ProcessGroup | None) -> torch.device:
-    """The first parameter's; on a rank without parameters the one on which the group's messages lie."""
+    """The first parameter's device; on a rank without parameters, the device of the group's messages."""
     if params:
         return params[0].device
     on_gpu = dist.is_initialized() and "nccl" in dist.get_backend(group)
