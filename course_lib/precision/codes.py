@@ -39,7 +39,7 @@ def dynamic_map(signed: bool) -> Tensor:
 
 
 def linear_map(signed: bool) -> Tensor:
-    """256 equally spaced numbers in order, float32; with a sign 255 and a second 1, so that 0 is one of them."""
+    """256 equally spaced numbers in order, float32; with a sign 255 and a second 1, so that 0 is one."""
     if not signed:
         return torch.linspace(0, 1, 256)
     return torch.cat([torch.arange(-127, 128) / 127, torch.ones(1)])

@@ -1,14 +1,14 @@
 """Recomputation: activations that are not stored, are stored elsewhere, or never exist as a whole.
 
     checkpointing.py checkpoint: keep a function's arguments, and run it again in backward
-    lazy.py          lazy_checkpoint: the same by hooks on what autograd keeps; it can stop early
-    segments.py      best_segment, run_segments: a checkpoint every how many layers
+    lazy.py          lazy_checkpoint: the same with hooks on what autograd keeps; it can stop early
+    segments.py      best_segment, run_segments: after how many layers to set a checkpoint
     offload.py       offload_saved: kept tensors wait in a file, or in the host's memory
-    in_backward.py   step_in_backward: each parameter's step as soon as its gradient is there
+    in_backward.py   step_in_backward: each parameter's step as soon as its gradient is ready
     chunks.py        chunked_loss: cross entropy without the (tokens, vocabulary) matrix
 
-The names are imported when they are first used, so that the others can be used while an exercise hides a
-module. With `course_lib/exports.py` the folder can be copied out: it imports torch only.
+The names are imported when they are first used, so the other names still work while an exercise hides a
+module. The folder can be copied out together with `course_lib/exports.py`, because it imports only torch.
 """
 
 from __future__ import annotations

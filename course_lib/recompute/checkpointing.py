@@ -1,20 +1,23 @@
-"""Keep a function's arguments instead of all that its backward needs, and run it again when backward comes.
+"""Keep only a function's arguments instead of all its backward needs, and run it again in backward.
 
-Forward runs the function without a graph, so autograd keeps nothing of its inside. Backward runs it once
-more, now with a graph, and goes through that graph at once. The memory inside exists for one checkpointed
-function at a time. The price is one more forward: a third of a step's FLOPs.
+Forward runs the function without a graph, so autograd keeps nothing from inside it. Backward runs the
+function once more, now with a graph, and goes through that graph immediately. So only one checkpointed
+function at a time has its inside in memory. The price is one more forward, which is a third of a step's
+FLOPs.
 
-The second run must compute the same as the first. Three things beside the arguments decide that:
+The second run must compute the same values as the first. In addition to the arguments, three things decide
+this:
 
-* random numbers: dropout must drop the same elements, so the generator's state is kept (5 KB on the CPU).
-  Afterwards the caller's own stream of random numbers goes on as if nothing had been drawn;
-* autocast: backward usually runs outside of it, and the second run needs the first one's dtypes;
-* the parameters, which a function reaches without having them as arguments. They must not change between
+* Random numbers. Dropout must drop the same elements, so the generator's state is kept (5 KB on the CPU).
+  Afterwards the caller's stream of random numbers continues as if nothing had been drawn.
+* Autocast. Backward usually runs outside of it, but the second run needs the dtypes of the first.
+* The parameters, which a function uses without receiving them as arguments. They must not change between
   forward and backward. Their gradients arrive by themselves, as in any backward.
 
-Limits, those of PyTorch's reentrant version: `torch.autograd.grad` finds no gradients of parameters, since a
-backward inside of backward adds them to `.grad`; a tensor with a graph that the function reaches as a closure
-has its graph walked in the same backward. `lazy_checkpoint` has neither limit.
+There are two limits, as in PyTorch's reentrant version. First, `torch.autograd.grad` finds no gradients of
+parameters, because a backward inside of backward adds them to `.grad`. Second, if the function reaches a
+tensor with a graph as a closure, the same backward also walks that graph. `lazy_checkpoint` has neither
+limit.
 
 Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 3. PyTorch's
 `torch.utils.checkpoint`, `use_reentrant=True`.
@@ -31,20 +34,21 @@ from torch import Tensor
 
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """The value of `function(*args)`, a tensor or a tuple of tensors, whose inside is not kept for backward.
+    """The value of `function(*args)`, a tensor or a tuple of tensors; its inside is not kept for backward.
 
     args: tensors, with or without a gradient, and anything else. Only arguments and parameters get gradients.
     forward: runs the function without a graph; keeps its tensor arguments and 5 KB of random state. backward:
-    runs it again, and through it. The gradients are equal to the bit to those without a checkpoint.
+    runs it again, and then backward through it. The gradients equal those without a checkpoint to the bit.
     """
-    # An autograd.Function of which no input needs a gradient records nothing: a first block, behind tokens,
-    # would get none for its weights. An empty tensor that needs a gradient makes sure.
+    # If none of its inputs needs a gradient, an autograd.Function records nothing. Then a first block, whose
+    # inputs are tokens, would get no gradients for its weights. An empty tensor that needs a gradient
+    # prevents this.
     anchor = torch.empty(0, requires_grad=True)
     return _Checkpoint.apply(anchor, function, *args)
 
 
 class _Checkpoint(torch.autograd.Function):
-    """forward: the function's value. backward: the function again, and the gradients through it."""
+    """forward: the function's value. backward: runs the function again, for the gradients through it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, function: Callable[..., Any], *args: Any) -> Any:
@@ -55,7 +59,7 @@ class _Checkpoint(torch.autograd.Function):
         ctx.save_for_backward(*(args[index] for index in ctx.tensors))
         ctx.set_materialize_grads(
             False
-        )  # an output that is not used: None and not a tensor of zeros
+        )  # None instead of a tensor of zeros for an output that is not used
         return function(*args)  # a Function's forward runs without a graph
 
     @staticmethod
@@ -78,7 +82,7 @@ class _Checkpoint(torch.autograd.Function):
 
 
 class Surroundings:
-    """The state that a function's value depends on beside its arguments: generators and autocast."""
+    """The state on which a function's value depends in addition to its arguments: generators and autocast."""
 
     def __init__(self) -> None:
         self.random = torch.get_rng_state()
@@ -95,7 +99,7 @@ class Surroundings:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Within, the state is as it was when this object was made; afterwards the caller's."""
+        """Within, the state is the same as when this object was made; afterwards it is the caller's again."""
         devices = [] if self.on_gpu is None else [torch.cuda.current_device()]
         with torch.random.fork_rng(devices), contextlib.ExitStack() as stack:
             torch.set_rng_state(self.random)

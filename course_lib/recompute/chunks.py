@@ -1,12 +1,12 @@
 """Cross entropy of a linear head, without the matrix of all logits.
 
-The logits of T tokens are T V numbers, and their gradient as many again. For 8,192 tokens and a vocabulary of
-128,256 each is 4.2 GB in float32. Yet a token's loss needs its own row alone, and what is kept in the end is
-small: a number, the gradient of the hidden states (T h) and that of the weight (V h).
+The logits of T tokens are T V numbers, and so is their gradient. For 8,192 tokens and a vocabulary of
+128,256, each of the two takes 4.2 GB in float32. Yet a token's loss needs only its own row, and the results
+that stay are small: one number, the gradient of the hidden states (T h) and the gradient of the weight (V h).
 
-So the tokens are cut into chunks. Each chunk makes its logits, its loss, and *at once* its share of both
-gradients, and lets the logits go: for a mean the gradient of the loss is known but for one factor, which
-backward multiplies in. Nothing is computed twice.
+So the tokens are cut into chunks. Each chunk computes its logits, its loss, and *immediately* its share of
+both gradients, and then frees the logits. This works because for a mean, the gradient of the loss is known
+except for one factor, by which backward multiplies. Nothing is computed twice.
 
 Source: Hsu et al., Liger Kernel: Efficient Triton Kernels for LLM Training, 2024, section 3.2
 (FusedLinearCrossEntropy).
@@ -19,18 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IGNORED = -100  # PyTorch's mark of a target that does not count
+IGNORED = -100  # PyTorch's mark for a target that does not count
 
 
 def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
     """The mean cross entropy of `hidden @ weight.T` over all targets that are not -100, a float32 number.
 
-    hidden: (T, h); weight: (V, h), both of one floating dtype; targets: (T,) int64; all are left alone.
-    chunks: in how many parts the tokens are cut, which may be unequal. NaN if no target counts, as PyTorch's.
-    Raises ValueError, on the CPU, for a target outside the vocabulary that is not -100. (On a GPU this check
-    would wait for the GPU: there such a target makes the loss NaN.)
-    forward: the loss, and both gradients but for a factor, T h + V h numbers; beside them 2 T V / chunks
-    numbers of one chunk. Sums over chunks are in float32. backward: the factor. 6 T V h FLOPs in all.
+    hidden: (T, h); weight: (V, h), both of one floating dtype; targets: (T,) int64; none of them is modified.
+    chunks: the number of parts into which the tokens are cut; they can be unequal. The loss is NaN if no
+    target counts, as in PyTorch. Raises ValueError, on the CPU, for a target outside the vocabulary that is
+    not -100. (On a GPU this check would have to wait for the GPU. Instead, such a target makes the loss NaN.)
+    forward: the loss, and both gradients except for a factor, T h + V h numbers. The current chunk takes
+    another 2 T V / chunks numbers. Sums over chunks are in float32. backward: the factor. 6 T V h FLOPs in
+    all.
     """
     outside = (targets != IGNORED) & ((targets < 0) | (targets >= len(weight)))
     check_targets(targets, outside, len(weight))
@@ -48,7 +49,7 @@ def check_targets(targets: Tensor, outside: Tensor, vocab_size: int) -> None:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """forward: the loss, and its gradients for an upstream gradient of 1. backward: times the real one."""
+    """forward: the loss, and its gradients for an upstream gradient of 1. backward: times the real gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
@@ -62,7 +63,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ):
             logits = (x @ weight.t()).float()
             normal = logits.logsumexp(1)
-            index = y.clamp(min=0)[:, None]  # of an ignored target any: its row is masked
+            index = y.clamp(min=0)[:, None]  # any index for an ignored target, whose row is masked
             right = logits.gather(1, index)[:, 0]
             loss += ((normal - right) * valid).sum()
             slope = logits.sub_(normal[:, None]).exp_()  # the softmax, in the logits' memory

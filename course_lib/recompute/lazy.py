@@ -1,14 +1,14 @@
-"""A checkpoint by hooks: autograd keeps a number in the place of each tensor, and asks for the tensors later.
+"""A checkpoint by hooks: autograd keeps a number instead of each tensor, and asks for the tensors later.
 
-`torch.autograd.graph.saved_tensors_hooks` calls one function for each tensor that an operation keeps, and
-another one when backward needs it. The first one here counts. The second one runs the checkpointed function
-again at its first call, and finds the tensors by their count, since the same function keeps the same tensors
-in the same order.
+`torch.autograd.graph.saved_tensors_hooks` calls one function for each tensor an operation keeps, and another
+function when backward needs the tensor. Here the first function only counts. The second function runs the
+checkpointed function again when it is first called, and finds the tensors by their count, since the same
+function keeps the same tensors in the same order.
 
-The graph is the caller's own, and there is no backward inside of backward. So `torch.autograd.grad` works, a
-first block needs no argument with a gradient, and the second run may stop *early*: when the last kept tensor
-is there, all that follows is not needed. In a transformer's block that is the last addition. In a
-tensor-parallel block it is an all-reduce.
+The graph is the caller's own, so there is no backward inside of backward. Therefore `torch.autograd.grad`
+works, and a first block does not need an argument with a gradient. The second run can also stop *early*,
+because once the last kept tensor has been computed, nothing after it is needed. In a transformer's block this
+saves the last addition. In a tensor-parallel block it saves an all-reduce.
 
 Source: PyTorch's `torch.utils.checkpoint`, `use_reentrant=False`, whose `early_stop` is on by default.
 """
@@ -28,11 +28,11 @@ from .checkpointing import Surroundings
 
 
 def lazy_checkpoint(function: Callable[..., Any], *args: Any, early_stop: bool = True) -> Any:
-    """The value of `function(*args)`, of which the arguments alone are kept for backward.
+    """The value of `function(*args)`, for which only the arguments are kept for backward.
 
     forward: runs the function with a graph in which numbers stand for tensors. backward: runs it again when
-    the first tensor is needed, with early_stop until the last one is there; each is freed when it was used.
-    A second backward through the same graph runs the function again.
+    the first tensor is needed; with early_stop, only until the last kept tensor is ready. Each tensor is
+    freed after its use. A second backward through the same graph runs the function again.
     """
     if not torch.is_grad_enabled():
         return function(*args)
@@ -42,7 +42,7 @@ def lazy_checkpoint(function: Callable[..., Any], *args: Any, early_stop: bool =
 
 
 class _Place:
-    """Stands in the graph for the tensor that was kept as number `index`."""
+    """Takes, in the graph, the place of the tensor that was kept as number `index`."""
 
     __slots__ = ("__weakref__", "index")
 
@@ -51,11 +51,11 @@ class _Place:
 
 
 class _Enough(Exception):
-    """The last tensor is there."""
+    """The last kept tensor is ready."""
 
 
 class _Arguments(torch.autograd.Function):
-    """Lets autograd keep tensors: so outer hooks see them, and a change in place is an error."""
+    """Lets autograd keep tensors, so that outer hooks see them and a change in place is an error."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class _Recomputation:
 
         def note(tensor: Tensor) -> Tensor:
             nonlocal count
-            if self.places[count]() is not None:  # the graph may have lost a part
+            if self.places[count]() is not None:  # the graph may have been freed in part
                 self.tensors[count] = tensor.detach()
             count += 1
             if self.early_stop and count == len(self.places):

@@ -1,10 +1,10 @@
-"""Kept for backward, but elsewhere: tensors leave the device when autograd keeps them, and come back for it.
+"""Kept elsewhere: tensors leave the device when autograd keeps them, and return when backward needs them.
 
-On a GPU they go to the host's memory, over PCIe: 32 GB/s each way for version 4 on 16 lanes. A block keeps
-34 bytes for each of T h and takes 24 T h^2 FLOPs. At h = 12,288 and 40 % of an A100's 312 TFLOP/s its copy
-takes half as long as its forward, and so could hide behind it on a stream of its own. (Here it does not.)
-Without a GPU a file that is mapped into memory takes the host's place. It shows the bytes and what is let go,
-and says nothing of time.
+On a GPU they go to the host's memory over PCIe, at 32 GB/s each way for version 4 with 16 lanes. A block
+keeps 34 bytes for each of T h and takes 24 T h^2 FLOPs. At h = 12,288 and 40 % of an A100's 312 TFLOP/s,
+copying takes half as long as the block's forward, so a copy on its own stream could hide behind it. (Here it
+does not.) Without a GPU, a file mapped into memory replaces the host. It shows the bytes and what is freed,
+but says nothing about time.
 
 Source: PyTorch's `torch.autograd.graph.save_on_cpu`.
 """
@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 @dataclass
 class Offloaded:
-    """The tensors that left, and their bytes; those that came back."""
+    """The tensors that left, with their bytes, and the tensors that came back."""
 
     tensors: int = 0
     nbytes: int = 0
@@ -33,7 +33,7 @@ class Offloaded:
 
 @dataclass
 class _Elsewhere:
-    """A tensor that left: its copy, and where it has to be again."""
+    """A tensor that left: its copy, and the device to which it must return."""
 
     copy: Tensor
     device: torch.device
@@ -43,11 +43,11 @@ class _Elsewhere:
 def offload_saved(
     module: nn.Module | None = None, at_least: int = 1 << 16, folder: str | None = None
 ) -> Iterator[Offloaded]:
-    """Within, tensors that autograd keeps for backward are moved away, and copied back when it needs them.
+    """Within, tensors that autograd keeps are moved away, and copied back when backward needs them.
 
-    module: its parameters stay, and views of them. at_least: smaller tensors stay, too. folder: of the files
-    that stand in for the host where there is no GPU; they have no names and go with the tensors. A tensor
-    that two operations keep moves twice, as with `save_on_cpu`. Yields the counts.
+    module: its parameters stay, and so do views of them. at_least: smaller tensors also stay. folder: the
+    place for the files that replace the host if there is no GPU. They have no names and are deleted with the
+    tensors. A tensor kept by two operations moves twice, as with `save_on_cpu`. Yields the counts.
     """
     own = {param.untyped_storage()._cdata for param in module.parameters()} if module else set()
     counts = Offloaded()
@@ -70,7 +70,7 @@ def offload_saved(
 
 
 def _moved(tensor: Tensor, folder: str | None) -> Tensor:
-    """A copy in pinned memory of the host, or of a CPU's tensor one in a mapped file."""
+    """A copy in the host's pinned memory, or, for a tensor on the CPU, a copy in a mapped file."""
     if tensor.device.type != "cpu":
         there = torch.empty_like(tensor, device="cpu", pin_memory=True)
     else:

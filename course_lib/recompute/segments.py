@@ -1,13 +1,14 @@
-"""A checkpoint every how many layers? The square-root rule, and why it is off for transformers.
+"""After how many layers should a checkpoint be set? The square-root rule, and why it fails for transformers.
 
-With a checkpoint every k of L layers, ceil(L/k) inputs stay until backward has used them. Beside them the
-inside of *one* segment exists at a time, while it is recomputed: k layers. In units of a layer's input:
+With a checkpoint every k of L layers, ceil(L/k) inputs stay until backward has used them. In addition, the
+inside of *one* segment, which has k layers, exists while it is recomputed. The sum, in units of a layer's
+input,
 
     ceil(L/k) kept + k inside
 
-is least near k = sqrt(L kept / inside). Chen et al. count layers that keep no more than their input, inside =
-kept, and so arrive at sqrt(L). A transformer's block keeps 34 bytes for each of the 2 of its input
-(Korthikanti et al.), 17 times as much: for 80 layers k is 2 and not 9.
+is smallest near k = sqrt(L kept / inside). Chen et al. count layers that keep no more than their input, so
+inside = kept, and they arrive at sqrt(L). But a transformer's block keeps 34 bytes for each 2 bytes of its
+input (Korthikanti et al.), which is 17 times as much, so for 80 layers k is 2 instead of 9.
 
 Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 4. Korthikanti et al.,
 Reducing Activation Recomputation in Large Transformer Models, 2022, table 2.
@@ -23,10 +24,11 @@ import torch
 
 
 def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
-    """The k with which a checkpoint every k layers has least memory at the worst moment.
+    """The k for which a checkpoint every k layers needs the least memory at the worst moment.
 
-    kept: of a layer's input; inside: of all that a layer keeps for its backward, in the same unit. With equal
-    memory the larger k: fewer calls. Raises ValueError for less than one layer.
+    kept: the size of a layer's input; inside: the size of all a layer keeps for its backward, in the same
+    unit. If two k need equal memory, the larger k is returned, because it makes fewer calls. Raises
+    ValueError for less than one layer.
     """
     if layers < 1:
         raise ValueError(f"layers is {layers}: a model has at least one")
@@ -44,11 +46,11 @@ def run_segments(
     every: int,
     checkpoint: Callable[..., Any],
 ) -> torch.Tensor:
-    """x through all blocks, `block(x, *args)`, each `every` of them in one call of `checkpoint`.
+    """x through all blocks, `block(x, *args)`, with `every` of them in one call of `checkpoint`.
 
     Forward keeps the input of each segment; backward recomputes one segment after the other, the last one
-    first. The last segment is recomputed as well, though its inside was there a moment before: leave its
-    blocks out of `checkpoint` to save that work.
+    first. The last segment is also recomputed, although its inside existed a moment before. To save that
+    work, leave its blocks out of `checkpoint`.
     """
     blocks = list(blocks)
     if every < 1:
