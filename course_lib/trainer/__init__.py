@@ -1,24 +1,24 @@
-"""The trainer: one model, trained in any layout. Begin with step.py.
+"""The trainer trains one model in any layout. Begin with step.py.
 
-    step.py         make_step: a layout is data; out comes a function that makes a step of training
+    step.py         make_step: takes a layout as data, and returns a function that makes a training step
     layouts.py      FIFTEEN, NINE: the layouts that are compared, as data
-    costs.py        layout_costs: bytes that a rank sends in a step, by axis, and the parameters it holds
-    parity.py       smallest_failing: which axes a wrong layout needs, so that it fails
+    costs.py        layout_costs: bytes a rank sends in a step, by axis, and the parameters it holds
+    parity.py       smallest_failing: which axes a wrong layout needs in order to fail
     checkpoints.py  save_run, load_run: a run's tensors and losses on a disk
-    broken.py       step_a, step_b, step_c: wrong steps, in which smallest_failing finds the axes to look at
+    broken.py       step_a, step_b, step_c: wrong steps, for which smallest_failing finds the axes to look at
     resuming.py     train: killed at any step and called again, it has the losses of an undisturbed run
     state.py        held_state, load_model: a rank's part of a run by name; a whole model made of the parts
-    ready_made.py   distribute: the same by PyTorch's own classes, for replicas and for shards
-    suspects.py     suspect_a, suspect_b, suspect_c: alike on eight ranks, and not on 1,024
-    writing.py      generate: the bytes that a trained GPT writes
+    ready_made.py   distribute: the same with PyTorch's own classes, for replicas and for shards
+    suspects.py     suspect_a, suspect_b, suspect_c: alike on eight ranks, but not on 1,024
+    writing.py      generate: the bytes a trained GPT writes
 
     mesh = Mesh({"pp": 2, "dp": 2, "tp": 2})
     step = make_step(config, Layout(mesh.sizes), mesh, batch_size=8, lr=0.1)
     loss = step(inputs, targets)
 
-The package composes the others and has no algorithm of its own but the order. The names are imported when
-they are first used: so the others can be used while an exercise hides a module. No module has the name of
-its function, which it would replace.
+The package composes the other packages. Its only algorithm of its own is the order. The names are imported
+when they are first used, so the other names still work while an exercise hides a module. No module has the
+name of its function, because it would replace that function.
 """
 
 from __future__ import annotations

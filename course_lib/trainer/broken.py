@@ -1,8 +1,8 @@
-"""Three steps with a mistake each, which shows only on layouts where certain axes are larger than 1.
+"""Three steps with one mistake each, which shows only on layouts where certain axes are larger than 1.
 
 On all other layouts they have the losses of one process, as `make_step` has. Each is `make_step` with a
-change that somebody made for a good reason. Find the axes first, with `smallest_failing`, and read then.
-The arguments are those of `make_step`, with `zero` 0 or 1 in the layout.
+change somebody made for a good reason. Find the axes with `smallest_failing` before you read the code. The
+arguments are the same as for `make_step`, with `zero` 0 or 1 in the layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # an exercise hides the module
 
 
 def step_a(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float) -> Step:
-    """`make_step`, with PyTorch's own norms: each is one kernel, forward and backward."""
+    """`make_step`, with PyTorch's own norms, each of which is one kernel in forward and one in backward."""
     from .step import make_step
 
     step = make_step(config, layout, mesh, batch_size, lr)
@@ -46,7 +46,7 @@ def fused(norm: SequenceParallelNorm) -> nn.Module:
 
 
 def step_b(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float) -> Step:
-    """`make_step`, whose later stages are told no positions: tokens get theirs in the embedding."""
+    """`make_step`, whose later stages receive no positions, because tokens get theirs in the embedding."""
     from .step import make_step
 
     step = make_step(config, layout, mesh, batch_size, lr)
@@ -58,7 +58,7 @@ def step_b(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: f
 
 
 def step_c(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float) -> Step:
-    """`make_step` with ZeRO-1 among ranks that are next to each other, since their links are the fastest."""
+    """`make_step` with ZeRO-1 among neighbouring ranks, because their links are the fastest."""
     from .step import make_step
 
     step = make_step(config, replace(layout, zero=0), mesh, batch_size, lr)

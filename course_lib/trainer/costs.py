@@ -1,14 +1,15 @@
-"""The costs of a layout: bytes that a rank sends in a step, by axis, and parameters that it holds.
+"""The costs of a layout: bytes a rank sends in a step, by axis, and the parameters it holds.
 
-Closed forms of `course_lib.facts`, put together as `make_step` puts the parts together:
+The closed forms come from `course_lib.facts` and are combined in the same way as `make_step` combines the
+parts:
 
     pp   activations and their gradients, m microbatches, and v times as often if it is interleaved
-    dp   the sum of the gradients over dp x cp: an all-reduce, or what ZeRO sends in place of it
+    dp   the sum of the gradients over dp x cp: an all-reduce, or what ZeRO sends instead
     cp   keys and values around the ring
-    tp   the layers' sums; with sequence parallelism the gradients of what is whole on each rank, too
+    tp   the layers' sums; with sequence parallelism also the gradients of what is whole on each rank
     numbers   the count of the targets over dp, and the loss over pp x dp x cp, 8 bytes each
 
-Sources: those of `facts.axis_bytes`, `facts.zero_bytes` and `facts.pipeline_bytes_sent`.
+Sources: see `facts.axis_bytes`, `facts.zero_bytes` and `facts.pipeline_bytes_sent`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def layout_costs(
     stage: int = 0,
     itemsize: int = 4,
 ) -> dict[str, float]:
-    """Of one rank and one step: "pp", "dp", "cp", "tp", "numbers" in bytes; "held" in parameters.
+    """For one rank and one step: "pp", "dp", "cp", "tp", "numbers" in bytes; "held" in parameters.
 
-    batch_size: rows of all replicas; seq: tokens of each, by default the model's context. stage: the rank's
-    place on pp. itemsize: bytes of a parameter, an activation and a gradient.
+    batch_size: rows of all replicas; seq: tokens of each row, by default the model's context. stage: the
+    rank's coordinate on pp. itemsize: bytes of a parameter, an activation and a gradient.
 
-    To the byte, for stages of equally many layers, with one exception: ZeRO-2 has a bucket every 25 MiB, and
-    the zeros that fill up all but one are left out. Raises ValueError where the head's work makes the stages
-    uneven, or an axis does not divide what it cuts.
+    The bytes are exact if all stages have equally many layers, with one exception. ZeRO-2 has a bucket every
+    25 MiB, and the zeros that fill up all but one are left out. Raises ValueError if the head's work makes
+    the stages uneven, or if an axis does not divide what it cuts.
     """
     seq = config.context if seq is None else seq
     _check_even(config, layout)
@@ -65,7 +66,7 @@ def layout_costs(
 
 
 def _whole_on_tp(config: GPTConfig, layout: Layout, stage: int) -> int:
-    """Parameters of a rank that tp does not cut, and that each of its ranks uses on other tokens."""
+    """Parameters of a rank that tp does not cut, and that each of tp's ranks uses on other tokens."""
     of_layer = 2 * facts.norm_parameters(config) + 2 * config.bias * config.width
     learned = config.context * config.width if config.positions == "learned" else 0
     ends = (stage == 0) * learned + (stage == layout.pp - 1) * facts.norm_parameters(config)
@@ -73,13 +74,13 @@ def _whole_on_tp(config: GPTConfig, layout: Layout, stage: int) -> int:
 
 
 def _rows(config: GPTConfig, layout: Layout, stage: int, params: int) -> list[int]:
-    """Elements of the flat rows that ZeRO cuts: one of all parameters; in stage 3 one a block, one a rest."""
+    """Elements of the flat rows ZeRO cuts: one row for all parameters; in stage 3 one per block and a rest."""
     if layout.zero < 3:
         return [params]
     layers = config.layers // layout.pp
     whole = 2 * facts.norm_parameters(config) + 2 * config.bias * config.width
     block = whole + (facts.layer_parameters(config) - whole) // layout.tp
-    rest = params - layers * block  # of one stage of the rank: that with the embedding, or the head
+    rest = params - layers * block  # of one stage of the rank: with the embedding, or the head
     return [block] * layers + [rest] * (rest > 0)
 
 

@@ -1,8 +1,8 @@
-"""The layouts that the capstone compares, as data. Each one trains the same model, and has the same loss.
+"""The layouts the capstone compares, as data. Each trains the same model, and has the same loss.
 
-A batch has ROWS rows, or a multiple of them. `microbatch` is in rows: with 8 rows, one replica and microbatch
-2 a pipeline has m = 4 microbatches; with 16 rows it has 8. The model needs 4 layers or more and 4 heads; for
-those with a pipeline and ZeRO-2 or ZeRO-3 a head of its own (tied=False).
+A batch has ROWS rows, or a multiple of them. `microbatch` counts rows, so with 8 rows, one replica and
+microbatch 2, a pipeline has m = 4 microbatches; with 16 rows it has 8. The model needs at least 4 layers and
+4 heads. For layouts with a pipeline and ZeRO-2 or ZeRO-3, it also needs a head of its own (tied=False).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIFTEEN: dict[str, Layout] = {
     "pp 2 dp 2 tp 2, zero-1": _layout(1, 1, pp=2, dp=2, tp=2),
 }
 
-# Of two ranks, so that a machine with two GPUs can run all of them.
+# These have two ranks, so that a machine with two GPUs can run all of them.
 NINE: dict[str, Layout] = {
     "ddp": _layout(4, dp=2),
     "zero-1": _layout(2, 1, dp=2),

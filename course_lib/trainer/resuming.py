@@ -2,8 +2,8 @@
 
     the newest checkpoint, else the start  ->  step  ->  step  ->  save  ->  step  ->  ...
 
-To the last bit, on the same layout, since everything that a step reads comes back: parameters and the
-optimizer's state from the checkpoint, and the rows from the number of the step.
+The losses agree to the last bit on the same layout, because everything a step reads comes back. Parameters
+and the optimizer's state come from the checkpoint, and the rows from the number of the step.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def train(
     disk: Where,
     every: int,
 ) -> list[float]:
-    """Train until `steps` steps are finished; the losses of all of them, also of earlier calls.
+    """Train until `steps` steps are finished; returns the losses of all of them, including earlier calls.
 
-    make: builds the run from its start, and returns a step and a function without arguments that gives this
-        rank's tensors and their boxes: `step, lambda: held_state(step)` of a `make_step`. It is called anew
+    make: builds the run from its start. It returns a step, and a function without arguments that returns this
+        rank's tensors and their boxes: `step, lambda: held_state(step)` for a `make_step`. It is called again
         after a death.
-    batches: inputs and targets of a step, by its number from 0 on, and by nothing else.
-    every: a save after that many finished steps; after the last one there is a save, too.
-    disk: as `save_run` takes it: a `Folder` or a path, seen by all ranks, of this run alone.
+    batches: inputs and targets of a step. They may depend only on its number, which counts from 0.
+    every: save after that many finished steps, and also after the last one.
+    disk: as for `save_run`: a `Folder` or a path that all ranks see and only this run uses.
 
     All ranks of the world call it, or one process without ranks. If it is killed at any moment, the next call
-    goes on from the newest checkpoint that is whole, and at most `every` steps are done again. The losses are
-    bitwise those of an undisturbed run on the same layout and machine.
+    continues from the newest whole checkpoint and repeats at most `every` steps. The losses are bitwise equal
+    to those of an undisturbed run on the same layout and machine.
 
-    Raises ValueError for `every` below 1, and if the checkpoint lacks what this layout wants: then it is of
-    another run.
+    Raises ValueError for `every` below 1, and if the checkpoint lacks something this layout wants, because
+    then it belongs to another run.
     """
     if every < 1:
         raise ValueError(f"every={every}: a save comes after 1 finished step or more")

@@ -1,13 +1,13 @@
-"""A rank's part of a run by name: parameters and the optimizer's state, in the form that a checkpoint takes.
+"""A rank's part of a run by name: parameters and the optimizer's state, in the form a checkpoint takes.
 
-Without ZeRO they are boxes of the whole model's tensors (`course_lib.mesh.held_boxes`): any other layout, or
-one process, can load them. With ZeRO a rank holds flat shards, whose ends lie anywhere in a matrix:
+Without ZeRO they are boxes of the whole model's tensors (`course_lib.mesh.held_boxes`), so any other layout,
+or one process, can load them. With ZeRO a rank holds flat shards, which can end anywhere in a matrix:
 
     name/flat                  elements start to stop of the flat parameter, ZeRO-3 only
-    name/flat/momentum_buffer  the same of a tensor of the optimizer's state
+    name/flat/momentum_buffer  the same elements of a tensor of the optimizer's state
 
-So a state is loaded on the layout that saved it. Its parameters can be loaded by one process all the same,
-unless ZeRO-3 has cut a tensor that tp had cut before.
+So the state has to be loaded on the layout that saved it. One process can still load its parameters, unless
+ZeRO-3 has cut a tensor that tp had already cut.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pieces = dict[str, tuple[Tensor, Box]]
 
 
 class Built(Protocol):
-    """A step that knows of what it was built: that of `make_step`, or a function with these attributes."""
+    """A step that knows its parts: the step `make_step` returns, or a function with these attributes."""
 
     layout: Layout
     mesh: Mesh
@@ -46,9 +46,9 @@ class Built(Protocol):
 def held_state(step: Built) -> Pieces:
     """This rank's tensors by name, each with its box: to save, or to fill from a checkpoint.
 
-    The tensors are those that the step changes. An optimizer that has not stepped yet is given the state of
-    its start, so that there is something to load into: the next step is the one that it would have made
-    anyway. Nothing is sent.
+    They are the tensors the step changes. If an optimizer has not stepped yet, it gets the state of its
+    start, so that there is something to load into. Its next step is still the step it would have made anyway.
+    Nothing is sent.
     """
     if isinstance(step.optimizer, tuple):
         raise TypeError(
@@ -70,7 +70,7 @@ def held_state(step: Built) -> Pieces:
     names = {id(param): name for name, param in parameters(inner)}
     held: Pieces = {} if step.layout.zero == 3 else held_boxes(inner)
     for param, span, shard in _shards(step):
-        if not shard.numel():  # its state counts no steps, and is not the one that other ranks hold
+        if not shard.numel():  # its state counts no steps, unlike the state other ranks hold
             continue
         name, box = f"{names[id(param)]}/flat{_part(step)}", [(span.start, span.stop)]
         if step.layout.zero == 3:
@@ -82,10 +82,10 @@ def held_state(step: Built) -> Pieces:
 
 
 def load_model(folder: str | Path, model: nn.Module) -> int:
-    """Fill a whole `model` from the newest checkpoint in `folder`; its step. One process, without ranks.
+    """Fill a whole `model` from the newest checkpoint in `folder`; returns its step. It needs no ranks.
 
-    Raises FileNotFoundError if there is no checkpoint, DamagedCheckpoint if a file of the newest is not as it
-    was saved, and ValueError if it has no such model.
+    One process calls it. Raises FileNotFoundError if there is no checkpoint, DamagedCheckpoint if a file of
+    the newest checkpoint is not as it was saved, and ValueError if it contains no such model.
     """
     disk = Folder(folder)
     checkpoints = steps(disk)
@@ -103,7 +103,7 @@ def load_model(folder: str | Path, model: nn.Module) -> int:
 
 
 def _shards(step: Built) -> Iterator[tuple[nn.Parameter, Span, nn.Parameter]]:
-    """Each parameter of the rank's stages, the span of it that this rank owns, and the shard."""
+    """Each parameter of the rank's stages, the span of it this rank owns, and the shard."""
     rows: list[Bucket] = []
     if isinstance(step.optimizer, ShardedOptimizer):
         rows += step.optimizer.buckets
@@ -114,6 +114,6 @@ def _shards(step: Built) -> Iterator[tuple[nn.Parameter, Span, nn.Parameter]]:
 
 
 def _part(step: Built) -> str:
-    """Of which part of the tensor a flat shard is: tp's ranks hold different ones."""
+    """The part of the tensor to which a flat shard belongs, because tp's ranks hold different parts."""
     tp = step.layout.tp
     return f" of part {step.mesh.coordinate['tp']} of {tp}" if tp > 1 else ""

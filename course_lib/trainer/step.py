@@ -1,22 +1,22 @@
-"""A layout goes in, a step of training comes out: all axes of the mesh, and ZeRO over the replicas.
+"""From a layout to a step of training, with all axes of the mesh, and ZeRO over the replicas.
 
-The order is that of the cuts, from the inside outwards. Each needs what the one before it has made:
+The order is that of the cuts, from the inside outwards, because each needs the result of the one before it:
 
     schedule    from pp, chunks and microbatches: it says which stages a rank holds
     stages      the model, cut over tp, cp and pp (`mesh_stages`)
     ZeRO        the stages' parameters, sharded over the replicas, dp x cp
-    optimizer   of the parameters that are left on this rank
+    optimizer   for the parameters that are left on this rank
 
-A loss is the mean over all targets of the batch, so every rank divides its terms by one number, and terms are
-summed over dp x cp (`course_lib.mesh.step`). ZeRO does that sum by its own reduce-scatter, and then takes the
-*mean* over the n ranks of dp x cp. So with ZeRO each rank divides by n times less: its terms are n times as
-large, and their mean is the sum.
+A loss is the mean over all targets of the batch, so every rank divides its terms by the same number, and the
+terms are summed over dp x cp (`course_lib.mesh.step`). ZeRO does that sum by its own reduce-scatter, but then
+it takes the *mean* over the n ranks of dp x cp. So with ZeRO each rank divides by a number n times smaller.
+This makes its terms n times as large, so their mean is the sum.
 
     zero 0   gradient = sum over dp x cp    d (losses of the rank / targets)
     zero > 0 gradient = mean over dp x cp   d (losses of the rank / (targets / n))
 
-To multiply the parameters' `.grad` by n before the optimizer's step would do for stages 1 and 3. In stage 2
-`.grad` is None by then: the gradients have left for the shards during backward.
+Multiplying the parameters' `.grad` by n before the optimizer's step would be enough for stages 1 and 3. But
+in stage 2, `.grad` is None by then, because the gradients have left for the shards during backward.
 
 Source: the order of torchtitan's `parallelize_*` functions (Liang et al., 2024) and of Megatron-LM (Narayanan
 et al., SC 2021, section 3); ZeRO over the replicas of a stage: Rajbhandari et al., SC 2020.
@@ -55,19 +55,20 @@ def make_step(
 ) -> Step:
     """A function of (inputs, targets) that makes one step of training, and returns the batch's loss.
 
-    layout: used are sizes, microbatch, chunks, zero and sequence. Nothing is computed again, whatever
+    layout: its sizes, microbatch, chunks, zero and sequence are used. Nothing is recomputed, whatever
         `recompute` says, and gradients have the parameters' dtype.
-    mesh: of the layout's sizes. All of its ranks call this, and then the step, alike.
+    mesh: has the layout's sizes. All of its ranks call this, and then the step, in the same way.
     batch_size: rows of a batch, of all replicas together.
-    optimizer: a class of torch.optim and its options but the learning rate; elementwise if zero > 0.
+    optimizer: a class of torch.optim and its options except the learning rate; elementwise if zero > 0.
 
     The model is `GPT(config)` after `torch.manual_seed(0)`, in the default dtype, on the mesh's device. The
-    step takes int64 tensors (batch_size, seq) of the whole batch, the same on all ranks, and returns, on all
-    ranks, the loss in nats before the step: the mean over all targets of the batch that are not -100. It
-    clears the gradients.
+    step takes int64 tensors (batch_size, seq) of the whole batch, the same on all ranks. It returns, on all
+    ranks, the loss in nats before the step, which is the mean over all targets of the batch that are not
+    -100. It clears the gradients.
 
-    Cost: `layout_costs`. Raises ValueError, before any step, for what cannot be composed (`obstacle`, and
-    what the parts refuse); the step raises it for a batch of other rows or without a target.
+    Cost: `layout_costs`. Raises ValueError, before any step, for a layout that cannot be composed
+    (`obstacle`, and the errors of the parts themselves). The step raises it for a batch with another number
+    of rows, or without a target.
     """
     if reason := obstacle(config, layout, mesh, batch_size):
         raise ValueError(reason)
@@ -89,7 +90,7 @@ def make_step(
         sharded = {1: Zero1Optimizer, 2: Zero2Optimizer}[layout.zero]
         steps = sharded(params, kind, group=replicas, **options)
     else:
-        steps = kind(params, **options)  # of whole parameters, or of ZeRO-3's shards
+        steps = kind(params, **options)  # for whole parameters, or ZeRO-3's shards
     return Step(layout, mesh, batch_size, schedule, stages, params, steps)
 
 
@@ -97,8 +98,8 @@ def make_step(
 class Step:
     """One step of training: call it with the inputs and targets of the whole batch, (batch_size, seq).
 
-    stages: of this rank. params: of this rank's optimizer, which is as torch.optim has it.
-    `held_state(step)` is all that a checkpoint needs.
+    stages: the stages of this rank. params: those of this rank's optimizer, which is as torch.optim makes it.
+    `held_state(step)` is all a checkpoint needs.
     """
 
     layout: Layout
@@ -118,7 +119,7 @@ class Step:
         mesh, n = self.mesh, self.layout.replicas if self.layout.zero else 1
         batch = inputs.to(mesh.device), targets.to(mesh.device)
         mine = microbatches_of(batch, self.layout.microbatches(self.batch_size), mesh)
-        # ZeRO takes the mean over n ranks, which is the sum of terms that are n times as large.
+        # ZeRO takes the mean over n ranks. It equals the sum if the terms are n times as large.
         count = targets_of_all(self.stages[0], mine, mesh) / n
         losses = run_schedule(self.stages, self.schedule, mine, mesh.group("pp"), count)
         if self.layout.zero == 0:
@@ -126,15 +127,15 @@ class Step:
         self.optimizer.step()
         self.optimizer.zero_grad()
         total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
-        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # of tp's ranks each has it
+        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # each of tp's ranks has it
         return float(total) / n
 
 
 def obstacle(config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int) -> str:
     """Why there is no step of this layout, in a sentence; "" if there is one.
 
-    Only what the parts themselves would not notice, or not before a step. Heads, layers, tokens and orders of
-    a schedule that do not fit are refused by the part that cuts them.
+    It reports only what the parts themselves would not notice, or not before a step. If heads, layers, tokens
+    or orders of a schedule do not fit, the part that cuts them refuses.
     """
     axes = {*layout.sizes, *mesh.sizes}
     other = [axis for axis in axes if layout.sizes.get(axis, 1) != mesh.size(axis)]

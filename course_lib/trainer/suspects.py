@@ -2,16 +2,16 @@
 
     suspect_a, suspect_b, suspect_c   make a step as `make_step` does, without ZeRO
 
-They have the losses of one process. Their costs differ only where an axis is longer than two, so look at
-each as one rank of a large mesh (`course_lib.dry_run`) before you read on: this file says which is which.
+They have the losses of one process. Their costs differ only if an axis is longer than two. So look at each as
+one rank of a large mesh (`course_lib.dry_run`) before you read on, because this file says which is which.
 
-Costs on n replicas, with M bytes of gradients on a rank, and m microbatches on stage i of p:
+Costs on n replicas, with M bytes of gradients per rank, and m microbatches on stage i of p:
 
     suspect_a   every forward runs before the first backward, so m microbatches are kept, not min(m, p - i)
-    suspect_b   nothing: a reduce-scatter and an all-gather are the two halves of an all-reduce
+    suspect_b   nothing extra: a reduce-scatter and an all-gather are the two halves of an all-reduce
     suspect_c   all gradients of all replicas go to every replica, (n - 1) M bytes, not 2 (n - 1) / n M
 
-Source of what they should cost: `course_lib.facts.axis_bytes`, `course_lib.facts.pipeline`.
+Source of the right costs: `course_lib.facts.axis_bytes`, `course_lib.facts.pipeline`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _step(
     config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float,
     order: Callable[[int, int], Schedule], add: Sum,
 ) -> Step:  # fmt: skip
-    """A step with a schedule of this order, and gradients that are added up over the replicas like this."""
+    """A step with a schedule of this order, and gradients that are added up over the replicas in this way."""
     count = layout.microbatches(batch_size)
     schedule = order(layout.pp, count)
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def _all_reduced(row: Tensor, group: dist.ProcessGroup | None, n: int) -> Tensor
 
 
 def _halves(row: Tensor, group: dist.ProcessGroup | None, n: int) -> Tensor:
-    """Each rank sums a part, and all gather the parts: 2 (n - 1) / n of the bytes, as an all-reduce."""
+    """Each rank sums a part, and all gather the parts: 2 (n - 1) / n of the bytes, as in an all-reduce."""
     padded = F.pad(row, (0, -len(row) % n))
     part = padded.new_empty(len(padded) // n)
     dist.reduce_scatter_tensor(part, padded, group=group)
@@ -101,7 +101,7 @@ def _halves(row: Tensor, group: dist.ProcessGroup | None, n: int) -> Tensor:
 
 
 def _gathered(row: Tensor, group: dist.ProcessGroup | None, n: int) -> Tensor:
-    """Every rank gets all rows, and sums them: (n - 1) M bytes, which is an all-reduce's if n is 2."""
+    """Every rank gets all rows, and sums them: (n - 1) M bytes, as many as an all-reduce sends if n is 2."""
     rows = row.new_empty(n * len(row))
     dist.all_gather_into_tensor(rows, row, group=group)
     return rows.view(n, -1).sum(0)

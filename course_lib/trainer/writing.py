@@ -1,14 +1,14 @@
 """Writing with a trained GPT: one byte after the other, each drawn from the model's probabilities.
 
-A token is a byte, so any text is a prompt. Every byte is a forward of all bytes before it, at most `context`:
-no keys and values are kept from one to the next.
+A token is a byte, so any text can be a prompt. Every new byte takes a forward of the bytes before it, at most
+`context` of them, because no keys and values are kept from one forward to the next.
 
-Seen with the 0.8M GPT (tied=False) after 600 steps of 8 x 128 bytes of `library_text`, by AdamW at 1e-3: the
-loss of the last batch is 1.94 nats a byte, after 100 steps it was 2.6. After b"def " the model writes the
-look of Python and no Python. At temperature 0 it writes "the the the". At 0.8 and 1 it writes indented
-lines, `self`, `if`, brackets, `#`, and words as long as English ones, few of which exist. AdamW at 3e-3
-without warm-up ends at 2.4. With 16 rows a step the loss is 1.83, and the text looks the same. SGD with
-momentum stays at 2.7 with 0.05, and writes spaces; with 0.3 it is NaN within 100 steps.
+We tried the 0.8M GPT (tied=False) after 600 steps of 8 x 128 bytes of `library_text`, with AdamW at 1e-3. The
+loss of the last batch is 1.94 nats per byte, and was 2.6 after 100 steps. After b"def " the model writes text
+that looks like Python but is not. At temperature 0 it writes "the the the". At 0.8 and 1 it writes indented
+lines, `self`, `if`, brackets, `#`, and words as long as English words, few of which exist. AdamW at 3e-3
+without warm-up ends at 2.4. With 16 rows per step the loss is 1.83, but the text looks the same. SGD with
+momentum stays at 2.7 with 0.05, and writes spaces. With 0.3 it is NaN within 100 steps.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from course_lib.models import GPT
 def generate(
     model: GPT, prompt: bytes, count: int, seed: int = 0, temperature: float = 1.0
 ) -> bytes:
-    """The `count` bytes that the model writes after `prompt`.
+    """The `count` bytes the model writes after `prompt`.
 
-    model: with a vocabulary of 256, whole, on one device; call `model.eval()` first if it has dropout.
-    temperature: logits are divided by it. Near 0 the likeliest byte always comes, and 0 stands for that.
-    seed: of the draws; the same numbers give the same bytes on one machine.
+    model: has a vocabulary of 256 and is whole, on one device; call `model.eval()` first if it has dropout.
+    temperature: divides the logits. Near 0 the likeliest byte is always drawn, and 0 stands for that.
+    seed: for the draws; equal arguments give the same bytes on one machine.
 
-    Cost: `count` forwards of up to `context` tokens, about 2 N FLOPs a token of each. Raises ValueError for
-    an empty prompt, and a temperature below 0.
+    Cost: `count` forwards of up to `context` tokens each, about 2 N FLOPs per token. Raises ValueError for an
+    empty prompt, and for a temperature below 0.
     """
     if not prompt or temperature < 0:
         raise ValueError(
