@@ -1,20 +1,20 @@
-"""Two machines on one: two elastic agents, as `torchrun` starts them, and ranks that really die.
+"""Two machines on one: two elastic agents, which are started as by `torchrun`, and ranks that really die.
 
 An agent is the process on each machine that starts its ranks and watches them. Agents meet at a store and
-agree who takes part, which is the rendezvous. If a rank dies, its agent ends its other ranks and asks for a
-new rendezvous; the other agents see that and do the same. *All* ranks start anew, and what they had in
-memory is gone: they go on from the newest checkpoint. If an agent dies, the others wait for its signs of
-life in vain, and go on without it if that leaves the least number of nodes (`nodes=(1, 2)`), with fewer
-ranks.
+agree which of them take part, which is called the rendezvous. If a rank dies, its agent ends its other ranks
+and asks for a new rendezvous. The other agents notice this and do the same. So *all* ranks start again, and
+everything they had in memory is lost, which is why they continue from the newest checkpoint. If an agent
+dies, the others wait for its signs of life in vain. They continue without it, on fewer ranks, if that leaves
+the minimum number of nodes (`nodes=(1, 2)`).
 
     run_agents(worker, folder, nodes=(2, 2))                               # undisturbed
     run_agents(worker, folder, nodes=(1, 2), kills=[Kill(1, "saved 5")])   # an agent dies
 
-The batch and the learning rate are yours to keep: here the rows of a step are fixed, and dealt out to any
-number of ranks. Each agent has a `TORCHELASTIC_RESTART_COUNT` of its own, so do not name files by it.
+It is up to you to keep the batch and the learning rate. Here the rows of a step are fixed, and are dealt out
+to any number of ranks. Each agent has its own `TORCHELASTIC_RESTART_COUNT`, so do not name files by it.
 
-Settings, all of them for speed: forked ranks, signs of life every second, of which three may fail. The
-store is in the starter, so that any agent may die; `torchrun` has it in the first agent. Without
+All settings are chosen for speed: forked ranks, and signs of life every second, of which three can fail. The
+store is in the starter, so that any agent can die; `torchrun` has it in the first agent. Without
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 the ranks would meet at the agents' store, and with two nodes a killed
 rank was never replaced (0 of 3 within 60 s, PyTorch 2.13; compare pytorch issue 135712).
 
@@ -48,7 +48,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class AgentsRun:
-    """codes: exit codes of the agents, negative for a signal; lines: of the journal, times from the start."""
+    """codes: exit codes of the agents, negative for a signal; lines: the journal's, timed from the start."""
 
     seconds: float
     codes: list[int]
@@ -67,13 +67,14 @@ def run_agents(
 ) -> AgentsRun:
     """worker(folder, *arguments) on the ranks of two agents; returns when both have ended.
 
-    worker: a function of a notebook or of a module, which calls `dist.init_process_group` itself; it finds
+    worker: a function of a notebook or of a module, which calls `dist.init_process_group` itself. It finds
         RANK, WORLD_SIZE and the rest in its environment, and notes its steps in
         `Journal(f"{folder}/journal")`.
-    folder: for the worker's files; it is made. nodes: least and most agents that take part. ranks: of each.
-    restarts: how often an agent starts its ranks anew after one of them failed. kills: agents to be killed.
+    folder: for the worker's files; it is created. nodes: minimum and maximum number of agents that take part.
+    ranks: of each agent. restarts: how often an agent starts its ranks again after one of them failed.
+    kills: agents to be killed.
 
-    No process is left, however it ends. Raises RuntimeError, with all that the processes printed, if it
+    No process is left, however it ends. Raises RuntimeError, with everything the processes printed, if it
     does not end within `timeout` seconds.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,16 @@
-"""Save without stopping: a copy now, the write behind the next steps.
+"""Save without stopping: copy immediately, and write behind the next steps.
 
-The run stands still for the copy alone, a memory copy in place of a write to a disk. So delta of the best
-interval falls, and tau with its root: saves may come more often. Four things can go wrong:
+The run stops only for the copy, which is a memory copy instead of a write to a disk. So delta of the best
+interval becomes smaller, and tau falls with its root, which means that you can save more often. Four things
+can go wrong:
 
-    no copy           the file of step 1 holds the values of step 2, which were computed meanwhile
-    two writes        the later one overtakes, and the older is the newest: one write at a time
-    a lost error      the disk was full, and no call said so: it is raised by the next call
+    no copy           the file of step 1 holds the values of step 2, because they were computed meanwhile
+    two writes        the later one overtakes, so the older is the newest: do one write at a time
+    a lost error      the disk was full, but no call said so: the next call raises the error
     no wait           a program that ends while it writes: call `wait` at the end
 
-The copies' memory is used again; a GPU's tensors go into pinned memory, from which it can be read while it
-works. The thread must send nothing: collectives of two threads have no common order.
+The copies' memory is reused. A GPU's tensors go into pinned memory, from which they can be written while the
+GPU works. The thread must not send anything, because collectives of two threads have no common order.
 
 Memory: the bytes of all tensors once more. Source: torch.distributed.checkpoint.async_save, and Maurya et
 al., DataStates-LLM, HPDC 2024.
@@ -26,9 +27,10 @@ from torch import Tensor
 
 
 class AsyncCheckpoint:
-    """`save(step, tensors)` copies and returns; `write(step, copies)` runs in a thread of its own.
+    """`save(step, tensors)` copies and returns; `write(step, copies)` runs in its own thread.
 
-    write: gets copies on the CPU, which it must not keep: the next save fills them with other values.
+    write: receives copies on the CPU. It must not keep them, because the next save fills them with other
+    values.
     """
 
     def __init__(self, write: Callable[[int, dict[str, Tensor]], Any]):
@@ -39,9 +41,9 @@ class AsyncCheckpoint:
 
     @torch.no_grad()
     def save(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Begin a save of the values that `tensors` have now; waits first for the one before.
+        """Begin a save of the values `tensors` have now, after waiting for the previous save.
 
-        Raises the error of the save before; then this one has not begun.
+        Raises the error of the previous save, and then does not begin this one.
         """
         self.wait()  # its copies are still being read
         self.copies = {name: self._room(name, tensor) for name, tensor in tensors.items()}

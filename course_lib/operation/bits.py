@@ -1,15 +1,14 @@
-"""Is a rank's memory right? Replicas must agree in every bit, so a checksum of bits shows the one that does
-not.
+"""Is a rank's memory right? Replicas must agree in every bit, so a checksum of bits shows a wrong replica.
 
-A chip that computes wrongly, or a bit that flips, raises no error. Replicas that got the same averaged
-gradient have the same parameters to the last bit, so eight bytes a rank suffice to compare them. The sum is
-of the bits as integers: sums of floats depend on the order, and lose small differences.
+A chip that computes wrongly, or a bit that flips, does not raise an error. But replicas that received the
+same averaged gradient have the same parameters to the last bit, so eight bytes per rank are enough to compare
+them. We sum the bits as integers, because sums of floats depend on the order, and lose small differences.
 
     after the all-reduce    a flip stays on its rank, which is named from this step on
     before it               the wrong gradient goes into the average of all ranks, and all agree
 
-Bytes: one all-gather of 8 bytes a rank. Sources: Dixit et al., Silent Data Corruptions at Scale, 2021; Llama
-Team, The Llama 3 Herd of Models, 2024, table 5 (six interruptions by silent data corruption).
+Bytes: one all-gather of 8 bytes per rank. Sources: Dixit et al., Silent Data Corruptions at Scale, 2021;
+Llama Team, The Llama 3 Herd of Models, 2024, table 5 (six interruptions by silent data corruption).
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ Group = dist.ProcessGroup | None
 
 
 def odd_ranks(parameters: Iterable[Tensor], group: Group = None) -> list[int]:
-    """The ranks of `group`, counted in it, whose parameters differ from those of most; the same on all.
+    """The ranks of `group`, counted in it, whose parameters differ from most ranks'; the same on all.
 
-    parameters: in the same order on all ranks. If no value has more than half of the ranks, all are named:
-    some of them are wrong, and the checksums cannot say which.
+    parameters: in the same order on all ranks. If no value is shared by more than half of the ranks, all
+    ranks are named, because some of them are wrong and the checksums cannot say which.
     """
     mine = bit_sum(parameters)
     sums = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
@@ -43,8 +42,8 @@ def odd_ranks(parameters: Iterable[Tensor], group: Group = None) -> list[int]:
 def bit_sum(parameters: Iterable[Tensor]) -> Tensor:
     """A checksum of all bits: (), int64; overflow wraps around.
 
-    One flipped bit always changes it: by a power of two times a power of 31, which is odd, so never by a
-    multiple of 2^64.
+    One flipped bit always changes it. The change is a power of two times a power of 31, which is odd, so it
+    is never a multiple of 2^64.
     """
     total = torch.zeros((), dtype=torch.int64)
     for tensor in parameters:

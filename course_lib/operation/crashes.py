@@ -1,13 +1,13 @@
-"""Every power failure of a save, tried: after each operation, in each state that the disk may then be in.
+"""Tries every power failure of a save: after each operation, in each state in which the disk can then be.
 
     saves on one disk, the power fails after operation k    for every k
     the disk is in one of its states                        for every state
-    newest looks at it                                      one of two checkpoints must come, whole
+    newest looks at it                                      one of two checkpoints must be found, whole
     the save is made again, in spite of what is left        and newest must find it
 
-A save of two parts has 9 operations and some dozen states, which take milliseconds. Programs like this one
-find what years of use do not: Pillai et al., OSDI 2014, whose tool ALICE does it with recorded system
-calls.
+A save of two parts has 9 operations and a few dozen states, which takes milliseconds. Programs like this one
+find faults that years of use do not. Pillai et al., OSDI 2014, do it with recorded system calls, in their
+tool ALICE.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Newest = Callable[[Disk], tuple[int, dict[str, bytes]] | None]
 
 @dataclass(frozen=True)
 class Crash:
-    """A power failure, and one state in which it may have left the disk.
+    """A power failure, and one state in which it can have left the disk.
 
     operations: how many were carried out; after: the last of them, or "". returned: how many of the saves had
     returned. files: bytes by name.
@@ -53,8 +53,8 @@ def power_failures(
 ) -> Iterator[Crash]:
     """Every crash of `saves`, made one after the other on a disk that held `files`.
 
-    The saves are made once for each of their operations: k of these are carried out, then the power fails.
-    Raises what `commit` raises.
+    The saves are repeated once for each of their operations. Each time k operations are carried out, and then
+    the power fails. Raises the same errors as `commit`.
     """
     power = 0
     while True:
@@ -78,9 +78,9 @@ def faults(
 ) -> Iterator[Fault]:
     """All faults of `commit` and `newest`; none if a checkpoint survives every power failure.
 
-    saves: (step, parts), steps not falling. After the power failed, `newest` has to return the last save
-    that had returned or the one that was under way; then the last save is made again, and `newest` has to
-    return it.
+    saves: (step, parts), with steps that do not fall. After the power failure, `newest` has to return either
+    the last save that had returned or the save that was under way. Then the last save is made again, and
+    `newest` has to return it.
     """
     states = [None, *((step, dict(parts)) for step, parts in saves)]  # after so many saves
     for crash in power_failures(commit, saves, any_order=any_order):

@@ -1,13 +1,14 @@
-"""Event files that TensorBoard reads, without TensorBoard, which is 161 MB.
+"""Event files TensorBoard can read, written without TensorBoard, which takes 161 MB.
 
-A file is a row of records, and a record is framed as in TensorFlow's TFRecord:
+A file is a sequence of records, and each record is framed as in TensorFlow's TFRecord:
 
     length   8 bytes, little-endian          checksum of the length   4 bytes
     data     so many bytes                   checksum of the data     4 bytes
 
-So a record that was torn by a crash is recognised, and those before it are good. The checksum is CRC-32C (the
-polynomial of Castagnoli), turned by 15 bits and with a constant added: a checksum of data that hold checksums
-would else be a poor one. The data are one Event in protobuf's encoding, of which four fields are needed:
+So a record torn by a crash is recognised, and the records before it are good. The checksum is CRC-32C (the
+polynomial of Castagnoli), rotated by 15 bits and with a constant added, because otherwise it would be a poor
+checksum for data that contain checksums. The data are one Event in protobuf's encoding, of which four fields
+are needed:
 
     1 wall_time double   2 step int64   3 file_version string   5 summary {1 value {1 tag, 2 simple_value}}
 
@@ -49,7 +50,7 @@ class EventWriter:
         self.file.write(record(_wall_time(time.time()) + _bytes(3, b"brain.Event:2")))
 
     def scalar(self, tag: str, value: float, step: int, wall_time: float | None = None) -> None:
-        """One point of the curve `tag`. It is in the file after `flush`."""
+        """Add one point to the curve `tag`. It is in the file after `flush`."""
         now = time.time() if wall_time is None else wall_time
         value_of_tag = _bytes(1, tag.encode()) + struct.pack("<Bf", 2 << 3 | 5, value)
         summary = _bytes(5, _bytes(1, value_of_tag))
@@ -117,7 +118,7 @@ TABLE = [_row(byte) for byte in range(256)]
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    """Seven bits per byte, the lowest first; the eighth bit says that more bytes follow."""
     number &= (1 << 64) - 1  # a negative number as its two's complement
     data = bytearray()
     while number > 127:
@@ -135,7 +136,7 @@ def _wall_time(seconds: float) -> bytes:
 
 
 def _fields(data: bytes) -> dict[int, list]:
-    """The values of a message by field: integers of varints, bytes of all others."""
+    """The values of a message by field: integers for varints, bytes for all other kinds."""
     fields: dict[int, list] = {}
     at = 0
     while at < len(data):

@@ -1,18 +1,19 @@
-"""A failure injector: a run that is killed at drawn times until it has come to its end.
+"""A failure injector: kills a run at drawn times until it has finished.
 
-Failures of a large job have no memory: whatever happened before, the next comes after a time that is drawn
-from an exponential distribution of mean M. Here M is seconds in place of hours, and the run is a process
-that is killed by SIGKILL and started again. So its goodput can be measured, and held against the formula:
+Failures of a large job have no memory. Whatever happened before, the time until the next failure is drawn
+from an exponential distribution of mean M. Here M is seconds instead of hours, and the run is a process that
+is killed by SIGKILL and started again. So we can measure its goodput, and compare it with the formula:
 
     run = run_with_failures(partial(train, steps=400, every=20), folder, mtbf=2.0, seed=0)
     costs = measured(run, Journal(f"{folder}/journal").lines())      # training.py
     costs.goodput, goodput(20 * costs.step, costs.save, costs.restart, mtbf=2.0)
 
-A failure while the run starts again counts, too; the formula leaves it out (see `intervals.py`). With few
-failures the measured number scatters: with k of them by about 1 / sqrt(k) of the time lost.
+A failure while the run starts again also counts here, whereas the formula leaves it out (see `intervals.py`).
+If there are few failures, the measured number scatters. With k of them it does so by about 1 / sqrt(k) of the
+time lost.
 
-Source: Schroeder and Gibson, A large-scale study of failures in high-performance computing systems, 2006:
-real times between failures scatter more than this (a Weibull distribution of shape 0.7 to 0.8).
+Source: Schroeder and Gibson, A large-scale study of failures in high-performance computing systems, 2006.
+Real times between failures scatter more than this (a Weibull distribution of shape 0.7 to 0.8).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .starter import Deadline, fork, run_below
 
 @dataclass(frozen=True)
 class FailedRun:
-    """began: on the machine's monotonic clock; seconds: to the end; kills: in seconds since it began."""
+    """began: on the machine's monotonic clock; seconds: to the end; kills: in seconds after it began."""
 
     began: float
     seconds: float
@@ -40,7 +41,7 @@ class FailedRun:
 
 
 def times_between_failures(mtbf: float, seed: int) -> Iterator[float]:
-    """Seconds until the next failure, again and again, of mean `mtbf`."""
+    """Seconds until the next failure, again and again, with mean `mtbf`."""
     draw = Random(seed)
     while True:
         yield draw.expovariate(1 / mtbf)
@@ -54,10 +55,10 @@ def run_with_failures(
     seed: int,
     timeout: float = 90.0,
 ) -> FailedRun:
-    """worker(folder, *arguments) in a process that is killed at drawn times and started again, until it
-    returns.
+    """Run worker(folder, *arguments) in a process that is killed and started again until it returns.
 
-    No process is left. Raises RuntimeError if the worker raises, or if it does not get to its end in time.
+    The times of the kills are drawn. No process is left. Raises RuntimeError if the worker raises, or if it
+    does not finish in time.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = str(Path(folder).absolute())

@@ -1,11 +1,11 @@
-"""A real folder with the seven operations of `Disk`: so the same `commit` that was tried there saves here.
+"""A real folder with the seven operations of `Disk`, so a `commit` that was tried there also saves here.
 
-A name may hold any character. "/" is written as %2F, since for a file system it ends the name of a folder,
-which would need a sync of its own; "%" is written as %25, and a dot at the beginning as %2E.
+A name can contain any character. "/" is written as %2F, because in a file system it ends the name of a
+folder, and this folder would need its own sync. "%" is written as %25, and a dot at the beginning as %2E.
 
-`fsync` of a folder is that of its file descriptor (fsync(2)). A Python that is ended by SIGKILL loses
-nothing that it had written, since the page cache is the kernel's: to lose it, the machine has to stop. A
-kill therefore tries the order of the operations, and only a power failure the syncs.
+A folder is synced by `fsync` on its file descriptor (fsync(2)). If SIGKILL ends a Python, it loses nothing it
+had written, because the page cache belongs to the kernel. To lose it, the machine has to stop. So a kill
+tests only the order of the operations, and only a power failure tests the syncs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 
 class Folder:
-    """The files of `path`, which is made if it is not there, with its name synced in the folder above it."""
+    """The files of `path`. If it does not exist, it is made, and its name synced in the folder above it."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

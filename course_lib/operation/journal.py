@@ -1,4 +1,4 @@
-"""A journal that many processes write, some of which are killed while they do."""
+"""A journal that many processes write, some of which are killed while they write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """rank: of the process that wrote it, -1 outside of all ranks; time: of the machine's monotonic clock."""
+    """rank: of the process that wrote it, -1 outside of all ranks; time: on the machine's monotonic clock."""
 
     time: float
     pid: int
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """Lines in one file. A line is one write to a file opened for appending, so lines do not mix."""
+    """Lines in one file. Each line is one write to a file opened for appending, so lines do not mix."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -37,7 +37,7 @@ class Journal:
         return [Line(*json.loads(line)) for line in self.path.read_bytes().splitlines()]
 
     def die_once(self, text: str) -> None:
-        """Kill this process with SIGKILL, unless some process has died here, with this text, before."""
+        """Kill this process with SIGKILL, unless a process has already died here with this text."""
         if all(line.text != text for line in self.lines()):
             self.note(text)
             os.kill(os.getpid(), signal.SIGKILL)

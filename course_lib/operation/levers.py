@@ -1,16 +1,16 @@
-"""Pull one lever on a profile: by closed forms, how long would its step be?
+"""Pull one lever on a profile: how long would its step be, according to closed forms?
 
     lever              what changes                               what stays
-    take host out      computing of the rank that is always last  its input, which the spare reads as well
+    take host out      computing of the rank that is always last  its input, which the spare also reads
     balance            the work of the ranks                      the speed of a slow chip
     prefetch           data, as far as computing can hide it      computing
-    save behind        checkpoint: a copy in memory stops it      the write, now behind the next steps
+    save behind        checkpoint: only a copy in memory stops it the write, now behind the next steps
     more microbatches  bubble: half of it for twice as many       the work
-    larger messages    messages: 1 in place of 16                 bytes
+    larger messages    messages: 1 instead of 16                  bytes
     faster network     beta: half the seconds for each byte       alpha, the start of a message
 
-After each lever bytes move again, and the ranks wait again for the last one. The sizes (16, twice, a spare
-as fast as the median) are examples, and the closed forms are the point.
+After each lever, bytes move again, and the ranks wait again for the last rank. The sizes (16, twice, a spare
+as fast as the median) are only examples. What matters are the closed forms.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .symptoms import Profile
 
 MERGED = 16  # messages that become one
 TIMES = 2  # as many microbatches, and as fast a network
-COPY = 1 / 30  # of a save is the copy in memory: 2 s where the write takes 60 s
+COPY = 1 / 30  # share of a save that is the copy: 2 s where the write takes 60 s
 
 
 def pull(profile: Profile, lever: str) -> Profile:
-    """The profile with one of LEVERS pulled. Every number that the lever leaves alone stays what it is."""
+    """The profile with one of LEVERS pulled. Every number the lever does not touch stays as it is."""
     return settled(replace(profile, **LEVERS[lever](profile)))
 
 
 def settled(profile: Profile) -> Profile:
-    """Bytes move as alpha and beta say, and the ranks wait for the last one: `moving` and `waiting` follow.
+    """Let bytes move as alpha and beta say, and the ranks wait for the last: sets `moving` and `waiting`.
 
-    A rank can hide no more than it computes.
+    A rank can hide no more than it computes, so `hidden` is limited to that.
     """
     came = arrivals(profile)
     counts = zip(profile.messages, profile.bytes, strict=True)
@@ -48,7 +48,7 @@ def settled(profile: Profile) -> Profile:
 
 
 def arrivals(profile: Profile) -> list[float]:
-    """When each rank comes to the collective, in seconds from the beginning of the step."""
+    """When each rank reaches the collective, in seconds from the beginning of the step."""
     return [sum(both) for both in zip(profile.data, profile.computing, strict=True)]
 
 
@@ -63,7 +63,7 @@ def _spare(profile: Profile) -> dict[str, Any]:
 
 
 def _balance(profile: Profile) -> dict[str, Any]:
-    """Equal work for all. A rank that is always last has it already: its chip is slow, and stays slow."""
+    """Equal work for all. A rank that is always last already has it, but its chip is slow and stays slow."""
     slow = profile.late[0] if profile.late is not None else None
     equal = mean(seconds for rank, seconds in enumerate(profile.computing) if rank != slow)
     return {
@@ -74,7 +74,7 @@ def _balance(profile: Profile) -> dict[str, Any]:
 
 
 def _prefetch(profile: Profile) -> dict[str, Any]:
-    """The next input is read while the rank computes; only what takes longer than that is left."""
+    """The next input is read while the rank computes, so only the time beyond that is left."""
     both = zip(profile.data, profile.computing, strict=True)
     return {"data": [max(0.0, data - computing) for data, computing in both]}
 

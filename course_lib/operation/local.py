@@ -1,9 +1,10 @@
-"""Talk less often: H steps on each rank alone, then one outer step of all ranks (DiLoCo).
+"""Talk less often: H steps on each rank separately, then one outer step of all ranks (DiLoCo).
 
-Data parallelism sends the gradients in every step. Here each rank takes H steps with an optimizer of its own,
-and its parameters drift away from those of the other ranks. Then the ranks average how far they have moved.
-The movement, start - end, is the *outer gradient*. It points up the loss like a gradient, so an optimizer can
-take it: SGD with Nesterov momentum. Its result is the start of the next period, the same on all ranks.
+Data parallelism sends the gradients in every step. Here each rank takes H steps with its own optimizer, so
+its parameters drift away from those of the other ranks. Then the ranks average how far they have moved. The
+movement, start - end, is the *outer gradient*. It points up the loss like a gradient, so an optimizer can
+take it. Here this is SGD with Nesterov momentum. Its result, which is the same on all ranks, is the start of
+the next period.
 
     start                theta                                    common
     H inner steps        theta_r = the rank's own end             apart
@@ -14,8 +15,8 @@ take it: SGD with Nesterov momentum. Its result is the start of the next period,
 With eta = 1 and mu = 0 the outer step is the average of the ends (local SGD). With H = 1 and plain SGD inside
 it is data parallelism, because start - end is the learning rate times the gradient.
 
-Each rank's movement counts the same. So the loss is the mean over all targets only if the ranks' batches have
-equally many.
+The movements of all ranks have equal weight. So the loss is the mean over all targets only if the ranks'
+batches have equally many targets.
 
 Cost: 2 (N-1)/N P elements every H steps, 1/H of data parallelism's bytes, in one all-reduce. Memory: two more
 copies of the trained parameters, the start and m, and a third while the outer step is taken.
@@ -52,11 +53,11 @@ def local_steps(
     """Train `model` in place: a step on each of `batches`, and an outer step after every `steps_between`.
 
     model: `model(batch)` is the mean loss of a batch; its parameters are the same on all ranks of `group`,
-        before and after the call, and of one dtype. Frozen ones do not travel. Buffers stay each rank's own.
-    optimizer: of this rank, for the inner steps; its state is neither sent nor reset.
-    batches: of this rank, equally many on all ranks. The last period is shorter if `steps_between` does not
-        divide their number, and is sent as well.
-    outer_lr, outer_momentum: of SGD with Nesterov momentum.
+        before and after the call, and of one dtype. Frozen ones are not sent. Each rank keeps its buffers.
+    optimizer: this rank's, for the inner steps; its state is neither sent nor reset.
+    batches: this rank's, equally many on all ranks. The last period is shorter if `steps_between` does not
+        divide their number, and is also sent.
+    outer_lr, outer_momentum: for SGD with Nesterov momentum.
     Sends one all-reduce of the trained parameters in each period, ceil(len(batches) / steps_between) in all.
     ValueError if `steps_between` is less than 1, or `outer_momentum` not in [0, 1).
     """

@@ -1,20 +1,21 @@
-"""Save on four ranks, load on three: which rank writes what, and which pieces a rank reads of which files.
+"""Save on four ranks, load on three: which rank writes what, and which pieces it reads from which files.
 
-A rank holds boxes of tensors. A box is a list of (start, stop), one a dimension, counted in the whole
-tensor: rank 1 of a matrix (8, 6) whose columns are cut in two holds [(0, 8), (3, 6)]. Nothing else has to
-be known: pp, dp and tp are only names for who holds which boxes. So a plan is arithmetic on intervals.
+A rank holds boxes of tensors. A box is a list of (start, stop), one per dimension, counted in the whole
+tensor. For example, rank 1 of a matrix (8, 6) whose columns are cut in two holds [(0, 8), (3, 6)]. A plan
+needs to know nothing else, because pp, dp and tp are only names for which ranks hold which boxes. So a plan
+is arithmetic on intervals.
 
     saved   [(0, 8), (0, 3)]  [(0, 8), (3, 6)]     columns, on two ranks
     wanted  [(3, 6), (0, 6)]                       rows, the second of three
     pieces  rows 3 to 6 of both
 
-Writing: replicas hold the same box, and one of them writes it. The largest box is dealt first, each to the
-holder with the fewest bytes so far. If every rank holds every box, the busiest rank writes at most 4/3 -
-1/(3n) of the least possible (Graham, Bounds on Multiprocessing Timing Anomalies, 1969, theorem 2). If boxes
-have few holders there is no such bound: with two it can be twice as much.
+Writing: replicas hold the same box, and one of them writes it. The largest box is dealt first, and each box
+goes to the holder with the fewest bytes so far. If every rank holds every box, the busiest rank writes at
+most 4/3 - 1/(3n) times the least possible (Graham, Bounds on Multiprocessing Timing Anomalies, 1969, theorem
+2). If boxes have only a few holders, this bound does not hold. With two holders it can be twice as much.
 
-Reading: each rank reads what it wants and nothing else, from the files that have it. A matrix saved on tp 8
-and loaded on tp 4 is read from two files by each rank; pp changes only which rank that is.
+Reading: each rank reads only what it wants, from the files that have it. If a matrix was saved on tp 8 and is
+loaded on tp 4, each rank reads it from two files. pp changes only which rank that is.
 
 torch.distributed.checkpoint makes such plans (`DefaultSavePlanner`, `dedup_save_plans`, and
 `create_read_items_for_chunk_list`, which cuts boxes as `read_plan` does).
@@ -29,9 +30,10 @@ Box = list[tuple[int, int]]
 
 
 def write_plan(held: Sequence[Sequence[tuple[str, Box, int]]]) -> list[list[int]]:
-    """For each rank the indices of the pieces that it writes, in order; each (name, box) is written once.
+    """For each rank, the indices of the pieces it writes, in order; each (name, box) is written once.
 
-    held[r]: (name, box, bytes) of each piece of rank r. The ranks that hold a piece give it the same bytes.
+    held[r]: (name, box, bytes) of each piece of rank r. The ranks that hold a piece state the same bytes for
+    it.
     """
     holders: dict[tuple[str, tuple], list[tuple[int, int]]] = {}
     for rank, pieces in enumerate(held):
@@ -51,13 +53,13 @@ def write_plan(held: Sequence[Sequence[tuple[str, Box, int]]]) -> list[list[int]
 
 
 def read_plan(saved: Sequence[tuple[int, Box]], wanted: Box) -> list[tuple[int, Box, Box]]:
-    """The pieces that fill `wanted`: (file, its place in the saved box, its place in the wanted box).
+    """The pieces that fill `wanted`: (file, position in the saved box, position in the wanted box).
 
-    saved: (file, box) of each saved box of one tensor; no two overlap. Both places are boxes, counted from
-    the beginning of the saved and of the wanted one. The box of a scalar is the empty list: it has one
-    element. A wanted box without elements needs no piece.
+    saved: (file, box) of each saved box of one tensor; no two overlap. Both positions are boxes, counted from
+    the beginning of the saved box and of the wanted box. The box of a scalar is the empty list, because it
+    has one element. A wanted box without elements needs no piece.
 
-    Raises ValueError if the saved boxes do not hold all that is wanted.
+    Raises ValueError if the saved boxes do not cover everything that is wanted.
     """
     pieces, filled = [], 0
     for file, box in saved:

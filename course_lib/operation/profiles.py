@@ -1,8 +1,8 @@
-"""Twelve runs to diagnose: drawn profiles of a step, each with its cause, and a healthy one.
+"""Twelve runs to diagnose: drawn profiles of a step, eleven with a cause, and one healthy.
 
-Every number is drawn from a seed, within limits that keep each cause clear of the rules' limits: a cause
-costs 12 to 30 % of the step, and all else together less than 3 % apiece. The sick ranks are drawn too. So a
-run is told by its profile and not by its place in the list.
+Every number is drawn from a seed, within limits that keep each cause clear of the rules' limits. A cause
+costs 12 to 30 % of the step, and everything else costs less than 3 % each. The sick ranks are also drawn. So
+you can recognise a run only by its profile, and not by its position in the list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def draw_profiles(seed: int) -> list[tuple[Profile, list[Finding]]]:
 
 
 def _profile(draw: Random, change: Callable[..., list[Finding]]) -> tuple[Profile, list[Finding]]:
-    """A healthy run, changed by its cause; then the ranks wait for the last one."""
+    """A healthy run, changed by its cause; then the ranks wait for the last rank."""
 
     def near(value: float) -> list[float]:
         return [value * draw.uniform(0.995, 1.005) for _ in range(RANKS)]
@@ -48,7 +48,7 @@ def _profile(draw: Random, change: Callable[..., list[Finding]]) -> tuple[Profil
     return Profile(**run), findings
 
 
-# ---- causes: each changes a run, in which `rank` may be the sick one, and costs about `share` of the step
+# ---- causes: each changes a run, in which `rank` can be the sick one, and costs about `share` of the step
 
 
 def _healthy(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
@@ -63,14 +63,14 @@ def _straggler(draw: Random, run: dict, rank: int, share: float) -> list[Finding
 
 
 def _experts(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
-    """Popular experts: some ranks have more tokens, other ones in each layer, so that none is always last."""
+    """Popular experts give some ranks more tokens, but other ranks in each layer, so none is always last."""
     for sick in draw.sample(range(RANKS), 2):
         run["computing"][sick] *= 1 + 2 * share * draw.uniform(0.9, 1)
     return [("unequal work", None)]
 
 
 def _stages(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
-    """The last stage has the head, of a large vocabulary. In its own group no rank is late."""
+    """The last stage has the head of a large vocabulary. In its own group no rank is late."""
     for last in (RANKS - 2, RANKS - 1):
         run["computing"][last] *= 1 + 2 * share
     return [("unequal work", None)]
@@ -98,7 +98,7 @@ def _data(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
 
 
 def _one_loader(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
-    """One rank's input is late, so the rank is late: the cause is its loader, and not its chip."""
+    """One rank's input is late, so the rank is late. The cause is its loader instead of its chip."""
     run["data"][rank] += share / (1 - share) * run["computing"][rank]
     run["late"] = rank, run["data"][rank]
     return [("data", rank)]
@@ -110,7 +110,7 @@ def _checkpoint(draw: Random, run: dict, rank: int, share: float) -> list[Findin
 
 
 def _out_of_memory(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
-    """One rank near its limit: the next longer batch ends it. Its step is as fast as the others'."""
+    """One rank is near its limit, and the next longer batch would end it. Its step is as fast as others."""
     run["peak_memory"][rank] = draw.uniform(0.97, 0.999) * run["memory"]
     return [("memory", rank)]
 

@@ -1,31 +1,31 @@
-"""A save that may be cut off at any moment: after it there is the old checkpoint or the new one, never half.
+"""A save that can be cut off at any moment leaves the old checkpoint or the new one, but never half of one.
 
-A checkpoint has many parts, and nothing writes several files at once. But `rename` is one step: after it a
-name stands for another file, or for the same as before. So all parts come first, under names that `newest`
-does not read, and one rename makes a checkpoint of them:
+A checkpoint has many parts, and nothing writes several files in one step. But `rename` is one step, so after
+it a name stands either for another file or for the same file as before. So all parts are written first, under
+names that `newest` does not read, and then one rename makes a checkpoint of them:
 
     write, sync     each part, under a new name
     sync_folder     the names of the parts
     write, sync     the manifest: which files belong together, with the size and a checksum of each
-    rename          the manifest to its own name, step-00000012. From here on the checkpoint is there
+    rename          the manifest to its own name, step-00000012. From now on the checkpoint exists
     sync_folder     the name of the manifest
 
-Each sync has its reason: without the first two a manifest could name parts that are not there, without the
-third its name could come before its bytes, and without the last `commit` could return and the checkpoint be
-gone. Every power failure was tried: `crashes.py`.
+Each sync has its reason. Without the first two, a manifest could name parts that do not exist. Without the
+third, its name could reach the disk before its bytes. Without the last, `commit` could return and the
+checkpoint could still be lost. Every power failure was tried (`crashes.py`).
 
-A disk also forgets without a power failure: a bit flips, a file is cut short, one is deleted. `newest`
-holds every part against its checksum, says which file is not as it was saved, and takes the checkpoint
-before it. A CRC-32 finds every flipped bit and every burst of at most 32; of other damage it misses one in
-2^32.
+A disk also forgets without a power failure, because a bit flips, a file is cut short, or a file is deleted.
+`newest` compares every part with its checksum, says which file is not as it was saved, and takes the
+checkpoint before it. A CRC-32 finds every flipped bit and every burst of at most 32 bits. It misses one in
+2^32 of other damages.
 
-Cost: two operations a part and five more; the bytes of the parts once.
+Cost: two operations per part and five more; the bytes of the parts once.
 
-Sources: POSIX.1-2017, rename(): the new name refers "either to the file referred to by new or old before
-the operation began". fsync(2): "Calling fsync() does not necessarily ensure that the entry in the directory
-containing the file has also reached disk". Pillai et al., OSDI 2014, for what goes wrong without. Peterson
-and Brown, Cyclic Codes for Error Detection, 1961, for what a CRC finds. torch.distributed.checkpoint writes
-its `.metadata` last in the same way.
+Sources: POSIX.1-2017, rename(): the new name refers "either to the file referred to by new or old before the
+operation began". fsync(2): "Calling fsync() does not necessarily ensure that the entry in the directory
+containing the file has also reached disk". Pillai et al., OSDI 2014, for what goes wrong without these steps.
+Peterson and Brown, Cyclic Codes for Error Detection, 1961, for what a CRC finds. torch.distributed.checkpoint
+also writes its `.metadata` last.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class DamagedCheckpoint(ValueError):
 
 
 def commit(disk: Files, step: int, parts: Mapping[str, bytes]) -> None:
-    """Save `parts` as the checkpoint of `step`; it replaces one of the same step.
+    """Save `parts` as the checkpoint of `step`, replacing any checkpoint of the same step.
 
-    If the power fails at any moment, `newest` returns the checkpoint that was the newest before or this
-    one, and after `commit` has returned, this one. Older checkpoints stay: `tidy` removes them. Raises
-    ValueError for a negative step.
+    If the power fails during the save, `newest` returns either the checkpoint that was newest before or this
+    one. After `commit` has returned, it returns this one. Older checkpoints stay until `tidy` removes them.
+    Raises ValueError for a negative step.
     """
     entries = write_parts(disk, new_prefix(disk, step), parts)
     publish(disk, step, entries)
 
 
 def new_prefix(disk: Files, step: int) -> str:
-    """The beginning of the names of this save's files; no file that is there, of any save, begins with it."""
+    """The beginning of the names of this save's files. No existing file, of any save, begins with it."""
     if step < 0:
         raise ValueError(f"step {step}: a step is 0 or more")
     names = disk.names()
@@ -81,7 +81,7 @@ def new_prefix(disk: Files, step: int) -> str:
 
 
 def write_parts(disk: Files, prefix: str, parts: Mapping[str, bytes]) -> dict[str, Entry]:
-    """Write and sync each part; its entry for the manifest. Several ranks can do it with one prefix."""
+    """Write and sync each part; returns its entry for the manifest. Several ranks can use one prefix."""
     entries = {}
     for name, data in parts.items():
         file = prefix + name
@@ -92,7 +92,7 @@ def write_parts(disk: Files, prefix: str, parts: Mapping[str, bytes]) -> dict[st
 
 
 def publish(disk: Files, step: int, entries: Mapping[str, Entry]) -> None:
-    """Make a checkpoint of parts that are written and synced; of several ranks one does it, after all."""
+    """Make a checkpoint of written and synced parts. Of several ranks, one calls it, when all have written."""
     disk.sync_folder()
     content = json.dumps(dict(entries)).encode()
     draft = new_prefix(disk, step) + "draft"  # an attempt of its own: no part has the name
@@ -103,9 +103,9 @@ def publish(disk: Files, step: int, entries: Mapping[str, Entry]) -> None:
 
 
 def newest(disk: Files) -> tuple[int, dict[str, bytes]] | None:
-    """(step, parts) of the newest checkpoint that is whole; None if there is none.
+    """(step, parts) of the newest whole checkpoint; None if there is none.
 
-    A checkpoint that is damaged is passed over, with a warning that names the file and the damage.
+    A damaged checkpoint is skipped, with a warning that names the file and the damage.
     """
     return newest_with(
         disk, lambda entries: {name: read_part(disk, entries[name]) for name in entries}
@@ -113,7 +113,7 @@ def newest(disk: Files) -> tuple[int, dict[str, bytes]] | None:
 
 
 def newest_with(disk: Files, load: Callable[[dict[str, Entry]], T]) -> tuple[int, T] | None:
-    """(step, load(entries)) of the newest checkpoint of which `load` does not raise DamagedCheckpoint."""
+    """(step, load(entries)) of the newest checkpoint for which `load` does not raise DamagedCheckpoint."""
     for step in steps(disk):
         try:
             return step, load(read_manifest(disk, step))
@@ -152,10 +152,11 @@ def read_part(disk: Files, entry: Entry) -> bytes:
 
 
 def tidy(disk: Files, keep: int = 2) -> None:
-    """Remove all checkpoints but the `keep` newest whole ones, and what interrupted saves left.
+    """Remove all checkpoints except the `keep` newest whole ones, and what interrupted saves left.
 
-    Files of other names stay. No program may be saving meanwhile. The manifests go first, and their removal
-    is synced before a part goes: a manifest whose parts are gone would be a damaged checkpoint.
+    Files with other names stay. No program is allowed to save meanwhile. The manifests are removed first, and
+    their removal is synced before any part is removed, because a manifest whose parts are gone would be a
+    damaged checkpoint.
     """
     kept, needed = 0, set[str]()
     for step in steps(disk):

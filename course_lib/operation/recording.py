@@ -1,11 +1,12 @@
-"""The run of the operations room: 16 ranks, 60 steps, five incidents, and quiet stretches between them.
+"""The run of the operations room: 16 ranks, 60 steps, and five incidents with quiet stretches between them.
 
     recording = record(seed=12)
     recording.profiles[17].step(), recording.loss[17]
 
-It has the form of a recorded run, but every number is drawn from a seed, by the model of profiles.py: an
-incident costs 15 to 25 % of a step, and all else less than 3 % apiece. The ranks are replicas of one stage
-of a pipeline, so that all do the same. They meet once a step, when they add up their gradients.
+It has the form of a recorded run, but every number is drawn from a seed, using the model of profiles.py. An
+incident costs 15 to 25 % of a step, and everything else costs less than 3 % each. The ranks are replicas of
+one stage of a pipeline, so all of them do the same. They meet once per step, when they add up their
+gradients.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ def record(seed: int) -> Recording:
 
 
 def window(step: int) -> range:
-    """The steps in which a straggler is looked for, around this one."""
+    """The steps around this one, in which a straggler is looked for."""
     return range(max(0, step - WINDOW), min(STEPS, step + WINDOW + 1))
 
 
 def _met(draw: Random, steps: list[dict[str, Any]]) -> list[Profile]:
-    """The profiles: peaks of memory follow from the work, waiting and `late` from who comes when."""
+    """The profiles. Peaks of memory follow from the work; waiting and `late` follow from the arrivals."""
     profiles = []
     for run in steps:
         work = run.pop("work")
@@ -86,7 +87,7 @@ def _near(draw: Random, values: list[float]) -> list[float]:
 
 
 def _quiet(draw: Random, base: float, bubble: float) -> dict[str, Any]:
-    """The parts of a step in which nothing happens. `work` is each rank's, by the mean's."""
+    """The parts of a step in which nothing happens. `work` is each rank's work divided by the mean."""
     return {
         "work": [1.0] * RANKS, "computing": _near(draw, [base] * RANKS),
         "data": _near(draw, [0.004] * RANKS), "checkpoint": [0.0] * RANKS, "bubble": bubble * base,
@@ -104,7 +105,7 @@ def _straggler(draw: Random, run: dict, rank: int, extra: float) -> None:
 
 
 def _unequal(draw: Random, run: dict, rank: None, extra: float) -> None:
-    """Two ranks have the popular experts, other ones in each step. The others have so much less to do."""
+    """Two ranks have the popular experts, other ranks in each step. All others have so much less to do."""
     popular = draw.sample(range(RANKS), 2)
     more = [extra / run["computing"][rank] * draw.uniform(0.9, 1) for rank in popular]
     run["work"] = [1 - sum(more) / (RANKS - 2)] * RANKS

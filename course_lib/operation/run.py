@@ -1,4 +1,4 @@
-"""A run that can be saved: its parts, and its state as bytes. The state itself: remember.py."""
+"""A run that can be saved: its parts, and its state as bytes. See remember.py for the state itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import nn
 
 @dataclass
 class Training:
-    """The parts of a run. `step` counts those that are finished: it is the number of the next one.
+    """The parts of a run. `step` counts the finished steps, so it is the number of the next step.
 
-    scheduler and scaler: with `state_dict` and `load_state_dict`, or None. generator: a run's own one, or
-    None.
+    scheduler and scaler: with `state_dict` and `load_state_dict`, or None. generator: the run's own, or None.
     """
 
     model: nn.Module
@@ -34,5 +33,5 @@ def to_bytes(state: dict[str, Any]) -> bytes:
 
 
 def from_bytes(data: bytes) -> dict[str, Any]:
-    """The state whose bytes these are, on the CPU."""
+    """The state that these bytes contain, on the CPU."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -1,17 +1,17 @@
-"""Save on pp 2 x tp 2, load on dp 3: a checkpoint of boxes, on any number of ranks.
+"""Save on pp 2 x tp 2, load on dp 3: a checkpoint of boxes, for any number of ranks.
 
-    save_shards    each rank writes its part of `write_plan`, a file a piece; then rank 0 commits
+    save_shards    each rank writes its part of `write_plan`, one file per piece; then rank 0 commits
     load_shards    each rank reads its part of `read_plan`, from the newest checkpoint that is whole for all
-    load_step      the same from a checkpoint that you name
+    load_step      the same from a checkpoint you name
 
-A checkpoint knows nothing of the ranks that saved it. It has boxes of named tensors:
-`course_lib.mesh.held_boxes` gives those of a model on a mesh. A rank that dies before rank 0 commits leaves
-no checkpoint, and the one before is used. A damaged file is found by the rank that reads it; then all ranks
-take the checkpoint before.
+A checkpoint knows nothing about the ranks that saved it. It contains boxes of named tensors, and
+`course_lib.mesh.held_boxes` gives the boxes of a model on a mesh. If a rank dies before rank 0 commits, there
+is no new checkpoint, and the previous one is used. If a file is damaged, the rank that reads it notices, and
+then all ranks take the previous checkpoint.
 
-Bytes: together the ranks write every element once, and each reads those files whole that hold some of what
-it wants, since a checksum is of a whole file. torch.distributed.checkpoint puts the pieces of a rank into
-one file and reads parts of it; it has no checksums.
+Bytes: together the ranks write every element once. Each rank reads the whole of every file that holds some of
+the elements it wants, because a checksum covers a whole file. torch.distributed.checkpoint puts the pieces of
+a rank into one file and reads parts of it, but it has no checksums.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Group = dist.ProcessGroup | None
 
 
 def save_shards(disk: Files, step: int, pieces: Pieces, group: Group = None) -> int:
-    """Save the tensors of all ranks of `group` as the checkpoint of `step`; the bytes that this rank wrote.
+    """Save the tensors of all ranks of `group` as the checkpoint of `step`; returns this rank's bytes.
 
-    pieces: by name in the whole model, this rank's part, and its box there. Replicas hold equal values. All
-    ranks call it, see the same `disk`, and return when the checkpoint is there. Every element is written
-    once.
+    It returns the bytes this rank wrote. pieces: by name in the whole model, this rank's part, and its box
+    there. Replicas hold equal values. All ranks call it, see the same `disk`, and return when the checkpoint
+    is complete. Every element is written once.
     """
     described = [
         (name, box, part.numel() * part.element_size()) for name, (part, box) in pieces.items()
@@ -59,23 +59,22 @@ def save_shards(disk: Files, step: int, pieces: Pieces, group: Group = None) -> 
     raw = {f"rank-{rank}-piece-{i}": _raw(pieces[name][0]) for i, (name, _, _) in enumerate(mine)}
     prefix = _all_gather(new_prefix(disk, step) if rank == 0 else "", group)[0]
     entries = write_parts(disk, prefix, raw).values()
-    written = _all_gather(dict(zip(keys, entries, strict=True)), group)  # after it all have written
+    written = _all_gather(dict(zip(keys, entries, strict=True)), group)  # now all have written
     if rank == 0:
         publish(disk, step, {name: entry for part in written for name, entry in part.items()})
-    _all_gather(None, group)  # after it the checkpoint is there
+    _all_gather(None, group)  # now the checkpoint is complete
     return sum(nbytes for _, _, nbytes in mine)
 
 
 def load_shards(disk: Files, pieces: Pieces, group: Group = None) -> tuple[int, int] | None:
-    """Fill the tensors of `pieces` from the newest checkpoint; (its step, bytes that this rank read), or
-    None.
+    """Fill the tensors of `pieces` from the newest checkpoint; returns (its step, this rank's bytes) or None.
 
-    All ranks of `group` call it, each with the boxes that it wants; another dtype is converted. All ranks
-    pass over a checkpoint of which one of them finds a damaged file, and warn with its name. ValueError is
-    raised on all ranks if the checkpoint lacks what one of them wants. Until all have read, nothing is
-    changed.
+    The bytes are those this rank read. All ranks of `group` call it, each with the boxes it wants; another
+    dtype is converted. If one rank finds a damaged file, all ranks skip that checkpoint, with a warning that
+    names the file. If the checkpoint lacks something one of them wants, ValueError is raised on all ranks.
+    Nothing is changed until all ranks have read.
     """
-    # Rank 0's list, in case one was saved meanwhile.
+    # All use rank 0's list, in case a checkpoint was saved meanwhile.
     for step in _all_gather(steps(disk), group)[0]:
         try:
             return step, load_step(disk, step, pieces, group)
@@ -86,9 +85,9 @@ def load_shards(disk: Files, pieces: Pieces, group: Group = None) -> tuple[int, 
 
 @torch.no_grad()
 def load_step(disk: Files, step: int, pieces: Pieces, group: Group = None) -> int:
-    """Fill the tensors of `pieces` from the checkpoint of `step`; the bytes that this rank read.
+    """Fill the tensors of `pieces` from the checkpoint of `step`; returns the bytes this rank read.
 
-    As `load_shards`, but DamagedCheckpoint is raised, on all ranks, if one of them finds a damaged file.
+    It works as `load_shards` does, but if one rank finds a damaged file, all ranks raise DamagedCheckpoint.
     """
     parts, damage, lack = {}, "", ""
     try:
@@ -111,7 +110,7 @@ def load_step(disk: Files, step: int, pieces: Pieces, group: Group = None) -> in
 def _assemble(
     disk: Files, saved: Mapping[str, Entry], name: str, like: Tensor, wanted: Box
 ) -> tuple[Tensor, int]:
-    """The box `wanted` of a tensor, made of the saved pieces, and the bytes that were read for it."""
+    """The box `wanted` of a tensor, made of the saved pieces, and the number of bytes read for it."""
     try:
         described = [(json.loads(key), entry) for key, entry in saved.items()]
     except json.JSONDecodeError as error:
@@ -129,7 +128,7 @@ def _assemble(
 
 
 def _key(name: str, box: Box, part: Tensor) -> str:
-    """The name of a piece in the manifest: it says all that a reader has to know."""
+    """The name of a piece in the manifest, which says all a reader has to know."""
     return json.dumps([name, box, str(part.dtype).removeprefix("torch.")])
 
 
@@ -138,7 +137,7 @@ def _raw(part: Tensor) -> bytes:
 
 
 def _all_gather(value: Any, group: Group) -> list[Any]:
-    """Every rank's value; this process' alone without ranks."""
+    """Every rank's value, or only this process' value if there are no ranks."""
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size(group)

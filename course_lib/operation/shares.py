@@ -1,21 +1,21 @@
 """Where the time goes: waiting for the last rank, moving bytes, or computing.
 
-A collective cannot begin to move before its last rank has called it. So the time for which a rank is
-blocked in a call has two parts, with different remedies: before the last rank came it *waits*, and no
-faster network shortens that; afterwards bytes *move*. Bytes that move while a rank computes are *hidden*,
+A collective cannot begin to move bytes before its last rank has called it. So the time during which a rank is
+blocked in a call has two parts, which need different remedies. Until the last rank arrives it *waits*, and no
+faster network shortens that. After that, bytes *move*. Bytes that move while a rank computes are *hidden*,
 and cost the rank nothing.
 
     rank 0   computes |--- waits ---|--- moves ---| computes
     rank 1   computes  ... computes |--- moves ---| computes
                                     ^ the last rank's call
 
-A call is (issued, waited, done): when the rank called it, when it began to wait for it, when it was over. A
-call that blocks has waited = issued; one with async_op=True computes between the two. A handle that is
-waited for after the call was over has cost nothing.
+A call is (issued, waited, done): when the rank called it, when it began to wait for it, and when it was over.
+For a call that blocks, waited = issued, whereas for a call with async_op=True, the rank computes between the
+two. If a rank waits for a handle after the call was over, this has cost nothing.
 
 Sources: Holistic Trace Analysis (Meta) cuts a GPU's time in the same way, into computing, communication and
-idle time, and computes their overlap; the wait for the last rank is what MegaScale's heat map shows (Jiang et
-al., NSDI 2024, section 5.1).
+idle time, and computes their overlap. MegaScale's heat map shows the wait for the last rank (Jiang et al.,
+NSDI 2024, section 5.1).
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def breakdown(
 ) -> dict[str, float]:
     """Seconds of `rank` between `start` and `end`: "computing", "waiting", "moving", and "hidden".
 
-    calls[r][k]: (issued, waited, done) of the k-th collective on rank r; all ranks take part in all calls,
-    and a rank is blocked in one call at a time. Every interval is cut to the window first. waiting + moving
-    + computing is the window. hidden lies inside computing: the time in which at least one collective that
-    every rank has begun is moving while this rank is not blocked, counted once however many they are.
+    calls[r][k]: (issued, waited, done) of the k-th collective on rank r. All ranks take part in all calls,
+    and a rank is blocked in only one call at a time. First, every interval is cut to the window. waiting +
+    moving + computing is the window. hidden is a part of computing. It is the time in which at least one
+    collective that every rank has begun is moving while this rank is not blocked, and is counted once even if
+    several are moving.
 
     Raises ValueError if the ranks do not have equally many calls, or if end < start.
     """
@@ -46,7 +47,7 @@ def breakdown(
     waiting = moving = 0.0
     blocked, travelling = list[Interval](), list[Interval]()
     for k, (_, waited, done) in enumerate(calls[rank]):
-        last = max(of_rank[k][0] for of_rank in calls)  # the call of the last rank
+        last = max(of_rank[k][0] for of_rank in calls)  # when the last rank called it
         waiting += _length([(waited, min(last, done))], start, end)
         moving += _length([(max(waited, last), done)], start, end)
         blocked.append((waited, done))
@@ -57,7 +58,7 @@ def breakdown(
 
 
 def _length(intervals: Iterable[Interval], start: float, end: float) -> float:
-    """Seconds of the window that lie in at least one of the intervals."""
+    """Seconds of the window covered by at least one of the intervals."""
     length, reached = 0.0, start
     for begin, over in sorted(intervals):
         begin, over = max(begin, reached), min(over, end)
@@ -68,7 +69,7 @@ def _length(intervals: Iterable[Interval], start: float, end: float) -> float:
 
 
 def calls_of(ledger: Any) -> list[list[Call]]:
-    """The calls of a run's `ledger` in which all ranks took part, as `breakdown` wants them.
+    """The calls of a run's `ledger` in which all ranks took part, in the form `breakdown` takes.
 
     A call that was never waited for is over when its rank knew it, or when the rank called it.
     """

@@ -1,9 +1,10 @@
-"""A process below which others run, are killed, and are ended: agents, their ranks, runs that fail.
+"""A process below which others run, are killed, and are ended, such as agents, their ranks, and failing runs.
 
     your program  ->  starter  ->  agents  ->  ranks
 
-A notebook's process has threads and perhaps a GPU, and must not fork. So a lab runs below a process of its
-own, which imports torch once and forks the others in milliseconds. Whatever happens, nothing is left:
+A notebook's process has threads and perhaps a GPU, so it must not fork. Instead, a lab runs below its own
+process, which imports torch once and forks the other processes in milliseconds. Whatever happens, nothing is
+left:
 
     each child asks the kernel to be killed when its parent is gone       PR_SET_PDEATHSIG
     an orphan becomes a child of the starter, which ends it by its id     PR_SET_CHILD_SUBREAPER
@@ -37,10 +38,10 @@ PATIENCE = 180.0  # seconds for the starter to import torch on a busy machine, a
 
 
 def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
-    """body(deadline) in a starter, which ends all processes below it when the body returns.
+    """Run body(deadline) in a starter, which ends all processes below it when the body returns.
 
     The body and its result travel as pickles. Raises RuntimeError, with the output of all these processes, if
-    the body raised, or did not come back within `timeout` seconds from its beginning.
+    the body raised, or did not return within `timeout` seconds from its beginning.
     """
     job = cloudpickle.dumps((timeout, body))
     own = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -88,7 +89,7 @@ class Deadline:
 
 
 def fork(body: Callable[[], object]) -> int:
-    """The id of a child that runs `body`, and ends when this process does."""
+    """Returns the id of a child that runs `body`, and ends when this process does."""
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -106,14 +107,14 @@ def fork(body: Callable[[], object]) -> int:
 
 
 def end_with(parent: int) -> None:
-    """Ask the kernel to kill this process when `parent` ends, even if that has happened already."""
+    """Ask the kernel to kill this process when `parent` ends, even if it has already ended."""
     prctl(PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def preload() -> None:
-    """Import torch's slow parts here, once, so that they are there in all processes that are forked."""
+    """Import torch's slow parts here, once, so that all forked processes have them."""
     for name in (
         "torch",
         "torch.distributed.launcher.api",
@@ -131,7 +132,7 @@ def children() -> Iterator[int]:
 
 
 def end_children() -> None:
-    """Kill this process' children, and theirs when they have become its own, until there is none."""
+    """Kill this process' children, and also their children once it has adopted them, until there is none."""
     while below := list(children()):
         for child in below:
             with suppress(ProcessLookupError):
@@ -149,7 +150,7 @@ def main() -> None:
     prctl(SUBREAPER, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `finally`
     job, code = sys.stdin.buffer.read(), 1
-    # PyTorch leaves logs of agents and errors of ranks that were killed; they go with the starter.
+    # PyTorch leaves logs of agents and errors of killed ranks, which are deleted with the starter.
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="course-lab-")
     try:
         preload()  # before the clock runs: on a busy machine it takes a minute

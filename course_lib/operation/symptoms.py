@@ -1,20 +1,20 @@
 """Symptoms, causes and levers: from a step's seconds by rank to the cause.
 
     kind          in the profile                                          first lever
-    straggler     one rank is last, the others wait for it                take its host out
-    unequal work  some ranks compute longer, none is always last          balance experts, move layers
-    data          seconds before the step's input is there                more loaders, prefetching
+    straggler     one rank is last, and the others wait for it            take its host out
+    unequal work  some ranks compute longer, but none is always last      balance experts, move layers
+    data          seconds before the step's input is ready                more loaders, prefetching
     checkpoint    seconds in saves                                        save behind, or less often
     bubble        stages without a microbatch                             more microbatches, interleaving
     latency       moving, and most of it is a start per message           fewer and larger messages
     bandwidth     moving, and most of it is bytes                         overlap, fewer bytes, another axis
     memory        a rank near its limit, or with twice the others' peak   shard, recompute, balance stages
 
-Waiting is not a finding, but the trace of a cause that lies on another rank. A cause counts if it costs at
-least 5 % of the step; a healthy run has none. Memory costs nothing until it is out, so it counts by its
-peak.
+Waiting is not a finding, because it is only the trace of a cause on another rank. A cause counts if it costs
+at least 5 % of the step, so a healthy run has none. Memory costs nothing until there is none left, so it
+counts by its peak.
 
-Source: the rules and their limits are this course's own; the kinds are those of Jiang et al., MegaScale, NSDI
+Source: the rules and their limits are this course's own. The kinds come from Jiang et al., MegaScale, NSDI
 2024, sections 5 and 6, and Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.4.
 """
 
@@ -33,10 +33,10 @@ Finding = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Profile:
-    """One step. Lists have a number for each rank, in seconds but for `messages`, `bytes` and `peak_memory`.
+    """One step. Lists have one number per rank, in seconds except for `messages`, `bytes` and `peak_memory`.
 
-    alpha, beta: seconds a message, and a byte. memory: bytes of a GPU. bubble: seconds for which a rank has
-    no microbatch. late: the result of `find_straggler`, in groups of ranks that do the same.
+    alpha, beta: seconds per message, and per byte. memory: bytes of a GPU. bubble: seconds during which a
+    rank has no microbatch. late: the result of `find_straggler`, in groups of ranks that do the same.
     """
 
     computing: Sequence[float]
@@ -55,16 +55,15 @@ class Profile:
     late: tuple[int, float] | None = None
 
     def step(self) -> float:
-        """Seconds of the step on the rank that takes longest. hidden lies inside computing."""
+        """Seconds of the step on the rank that takes longest. hidden is a part of computing."""
         kinds = (self.computing, self.waiting, self.moving, self.data, self.checkpoint)
         return self.bubble + max(map(sum, zip(*kinds, strict=True)))
 
 
 def diagnose(profile: Profile) -> list[Finding]:
-    """(kind, rank) of each cause that costs at least 5 % of the step, and of memory that runs out; [] if
-    healthy.
+    """(kind, rank) of each cause that costs at least 5 % of the step, and of memory that runs out.
 
-    The rank is that of the cause, or None if the cause is on many.
+    It returns [] if the step is healthy. The rank is the one with the cause, or None if many ranks have it.
     """
     least = COSTS * profile.step()
     findings = list[Finding]()
@@ -95,6 +94,6 @@ def diagnose(profile: Profile) -> list[Finding]:
 
 
 def _apart(seconds: Sequence[float], least: float) -> int | None:
-    """The rank that alone has more than the others, by `least`; None if there is none."""
+    """The only rank that has more than the others, by `least`; None if there is none."""
     *_, second, first = sorted(seconds)
     return list(seconds).index(first) if first - second >= least else None

@@ -1,9 +1,10 @@
-"""The run of the labs: a small network that trains on any number of ranks, saves, dies, and goes on.
+"""The run of the labs: a small network that trains on any number of ranks, saves, dies, and continues.
 
     newest, else the start  ->  step  ->  step  ->  commit  ->  step  ->  ...
 
-The rows of a step are drawn from its number and dealt out to the ranks, so any number of ranks reads the same
-batch. Rank 0 saves, and the others wait: a rank that dies between two saves leaves the last one whole.
+The rows of a step are drawn from its number and dealt out to the ranks, so the ranks read the same batch
+however many they are. Rank 0 saves while the others wait, so a rank that dies between two saves leaves the
+last save whole.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def train(
     capture: Callable[[Any], dict] = capture,
     restore: Callable[[Any, dict], object] = restore,
 ) -> None:
-    """Train for `steps` in all, with a save every `every`; on each rank, or in one process without ranks.
+    """Train up to step `steps`, with a save every `every` steps; on each rank, or in a process without ranks.
 
     Journal: "from N of R ranks", "step N", "saved N", and at the end "end LOSS", from rank 0.
     dies: (rank, step): this rank kills itself in this step, once. step_seconds, save_seconds and
-    start_seconds make each of these last longer, by sleep. The four functions may be your own.
+    start_seconds make each of these last longer, by sleeping. The four functions can be your own.
     """
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -82,7 +83,7 @@ def train(
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a run that was killed again and again: seconds of a step, a save and a restart, and its goodput."""
+    """For a run that was killed again and again: seconds of a step, a save and a restart, and its goodput."""
 
     step: float
     save: float
@@ -94,7 +95,8 @@ def measured(run: FailedRun, lines: Sequence[Line]) -> Costs:
     """From the journal of `train` without ranks: means, and the share of `run.seconds` that was kept work.
 
     restart: from a kill to the beginning of the next step. The work is the time of all steps, each counted
-    once. Means and not medians, since they add up to `run.seconds`: on a busy machine a few steps are long.
+    once. We take means instead of medians, because on a busy machine a few steps are long, and only means add
+    up to `run.seconds`.
     """
     steps, saves = list[float](), list[float]()
     for before, line in pairwise(lines):
@@ -116,7 +118,7 @@ def _run() -> Training:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    # Nothing here draws from the generator. It is there because a `capture` of a student's may expect one.
+    # Nothing here draws from the generator. It exists because a student's `capture` may expect one.
     return Training(model, optimizer, scheduler, generator=torch.Generator())
 
 
@@ -126,7 +128,7 @@ def _step(run: Training, rank: int, n: int) -> float:
     rows = torch.randn(ROWS, 8, generator=generator, dtype=torch.float64)
     mine = rows.chunk(n)[rank]
     wanted = mine.sin().sum(1, keepdim=True)
-    # Divided by the rows of all ranks, so the sum over the ranks is the loss of the batch.
+    # This divides by the rows of all ranks, so the sum over the ranks is the loss of the batch.
     loss = (run.model(mine) - wanted).square().sum() / ROWS
     run.optimizer.zero_grad()
     loss.backward()

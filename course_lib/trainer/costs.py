@@ -74,7 +74,7 @@ def _whole_on_tp(config: GPTConfig, layout: Layout, stage: int) -> int:
 
 
 def _rows(config: GPTConfig, layout: Layout, stage: int, params: int) -> list[int]:
-    """Elements of the flat rows ZeRO cuts: one row for all parameters; in stage 3 one per block and a rest."""
+    """Elements of each flat row ZeRO cuts: one row of all parameters; in stage 3 one per block and a rest."""
     if layout.zero < 3:
         return [params]
     layers = config.layers // layout.pp
