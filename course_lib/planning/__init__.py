@@ -1,23 +1,24 @@
-"""Planning: what does a training step cost, before anything is rented, and which layout is the best one?
+"""Planning: what does a training step cost, before anything is rented, and which layout is best?
 
-The bytes on one GPU, measured while a model runs:
+The first modules count the bytes on one GPU, measured while a model runs:
 
-    saved.py             SavedBytes: the bytes that autograd keeps for backward, by the module that kept them
+    saved.py             SavedBytes: the bytes autograd keeps for backward, by the module that kept them
     memory_timeline.py   MemoryTimeline: the bytes alive at each operation of a step, by what holds them
 
-A cluster that nobody here has: which wire does an axis use, does a layout fit, how long is its step?
+The next modules model a cluster that nobody here has. Which wire does an axis use, does a layout fit, and how
+long does its step take?
 
-    topology.py      Cluster, Wire: GPUs in nodes, and the link that a group of ranks shares
+    topology.py      Cluster, Wire: GPUs in nodes, and the link a group of ranks shares
     layout.py        Layout: how many ranks each axis has, and how a step is cut; the first reason against it
     roofline.py      a layer against the clock of one GPU: products, and the bytes of everything else
     memory.py        memory_per_gpu: states and activations of the GPU that holds most
     step_time.py     step_seconds, step_parts: where a step's time goes
     advisor.py       advise: every layout judged, with the first reason why it was dropped; best_layout
-    replay.py        a recorded run, done again on other wires; a schedule of many stages on the clock
+    replay.py        a recorded run, repeated on other wires; a schedule of many stages on the clock
     mixture_traffic.py  the rows of a router's choices, bytes by wire, drops, the slowest rank
-    published.py     published steps, row by row, the one constant that is fitted, and how far the rest is off
+    published.py     published steps, row by row, the only constant that is fitted, and how far the rest is off
 
-As notebook 10 asks for them, of plain numbers:
+Two modules take plain numbers, as notebook 10 asks for:
 
     by_hand.py         memory_per_gpu, all_reduce_seconds, step_seconds, best_layout
     replay_by_hand.py  replay: the clock of every rank, from a list of entries

@@ -1,15 +1,16 @@
-"""Which layout? Those that cannot be cut or do not fit are dropped, and the clock judges the rest.
+"""Which layout? Drop those that cannot be cut or do not fit, and let the clock judge the rest.
 
     advise(shape, gpus, batch, cluster)   a verdict on every division of the GPUs, the fastest first
-    best_layout(...)                      the first of them
+    best_layout(...)                      the first layout in this list
 
-Counted are the divisors of the number of GPUs as sizes of pp, cp and tp, and dp is what is left; the axes lie
-in the order pp, dp, cp, tp from the outside. Of 1,024 GPUs these are 66 divisions without cp. A model of 175B
-parameters with 1,536 sequences can be cut in 35 of them: heads, layers and batch decide. For each, OPTIONS
-are tried: recomputation none, selective and full; ZeRO 0 and 1, and 3 without a pipeline; microbatches 1, 2
-and 4; chunks 1 to 8. The verdict is that of the best option; if none fits, its reason is that of the leanest.
+The sizes of pp, cp and tp are divisors of the number of GPUs, and dp is what is left. The axes are in the
+order pp, dp, cp, tp from the outside. For 1,024 GPUs there are 66 such divisions without cp. A 175B-parameter
+model with 1,536 sequences can be cut in 35 of them, because heads, layers and batch also have to be
+divisible. For each of these, OPTIONS are tried: recomputation none, selective and full; ZeRO 0 and 1, and 3
+without a pipeline; microbatches 1, 2 and 4; chunks 1 to 8. The verdict is that of the best option. If no
+option fits, it gives the reason against the leanest option.
 
-Narayanan et al., 2021, section 3, give the rules of thumb that this replaces: tp up to the node, then pp,
+This replaces the rules of thumb of Narayanan et al., 2021, section 3, which are tp up to the node, then pp,
 then dp. Llama 3's order, section 3.3.2, is the same, with cp between tp and pp.
 """
 
@@ -40,7 +41,7 @@ A100_EFFICIENCY = 0.63  # fitted: `published.fitted(published.FITTED)`, 0.629
 class Verdict:
     """A layout with its time and memory, or with the first reason why it was dropped.
 
-    seconds: of a step; None if it was dropped. nbytes: of the fullest GPU; None if it cannot be cut.
+    seconds: of a step; None if it was dropped. nbytes: on the fullest GPU; None if it cannot be cut.
     """
 
     layout: Layout
@@ -54,7 +55,7 @@ class Verdict:
 
 
 def sizes_of(gpus: int, context: bool = True) -> Iterator[dict[str, int]]:
-    """All sizes of the four axes whose product is `gpus`; without context parallelism those with cp 1."""
+    """All sizes of the four axes whose product is `gpus`; without context parallelism, only those with cp 1."""
     divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
     for tp, cp, pp in product(divisors, divisors if context else (1,), divisors):
         if gpus % (tp * cp * pp) == 0:
@@ -71,12 +72,12 @@ def advise(
     options: Sequence[tuple[str, int, int, int]] = OPTIONS,
     context: bool | None = None,
 ) -> list[Verdict]:
-    """A verdict on each way to divide the GPUs: the fitting ones by their time, then the dropped ones.
+    """A verdict on each way to divide the GPUs: first those that fit, by their time, then the dropped ones.
 
     batch: sequences of a step; seq: tokens of each, the model's context if not given. work: how a GPU works,
-    by default at the efficiency that was fitted for A100s. options: (recompute, zero, microbatch, chunks).
-    context: whether cp may exceed 1; by default from 32,768 tokens on. Cost: about 50 us for each option.
-    ValueError if the cluster has another number of GPUs.
+    by default at the efficiency fitted for A100s. options: (recompute, zero, microbatch, chunks). context:
+    whether cp can exceed 1; by default if there are at least 32,768 tokens. Cost: about 50 us for each
+    option. ValueError if the cluster has another number of GPUs.
     """
     if gpus != cluster.gpus:
         raise ValueError(f"{gpus} GPUs are to be divided, and the cluster has {cluster.gpus}")

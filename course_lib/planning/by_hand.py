@@ -1,17 +1,17 @@
-"""The model of a step in four short functions of plain numbers, as notebook 10 asks for them.
+"""The model of a step as four short functions of plain numbers, as notebook 10 asks for.
 
-    all_reduce_seconds   a ring on the wire that a group has
+    all_reduce_seconds   a ring on the wire a group has
     memory_per_gpu       GB on the GPU that holds most
     step_seconds         a step of a GPT, from two data sheets and one constant
     best_layout          the fastest layout that can be cut and fits
 
 `step_time.py` and `memory.py` do the same for other models (grouped keys, SwiGLU, flash attention), and keep
-the parts of a step apart. Their figures and these agree within 3 % on Megatron-LM's rows (a test). Here a
+the parts of a step separate. Their results and these agree within 3 % on Megatron-LM's rows (a test). Here a
 product takes as long as its FLOPs, whatever its shape.
 
 A layout is a dict: "pp", "dp", "cp", "tp" (ranks, tp innermost), "microbatch" (sequences), "chunks" (v),
-"zero" (0, 1 or 3), "recompute", and "sequence" (parallelism along tp). Links come as on a data sheet: those
-of NVLink in bytes a second, both directions together, those of the network in bits a second.
+"zero" (0, 1 or 3), "recompute", and "sequence" (parallelism along tp). Links are given as on a data sheet:
+NVLink in bytes per second, both directions together, and the network in bits per second.
 
 Sources: Narayanan et al., 2021, sections 2 to 4; Korthikanti et al., 2022, table 2; Rajbhandari et al., 2020.
 """
@@ -25,13 +25,13 @@ from typing import Any, Protocol
 Numbers = Mapping[str, float]
 Layout = Mapping[str, Any]
 
-REACHED = 0.8  # of a data sheet's bytes a second
+REACHED = 0.8  # of a data sheet's bytes per second
 RESERVED = 4  # GB of each GPU for NCCL's buffers and fragments
 EFFICIENCY = 0.63
 LONG = 32_768  # tokens from which on a sequence is cut over cp
 MICROBATCHES, CHUNKS, ZERO = (1, 2, 4), (1, 2, 4), (0, 1, 3)
-# How often a layer's products run, those of the scores, and the all-reduces along tp, by recomputation. A
-# backward is two.
+# By recomputation: how often a layer's products run, how often those of the scores, and the number of
+# all-reduces along tp. A backward counts as two.
 RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}
 
 A100 = {"flops": 312e12, "bandwidth": 2.039e12, "memory": 80}
@@ -59,9 +59,10 @@ class Gpt(Protocol):
 def memory_per_gpu(shape: Gpt, layout: Layout, batch: int) -> float:
     """GB (1e9 bytes) on a GPU of the first stage, in a step of `batch` sequences.
 
-    P' = (12 h^2 for each of L/p layers, and the table) / t parameters: 2 bytes of weights, 2 of gradients, 12
-    of the optimizer, which stage 1 of ZeRO divides over dp and cp; stage 3 divides all 16, and one layer is
-    whole besides. The stage keeps min(m, p) microbatches of its L/p layers, with v chunks (p - 1) / v more.
+    There are P' = (12 h^2 for each of L/p layers, and the table) / t parameters, with 2 bytes of weights, 2
+    of gradients, and 12 of the optimizer. Stage 1 of ZeRO divides the 12 over dp and cp. Stage 3 divides all
+    16, but also has one whole layer. The stage keeps min(m, p) microbatches of its L/p layers, and (p - 1) /
+    v more with v chunks.
     """
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
     replicas = layout["dp"] * layout["cp"]
@@ -88,10 +89,10 @@ def memory_per_gpu(shape: Gpt, layout: Layout, batch: int) -> float:
 
 
 def all_reduce_seconds(nbytes: float, n: int, stride: int, links: Numbers) -> float:
-    """A sum over n ranks that are `stride` apart, g of them in each node.
+    """A sum over n ranks that are `stride` apart, with g of them in each node.
 
-    A ring of g inside every node, and g rings of n / g between the nodes, each with 1/g of the bytes and a
-    network card of its own. One of the two sends nothing if the group lies in one node, or if g is 1.
+    It is a ring of g inside every node, and g rings of n / g between the nodes, each with 1/g of the bytes
+    and its own network card. One of the two sends nothing if the group is inside one node, or if g is 1.
     """
     inside = min(n, max(1, int(links["per_node"]) // stride))
     nvlink = ring_seconds(nbytes, inside, links["NVLink"] / 2, links["NVLink alpha"])
@@ -100,7 +101,7 @@ def all_reduce_seconds(nbytes: float, n: int, stride: int, links: Numbers) -> fl
 
 
 def ring_seconds(nbytes: float, n: float, speed: float, alpha: float) -> float:
-    """2 (n - 1) rounds, and 2 (n - 1) / n of the bytes. speed: bytes a second each way, on the data sheet."""
+    """2 (n - 1) rounds, and 2 (n - 1) / n of the bytes. speed: bytes per second each way, on the data sheet."""
     return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (REACHED * speed)
 
 
@@ -125,7 +126,7 @@ def step_seconds(
     waits += 3 / 2 * all_reduce_seconds(keys, cp, t, links)
     head = (6 * tokens * h * shape.vocab_size / flops + 16 * tokens * shape.vocab_size / hbm) / t
 
-    # a microbatch's messages, forward and backward, of v chunks
+    # a microbatch's messages, forward and backward, for v chunks
     message = 0.0
     if pp > 1:
         inside = 2 * replicas * t <= links["per_node"]

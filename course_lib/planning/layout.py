@@ -1,8 +1,8 @@
 """A layout: how many ranks each axis has, and how a step is cut into microbatches and chunks.
 
-The axes are listed outermost first: with {"pp": 16, "dp": 8, "cp": 1, "tp": 8} ranks 0 to 7 share every layer
-(tp), and rank 64 is the first of the second stage. dp cuts the rows of the batch, cp the places of each
-sequence, pp the layers, and tp every layer.
+The axes are listed outermost first. With {"pp": 16, "dp": 8, "cp": 1, "tp": 8}, ranks 0 to 7 share every
+layer (tp), and rank 64 is the first of the second stage. dp cuts the rows of the batch, cp the positions of
+each sequence, pp the list of layers, and tp every single layer.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Layout:
         return batch // (self.dp * self.microbatch)
 
     def stride(self, axis: str) -> int:
-        """The distance in ranks between two neighbours along an axis: the sizes of all axes within it."""
+        """The distance in ranks between two neighbours along an axis, i.e. the product of all axes within it."""
         names = list(self.sizes)
         return prod(self.sizes[name] for name in names[names.index(axis) + 1 :])
 
@@ -117,7 +117,7 @@ class Layout:
         return replace(self, sizes={axis: self.sizes[axis] for axis in axes})
 
     def obstacle(self, shape: Shape, batch: int, seq: int | None = None) -> str:
-        """The first reason why a model and a batch cannot be cut like this, or "" if they can.
+        """The first reason why a model and a batch cannot be cut in this way, or "" if they can.
 
         batch: sequences of a step; seq: tokens of each, the model's context if not given.
         """

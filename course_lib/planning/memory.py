@@ -1,9 +1,9 @@
-"""Does a layout fit? The bytes of the GPU that holds most: one of the first stage.
+"""Does a layout fit? This counts the bytes on the GPU that holds most, which is one of the first stage.
 
-States: P' = P / (t p) parameters, with 2 bytes of weights, 2 or 4 of gradients, and 12 of the optimizer; ZeRO
-divides the optimizer over dp and cp from stage 1, the gradients from 2, and the weights from 3. Activations:
-in 1F1B the first stage holds min(m, p) microbatches of its L / p layers, so that p cancels if m >= p;
-interleaved v times it holds (p - 1) / (p v) more.
+States: there are P' = P / (t p) parameters, with 2 bytes of weights, 2 or 4 of gradients, and 12 of the
+optimizer. ZeRO divides the optimizer over dp and cp from stage 1, the gradients from 2, and the weights from
+3. Activations: in 1F1B the first stage holds min(m, p) microbatches of its L / p layers, so p cancels if m >=
+p. Interleaved v times, it holds (p - 1) / (p v) more.
 
 Sources: Rajbhandari et al., ZeRO, 2020, section 5. Korthikanti et al., Reducing Activation Recomputation,
 2022, table 2 (a layer). `facts.pipeline_activations` (what the first stage holds).
@@ -19,10 +19,11 @@ from course_lib.planning.layout import Layout
 
 
 def stage_layers(layers: int, pp: int) -> tuple[int, int]:
-    """Layers of a stage in the middle, and of the first and last.
+    """Layers of a stage in the middle, and of the first and last stage.
 
-    The same, or one less on both ends if the two missing ones make the division even, as Llama 3 does with
-    126 layers on 16 stages. Other remainders make some stages longer: the longest counts.
+    Both are equal, or the ends have one layer less if the two missing layers make the division even, as Llama
+    3 does with 126 layers on 16 stages. Other remainders make some stages longer, and then the longest
+    counts.
     """
     if pp > 2 and layers % pp and (layers + 2) % pp == 0:
         return (layers + 2) // pp, (layers + 2) // pp - 1
@@ -30,7 +31,9 @@ def stage_layers(layers: int, pp: int) -> tuple[int, int]:
 
 
 def parameters_per_gpu(shape: Shape, layout: Layout) -> float:
-    """P' of a rank of the first stage: its layers, and the embedding; with one stage also the head."""
+    """P' of a rank of the first stage: its layers and the embedding; if there is only one stage, also the
+    head.
+    """
     _, ends = stage_layers(shape.layers, layout.pp)
     table = shape.vocab_size * shape.width
     params = ends * layer_parameters(shape) + table
@@ -44,11 +47,11 @@ def parameters_per_gpu(shape: Shape, layout: Layout) -> float:
 def layer_activations(
     shape: Shape, seq: int, layout: Layout, flash: bool = False, recompute: str | None = None
 ) -> float:
-    """Bytes that one layer keeps of one microbatch, in 16 bits: Korthikanti et al., table 2.
+    """Bytes that one layer keeps for one microbatch, in 16 bits: Korthikanti et al., table 2.
 
-    sbh/t (34 + 5as/h) with sequence parallelism, sbh (10 + 24/t + 5as/ht) without. Selective recomputation,
-    or attention that keeps no scores, drops the term of the scores. Full recomputation keeps 2sbh, the
-    block's input. Context parallelism divides s of the stream, and not that of the keys.
+    sbh/t (34 + 5as/h) with sequence parallelism, sbh (10 + 24/t + 5as/ht) without. The term of the scores is
+    dropped by selective recomputation, and by attention that keeps no scores. Full recomputation keeps 2sbh,
+    the block's input. Context parallelism divides the s of the stream, but not the s of the keys.
     """
     recompute = layout.recompute if recompute is None else recompute
     t = layout.tp

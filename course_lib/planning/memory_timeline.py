@@ -1,14 +1,14 @@
 """The bytes alive at each operation of a training step, by what holds them.
 
-It is the picture that PyTorch's memory visualiser draws on a GPU
-(`torch.cuda.memory._record_memory_history`), made here from the operations that PyTorch dispatches, so that
-it runs on every machine and its areas can be checked against closed forms, byte by byte: weights 4P,
-gradients 4P, Adam's state 8P in float32, and activations as `activation_bytes` says.
+This is the picture that PyTorch's memory visualiser draws on a GPU
+(`torch.cuda.memory._record_memory_history`). Here it is made from the operations PyTorch dispatches, so it
+runs on every machine, and its areas can be compared with closed forms, byte by byte: weights 4P, gradients
+4P, Adam's state 8P in float32, and activations as `activation_bytes` says.
 
 A storage belongs to the first of KINDS that holds it: a parameter (or buffer), the `.grad` of a parameter,
-the optimizer's state, a tensor kept for backward, or anything else: inputs, results that live for a moment,
-gradients of activations. Memory that a backend allocates inside itself is not seen, nor is what an allocator
-keeps in reserve.
+the optimizer's state, a tensor kept for backward, or anything else (inputs, results that live for a moment,
+gradients of activations). Memory that a backend allocates inside itself is not seen, nor is memory that an
+allocator keeps in reserve.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Moment:
 
 @dataclass
 class Piece:
-    """A storage that is alive. kept: how many operations keep it for backward now."""
+    """A storage that is alive. kept: how many operations currently keep it for backward."""
 
     nbytes: int
     kept: int = 0
 
 
 class _Kept:
-    """A tensor that autograd keeps: this object lives as long as autograd keeps it."""
+    """A tensor kept by autograd. This object lives as long as autograd keeps it."""
 
     __slots__ = ("__weakref__", "tensor")
 
@@ -60,10 +60,10 @@ class _Kept:
 class MemoryTimeline:
     """Context manager: looks at all memory of a model's training after every operation.
 
-    resident: tensors that exist already, such as the batch. Within, `mark("backward")` names the phase that
-    begins. `moments` has the timeline; `peak` is the moment with most bytes, as many as `scorecard.costs`
-    counts for the same step and the same resident tensors. Every operation costs a walk over the storages
-    that are alive: some hundred times the operation itself for small models.
+    resident: tensors that already exist, such as the batch. Within, `mark("backward")` names the phase that
+    begins. `moments` has the timeline. `peak` is the moment with most bytes, which are as many as
+    `scorecard.costs` counts for the same step and the same resident tensors. Every operation costs a walk
+    over the living storages, which takes some hundred times as long as the operation itself for small models.
 
         with MemoryTimeline(model, optimizer, resident=[tokens]) as timeline:
             loss = next_token_loss(model(tokens), tokens)
@@ -86,7 +86,7 @@ class MemoryTimeline:
         self._within = ExitStack()
 
     def mark(self, phase: str) -> None:
-        """From here on moments belong to this phase."""
+        """From now on, moments belong to this phase."""
         self.phase = phase
 
     @property
@@ -116,7 +116,7 @@ class MemoryTimeline:
         self._within.close()
 
     def note(self, tensor: Tensor) -> Piece:
-        """Know this tensor's storage from now on, until it is gone."""
+        """Track this tensor's storage from now on, until it is gone."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._pieces:
@@ -146,7 +146,7 @@ class MemoryTimeline:
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, int]:
-    """Bytes of weights (with buffers), gradients and optimizer's state that are there now, storages once.
+    """Bytes of weights (with buffers), gradients and optimizer's state that exist now, each storage once.
 
     After a step of AdamW in float32 they are 4P, 4P and 8P, and 4 bytes for each parameter's count of steps.
     """
@@ -177,7 +177,7 @@ def _by_kind(
 
 
 class _Operations(TorchDispatchMode):
-    """Tells the timeline of each operation, when its result is there."""
+    """Tells the timeline of each operation when its result is ready."""
 
     def __init__(self, timeline: MemoryTimeline):
         super().__init__()
@@ -185,7 +185,7 @@ class _Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch's hook: True would import the compiler at the first operation."""
+        """PyTorch's hook. With True, it would import the compiler at the first operation."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

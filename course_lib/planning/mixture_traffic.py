@@ -3,8 +3,8 @@
     traffic = Traffic(Setting(experts=64, ranks=16, k=4, skew=1.0))
     traffic.slowest, traffic.dropped, traffic.network
 
-No rank runs here. Tokens get logits from a normal distribution, and `skew` times another number for each
-expert makes some experts popular. From the choices follow the rows from rank to rank, the tokens that find no
+No rank runs here. Tokens get logits from a normal distribution, and for each expert `skew` times another
+number makes some experts popular. The choices determine the rows from rank to rank, the tokens that find no
 place, and the bytes on the wires inside a node and between nodes.
 """
 
@@ -21,15 +21,15 @@ from course_lib.experts import max_violation, node_limited, route
 from course_lib.facts.experts import all_to_all_bytes
 
 TOKENS = 4096  # of all ranks
-WIDTH, ITEMSIZE = 7168, 2  # numbers of a row and bytes of a number: DeepSeek-V3's, in bf16
+WIDTH, ITEMSIZE = 7168, 2  # elements of a row and bytes of an element: DeepSeek-V3's, in bf16
 NODE = 8  # ranks of a node
 
 
 @dataclass(frozen=True)
 class Setting:
-    """skew: 0 is a fair router. factor: of the places of an expert; 0: as many as are needed.
+    """skew: 0 is a fair router. factor: scales the places of an expert; 0: as many as are needed.
 
-    limit: nodes that a token may reach; 0: all of them.
+    limit: how many nodes a token can reach; 0: all of them.
     """
 
     experts: int = 64
@@ -45,7 +45,7 @@ class Setting:
 
 
 class Traffic:
-    """The rows that one layer sends forward, before the results come back. ValueError for no such setting."""
+    """The rows one layer sends forward, before the results come back. ValueError for an impossible setting."""
 
     def __init__(self, setting: Setting):
         self.setting = setting
@@ -77,14 +77,14 @@ class Traffic:
 
     @cached_property
     def counts(self) -> Tensor:
-        """(n, E): the assignments that each rank's tokens want."""
+        """(n, E): the assignments each rank's tokens want."""
         ranks, experts = self.setting.ranks, self.setting.experts
         of_rank = self.experts.reshape(ranks, -1)
         return torch.stack([chosen.bincount(minlength=experts) for chosen in of_rank])
 
     @cached_property
     def places(self) -> int | None:
-        """Places that an expert has for each rank's tokens; None: as many as are needed."""
+        """Places an expert has for each rank's tokens; None: as many as are needed."""
         setting = self.setting
         if not setting.factor:
             return None
@@ -92,7 +92,9 @@ class Traffic:
 
     @cached_property
     def kept(self) -> Tensor:
-        """(n, E): the rows that travel. The order of the tokens decides whose they are, and not how many."""
+        """(n, E): the rows that are sent. The order of the tokens decides which tokens' rows, but not how
+        many.
+        """
         return self.counts if self.places is None else self.counts.clamp(max=self.places)
 
     @property
@@ -102,37 +104,37 @@ class Traffic:
 
     @property
     def violation(self) -> float:
-        """MaxVio of what the router wants, all ranks together."""
+        """MaxVio of the router's wishes, all ranks together."""
         return float(max_violation(self.counts.sum(0)))
 
     @cached_property
     def rows(self) -> Tensor:
-        """(n, n): rows from rank to rank, its own among them."""
+        """(n, n): rows from rank to rank, including those to itself."""
         ranks = self.setting.ranks
         return self.kept.view(ranks, ranks, -1).sum(2)
 
     @property
     def slowest(self) -> float:
-        """The rows of the busiest rank's experts, by the mean of all ranks."""
+        """The rows of the busiest rank's experts, divided by the mean of all ranks."""
         received = self.rows.sum(0).double()
         return float(received.max() / received.mean())
 
     @property
     def inside(self) -> float:
-        """Bytes that a rank sends to other ranks of its node, on the mean: a row for each expert."""
+        """Bytes a rank sends to other ranks of its node, on average: one row for each expert."""
         same = self._same_node() & ~torch.eye(self.setting.ranks, dtype=torch.bool)
         return float(self.rows[same].sum()) / self.setting.ranks * WIDTH * ITEMSIZE
 
     @property
     def network(self) -> float:
-        """Bytes that a rank sends to other nodes, on the mean: a row for each expert."""
+        """Bytes a rank sends to other nodes, on average: one row for each expert."""
         return float(self.rows[~self._same_node()].sum()) / self.setting.ranks * WIDTH * ITEMSIZE
 
     @property
     def passed_on(self) -> float | None:
-        """The same if a row goes to each *node* once, and its ranks pass it on inside.
+        """The same if a row goes to each *node* only once, and its ranks pass it on inside.
 
-        None if tokens are dropped: whose they are would decide.
+        None if tokens are dropped, because it would depend on which tokens these are.
         """
         if self.places is not None:
             return None
@@ -145,7 +147,7 @@ class Traffic:
 
     @property
     def busiest(self) -> int:
-        """Bytes of the rank that sends most, for the layer's four exchanges."""
+        """Bytes sent by the rank that sends most, for the layer's four exchanges."""
         counts = self.kept.tolist()
         return max(
             all_to_all_bytes(counts, rank, WIDTH, ITEMSIZE) for rank in range(self.setting.ranks)

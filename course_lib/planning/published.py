@@ -1,20 +1,20 @@
-"""Published steps, row by row, and what the model says of them.
+"""Published steps, row by row, and what the model predicts for them.
 
     fitted(row)      the one constant: the efficiency at which the model gives a row's TFLOP/s
     predicted(row, efficiency)   TFLOP/s of each GPU
 
 The efficiency is fitted on one row for each generation of GPUs: the 145.6B row of Megatron-LM's table 1 for
-the A100, the second row of Llama 3's table 4 for the H100 (16,384 GPUs, 400 TFLOP/s). All other rows are
-predictions. Table 1 does not print microbatches and chunks, and table 2 no chunks: where a row has None, the
-model takes what it finds fastest among those that fit.
+the A100, and the second row of Llama 3's table 4 for the H100 (16,384 GPUs, 400 TFLOP/s). All other rows are
+predictions. Table 1 does not print microbatches and chunks, and table 2 does not print chunks. If a row has
+None, the model takes the fastest value among those that fit.
 
 Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC
-2021, table 1 (section 5.1), table 2 (section 5.2: microbatch 1, model-parallel size 96 and 280, which we
-read as t 8 and p 12 or 35); Megatron-LM's README until 2024 (t 8, p 16, 1,024 GPUs, batch 1,536: 32 s,
-138 TFLOP/s). Llama Team, The Llama 3 Herd of Models, 2024, table 4 as of its third version (the first prints
-dp 4 in the last row, which gives 8,192 GPUs); section 3.3.2 names V and not its value, so that 4 is assumed.
-Its FSDP keeps the weights gathered and sends what ZeRO-1 sends. Jiang et al., MegaScale, NSDI 2024, tables 1
-and 2: Megatron-LM's rows at batch 6,144; the vocabulary, and v 6: section 6.
+2021, table 1 (section 5.1), table 2 (section 5.2: microbatch 1, model-parallel size 96 and 280, which we read
+as t 8 and p 12 or 35); Megatron-LM's README until 2024 (t 8, p 16, 1,024 GPUs, batch 1,536: 32 s, 138
+TFLOP/s). Llama Team, The Llama 3 Herd of Models, 2024, table 4 as of its third version (the first prints dp 4
+in the last row, which gives 8,192 GPUs). Its section 3.3.2 names V but not its value, so we assume 4. Its
+FSDP keeps the weights gathered and sends as much as ZeRO-1. Jiang et al., MegaScale, NSDI 2024, tables 1 and
+2: Megatron-LM's rows at batch 6,144; the vocabulary, and v 6: section 6.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from course_lib.planning.step_time import step_tflops
 from course_lib.planning.topology import Cluster, a100_cluster, h100_cluster
 
 UNFITTED = Work(1.0)
-TOLERANCE = 0.08  # of every row but MegaScale's last two
+TOLERANCE = 0.08  # for every row except MegaScale's last two
 CHUNKS, MICROBATCHES = range(1, 17), (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a published table. tflops: of each GPU; with recomputation, as each source counts.
+    """A row of a published table. tflops: of each GPU; with recomputation, if the source counts it.
 
     microbatch, chunks: None if not published.
     """
@@ -65,7 +65,7 @@ class Row:
         return h100_cluster(self.gpus) if self.work.flash else a100_cluster(self.gpus)
 
     def layouts(self) -> list[Layout]:
-        """All layouts that the row may have had: those that divide, and fit if something is not published."""
+        """All layouts the row can have had: those that divide and, if something is not published, also fit."""
         sizes = {
             "pp": self.pp,
             "dp": self.gpus // (self.tp * self.cp * self.pp),
@@ -96,7 +96,7 @@ class Row:
         ]  # fmt: skip
 
     def seconds(self) -> float:
-        """The step's seconds that the published TFLOP/s mean."""
+        """The seconds of the step, from the published TFLOP/s."""
         recompute = self.recompute if self.recompute != "none" else False
         causal = self.work.causal
         flops = transformer_flops(
@@ -165,7 +165,7 @@ LLAMA_3 = (
 )
 LLAMA_FITTED = LLAMA_3[1]
 
-# Megatron-LM's MFU in percent, as MegaScale's authors measured it; TFLOP/s are those of the model's FLOPs.
+# Megatron-LM's MFU in percent, as measured by MegaScale's authors; its TFLOP/s count only the model's FLOPs.
 MEGASCALE = tuple(
     Row(
         f"{gpus:,} GPUs", _gpt(96, 128, 12288, 64_000), 8, 8, gpus, 6144, mfu / 100 * 312, chunks=6,
@@ -176,7 +176,7 @@ MEGASCALE = tuple(
 
 
 def predicted(row: Row, efficiency: float) -> float:
-    """TFLOP/s of each GPU: of the fastest of the layouts that the row may have had."""
+    """TFLOP/s of each GPU, for the fastest of the layouts the row can have had."""
     work = replace(row.work, efficiency=efficiency)
     return max(
         step_tflops(row.config, layout, row.batch, row.cluster, work, row.seq)

@@ -1,20 +1,21 @@
-"""A recorded run, done again on a modelled cluster: the same operations, on other wires.
+"""A recorded run is repeated on a modelled cluster: the same operations, on other wires.
 
     replay(ledger, cluster)       every rank of the ledger on a GPU of the cluster
     scaled(ledger, sizes, ...)    one rank for each stage, with the groups and the bytes of a larger mesh
     pipeline_seconds(...)         a stage's seconds on the clock of a schedule, for 64 stages and more
 
-A rank goes through its record in order. Between two operations it computes as long as it did, times
-`compute`. An operation lasts alpha + bytes x beta on its group's link, as `ledger.wires` lets it sleep: alpha
-once, the bytes of its busiest member. It begins when the last member has come and this rank's link is free,
-and the rank stops where its program waited. Receives take the link's other direction. The record tells the
-waiting from the computing, so that hidden communication stays hidden as far as the new times allow.
+A rank goes through its record in order. Between two operations it computes as long as in the record, times
+`compute`. An operation lasts alpha + bytes x beta on its group's link, for as long as `ledger.wires` lets it
+sleep, with alpha once and the bytes of its busiest member. It begins when the last member has arrived and
+this rank's link is free, and the rank stops where its program waited. Receives take the link's other
+direction. Because the record separates waiting from computing, hidden communication stays hidden as far as
+the new times allow.
 
-Symmetry: ranks of tp, dp and cp do the same, so that one rank of each stage stands for all of them. It finds
-its groups complete as soon as it has come. So 1,024 GPUs cost as much as the stages.
+Ranks of tp, dp and cp do the same, so by symmetry one rank of each stage stands for all of them. It finds its
+groups complete as soon as it arrives. So 1,024 GPUs cost only as much as the stages.
 
-Simplified, as the wires: a card for each GPU, no contention between groups, no straggler. Cost: 10 us an
-operation. Source of alpha and beta: Hockney, 1994 (see wires.py).
+Simplified in the same way as the wires: each GPU has a card, there is no contention between groups, and no
+straggler. Cost: 10 us per operation. Source of alpha and beta: Hockney, 1994 (see wires.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ LEAVES_AT_ONCE = ("broadcast", "scatter")  # for the root; a gather or reduce fo
 
 
 class Moment(NamedTuple):
-    """A place in a program: an operation begins, or is waited for, after so many seconds of compute."""
+    """A moment of a program: an operation begins, or is waited for, after so many seconds of compute."""
 
     operation: Operation
     waits: bool
@@ -64,14 +65,14 @@ class Part:
 
 @dataclass
 class Replay:
-    """The times of a run that was done again. ends: when each rank's operations were over, by their index."""
+    """The times of a repeated run. ends: when each rank's operations were over, by their index."""
 
     total: float
     ends: list[dict[int, float]]
     record: Record
 
     def spans(self, op: str = "barrier") -> list[float]:
-        """Seconds from each call of a collective to the next, on the rank that needs longest."""
+        """Seconds from each call of a collective to the next, on the rank that takes longest."""
         calls = [
             [ends[operation.index] for operation in self.record.operations(rank, op)]
             for rank, ends in enumerate(self.ends)
@@ -83,10 +84,10 @@ class Replay:
 
 
 def replay(record: Record, cluster: Topology, compute: float = 1.0) -> Replay:
-    """Do a run again on the wires of `cluster`, where computing takes `compute` times as long.
+    """Repeat a run on the wires of `cluster`, where computing takes `compute` times as long.
 
-    record: of a run without wires, such as `launch(...).ledger`; rank r gets GPU r. ValueError if the cluster
-    has too few GPUs, or if the record is of a run that did not end.
+    record: from a run without wires, such as `launch(...).ledger`; rank r gets GPU r. ValueError if the
+    cluster has too few GPUs, or if the recorded run did not end.
     """
     if cluster.gpus < record.world_size:
         raise ValueError(
@@ -161,7 +162,7 @@ class Rerun:
         return Replay(max(self.now.values(), default=0.0), self.ends, self.record)
 
     def step(self, rank: int, moment: Moment) -> bool:
-        """Do the next moment of a rank's program, if the others that it waits for have come."""
+        """Do the next moment of a rank's program, if the ranks it waits for have arrived."""
         operation = moment.operation
         if not moment.waits:
             self.now[rank] += moment.compute
@@ -188,12 +189,12 @@ class Rerun:
         self.parts[rank, operation.index] = Part(ready)
 
     def due(self, operation: Operation) -> float | None:
-        """When the operation is over for its rank; None if a part is missing that it needs."""
+        """When the operation is over for its rank; None if a part it needs is missing."""
         rank, part = operation.rank, self.parts[operation.rank, operation.index]
         if part.due is not None:
             return part.due
         others = [o for o in self.partners[rank, operation.index] if o.rank in self.now]
-        if operation.op == "send":  # it is over without its receiver, which may come later
+        if operation.op == "send":  # it ends without its receiver, which can come later
             others = [o for o in others if self.come(o, self.now[rank])]
         if any((other.rank, other.index) not in self.parts for other in others):
             return None
@@ -226,7 +227,7 @@ class Rerun:
 
 
 def partners(record: Record) -> dict[tuple[int, int], list[Operation]]:
-    """For each operation, by rank and index, the parts of other ranks that it needs."""
+    """For each operation, by rank and index, the parts of other ranks it needs."""
     needed: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for message in record.messages():
         needed[message.send.rank, message.send.index] = [message.recv]
@@ -247,7 +248,7 @@ def partners(record: Record) -> dict[tuple[int, int], list[Operation]]:
 
 
 class Mesh(NamedTuple):
-    """Wires of a larger mesh under the ranks of a small one: which axis, and how many bytes more."""
+    """Wires of a larger mesh under the ranks of a small one: which axis, and how many times the bytes."""
 
     recorded: Layout
     target: Layout
@@ -263,11 +264,11 @@ def scaled(
     nbytes: Mapping[str, float],
     compute: float,
 ) -> float:
-    """Seconds of the run on a larger mesh with as many stages: one rank of each stage stands for its like.
+    """Seconds of the run on a larger mesh with as many stages, of which one rank each stands for its like.
 
-    recorded, target: the meshes; they have the same pp. nbytes: factors by axis ("tp", "pp", "dp": of the
-    replicas, "cp"), compute: of the seconds between operations. The record's microbatches and layers stay.
-    ValueError for another number of stages.
+    recorded, target: the meshes, which have the same pp. nbytes: factors by axis ("tp", "pp", "dp": for the
+    replicas, "cp"). compute: a factor for the seconds between operations. The record's microbatches and
+    layers stay. ValueError for another number of stages.
     """
     if recorded.pp != target.pp:
         raise ValueError(
@@ -280,7 +281,7 @@ def scaled(
 
 @dataclass
 class OnMesh(Rerun):
-    """A rerun whose groups have the size, the place and the bytes of another mesh."""
+    """A rerun whose groups have the size, the position and the bytes of another mesh."""
 
     mesh: Mesh | None = None
 
@@ -322,8 +323,8 @@ def pipeline_seconds(
 ) -> float:
     """The seconds of a step whose pipeline is simulated, action by action, without a formula for its bubble.
 
-    One rank stands for each stage. A message is paid with each of v chunks, so that interleaving hides less
-    than (p - 1) / v says. 64 stages x 512 microbatches are 65,536 actions: some seconds.
+    One rank stands for each stage. A message is paid with each of v chunks, so interleaving hides less than
+    (p - 1) / v says. 64 stages x 512 microbatches are 65,536 actions, which take a few seconds.
     """
     seq = shape.context if seq is None else seq
     tokens = layout.microbatch * seq / layout.cp

@@ -1,18 +1,19 @@
-"""A record of operations, done again on other links: the clock of every rank, by hand.
+"""A record of operations, repeated on other links: the clock of every rank, by hand.
 
     replay(records, per_node, inside, across)
 
 records: for each rank its list of entries, in order:
 
     ("compute", seconds)
-    ("all_reduce", group, nbytes)     group: the ranks that take part, this one among them
-    ("send", peer, nbytes)            the rank goes on at once
-    ("recv", peer, nbytes)            the rank goes on when the message has come
+    ("all_reduce", group, nbytes)     group: the ranks that take part, including this one
+    ("send", peer, nbytes)            the rank continues immediately
+    ("recv", peer, nbytes)            the rank continues when the message has arrived
 
-inside, across: (alpha, beta) of the links; ranks fill nodes of `per_node` in order. An operation lasts
-alpha + bytes x beta: one alpha, and the bytes that its busiest member sends: 2 (n - 1) / n of a sum over n
-ranks, the whole of a message. A sum begins when its last member has come. A message begins when its sender
-has begun it and the sender's link is free: a link carries one message after the other, in order.
+inside, across: (alpha, beta) of the links; ranks fill nodes of `per_node` in order. An operation lasts alpha
++ bytes x beta, with one alpha, and the bytes its busiest member sends. For a sum over n ranks these are 2 (n
+- 1) / n of its bytes, and for a message all of them. A sum begins when its last member has arrived. A message
+begins when its sender has begun it and the sender's link is free, because a link carries one message after
+the other, in order.
 
 `replay.py` does the same for a whole ledger, with handles that are waited for later.
 Source of alpha and beta: Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994).
@@ -29,7 +30,7 @@ Link = tuple[float, float]
 
 
 def replay(records: Sequence[Sequence[Entry]], per_node: int, inside: Link, across: Link) -> float:
-    """Seconds until the last rank has done its record. ValueError if ranks wait for each other for ever."""
+    """Seconds until the last rank has finished its record. ValueError if ranks wait for each other forever."""
 
     def seconds(ranks: Sequence[int], nbytes: float) -> float:
         alpha, beta = inside if len({rank // per_node for rank in ranks}) == 1 else across
@@ -75,7 +76,7 @@ def replay(records: Sequence[Sequence[Entry]], per_node: int, inside: Link, acro
 def _has_come(
     records: Sequence[Sequence[Entry]], place: list[int], member: int, group: Sequence[int]
 ) -> bool:
-    """Whether a member stands before a sum of this group."""
+    """Whether the next entry of a member is a sum of this group."""
     if place[member] == len(records[member]):
         return False
     kind, *what = records[member][place[member]]

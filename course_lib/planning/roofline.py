@@ -1,11 +1,12 @@
 """A layer against the clock of one GPU: products of matrices, and the bytes of everything else.
 
-A product takes as long as its arithmetic or as its bytes, the longer; see `facts.matmul_seconds`. The other
-operations move bytes and compute next to nothing. Peaks of data sheets are not reached: bytes move at REACHED
-of theirs, on links and in memory, and arithmetic at `efficiency`, which is the one constant that is fitted.
+A product takes as long as its arithmetic or its bytes, whichever takes longer (see `facts.matmul_seconds`).
+The other operations move bytes and compute almost nothing. The peaks on data sheets are not reached. Bytes
+move at REACHED of their peak, on links and in memory, and arithmetic runs at `efficiency`, which is the only
+constant that is fitted.
 
-The bytes of pointwise operations are counted, in 16 bits, by what a fused kernel reads and writes, forward
-and backward (fused as in Narayanan et al., 2021, section 4.2; the counts are ours):
+For pointwise operations we count the bytes, in 16 bits, that a fused kernel reads and writes, forward and
+backward (fused as in Narayanan et al., 2021, section 4.2; the counts are ours):
 
 | operation | forward | backward |
 |---|---|---|
@@ -16,7 +17,7 @@ and backward (fused as in Narayanan et al., 2021, section 4.2; the counts are ou
 | scale, mask, softmax, a score | x, y: 4 | y, dy, dx: 6 |
 | dropout, a score | x, y, mask: 5 | dy, mask, dx: 5 |
 
-A flash kernel keeps the scores on the chip: none of their bytes.
+A flash kernel keeps the scores on the chip, so none of their bytes count.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from course_lib.facts.budget import matmul_seconds
 from course_lib.facts.hardware import Gpu
 from course_lib.facts.transformer import Shape
 
-REACHED = 0.8  # of a data sheet's bytes a second
+REACHED = 0.8  # of a data sheet's bytes per second
 FORWARD, BACKWARD = 0, 1
 STREAM = (
     2 * 4 + 2 * 7,
     2 * 6 + 2 * 5,
-)  # two norms and two residual additions a layer, forward and backward
+)  # two norms and two residual additions per layer, forward and backward
 SCORE = (4 + 5, 6 + 5)
 ACTIVATION = {"gelu": (4, 6), "swiglu": (6, 10)}
 
@@ -42,7 +43,7 @@ class Work:
     """How a GPU works: the share of its peak that products reach, and whether attention keeps its scores.
 
     flash: the kernel of attention writes no scores; causal: it skips the masked half. overlap: the replicas
-    sum their gradients while backward goes on, as FSDP does; if not, after the last backward.
+    sum their gradients while backward continues, as FSDP does; otherwise, after the last backward.
     """
 
     efficiency: float
@@ -84,10 +85,9 @@ class Layer:
 def scores_seconds(
     shape: Shape, tokens: float, seq: int, tp: int, gpu: Gpu, work: Work
 ) -> tuple[float, float]:
-    """Attention's two products and softmax, forward and backward: `tokens` queries, `seq` keys each.
+    """Attention's two products and softmax, forward and backward, for `tokens` queries with `seq` keys each.
 
-    A product writes the scores or reads them, 2 bytes each; backward has two products for each of
-    forward's.
+    A product writes the scores or reads them, 2 bytes each; backward has two products for each of forward's.
     """
     scores = tokens * seq * shape.heads / tp * (0.5 if work.causal else 1.0)
     products = 4 * scores * shape.head_dim / (gpu.flops * work.efficiency)
@@ -101,7 +101,7 @@ def scores_seconds(
 def layer_seconds(
     shape: Shape, tokens: float, seq: int, tp: int, sequence: bool, gpu: Gpu, work: Work
 ) -> Layer:
-    """One layer on one of tp ranks. tokens: those of the rank's microbatch; seq: the keys of each query."""
+    """One layer on one of tp ranks. tokens: in the rank's microbatch; seq: the keys of each query."""
     queries = shape.heads * shape.head_dim // tp
     keys = max(1, shape.key_value_heads // tp) * shape.head_dim
     inward = 2 if shape.mlp == "swiglu" else 1

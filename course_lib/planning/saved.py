@@ -1,15 +1,15 @@
 """What does forward keep for backward, and which module kept it?
 
-An operation whose gradient needs a tensor hands it to autograd, which keeps it until backward has used it.
-`torch.autograd.graph.saved_tensors_hooks` shows each of these tensors to a function as it is kept. Three
-things make counting them harder than adding up their bytes:
+If an operation needs a tensor for its gradient, it hands the tensor to autograd, which keeps it until
+backward has used it. `torch.autograd.graph.saved_tensors_hooks` shows each of these tensors to a function as
+it is kept. Counting them is harder than adding up their bytes, for three reasons:
 
-* two operations may keep the same memory, perhaps by different views of it: it is there once;
+* two operations can keep the same memory, perhaps by different views of it, but it exists only once;
 * a view of a large tensor keeps all of the large tensor's memory;
-* parameters are kept as well, often transposed, but they are there anyway.
+* parameters are also kept, often transposed, but they exist anyway.
 
-So memory is counted by storages, and not by tensors. A storage that is gone gives its place to another, which
-then has the same address: a weak reference tells the two apart, and holds no memory itself.
+So we count memory by storages instead of tensors. When a storage is freed, another one can get its address. A
+weak reference tells the two apart, and holds no memory itself.
 
 Source: PyTorch's documentation, Hooks for autograd saved tensors.
 """
@@ -26,12 +26,12 @@ from torch.utils.hooks import RemovableHandle
 
 
 class SavedBytes:
-    """Context manager: the bytes that autograd keeps for backward of the operations inside.
+    """Context manager: the bytes autograd keeps for backward of the operations inside.
 
     module: its parameters and buffers do not count. total: bytes so far, each storage once. by_module: bytes
     by the name of the innermost submodule that ran when a storage was first kept, "" for the module itself.
-    Both stay readable when the block is over. No tensor is copied, changed or held. It costs one Python call
-    for each tensor that is kept. As autograd calls only the innermost hooks, another such object or
+    Both are still readable after the block. No tensor is copied, changed or held. It costs one Python call
+    for each tensor that is kept. Because autograd calls only the innermost hooks, another such object or
     `save_on_cpu` inside the block hides what it sees.
     """
 
@@ -77,12 +77,12 @@ class SavedBytes:
             name = self._running[-1] if self._running else ""
             self.total += new
             self.by_module[name] = self.by_module.get(name, 0) + new
-        # An operation that keeps its own result would keep itself by the tensor: a graph that is dropped
-        # before backward would stay. The detached tensor has the same storage, and does not know the graph.
+        # If an operation keeps its own result, the tensor would keep itself alive, and a graph dropped before
+        # backward would stay. The detached tensor has the same storage, but does not know the graph.
         return tensor.detach()
 
     def _know(self, tensors: Iterable[Tensor]) -> int:
-        """The bytes of these tensors' storages that were not known; they are known from now on."""
+        """The bytes of these tensors' storages that were not yet known. From now on they are known."""
         new = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()

@@ -1,15 +1,15 @@
 """How long is a step on a cluster that nobody here has? One constant is fitted, the rest is a data sheet.
 
-A stage's microbatch takes its layers forward, backward, and forward again if they are recomputed; each
-layer waits for its all-reduces along tp: two forward, two backward, two more if it runs again. The last stage
-has the head besides. The pipeline runs at the pace of its slowest stage, m microbatches long, and idles
-(p - 1) / v of a slot at its ends. Messages between stages are sent by all tp ranks in parts, 1/t each, and
-gathered inside the node (scatter-gather; Narayanan et al., 2021, section 4.1). Then the replicas sum their
-gradients, and the optimizer reads and writes its states.
+For each microbatch, a stage runs its layers forward, backward, and forward again if they are recomputed. Each
+layer waits for its all-reduces along tp, which are two in forward, two in backward, and two more if it runs
+again. The last stage also has the head. The pipeline runs at the pace of its slowest stage, for m
+microbatches, and idles (p - 1) / v of a slot at its ends. Messages between stages are sent by all tp ranks in
+parts, 1/t each, and gathered inside the node (scatter-gather; Narayanan et al., 2021, section 4.1). Then the
+replicas sum their gradients, and the optimizer reads and writes its states.
 
-Nothing overlaps except what ZeRO-2 and 3 send, which hides behind the layers as far as these last, and the
-replicas' sums of a system that overlaps them. Nothing is late: no straggler, no lost message, no contention.
-MegaScale's table 2 shows what that misses (`published.py`).
+Nothing overlaps, with two exceptions. What ZeRO-2 and 3 send hides behind the layers as far as these last,
+and so do the replicas' sums in a system that overlaps them. Nothing is late, because there is no straggler,
+no lost message and no contention. MegaScale's table 2 shows what that misses (`published.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from course_lib.planning.memory import parameters_per_gpu, stage_layers
 from course_lib.planning.roofline import REACHED, Work, bytes_seconds, head_seconds, layer_seconds
 from course_lib.planning.topology import Cluster, Wire
 
-ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}  # a layer and microbatch
-# Bytes a parameter: the gradient read twice, once for the norm (8), master weights and two moments read and
+ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}  # per layer and microbatch
+# Bytes per parameter: the gradient read twice, once for the norm (8), master weights and two moments read and
 # written (24), the weights written (2).
 UPDATE = 34
 
@@ -50,11 +50,11 @@ class Step:
 
 
 def all_reduce_seconds(cluster: Cluster, ranks: list[int], nbytes: float) -> float:
-    """A sum over a group. A gather and a reduce-scatter together take as long.
+    """A sum over a group. A gather and a reduce-scatter together take equally long.
 
-    A ring: 2 (n - 1) rounds, 2 (n - 1) / n of the bytes, on the group's slowest wire. If the group has g > 1
-    ranks in each of its nodes, it is hierarchical (notebook 02): a ring of g inside each node, and g rings of
-    n / g ranks between the nodes, each with 1/g of the bytes and a card of its own.
+    A ring takes 2 (n - 1) rounds with 2 (n - 1) / n of the bytes, on the group's slowest wire. If the group
+    has g > 1 ranks in each of its nodes, it is hierarchical (notebook 02), with a ring of g inside each node,
+    and g rings of n / g ranks between the nodes, each with 1/g of the bytes and its own card.
     """
     n, lanes = len(ranks), cluster.lanes(ranks)
     if cluster.crosses(ranks) and lanes > 1 and n % lanes == 0:
@@ -114,7 +114,7 @@ def step_parts(
 
 
 def context_seconds(shape: Shape, layout: Layout, seq: int, cluster: Cluster) -> float:
-    """A layer's gather of keys and values along cp, forward and again backward, and the reduce-scatter.
+    """A layer's gather of keys and values along cp, in forward and again in backward, and the reduce-scatter.
 
     (Llama 3, section 3.3.2.) Grouped keys make it cheap: O(s) bytes, against O(s^2) FLOPs.
     """
@@ -133,12 +133,12 @@ def message_seconds(cluster: Cluster, layout: Layout, stream: float) -> float:
 def replica_seconds(
     shape: Shape, layout: Layout, cluster: Cluster, microbatches: int, compute: float, overlap: bool
 ) -> float:
-    """Seconds in which the step waits for its replicas, along dp and cp together.
+    """Seconds for which the step waits for its replicas, along dp and cp together.
 
     Stages 0 and 1 send 2 (n - 1) / n of the gradients once, after the last backward. Stage 2 scatters the
-    gradients of every microbatch and gathers the weights once; stage 3 gathers the weights, 2 bytes each,
-    twice a microbatch. Stages 2 and 3 hide what they send behind the compute, all but one layer's;
-    so do the others if the system overlaps.
+    gradients of every microbatch and gathers the weights once. Stage 3 gathers the weights, 2 bytes each,
+    twice per microbatch. Stages 2 and 3 hide what they send behind the compute, except for one layer. The
+    other stages do the same if the system overlaps.
     """
     ranks = layout.replica_ranks()
     params = parameters_per_gpu(shape, layout)
@@ -167,7 +167,7 @@ def step_seconds(
 def step_tflops(
     shape: Shape, layout: Layout, batch: int, cluster: Cluster, work: Work, seq: int | None = None
 ) -> float:
-    """TFLOP/s of each GPU, counted with recomputation if there is any, as Megatron-LM's equation 3."""
+    """TFLOP/s of each GPU, counted with recomputation if there is any, as Megatron-LM's equation 3 does."""
     seq = shape.context if seq is None else seq
     recompute = layout.recompute if layout.recompute != "none" else False
     flops = transformer_flops(shape, batch, seq, causal=work.causal, recompute=recompute)

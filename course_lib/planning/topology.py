@@ -1,15 +1,15 @@
 """A cluster: GPUs in nodes, fast links inside a node, a network across.
 
-Ranks fill the nodes in order: with 8 GPUs a node, ranks 0 to 7 are in node 0. A group of ranks is as fast as
-its slowest link: if all of them are in one node, that is the link inside, else the network. Every GPU has a
-network card of its own, as in a DGX, so groups of different ranks do not slow each other down.
+Ranks fill the nodes in order. With 8 GPUs per node, ranks 0 to 7 are in node 0. A group of ranks is as fast
+as its slowest link, which is the link inside if all of them are in one node, and otherwise the network. Every
+GPU has its own network card, as in a DGX, so groups of different ranks do not slow each other down.
 
-This is one ring. NCCL lays one ring through each card of a node if a group has several ranks there, and then
-comes closer to the link inside; see `Cluster.lanes`.
+This holds for one ring. If a group has several ranks in a node, NCCL runs one ring through each of the node's
+cards, and comes closer to the link inside; see `Cluster.lanes`.
 
-Sources: the links, see `course_lib.facts.hardware`; the seconds of a message, NCCL's tuning.cc (same place).
-A leaf or spine switch that is oversubscribed k times has k times as much bandwidth below as above: each flow
-across gets 1/k of its card if all cards send at once.
+Sources: for the links, see `course_lib.facts.hardware`; for the seconds of a message, NCCL's tuning.cc (same
+place). If a leaf or spine switch is oversubscribed k times, it has k times as much bandwidth below as above,
+so each flow across gets 1/k of its card if all cards send at the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LinkLike(Protocol):
 class Wire:
     """The cost of a message: alpha seconds, and beta seconds for each byte.
 
-    each_way: bytes a second in one direction, with the other as busy.
+    each_way: bytes per second in one direction, while the other direction is equally busy.
     """
 
     name: str
@@ -53,25 +53,25 @@ class Wire:
 
     @property
     def beta(self) -> float:
-        """Seconds a byte."""
+        """Seconds per byte."""
         return 1 / self.each_way
 
     def seconds(self, nbytes: float, rounds: float = 1) -> float:
-        """alpha for each round, and the bytes that one rank sends in all rounds together."""
+        """alpha for each round, plus the time of the bytes one rank sends in all rounds together."""
         return self.alpha * rounds + nbytes * self.beta
 
     def slower(self, factor: float) -> Wire:
-        """The same wire with 1/factor of its bytes a second."""
+        """The same wire with 1/factor of its bytes per second."""
         return self if factor == 1 else Wire(self.name, self.each_way / factor, self.alpha)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` GPUs, `per_node` in each node; the last node may have fewer.
+    """`gpus` GPUs, `per_node` in each node; the last node can have fewer.
 
-    inside, across: the links, by a `Wire`, or by a link of `course_lib.facts.hardware`, which gets NCCL's
-        seconds a message (3.4 us inside, 14 us across).
-    oversubscription: how many times the network has less bandwidth between the nodes than all cards need.
+    inside, across: the links, as a `Wire`, or as a link of `course_lib.facts.hardware`, which gets NCCL's
+        seconds per message (3.4 us inside, 14 us across).
+    oversubscription: how many times less bandwidth the network has between the nodes than all cards need.
     """
 
     gpus: int
@@ -106,11 +106,11 @@ class Cluster:
         return len({self.node(rank) for rank in ranks}) > 1
 
     def link(self, ranks: Iterable[int]) -> Wire:
-        """The wire of a group of ranks, or of a message from one to another: the slowest that they use."""
+        """The wire of a group of ranks, or of a message from one to another: the slowest wire they use."""
         return self.wire(ACROSS if self.crosses(ranks) else INSIDE)
 
     def wire(self, where: str) -> Wire:
-        """The wire "inside" a node, or "across" nodes, where the network may be oversubscribed."""
+        """The wire "inside" a node, or "across" nodes, where the network can be oversubscribed."""
         if where == INSIDE:
             return _wire(self.inside, NVLINK_ALPHA)
         if where == ACROSS:
@@ -118,7 +118,7 @@ class Cluster:
         raise ValueError(f"a wire is {INSIDE!r} or {ACROSS!r}, not {where!r}")
 
     def lanes(self, ranks: Iterable[int]) -> int:
-        """The fewest ranks that the group has in any of its nodes: so many rings can leave each node."""
+        """The fewest ranks the group has in any of its nodes, because so many rings can leave each node."""
         return min(Counter(self.node(rank) for rank in ranks).values())
 
 
@@ -127,7 +127,7 @@ def _wire(named: LinkLike, alpha: float) -> Wire:
 
 
 def a100_cluster(gpus: int) -> Cluster:
-    """Nodes of 8 A100s with NVLink, and one InfiniBand HDR card for each GPU, as Megatron-LM's Selene."""
+    """Nodes of 8 A100s with NVLink, and one InfiniBand HDR card for each GPU, as in Megatron-LM's Selene."""
     return Cluster(gpus, 8, gpu("A100"), link("NVLink 3"), link("InfiniBand HDR"))
 
 
