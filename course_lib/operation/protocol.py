@@ -92,7 +92,7 @@ def write_parts(disk: Files, prefix: str, parts: Mapping[str, bytes]) -> dict[st
 
 
 def publish(disk: Files, step: int, entries: Mapping[str, Entry]) -> None:
-    """Make a checkpoint of written and synced parts. Of several ranks, one calls it, when all have written."""
+    """Make a checkpoint of written and synced parts. Of several ranks one calls it, after all wrote."""
     disk.sync_folder()
     content = json.dumps(dict(entries)).encode()
     draft = new_prefix(disk, step) + "draft"  # an attempt of its own: no part has the name

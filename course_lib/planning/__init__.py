@@ -16,7 +16,7 @@ long does its step take?
     advisor.py       advise: every layout judged, with the first reason why it was dropped; best_layout
     replay.py        a recorded run, repeated on other wires; a schedule of many stages on the clock
     mixture_traffic.py  the rows of a router's choices, bytes by wire, drops, the slowest rank
-    published.py     published steps, row by row, the only constant that is fitted, and how far the rest is off
+    published.py     published steps, row by row, the one fitted constant, and how far the rest is off
 
 Two modules take plain numbers, as notebook 10 asks for:
 

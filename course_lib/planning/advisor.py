@@ -55,7 +55,7 @@ class Verdict:
 
 
 def sizes_of(gpus: int, context: bool = True) -> Iterator[dict[str, int]]:
-    """All sizes of the four axes whose product is `gpus`; without context parallelism, only those with cp 1."""
+    """All sizes of the four axes whose product is `gpus`; without context parallelism, only with cp 1."""
     divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
     for tp, cp, pp in product(divisors, divisors if context else (1,), divisors):
         if gpus % (tp * cp * pp) == 0:

@@ -101,7 +101,7 @@ def all_reduce_seconds(nbytes: float, n: int, stride: int, links: Numbers) -> fl
 
 
 def ring_seconds(nbytes: float, n: float, speed: float, alpha: float) -> float:
-    """2 (n - 1) rounds, and 2 (n - 1) / n of the bytes. speed: bytes per second each way, on the data sheet."""
+    """2 (n - 1) rounds, and 2 (n - 1) / n of the bytes. speed: a data sheet's bytes per second each way."""
     return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (REACHED * speed)
 
 

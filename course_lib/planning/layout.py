@@ -94,7 +94,7 @@ class Layout:
         return batch // (self.dp * self.microbatch)
 
     def stride(self, axis: str) -> int:
-        """The distance in ranks between two neighbours along an axis, i.e. the product of all axes within it."""
+        """The distance in ranks between neighbours along an axis: the product of all axes within it."""
         names = list(self.sizes)
         return prod(self.sizes[name] for name in names[names.index(axis) + 1 :])
 

@@ -31,9 +31,7 @@ def stage_layers(layers: int, pp: int) -> tuple[int, int]:
 
 
 def parameters_per_gpu(shape: Shape, layout: Layout) -> float:
-    """P' of a rank of the first stage: its layers and the embedding; if there is only one stage, also the
-    head.
-    """
+    """P' of a rank of the first stage: its layers and the embedding; with one stage also the head."""
     _, ends = stage_layers(shape.layers, layout.pp)
     table = shape.vocab_size * shape.width
     params = ends * layer_parameters(shape) + table

@@ -45,7 +45,7 @@ class Setting:
 
 
 class Traffic:
-    """The rows one layer sends forward, before the results come back. ValueError for an impossible setting."""
+    """The rows one layer sends forward, before the results come back. ValueError for impossible settings."""
 
     def __init__(self, setting: Setting):
         self.setting = setting
@@ -92,9 +92,7 @@ class Traffic:
 
     @cached_property
     def kept(self) -> Tensor:
-        """(n, E): the rows that are sent. The order of the tokens decides which tokens' rows, but not how
-        many.
-        """
+        """(n, E): the rows that are sent. The order of the tokens decides which rows, but not how many."""
         return self.counts if self.places is None else self.counts.clamp(max=self.places)
 
     @property

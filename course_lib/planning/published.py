@@ -65,7 +65,7 @@ class Row:
         return h100_cluster(self.gpus) if self.work.flash else a100_cluster(self.gpus)
 
     def layouts(self) -> list[Layout]:
-        """All layouts the row can have had: those that divide and, if something is not published, also fit."""
+        """All layouts the row can have had: they divide, and also fit if something is not published."""
         sizes = {
             "pp": self.pp,
             "dp": self.gpus // (self.tp * self.cp * self.pp),

@@ -5,11 +5,11 @@
     pipeline_seconds(...)         a stage's seconds on the clock of a schedule, for 64 stages and more
 
 A rank goes through its record in order. Between two operations it computes as long as in the record, times
-`compute`. An operation lasts alpha + bytes x beta on its group's link, for as long as `ledger.wires` lets it
-sleep, with alpha once and the bytes of its busiest member. It begins when the last member has arrived and
-this rank's link is free, and the rank stops where its program waited. Receives take the link's other
-direction. Because the record separates waiting from computing, hidden communication stays hidden as far as
-the new times allow.
+`compute`. An operation lasts alpha + bytes x beta on its group's link, which is how long `ledger.wires` lets
+it sleep. This counts alpha once, and the bytes of its busiest member. It begins when the last member has
+arrived and this rank's link is free, and the rank stops where its program waited. Receives take the link's
+other direction. Because the record separates waiting from computing, hidden communication stays hidden as far
+as the new times allow.
 
 Ranks of tp, dp and cp do the same, so by symmetry one rank of each stage stands for all of them. It finds its
 groups complete as soon as it arrives. So 1,024 GPUs cost only as much as the stages.

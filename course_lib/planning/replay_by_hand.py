@@ -30,7 +30,7 @@ Link = tuple[float, float]
 
 
 def replay(records: Sequence[Sequence[Entry]], per_node: int, inside: Link, across: Link) -> float:
-    """Seconds until the last rank has finished its record. ValueError if ranks wait for each other forever."""
+    """Seconds until the last rank has finished its record. ValueError if ranks wait for each other."""
 
     def seconds(ranks: Sequence[int], nbytes: float) -> float:
         alpha, beta = inside if len({rank // per_node for rank in ranks}) == 1 else across

@@ -49,7 +49,7 @@ def check_targets(targets: Tensor, outside: Tensor, vocab_size: int) -> None:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """forward: the loss, and its gradients for an upstream gradient of 1. backward: times the real gradient."""
+    """forward: the loss, and its gradients for an upstream gradient of 1. backward: times the real one."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
