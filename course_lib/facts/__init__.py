@@ -1,28 +1,28 @@
-"""Every constant and closed form that the course uses, with its source beside it.
+"""Every constant and closed form the course uses, with its source next to it.
 
     costs.py      costs of collectives: bytes, rounds, seconds, as functions of N and M
-    exact.py      the same to the byte, for one rank and a size that N need not divide
-    hardware.py   links: how many bytes a second they carry each way; GPUs
+    exact.py      the same to the byte, for one rank and a size that N does not have to divide
+    hardware.py   links: how many bytes per second they carry each way; GPUs
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
-    compression.py  compressed averages of gradients: bytes that each rank sends
-    zero.py       ZeRO: bytes that a rank keeps and sends, by stage
+    compression.py  compressed averages of gradients: bytes each rank sends
+    zero.py       ZeRO: bytes a rank keeps and sends, by stage
     fsdp.py       fully sharded: bytes sent by setting, when a gather hides, hybrid sharding
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
-    precision.py  recipes of training: bytes a parameter
-    recompute.py  activations that are not stored: how far apart checkpoints lie, the cost of recomputation
+    precision.py  recipes of training: bytes per parameter
+    recompute.py  activations that are not stored: the distance of checkpoints, the cost of recomputation
     memory.py     a step's bytes on one GPU, and which layout fits first
     budget.py     how fast (the roofline), how long (days, MFU), how large (scaling laws)
     pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
-    four_dimensions.py  all axes at once: bytes by axis, the wire that an axis uses
+    four_dimensions.py  all axes at once: bytes by axis, the wire an axis uses
     context_parallel.py  attention over a spread sequence: bytes, idling ranks, when it hides, what fits
-    experts.py    mixtures of experts: bytes of the rows that travel, nodes touched, parameters
+    experts.py    mixtures of experts: bytes of the rows that are sent, nodes touched, parameters
 
 A later topic adds a module here and its names below.
 
-Notation: n ranks; nbytes is M, the bytes of the full tensor; alpha seconds a message, beta seconds a
-byte. "The full tensor" of an all-gather is its output, of a reduce-scatter or all-to-all its input, of
-a scatter or gather all N pieces together.
+Notation: n ranks; nbytes is M, the bytes of the full tensor; alpha seconds per message, beta seconds per
+byte. "The full tensor" of an all-gather is its output, of a reduce-scatter or all-to-all its input, of a
+scatter or gather all N pieces together.
 """
 
 from course_lib.facts.budget import (

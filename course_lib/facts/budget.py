@@ -1,14 +1,15 @@
 """How fast, how long, how large: the roofline, the days of a run, and the laws that choose a model's size.
 
-A product of matrices takes as long as its arithmetic or as its bytes, whichever is longer (Williams et al.,
-Roofline, 2009). A run takes 6 N D FLOPs (see `six_n_d`), at a share of the peak that PaLM's authors call MFU:
-model FLOPs, without recomputation, over the dense peak of the format that is multiplied. A scaling law
-L(N, D) = E + A / N^alpha + B / D^beta says how to divide a budget C = 6 N D between parameters and tokens.
+A product of matrices takes as long as its arithmetic or its bytes, whichever takes longer (Williams et al.,
+Roofline, 2009). A run takes 6 N D FLOPs (see `six_n_d`), at a share of the peak that PaLM's authors call MFU.
+It compares the model FLOPs, without recomputation, with the dense peak of the format that is multiplied. A
+scaling law L(N, D) = E + A / N^alpha + B / D^beta says how to divide a budget C = 6 N D between parameters
+and tokens.
 
 Sources: Chowdhery et al., PaLM, 2022, appendix B and table 3 (MFU). Hoffmann et al., Training Compute-Optimal
 Large Language Models, 2022, section 3.3 and appendix D (the third approach). Besiroglu et al., Chinchilla
-Scaling: A replication attempt, 2024, table 1 (the fit anew; the exponents of the paper's TeX source).
-Of the runs: each has its own.
+Scaling: A replication attempt, 2024, table 1 (the new fit; the exponents of the paper's TeX source). Each run
+has its own source.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ DAY = 86_400  # seconds
 def matmul_seconds(
     m: int, k: int, n: int, flops: float, bandwidth: float, itemsize: float = 2
 ) -> float:
-    """The least time of a product (m, k) @ (k, n): of its arithmetic, or of its bytes, the longer.
+    """The least time of a product (m, k) @ (k, n), which is the time of its arithmetic or of its bytes.
 
-    flops, bandwidth: FLOPs and bytes a second. Each of the three matrices is moved once. They overlap.
+    The longer of the two counts, because they overlap. flops, bandwidth: FLOPs and bytes per second. Each of
+    the three matrices is moved once.
     """
     moved = (m * k + k * n + m * n) * itemsize
     return max(2 * m * k * n / flops, moved / bandwidth)
 
 
 def ridge(flops: float, bandwidth: float) -> float:
-    """FLOPs for each byte from which on arithmetic is the bound. H100: 295; A100: 153."""
+    """FLOPs per byte from which on arithmetic is the bound. H100: 295; A100: 153."""
     return flops / bandwidth
 
 
 def least_tokens(flops: float, bandwidth: float, itemsize: float = 2) -> float:
     """The least m from which on a product (m, k) @ (k, n) is bound by arithmetic, for large k and n.
 
-    A weight is read once, itemsize bytes, and multiplied for each token, 2 FLOPs: ridge * itemsize / 2.
+    A weight is read once, which takes itemsize bytes, and is multiplied for each token, which takes 2 FLOPs.
+    So the least m is ridge * itemsize / 2.
     """
     return flops * itemsize / (2 * bandwidth)
 
@@ -58,18 +61,18 @@ def days(params: float, tokens: float, gpus: int, flops: float, mfu: float = 0.4
 
 
 def tokens_per_second_per_gpu(params: float, flops: float, mfu: float) -> float:
-    """Tokens a second on each GPU. 70B on an H100 at 40 %: 942."""
+    """Tokens per second on each GPU. 70B on an H100 at 40 %: 942."""
     return flops * mfu / six_n_d(params, 1)
 
 
 def model_flops_utilization(params: float, tokens_per_second: float, flops: float) -> float:
-    """MFU of a GPU that trains so many tokens a second; of the peak that is given, dense."""
+    """MFU of a GPU that trains so many tokens per second, relative to the given dense peak."""
     return six_n_d(params, tokens_per_second) / flops
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A published run. params: those that a token is multiplied by; gpu_hours, None if not published.
+    """A published run. params: those by which a token is multiplied; gpu_hours, None if not published.
 
     peak: of one GPU, dense, in bf16 or fp16; None if several kinds took part.
     """
@@ -112,7 +115,7 @@ PUBLISHED_MFU = {
 
 
 class ScalingLaw(NamedTuple):
-    """L(N, D) = E + A / N^alpha + B / D^beta, in nats a token."""
+    """L(N, D) = E + A / N^alpha + B / D^beta, in nats per token."""
 
     E: float
     A: float
@@ -130,7 +133,7 @@ CHINCHILLA = 5.76e23  # FLOPs: Gopher's budget, and Chinchilla's
 
 
 def law_loss(params: float, tokens: float, law: ScalingLaw) -> float:
-    """The loss that a law predicts."""
+    """The loss a law predicts."""
     return law.E + law.A / params**law.alpha + law.B / tokens**law.beta
 
 
@@ -138,7 +141,7 @@ def compute_optimal(budget: float, law: ScalingLaw | tuple[float, ...]) -> tuple
     """(parameters, tokens) with the least loss at 6 N D = budget FLOPs.
 
     N = G (C/6)^(beta / (alpha + beta)) with G = (alpha A / beta B)^(1 / (alpha + beta)). At Chinchilla's
-    5.76e23 the printed law gives 32B and 93 tokens a parameter, the replication 72B and 18.
+    5.76e23, the printed law gives 32B and 93 tokens per parameter, and the replication 72B and 18.
     """
     _, a, b, alpha, beta = law
     params = (alpha * a / (beta * b) * (budget / 6) ** beta) ** (1 / (alpha + beta))
@@ -150,7 +153,8 @@ def crossover(
 ) -> float:
     """The budget in FLOPs from which on two laws' parameters differ by a factor of 2 or more.
 
-    Their ratio is a power of the budget. inf if it never comes to 2 again, 0 if it always is 2 or more.
+    Their ratio is a power of the budget. Returns inf if the ratio never reaches 2 again, and 0 if it is
+    always 2 or more.
     """
     unit = 6.0  # FLOPs: budget / 6 is 1
     at_unit = math.log(compute_optimal(unit, first)[0] / compute_optimal(unit, second)[0])

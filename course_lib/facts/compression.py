@@ -1,8 +1,9 @@
-"""Bytes that each of n ranks sends for a compressed average of gradients, exactly.
+"""Bytes each of n ranks sends for a compressed average of gradients, exactly.
 
-The formulas follow the description of each algorithm, not its code: the tests hold the ledger against them.
-Built-in collectives count as the ledger books them: an all-reduce of M bytes 2 (n-1)/n M, an all-gather or
-all-to-all of M bytes in all (n-1)/n M. numel: elements of the tensor. Scales have 4 bytes.
+The formulas follow the description of each algorithm instead of its code, and the tests compare the ledger
+with them. Built-in collectives count as in the ledger: an all-reduce of M bytes takes 2 (n-1)/n M, and an
+all-gather or all-to-all of M bytes in all takes (n-1)/n M. numel: elements of the tensor. Scales have 4
+bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ def uncompressed_bytes(n: int, numel: int, itemsize: int = 4) -> float:
 
 
 def topk_count(numel: int, fraction: float) -> int:
-    """k: the elements that each rank sends, at least one."""
+    """k: how many elements each rank sends, at least one."""
     return max(1, round(fraction * numel)) if numel else 0
 
 
 def topk_bytes(n: int, numel: int, fraction: float, itemsize: int = 4, index: int = 4) -> int:
-    """All-gathers of k values and k indices: (n-1) k (itemsize + index), growing with n.
+    """All-gathers of k values and k indices: (n-1) k (itemsize + index), which grows with n.
 
     Source: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017, for the
     pairs; the all-gather by counting.
@@ -34,7 +35,7 @@ def topk_bytes(n: int, numel: int, fraction: float, itemsize: int = 4, index: in
 
 
 def topk_break_even(fraction: float, itemsize: int = 4, index: int = 4) -> float:
-    """The number of ranks from which on top-k sends as much as the uncompressed all-reduce, or more.
+    """The number of ranks from which on top-k sends at least as much as the uncompressed all-reduce.
 
     (n-1) fraction (itemsize + index) = 2 (n-1)/n itemsize. 1 %, 4-byte indices and values: 100.
     """
@@ -54,16 +55,16 @@ def int8_bytes(n: int, numel: int, block: int = 256) -> int:
 def int8_gather_bytes(n: int, numel: int, block: int = 256) -> int:
     """The alternative, an all-gather of all ranks' int8 tensors: (n-1) (numel + scales).
 
-    From 8 ranks on, this is as much as float32's 2 (n-1)/n x 4 numel, or more.
+    From 8 ranks on, this is at least as much as float32's 2 (n-1)/n x 4 numel.
     """
     return (n - 1) * (numel + SCALE_BYTES * math.ceil(numel / block))
 
 
 def powersgd_elements(shape: Sequence[int], rank: int) -> int:
-    """Elements that travel for one tensor: rank (rows + columns) for a matrix, else, or if fewer, all.
+    """Elements sent for one tensor: rank (rows + columns) for a matrix, or all if these are fewer.
 
-    Source: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019. A convolution's (512, 512, 3, 3) is a
-    512 x 4,608 matrix: 461 / rank times smaller.
+    All elements are also sent for any other tensor. Source: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS
+    2019. A convolution's (512, 512, 3, 3) is a 512 x 4,608 matrix: 461 / rank times smaller.
     """
     numel = math.prod(shape)
     if len(shape) < 2 or not numel:
@@ -78,18 +79,18 @@ def powersgd_bytes(n: int, shapes: Iterable[Sequence[int]], rank: int, itemsize:
 
 
 def sign_bytes(n: int, numels: Iterable[int]) -> int:
-    """All-to-all and all-gather of signs, a bit each, with one scale for each shard of each tensor.
+    """All-to-all and all-gather of signs, one bit each, with one scale for each shard of each tensor.
 
-    Source: Tang et al., 1-bit Adam, ICML 2021: all-to-all, average, all-gather; a shard is whole bytes
-    here. 7B elements, 8 ranks: 1.53 GB, 1/32 of float32's 49 GB.
+    Source: Tang et al., 1-bit Adam, ICML 2021: all-to-all, average, all-gather. Here a shard has whole bytes.
+    7B elements, 8 ranks: 1.53 GB, 1/32 of float32's 49 GB.
     """
     return sum(2 * (n - 1) * (math.ceil(numel / (8 * n)) + SCALE_BYTES) for numel in numels)
 
 
 def one_bit_adam_ratio(warmup: float, bits: int = 16) -> float:
-    """How many times less 1-bit Adam sends in a whole run, of which the share `warmup` is uncompressed.
+    """How many times less 1-bit Adam sends in a whole run, in which the share `warmup` is uncompressed.
 
-    bits: those of an element of the uncompressed gradient. A warm-up of 15 %, against 16 bits: 4.9 times, the
-    "up to 5 times" of Tang et al., 1-bit Adam, ICML 2021; against 32 bits 5.7.
+    bits: of an element of the uncompressed gradient. With a warm-up of 15 %, compared with 16 bits: 4.9
+    times, the "up to 5 times" of Tang et al., 1-bit Adam, ICML 2021; compared with 32 bits 5.7.
     """
     return 1 / (warmup + (1 - warmup) / bits)

@@ -1,7 +1,8 @@
-"""Context parallelism: bytes that attention over a spread sequence sends, idle ranks, overlap, memory.
+"""Context parallelism: bytes sent by attention over a spread sequence, idle ranks, overlap, memory.
 
-n ranks hold tokens / n each; tokens = batch * seq of the whole. width = heads * head_dim, of q and of the
-output; kv_width = kv_heads * head_dim, of k and of v. Layouts are those of `course_lib.context_parallel`.
+n ranks hold tokens / n each; tokens = batch * seq counts all of them. width = heads * head_dim, for q and for
+the output; kv_width = kv_heads * head_dim, for k and for v. The layouts are those of
+`course_lib.context_parallel`.
 
 Sources: Liu, Zaharia, Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023,
 section 3 and table 2. Jacobs et al., DeepSpeed Ulysses, 2023, section 3.2. Brandon et al., Striped Attention,
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-FORWARD, BACKWARD = 4, 10  # FLOPs for each score and feature: products of matrices, 2 and 5 of them
+FORWARD, BACKWARD = 4, 10  # FLOPs for each score and feature: 2 and 5 products of matrices
 
 
 # ---- bytes sent
@@ -22,11 +23,12 @@ FORWARD, BACKWARD = 4, 10  # FLOPs for each score and feature: products of matri
 def ring_attention_bytes(
     n: int, tokens: float, kv_width: int, itemsize: int = 2, direction: str = "forward"
 ) -> float:
-    """Bytes that each rank sends in one attention.
+    """Bytes each rank sends in one attention.
 
-    forward: its keys and values, and those that come by, n - 1 times. backward: the same, and n times their
-    gradients, in float32 at least: the last time brings them home. (n - 1 times would do if a rank kept the
-    share of its own queries until the rest is home; PyTorch and ring-flash-attention send n times too.)
+    forward: its own keys and values, and those it receives, n - 1 times in all. backward: the same, and n
+    times their gradients, in float32 at least, because the last time brings them home. (n - 1 times would be
+    enough if a rank kept the share of its own queries until the rest is home, but PyTorch and
+    ring-flash-attention also send n times.)
 
     131,072 tokens, 8 ranks, 8 key heads of 128, bf16: 470 MB forward, 1.54 GB backward.
     """
@@ -39,16 +41,16 @@ def ring_attention_bytes(
 
 
 def ring_attention_messages(n: int, direction: str = "forward") -> int:
-    """Messages that each rank sends, keys and values (or their gradients) in one: n - 1, and 2n - 1."""
+    """Messages each rank sends, with keys and values (or their gradients) in one: n - 1, and 2n - 1."""
     _check(direction)
     return 0 if n == 1 else n - 1 if direction == "forward" else 2 * n - 1
 
 
 def ulysses_bytes(n: int, tokens: float, width: int, kv_width: int, itemsize: int = 2) -> float:
-    """Bytes that each rank sends in one attention, forward as backward.
+    """Bytes each rank sends in one attention, as many forward as backward.
 
-    (n-1)/n of the rank's q, k, v and output, by all-to-alls. These bytes fall with n; those of a ring do not.
-    At most as many ranks as heads of keys can take part.
+    All-to-alls send (n-1)/n of the rank's q, k, v and output. These bytes fall with n, whereas those of a
+    ring do not. At most as many ranks as heads of keys can take part.
     """
     return (n - 1) / n * tokens / n * (2 * width + 2 * kv_width) * itemsize
 
@@ -71,12 +73,12 @@ def ulysses_ring_bytes(
 
 
 def causal_scores(layout: str, n: int, seq: int) -> list[list[int]]:
-    """Scores that each rank computes in each step of a ring, masked ones not counted: [step][rank].
+    """Scores each rank computes in each step of a ring, without masked scores: [step][rank].
 
-    layout: "contiguous", "striped" or "zigzag"; its parts (zigzag: 2n of them) must be equal.
-    With c = seq / n tokens a rank: contiguous c^2 or nothing after the first step, in which all have the
-    diagonal, c(c+1)/2. striped: c(c+1)/2 if the keys' owner does not come after the rank, else c(c-1)/2.
-    zigzag: two squares of c/2 in every step, and in the first a diagonal more.
+    layout: "contiguous", "striped" or "zigzag"; its parts (zigzag: 2n of them) must be equal. There are c =
+    seq / n tokens per rank. contiguous: in the first step all ranks have the diagonal, c(c+1)/2, and after
+    that c^2 or nothing. striped: c(c+1)/2 if the keys' owner does not come after the rank, else c(c-1)/2.
+    zigzag: two squares of c/2 in every step, and in the first step also a diagonal.
     """
     parts = 2 * n if layout == "zigzag" else n
     if seq % parts:
@@ -101,9 +103,9 @@ def causal_scores(layout: str, n: int, seq: int) -> list[list[int]]:
 
 
 def causal_slowdown(layout: str, n: int, seq: int | None = None) -> float:
-    """Time of a causal ring over that of equal work: the busiest rank of each step over the mean.
+    """Time of a causal ring, divided by the time for equal work: the busiest rank of each step over the mean.
 
-    For long sequences (seq None) contiguous 2 - 1/n, the others 1. With c = seq / n: contiguous
+    For long sequences (seq None), contiguous gives 2 - 1/n, and the others 1. With c = seq / n: contiguous
     ((2n-1) c + 1) / (n c + 1), striped n (c + 1) / (n c + 1), zigzag 1.
     """
     if seq is None:
@@ -113,7 +115,7 @@ def causal_slowdown(layout: str, n: int, seq: int | None = None) -> float:
 
 
 def causal_idle_shares(n: int) -> list[float]:
-    """Share of the time that each rank idles under a causal mask, its tokens in succession: (n-1-r)/(n-1/2).
+    """Share of the time each rank idles under a causal mask, with contiguous tokens: (n-1-r)/(n-1/2).
 
     4 ranks: 0.86, 0.57, 0.29, 0; together (n-1)/(2n-1), 3/7.
     """
@@ -133,12 +135,13 @@ def hiding_block(
     causal: bool = False,
     alpha: float = 0.0,
 ) -> float:
-    """Tokens that each rank must hold for a step's messages to take no longer than its computing.
+    """Tokens each rank must hold, so that a step's messages take no longer than its computing.
 
-    forward: 4 c^2 width FLOPs take as long as 2 c kv_width itemsize bytes; with as many heads of keys as of
-    queries in 16 bits at c = FLOP/s over bytes/s, the paper's block. backward: 10 c^2 width, and the rank
-    also sends gradients in float32: 1.2 times as many tokens in 16 bits. causal: half of the scores, as
-    zigzag has them in every step. kv_width None: width. alpha: seconds a message; then width matters too.
+    forward: 4 c^2 width FLOPs take as long as 2 c kv_width itemsize bytes. With as many heads of keys as of
+    queries, in 16 bits, this is c = FLOP/s over bytes/s, the paper's block. backward: 10 c^2 width, but the
+    rank also sends gradients in float32, so it needs 1.2 times as many tokens in 16 bits. causal: half of the
+    scores, as zigzag has them in every step. kv_width None: width. alpha: seconds per message; with it, width
+    also matters.
 
     A100, 312 TFLOP/s: 1,040 tokens on NVLink (300 GB/s each way), 24,960 on 100 Gb/s.
     """
@@ -161,15 +164,15 @@ class RingHost:
     """A row of the ring-attention paper's table 2; block and sequence as printed there, in tokens."""
 
     name: str
-    flops: float  # a second, bf16
-    each_way: float  # bytes a second
+    flops: float  # per second, bf16
+    each_way: float  # bytes per second
     printed_block: float
     printed_sequence: float
 
 
-# In the row of InfiniBand the paper's own formulas give another result than it prints: 312 TFLOP/s over
-# 12.5 GB/s are 24,960 tokens and six times that 149,760, in its rounding 25.0 and 149.8 thousand (and six
-# times its 24.5 thousand would be 147). All other rows agree to the last digit.
+# In the row of InfiniBand, the paper's own formulas do not give the result it prints. 312 TFLOP/s over 12.5
+# GB/s are 24,960 tokens and six times that 149,760, in its rounding 25.0 and 149.8 thousand (and six times
+# its 24.5 thousand would be 147). All other rows agree to the last digit.
 RING_HOSTS: tuple[RingHost, ...] = (
     RingHost("A100, NVLink", 312e12, 300e9, 1.0e3, 6.2e3),
     RingHost("A100, InfiniBand", 312e12, 12.5e9, 24.5e3, 149.5e3),
@@ -185,10 +188,10 @@ RING_HOSTS: tuple[RingHost, ...] = (
 def attention_saved_bytes(
     tokens: int, heads: int, kv_heads: int, head_dim: int, n: int = 1, itemsize: int = 2
 ) -> float:
-    """Bytes that tiled attention keeps for backward on each of n ranks: q, k, v, out, and lse in float32.
+    """Bytes tiled attention keeps for backward on each of n ranks: q, k, v, out, and lse in float32.
 
-    A ring keeps the same: keys and values that came by are not kept, but sent again. 131,072 tokens, 32 heads
-    and 8 of keys of 128, bf16, 8 ranks: 338 MB; the scores alone would take 137 GB.
+    A ring keeps the same, because keys and values that pass by are sent again instead of being kept. 131,072
+    tokens, 32 heads and 8 of keys of 128, bf16, 8 ranks: 338 MB; the scores alone would take 137 GB.
     """
     return (
         tokens / n * ((2 * heads + 2 * kv_heads) * head_dim * itemsize + heads * max(4, itemsize))
@@ -206,8 +209,9 @@ def longest_sequence(
 ) -> float:
     """Tokens of one sequence whose activations take `memory` bytes on each of n ranks, in 16 bits.
 
-    34 bytes a layer, token and feature (Korthikanti et al.), shared by n. flash=False: and 5 a score, which
-    makes it grow with the root of n only. recompute: 2 bytes for each layer's input, and one layer whole.
+    There are 34 bytes per layer, token and feature (Korthikanti et al.), shared by n. With flash=False, 5
+    more per score make the length grow only with the root of n. recompute: 2 bytes for each layer's input,
+    and one whole layer.
     """
     whole = 1 if recompute else layers
     linear = (34 * whole + (2 * layers if recompute else 0)) * width

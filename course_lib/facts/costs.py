@@ -1,12 +1,12 @@
 """The costs of a collective on n ranks: bytes, rounds, seconds.
 
-An algorithm has the name of its function in `course_lib.collectives`. Two bad algorithms are here for
-comparison, `naive_broadcast` (the root serves one rank after another) and `naive_all_reduce` (all send
-to one rank, which sends the sum back).
+An algorithm has the name of its function in `course_lib.collectives`. Two bad algorithms are included for
+comparison: `naive_broadcast` (the root serves one rank after another) and `naive_all_reduce` (all send to one
+rank, which sends the sum back).
 
-The alpha-beta model: a message of B bytes takes alpha + beta B seconds, and a rank can send one and
+The alpha-beta model: a message of B bytes takes alpha + beta B seconds, and a rank can send one message and
 receive one at the same time (Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2",
-Parallel Computing 20, 1994; Thakur, Rabenseifner and Gropp 2005 use it so).
+Parallel Computing 20, 1994; Thakur, Rabenseifner and Gropp 2005 use it in this way).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cost:
     serial: Callable[[int], float] | None = None  # one after another; None: the busier direction
 
     def busiest(self, n: int) -> float:
-        """The bytes sent or received, whichever is more, by the rank that has most to do."""
+        """The bytes sent or received, whichever is more, by the busiest rank."""
         return max(self.sent(n), self.received(n) if self.received else 0)
 
 
@@ -63,7 +63,7 @@ def log2_down(n: int) -> int:
 
 
 def extra(n: int) -> int:
-    """1 if n is not a power of two: then the ranks beyond the last one need a round in and a round out."""
+    """1 if n is not a power of two, because the ranks beyond the last one need a round in and a round out."""
     return int(n & (n - 1) != 0)
 
 
@@ -73,7 +73,7 @@ def core(n: int) -> int:
 
 
 def share(n: int) -> float:
-    """(n-1)/n: all chunks but one."""
+    """(n-1)/n: all chunks except one."""
     return (n - 1) / n
 
 
@@ -118,7 +118,7 @@ ALGORITHMS: dict[str, Cost] = {
 
 
 def bytes_sent_per_rank(algorithm: str, n: int, nbytes: float) -> float:
-    """Bytes that the busiest rank sends; chunks are taken as exact n-ths (see `exact_bytes`)."""
+    """Bytes the busiest rank sends; chunks are taken as exact n-ths (see `exact_bytes`)."""
     cost = _cost(algorithm, n)
     return cost.sent(n) * nbytes if n > 1 else 0.0
 
@@ -130,21 +130,21 @@ def rounds(algorithm: str, n: int) -> int:
 
 
 def seconds(algorithm: str, n: int, nbytes: float, alpha: float, beta: float) -> float:
-    """rounds x alpha + bytes x beta, with the bytes that the busiest rank sends or receives.
+    """rounds x alpha + bytes x beta, with the bytes the busiest rank sends or receives.
 
-    This is the least time that it can take. If one rank's phases wait for each other, it takes longer: then
-    put `serial_bytes` in the place of the bytes.
+    This is the least time it can take. If one rank's phases wait for each other, it takes longer. Then use
+    `serial_bytes` instead of the bytes.
     """
     cost = _cost(algorithm, n)
     return cost.rounds(n) * alpha + cost.busiest(n) * nbytes * beta if n > 1 else 0.0
 
 
 def serial_bytes(algorithm: str, n: int, nbytes: float) -> float:
-    """Bytes that pass one after another: the largest message of each round, added up.
+    """Bytes that are sent one after another: the largest message of each round, added up.
 
-    It differs from the busiest rank's bytes for naive_all_reduce (twice as much: first all come in,
-    then all go out) and if extra ranks are folded in and out (one M more). For the double binary
-    tree it is the limit of many blocks, 2 M.
+    They differ from the busiest rank's bytes for naive_all_reduce (twice as much, because first everything
+    comes in and then everything goes out) and if extra ranks are folded in and out (one M more). For the
+    double binary tree it is the limit of many blocks, 2 M.
     """
     cost = _cost(algorithm, n)
     if n == 1:
@@ -153,10 +153,10 @@ def serial_bytes(algorithm: str, n: int, nbytes: float) -> float:
 
 
 def crossover_bytes(a: str, b: str, n: int, alpha: float, beta: float) -> float:
-    """The size from which the one of a and b that moves fewer bytes is the faster, in bytes of M.
+    """The size in bytes of M from which on the one of a and b that moves fewer bytes is faster.
 
-    0.0 if it does not have more rounds either, and so is never slower; math.inf if both move the same.
-    8 ranks, alpha 10 us, 10 GB/s: recursive doubling is faster than a ring below 880 KB.
+    Returns 0.0 if it does not have more rounds either, and so is never slower; math.inf if both move the
+    same. 8 ranks, alpha 10 us, 10 GB/s: recursive doubling is faster than a ring below 880 KB.
     """
     first, second = _cost(a, n), _cost(b, n)
     if n == 1 or first.busiest(n) == second.busiest(n):
@@ -167,9 +167,10 @@ def crossover_bytes(a: str, b: str, n: int, alpha: float, beta: float) -> float:
 
 
 def least_bytes(n: int, nbytes: float) -> float:
-    """The least that the busiest rank can send in an all-reduce: 2 (n-1)/n M (Patarasuk and Yuan 2009).
+    """The least the busiest rank can send in an all-reduce: 2 (n-1)/n M (Patarasuk and Yuan 2009).
 
-    For each element, n - 1 messages make the sum and n - 1 hand it out: 2 (n-1) M in all.
+    For each element, n - 1 messages make the sum and n - 1 messages hand it out, so there are 2 (n-1) M in
+    all.
     """
     return 2 * share(n) * nbytes
 
@@ -182,8 +183,8 @@ def hierarchical_bytes(per_node: int, nodes: int, nbytes: float) -> tuple[float,
 
     Source: Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash (2018).
 
-    8 GPUs a node, 16 nodes, 1 GB: 1.75 GB by NVLink, 0.234 GB by the network; a flat ring sends 1.98 GB,
-    and on one rank of each node all of it by the network.
+    8 GPUs per node, 16 nodes, 1 GB: each rank sends 1.75 GB by NVLink and 0.234 GB by the network. In a flat
+    ring it sends 1.98 GB, and one rank of each node sends all of it by the network.
     """
     return 2 * share(per_node) * nbytes, 2 * share(nodes) * nbytes / per_node
 
@@ -210,14 +211,14 @@ def hierarchical_seconds(
     )
 
 
-# ---- built-in collectives: the bytes that the ledger books, and the figures of nccl-tests
+# ---- built-in collectives: the bytes booked by the ledger, and the figures of nccl-tests
 
 BUILT_INS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * share(n),
     "all_gather": share,
     "reduce_scatter": share,
     "all_to_all": share,
-    "broadcast": lambda n: 1.0,  # a pipelined chain: every rank but the last passes M on
+    "broadcast": lambda n: 1.0,  # a pipelined chain: every rank except the last passes M on
     "reduce": lambda n: 1.0,
     "gather": lambda n: 1 / n,
     "scatter": share,
@@ -226,10 +227,11 @@ BUILT_INS: dict[str, Callable[[int], float]] = {
 
 
 def logical_bytes(op: str, n: int, nbytes: float) -> float:
-    """Bytes booked for the busiest rank of the built-in `op`: the bandwidth-optimal volume.
+    """Bytes booked for the busiest rank of the built-in `op`, which are the bandwidth-optimal volume.
 
-    The backend may send more: gloo's reduce-scatter is an all-reduce on the wire, NCCL's tree sends 2 M.
-    Source: nccl-tests, doc/PERFORMANCE.md, whose factors these are for the collectives that it lists.
+    The backend can send more. For example, gloo's reduce-scatter is an all-reduce on the wire, and NCCL's
+    tree sends 2 M. Source: nccl-tests, doc/PERFORMANCE.md, which gives these factors for the collectives it
+    lists.
     """
     if op not in BUILT_INS:
         raise ValueError(f"no built-in is called {op!r}; known are {', '.join(BUILT_INS)}")
@@ -237,7 +239,7 @@ def logical_bytes(op: str, n: int, nbytes: float) -> float:
 
 
 def bus_bandwidth(op: str, n: int, nbytes: float, time: float) -> float:
-    """nccl-tests' "busbw", bytes a second: nbytes / time, times the share that each rank must at least move.
+    """nccl-tests' "busbw", bytes per second: nbytes / time, times the share each rank must at least move.
 
     You can compare it with a link's speed for any n. Source: nccl-tests, doc/PERFORMANCE.md.
     8 ranks all-reduce 4 GB in 0.1 s: 70 GB/s.

@@ -1,11 +1,11 @@
-"""Data parallelism: the bytes of a step, the share of their time that is exposed, and the scaling.
+"""Data parallelism: the bytes of a step, the exposed share of their time, and the scaling.
 
-n ranks, one bucket or several of equal size; alpha seconds a message, beta seconds a byte. The model:
-backward makes gradients at an even pace, and buckets travel one at a time.
+n ranks, one bucket or several of equal size; alpha seconds per message, beta seconds per byte. The model
+assumes that backward computes gradients at an even pace, and that buckets are sent one at a time.
 
 Source, unless another is named: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel
-Training, Proceedings of the VLDB Endowment 13 (2020), section 3.2, for the scheme; the formulas by
-following the last bucket.
+Training, Proceedings of the VLDB Endowment 13 (2020), section 3.2, for the scheme; the formulas by following
+the last bucket.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def data_parallel_bytes(
     counted: bool = False,
     parameters: int = 0,
 ) -> float:
-    """Bytes that each rank sends in a step: 2 (n-1)/n of the gradients', as booked for an all-reduce.
+    """Bytes each rank sends in a step: 2 (n-1)/n of the gradients' bytes, as booked for an all-reduce.
 
     synchronisations: 1 with no_sync(), however many microbatches are accumulated; K if gradients are sent
     after each of K microbatches.
-    counted: True if the ranks count their samples together: 8 bytes more to all-reduce.
-    parameters: their number, if the ranks look for unused ones: a byte each.
+    counted: True if the ranks count their samples together, which adds 8 bytes to all-reduce.
+    parameters: their number, if the ranks look for unused ones, which takes one byte each.
 
     Source: Patarasuk and Yuan 2009 (see `least_bytes`). 7B parameters, bf16, 8 ranks: 24.5 GB.
     """
@@ -38,19 +38,19 @@ def data_parallel_bytes(
 def synchronization_seconds(
     n: int, gradient_bytes: float, buckets: int, alpha: float, beta: float
 ) -> float:
-    """Time of a step's all-reduces by a ring, in `buckets` messages: more of them pay alpha more often."""
+    """Time of a step's all-reduces by a ring, in `buckets` messages; more messages pay alpha more often."""
     return buckets * seconds("ring_all_reduce", n, gradient_bytes / buckets, alpha, beta)
 
 
 def exposed_communication(
     backward: float, communication: float, buckets: int = 1, overlap: bool = True
 ) -> float:
-    """Seconds that a step waits for its all-reduces after backward has ended.
+    """Seconds for which a step waits for its all-reduces after backward has ended.
 
-    backward, communication: seconds of the whole of each. Without overlap all of it is exposed. With
-    overlap bucket k of B is ready at k/B of backward, and travels when those before it have arrived:
-    either backward takes longer, and the last bucket alone is exposed (communication / B), or
-    communication does, and starts after the first bucket: communication - (1 - 1/B) backward.
+    backward, communication: seconds of all of each. Without overlap, all communication is exposed. With
+    overlap, bucket k of B is ready at k/B of backward, and is sent when the buckets before it have arrived.
+    If backward takes longer, only the last bucket is exposed (communication / B). If communication takes
+    longer, it starts after the first bucket, so communication - (1 - 1/B) backward is exposed.
 
     Backward 100 ms, communication 80 ms: 80 ms exposed with one bucket, 8 ms with ten.
     """
@@ -62,7 +62,7 @@ def exposed_communication(
 
 
 def exposed_after(ready: Sequence[float], took: Sequence[float], backward: float) -> float:
-    """As `exposed_communication`, for buckets of any size: when each is ready, and how long it travels."""
+    """As `exposed_communication`, for buckets of any size: when each is ready, and how long it takes."""
     free = 0.0
     for start, seconds_under_way in zip(ready, took, strict=True):
         free = max(free, start) + seconds_under_way
@@ -70,9 +70,9 @@ def exposed_after(ready: Sequence[float], took: Sequence[float], backward: float
 
 
 def scaling_efficiency(compute: float, exposed: float) -> float:
-    """Share of ideal speed: n ranks are n x this as fast as one, each with a batch of its own size.
+    """Share of ideal speed: n ranks are n times this as fast as one rank, each with a batch of its own size.
 
-    compute: seconds of one rank's forward, backward and step (weak scaling: the same on n ranks).
-    Compute 300 ms, 100 ms exposed: 0.75, so that 64 ranks do the work of 48.
+    compute: seconds of one rank's forward, backward and step (weak scaling: the same on n ranks). Compute 300
+    ms, 100 ms exposed: 0.75, so 64 ranks do the work of 48.
     """
     return compute / (compute + exposed)

@@ -1,7 +1,7 @@
-"""Bytes that each rank of a collective sends, exactly, also if n does not divide the size.
+"""Bytes each rank of a collective sends, exactly, even if n does not divide the size.
 
-The formulas follow the description of each algorithm, not its code: the tests hold the ledger against them.
-Messages of no bytes are not sent, and cost nothing here either.
+The formulas follow the description of each algorithm instead of its code, and the tests compare the ledger
+with them. Messages of no bytes are not sent, so they cost nothing here either.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from course_lib.facts.costs import core, log2_down, log2_up
 
 
 def chunk_sizes(numel: int, n: int) -> list[int]:
-    """Elements of the n chunks that `torch.tensor_split` makes: the first numel % n have one more."""
+    """Elements of the n chunks `torch.tensor_split` makes; the first numel % n have one more."""
     size, longer = divmod(numel, n)
     return [size + (i < longer) for i in range(n)]
 
@@ -26,12 +26,12 @@ def exact_bytes(
     root: int = 0,
     per_node: int | None = None,
 ) -> int:
-    """Bytes that `rank` sends in `algorithm` of `course_lib.collectives` on n ranks.
+    """Bytes `rank` sends in `algorithm` of `course_lib.collectives` on n ranks.
 
     numel: elements of the full tensor (all shards or pieces together), of `itemsize` bytes each.
     rank, root: ranks in the group; root (src or dst) matters only for rooted algorithms.
     per_node: for `hierarchical_all_reduce`, whose nodes hold that many consecutive ranks.
-    barrier: one byte a round, whatever numel is.
+    barrier: one byte per round, whatever numel is.
     """
     if not (0 <= rank < n and 0 <= root < n):
         raise ValueError(f"rank {rank} and root {root} must lie in 0 .. {n - 1}")
@@ -82,7 +82,7 @@ def _shards_but_one(n: int, numel: int, r: int) -> int:
 
 
 def _ring_all_reduce(n: int, numel: int, r: int) -> int:
-    """First phase: all chunks but r + 1, which it completes. Second: all but r + 2, which comes last."""
+    """First phase: all chunks except r + 1, which it completes. Second: all except r + 2, which is last."""
     chunks = chunk_sizes(numel, n)
     return 2 * numel - chunks[(r + 1) % n] - chunks[(r + 2) % n] if n > 1 else 0
 
@@ -95,7 +95,7 @@ def _recursive_doubling(n: int, numel: int, r: int) -> int:
 
 
 def _rabenseifner(n: int, numel: int, r: int) -> int:
-    """Halving: all chunks but its own. Doubling: the aligned blocks of 1, 2, 4, ... chunks around it."""
+    """Halving: all chunks except its own. Doubling: the aligned blocks of 1, 2, 4, ... chunks around it."""
     c = core(n)
     if r >= c:
         return numel
@@ -105,14 +105,14 @@ def _rabenseifner(n: int, numel: int, r: int) -> int:
 
 
 def _double_binary_tree(n: int, numel: int, r: int) -> int:
-    """In each tree its half of the tensor once to the parent and once to each child."""
+    """In each tree, it sends its half of the tensor once to the parent and once to each child."""
     places = (r, (r - 1) % n if n % 2 else n - 1 - r)  # tree 1 is tree 0 shifted or mirrored
     halves = chunk_sizes(numel, 2)
     return sum(_tree_links(place, n) * half for place, half in zip(places, halves, strict=True))
 
 
 def _tree_links(place: int, n: int) -> int:
-    """Neighbours of `place` in a tree whose node p stands above p - b/2 and p + b/2, b its lowest bit."""
+    """Neighbours of `place` in a tree whose node p is above p - b/2 and p + b/2, b being its lowest bit."""
     if place == 0:
         return int(n > 1)
     lowest = place & -place
@@ -122,7 +122,7 @@ def _tree_links(place: int, n: int) -> int:
 
 
 def _hierarchical(n: int, numel: int, rank: int, per_node: int) -> int:
-    """Inside the node the two phases of a ring; across nodes a ring on the chunk that the rank completed."""
+    """Inside the node, the two phases of a ring; across nodes, a ring on the chunk the rank completed."""
     node, place = divmod(rank, per_node)
     inside = _ring_all_reduce(per_node, numel, place)
     return inside + _ring_all_reduce(

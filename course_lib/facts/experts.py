@@ -1,7 +1,7 @@
-"""Experts: bytes of the rows that travel, nodes that a token touches, parameters held and used.
+"""Experts: bytes of the rows that are sent, nodes a token touches, parameters held and used.
 
-T tokens, E experts, k of them for a token, h numbers a token (width), f inside an expert (hidden), n ranks,
-each with E / n experts in succession.
+T tokens, E experts, k of them for each token, h elements per token (width), f inside an expert (hidden), n
+ranks, each with E / n consecutive experts.
 
 Sources: Jiang et al., Mixtral of Experts, 2024, table 1; DeepSeek-AI, DeepSeek-V3 Technical Report, 2024,
 sections 2.1.2, 3.2.2 and 4.2, and the sizes in both models' published configurations.
@@ -17,12 +17,12 @@ from math import comb
 def all_to_all_bytes(
     counts: Sequence[Sequence[int]], rank: int, width: int, itemsize: int = 2
 ) -> int:
-    """Bytes that a rank sends for one layer and step, forward and backward, in rows.
+    """Bytes a rank sends for one layer and step, forward and backward, in rows.
 
-    counts[r][e]: rows of rank r for expert e. Forward a rank sends its own rows that others' experts want,
-    and the results of the rows that came from others; backward the same two again. So it is 2 (row + column)
-    h b, the rank's row and column of the matrix of rows from rank to rank, without the diagonal. The counts
-    themselves, 8 bytes an expert, are not included.
+    counts[r][e]: rows of rank r for expert e. In forward, a rank sends those of its own rows that others'
+    experts want, and the results of the rows that came from others. In backward, it sends the same two again.
+    So the bytes are 2 (row + column) h b, with the rank's row and column of the matrix of rows from rank to
+    rank, without the diagonal. The counts themselves, 8 bytes per expert, are not included.
     """
     n, held = len(counts), len(counts[0]) // len(counts)
     between = [[sum(row[held * to : held * (to + 1)]) for to in range(n)] for row in counts]
@@ -32,7 +32,7 @@ def all_to_all_bytes(
 
 
 def nodes_touched(experts: int, nodes: int, k: int) -> float:
-    """The mean number of nodes on which a token's k experts lie, if any k are as likely as any others.
+    """The mean number of nodes that hold a token's k experts, if any k are as likely as any others.
 
     A node is missed with probability C(E - E / nodes, k) / C(E, k). 8 of 256 experts on 8 nodes: 5.29.
     """
@@ -45,7 +45,7 @@ class MixtureShape:
     """The sizes of a published model with experts, as far as its parameters are concerned.
 
     attention: parameters of a layer's attention; dense_layers: layers with an MLP of `dense_hidden` and no
-    experts; shared: experts that every token uses; extra: of a router beside its matrix (a bias).
+    experts; shared: experts that every token uses; extra: of a router, in addition to its matrix (a bias).
     """
 
     vocab_size: int
@@ -61,7 +61,7 @@ class MixtureShape:
     bias: bool = False
 
     def parameters(self, *, used: bool = False) -> int:
-        """In all, or those that one token uses: k of the experts, and all else."""
+        """All parameters, or those one token uses: k of the experts, and all the rest."""
         expert = 3 * self.width * self.hidden
         router = self.experts * (self.width + self.bias)
         routed = self.k if used else self.experts

@@ -1,17 +1,19 @@
-"""Four axes at once: the bytes that each axis sends, in closed form, and the wire that it uses.
+"""Four axes at once: the bytes each axis sends, in closed form, and the wire it uses.
 
 sizes: ranks along "pp", "dp", "cp" and "tp", outermost first; an axis that is missing has one rank. A step
-has m microbatches in every pipeline, so that a microbatch has batch_rows / (dp m) rows of seq / cp tokens on
-each rank; M is the bytes of its residual stream. A rank sends
+has m microbatches in every pipeline, so a microbatch has batch_rows / (dp m) rows of seq / cp tokens on each
+rank, and M is the bytes of its residual stream. A rank sends
 
-    tp   two all-reduces forward and two backward for each of its layers; one for the embedding, forward, on
-         the first stage; on the last one for the head's input, backward, and three numbers a token (loss)
-    pp   M to each neighbour that the stage has, forward or backward; and between both ends the gradient of a
+    tp   two all-reduces forward and two backward for each of its layers; on the first stage one for the
+         embedding, forward; on the last stage one for the head's input, backward, and three numbers per
+         token (loss)
+    pp   M to each neighbouring stage, forward or backward; and between both ends the gradient of a
          tied table
     dp   the gradients of all parameters of the rank, once, over dp and cp together
     cp   keys and values around the ring, forward and backward, with heads / tp
 
-The bytes are those of the course's own parts: Megatron-LM's cut without sequence parallelism, ring attention.
+These are the bytes of the course's own parts, which are Megatron-LM's cut without sequence parallelism, and
+ring attention.
 
 Sources: Narayanan et al., 2021, section 3 (bytes of a microbatch by axis); the closed forms of
 `tensor_parallel.py` and `context_parallel.py`. The bytes of ranks 0 and 7 of 2 x 2 x 2 were measured.
@@ -31,11 +33,11 @@ INSIDE, ACROSS = "NVLink", "network"
 
 
 def wire(sizes: Mapping[str, int], axis: str, per_node: int) -> str:
-    """ "NVLink" if every group of an axis lies in one node of per_node ranks, else "network".
+    """Returns "NVLink" if every group of an axis is inside one node of per_node ranks, else "network".
 
-    Neighbours along an axis are as many ranks apart as the axes within it have ranks together, so that a
-    group reaches over stride * size ranks. It stays in a node if that divides the node; a node of 6 cuts
-    groups of 4 and of 16.
+    Neighbours along an axis are as many ranks apart as the axes within it have ranks together, so a group
+    spans stride * size ranks. It stays in a node if this number divides the node. A node of 6, for example,
+    cuts groups of 4 and of 16.
     """
     names = list(sizes)
     if axis not in names or sizes[axis] == 1:
@@ -48,9 +50,9 @@ def wire(sizes: Mapping[str, int], axis: str, per_node: int) -> str:
 def rank_parameters(shape: Shape, sizes: Mapping[str, int], stage: int) -> int:
     """Parameters of a rank of a stage, with layers / pp layers each: matrices cut over tp, the rest whole.
 
-    Whole are norms, learned positions, and the two biases that are added to the residual stream. The first
-    stage has the embedding and the positions, the last the final norm and the head, tied or not; with one
-    stage a tied table is counted once.
+    Norms, learned positions, and the two biases added to the residual stream are whole. The first stage has
+    the embedding and the positions, and the last stage the final norm and the head, tied or not. If there is
+    only one stage, a tied table is counted once.
     """
     tp, pp = sizes.get("tp", 1), sizes.get("pp", 1)
     whole = 2 * norm_parameters(shape) + 2 * shape.bias * shape.width
@@ -73,11 +75,12 @@ def axis_bytes(
     stage: int = 0,
     width_bytes: int = 4,
 ) -> dict[str, float]:
-    """Bytes that one rank of a stage sends in a step, by axis.
+    """Bytes one rank of a stage sends in a step, by axis.
 
-    batch_rows: of the global batch; seq: tokens of a whole row. width_bytes: of a number, also of gradients.
-    On 2 x 2 x 2 (pp, dp, tp) with 8 rows of 64 tokens, 4 layers of width 64 and a tied vocabulary of 256:
-    589,824, 98,304 and 267,008 on the first stage. ValueError if a stage or a row cannot be cut so.
+    batch_rows: of the global batch; seq: tokens of a whole row. width_bytes: of an element, also of
+    gradients. On 2 x 2 x 2 (pp, dp, tp) with 8 rows of 64 tokens, 4 layers of width 64 and a tied vocabulary
+    of 256: 589,824, 98,304 and 267,008 on the first stage. ValueError if a stage or a row cannot be cut in
+    this way.
     """
     pp, dp, cp, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
     _check(shape, (pp, dp, cp, tp), microbatches, batch_rows, seq, stage)

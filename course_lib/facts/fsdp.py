@@ -1,6 +1,6 @@
-"""Fully sharded data parallelism: bytes that a rank sends in a step, and when the arithmetic hides them.
+"""Fully sharded data parallelism: bytes a rank sends in a step, and when the arithmetic hides them.
 
-A unit is a group of parameters that are gathered and freed together: usually a block. The root is the unit of
+A unit is a group of parameters that are gathered and freed together, usually a block. The root is the unit of
 all parameters outside the blocks.
 
 Sources: Zhao et al., PyTorch FSDP, VLDB 2023, sections 3.2 (sharding, and hybrid sharding) and 3.3
@@ -18,10 +18,11 @@ KEEPS = (None, "gradients", "weights between", "weights")
 def fsdp_gathers(microbatches: int = 1, reshard: bool = True, keep: str | None = None) -> int:
     """How often a unit is gathered in a step of K microbatches.
 
-    reshard: units are freed after forward, and gathered again for backward. keep: names the tensors that
-    stay whole between microbatches. None, or "gradients" (of this rank): no weights. "weights between": the
-    weights from one microbatch's backward to the next one's forward, so that each forward but the first finds
-    them. "weights": all the time, which leaves nothing to gather again, whatever `reshard` says.
+    reshard: units are freed after forward, and gathered again for backward. keep: names the tensors that stay
+    unsharded between microbatches. None, or "gradients" (of this rank): no weights. "weights between": the
+    weights stay from one microbatch's backward to the next one's forward, so each forward except the first
+    finds them. "weights": they stay all the time, so nothing has to be gathered again, whatever `reshard`
+    says.
     """
     if keep not in KEEPS:
         raise ValueError(f"keep is one of {KEEPS}, not {keep!r}")
@@ -42,11 +43,11 @@ def fsdp_bytes(
     reshard: bool = True,
     keep: str | None = None,
 ) -> float:
-    """Bytes that each of n ranks sends in a step.
+    """Bytes each of n ranks sends in a step.
 
-    params: elements of all units. weights, gradients: bytes of an element in a gather, in a reduce-scatter.
-    With keep=None every microbatch reduces, else the last one alone. A root that stays whole between forward
-    and backward is gathered once less in every microbatch.
+    params: elements of all units. weights, gradients: bytes of an element in a gather, and in a
+    reduce-scatter. With keep=None every microbatch reduces, otherwise only the last one does. A root that
+    stays whole between forward and backward is gathered once less in every microbatch.
     """
     gathers = fsdp_gathers(microbatches, reshard, keep)
     reductions = microbatches if keep is None else 1
@@ -56,8 +57,8 @@ def fsdp_bytes(
 def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> float:
     """Tokens of a rank from which on a unit's forward takes as long as the gather of the next unit.
 
-    A forward of P parameters takes 2 P T / flops seconds, a gather (n-1)/n P itemsize / each_way: P cancels.
-    Backward needs as many tokens with gradients of two bytes, and half as many again with four.
+    A forward of P parameters takes 2 P T / flops seconds, and a gather (n-1)/n P itemsize / each_way, so P
+    cancels. Backward needs as many tokens with gradients of two bytes, and half as many again with four.
     """
     return (n - 1) / n * itemsize / 2 * flops / each_way
 
@@ -68,23 +69,23 @@ def unit_bytes(shape: Shape, itemsize: float = 2) -> tuple[float, float]:
     return itemsize * block, itemsize * (transformer_parameters(shape) - shape.layers * block)
 
 
-# ---- hybrid sharding: n = shard x replicas; the ranks of an island shard, equals across islands are replicas
+# ---- hybrid sharding: n = shard x replicas; an island's ranks shard, and equals across islands are replicas
 
 
 def hybrid_inside(params: float, shard: int, *, weights: float = 2, gradients: float = 4) -> float:
-    """Bytes that a rank sends inside its island: two gathers and a reduce-scatter over `shard` ranks."""
+    """Bytes a rank sends inside its island: two gathers and a reduce-scatter over `shard` ranks."""
     return (shard - 1) / shard * params * (2 * weights + gradients)
 
 
 def hybrid_across(params: float, shard: int, replicas: int, *, gradients: float = 4) -> float:
-    """Bytes that a rank sends across islands: an all-reduce of its shard's gradients over `replicas`."""
+    """Bytes a rank sends across islands: an all-reduce of its shard's gradients over `replicas`."""
     return 2 * (replicas - 1) / replicas * params / shard * gradients
 
 
 def crossing_bytes(params: float, n: int, *, weights: float = 2, gradients: float = 4) -> float:
-    """Bytes that one rank's ring sends out of an island when all n ranks shard.
+    """Bytes one rank's ring sends out of an island when all n ranks shard.
 
-    In a ring every rank sends (n-1)/n of the tensor to its neighbour, in each gather and reduce-scatter. Of
-    an island's ranks the last one's neighbour is in the next island.
+    In a ring, every rank sends (n-1)/n of the tensor to its neighbour, in each gather and reduce-scatter. Of
+    an island's ranks, only the last has its neighbour in the next island.
     """
     return (n - 1) / n * params * (2 * weights + gradients)

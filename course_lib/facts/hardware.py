@@ -1,10 +1,10 @@
-"""How fast links are, each way, and GPUs.
+"""How fast links are in each direction, and how fast GPUs are.
 
 Makers quote links in three ways that differ by up to 16: both directions together (NVLink), one direction
-(PCIe, usually), and bits (networks). Here every link is in bytes a second that one device sends while it
-receives as many; `quoted` is the number on the data sheet. FLOP/s are those of dense products of matrices:
-data sheets print twice as many, which holds if half of the numbers are zeros ("with sparsity"). These are
-peaks: measured speeds are lower.
+(PCIe, usually), and bits (networks). Here every link is given in bytes per second that one device sends while
+it receives as many; `quoted` is the number on the data sheet. FLOP/s are those of dense products of matrices.
+Data sheets print twice as many, which are reached only if half of the elements are zeros ("with sparsity").
+All of these are peaks, so measured speeds are lower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Link:
-    """A link of one device. each_way: bytes a second in one direction, with the other as busy."""
+    """A link of one device. each_way: bytes per second in one direction, with the other equally busy."""
 
     name: str
     each_way: float
@@ -25,7 +25,7 @@ class Link:
 
     @property
     def beta(self) -> float:
-        """Seconds a byte."""
+        """Seconds per byte."""
         return 1 / self.each_way
 
 
@@ -47,7 +47,7 @@ LINKS: tuple[Link, ...] = (
 
 
 def link(name: str) -> Link:
-    """The link of that name; the beginning of the name is enough if no other link begins so."""
+    """The link of that name. The beginning of the name is enough if no other link begins with it."""
     candidates = [each for each in LINKS if each.name == name] or [
         each for each in LINKS if each.name.lower().startswith(name.lower())
     ]
@@ -60,8 +60,8 @@ def link(name: str) -> Link:
 class Gpu:
     """A GPU.
 
-    flops: a second, bf16 factors, dense (fp16 where tensor cores have no bf16); memory: bytes; bandwidth:
-    bytes a second between the GPU and this memory; fp8: as flops with fp8 factors, or None if its tensor
+    flops: per second, bf16 factors, dense (fp16 if tensor cores have no bf16); memory: bytes; bandwidth:
+    bytes per second between the GPU and this memory; fp8: as flops with fp8 factors, or None if its tensor
     cores have no fp8; host_link: the name of its link to the host, in LINKS.
     """
 
@@ -79,12 +79,12 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("A100 SXM", 312e12, 80 * GB, "NVIDIA A100 data sheet", 2039 * GB, None, _PCIE_4),
     Gpu("H100 SXM", 989e12, 80 * GB, "NVIDIA H100 data sheet", 3350 * GB, 1979e12, _PCIE_5),
     Gpu("H200 SXM", 989e12, 141 * GB, "NVIDIA H200 data sheet", 4800 * GB, 1979e12, _PCIE_5),
-    # As it is in a DGX B200, whose hosts have PCIe 5.0; other data sheets give the chip 192 GB.
+    # As in a DGX B200, whose hosts have PCIe 5.0; other data sheets give the chip 192 GB.
     Gpu("B200", 2250e12, 180 * GB, "NVIDIA DGX B200 data sheet", 8000 * GB, 4500e12, _PCIE_5),
 )
 
-# GPUs that are often rented, beside those above; all figures are dense. GeForce cards sum fp16 and bf16
-# products in float32 at half of the rate that is printed for sums in fp16.
+# GPUs that are often rented, in addition to those above; all figures are dense. GeForce cards sum fp16 and
+# bf16 products in float32 at half of the rate that is printed for sums in fp16.
 RENTED: tuple[Gpu, ...] = (
     Gpu("T4", 65e12, 16 * GB, "NVIDIA T4 data sheet", 320 * GB, None, _PCIE_3),
     Gpu("V100 SXM", 125e12, 32 * GB, "NVIDIA V100 data sheet", 900 * GB, None, _PCIE_3),
@@ -101,7 +101,7 @@ RENTED: tuple[Gpu, ...] = (
     Gpu("H100 PCIe", 756e12, 80 * GB, "NVIDIA H100 data sheet", 2000 * GB, 1513e12, _PCIE_5),
 )
 
-# As CUDA names them, which is not always the whole of the name on the data sheet.
+# These are CUDA's names, which are not always the whole name on the data sheet.
 CUDA_NAMES = {
     "Tesla T4": "T4",
     "Tesla V100-SXM2-16GB": "V100 SXM 16 GB",
@@ -125,7 +125,7 @@ CUDA_NAMES = {
 
 
 def data_sheet(cuda_name: str) -> Gpu | None:
-    """The GPU that CUDA calls so (`torch.cuda.get_device_name()`); None for one that is not listed here."""
+    """The GPU with this name in CUDA (`torch.cuda.get_device_name()`); None if it is not listed here."""
     return gpu(CUDA_NAMES[cuda_name]) if cuda_name in CUDA_NAMES else None
 
 
@@ -136,7 +136,7 @@ NETWORK_ALPHA = 14e-6
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name; its beginning is enough for one of GPUS, or if no other begins so."""
+    """The GPU of that name. Its beginning is enough for one of GPUS, or if no other begins with it."""
     known = (*GPUS, *RENTED)
     named = [each for each in known if each.name.lower() == name.lower()]
     begins = [

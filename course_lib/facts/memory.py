@@ -1,12 +1,12 @@
 """A training step's bytes on one GPU: model states, activations, logits; and which layout fits first.
 
-T = batch * seq tokens of one GPU's microbatch. Everything is counted at the moment at which the loss is
-computed: all that forward keeps for backward is there, and the logits. While a checkpointed block runs again,
-later in backward, its activations take the place of the logits, which are larger unless 6 V < 34 h.
+T = batch * seq tokens of one GPU's microbatch. Everything is counted at the moment when the loss is computed.
+At that time everything that forward keeps for backward exists, and so do the logits. While a checkpointed
+block runs again, later in backward, its activations replace the logits, which are larger unless 6 V < 34 h.
 
 Sources: Rajbhandari et al., ZeRO, 2020, section 5 (states by stage). Korthikanti et al., Reducing Activation
 Recomputation in Large Transformer Models, 2022, section 4 (activations; full recomputation keeps each block's
-input). The bytes of activations are those of the course's GPT, see `saved_layer_bytes`, and measured.
+input). The bytes of activations are those of the course's GPT, see `saved_layer_bytes`, and were measured.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from course_lib.facts.tensor_parallel import saved_layer_bytes
 from course_lib.facts.transformer import Shape, layer_parameters, transformer_parameters
 from course_lib.facts.zero import MIXED, zero_memory
 
-# (stage of sharding, full checkpointing), the cheapest first. Stages 1 and 2 send no byte more than replicas;
-# stage 3 sends half as much again, and it can be hidden; recomputation costs a third of the FLOPs, always.
+# (stage of sharding, full checkpointing), the cheapest first. Stages 1 and 2 send no more bytes than
+# replicas. Stage 3 sends half as much again, but this can be hidden, whereas recomputation always costs a
+# third of the FLOPs.
 LAYOUTS: tuple[tuple[int, bool], ...] = tuple(
     (stage, checkpoint) for checkpoint in (False, True) for stage in range(4)
 )
@@ -31,15 +32,15 @@ def activation_bytes(
     flash: bool = True,
     checkpoint: bool = False,
 ) -> float:
-    """Bytes that all blocks of `course_lib.models.GPT` keep for backward, without embedding and head.
+    """Bytes all blocks of `course_lib.models.GPT` keep for backward, without embedding and head.
 
-    itemsize: bytes of an activation. flash: attention keeps a float32 number for each query and head; else
-    the softmax, b a s^2 numbers a layer, which its gradient and the product with the values share, and
-    grouped keys and values are copied for each query head that shares them.
-    checkpoint: every block's input alone, L T h itemsize.
+    itemsize: bytes of an activation. flash: attention keeps a float32 number for each query and head.
+    Otherwise it keeps the softmax, b a s^2 elements per layer, which its gradient and the product with the
+    values share, and grouped keys and values are copied for each query head that shares them.
+    checkpoint: only every block's input, L T h itemsize.
 
-    With GPT-2's parts 16 numbers for each of the T h: LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB,
-    158 without flash, 4.3 checkpointed.
+    With GPT-2's parts there are 16 elements for each of the T h. For example, LLaMA-7B with 8 x 2,048 tokens
+    in 16 bits keeps 89 GB, 158 without flash, 4.3 checkpointed.
     """
     if checkpoint:
         return float(shape.layers * batch * seq * shape.width * itemsize)
@@ -61,9 +62,9 @@ def layout_bytes(
 ) -> dict[str, float]:
     """The bill of one GPU, in bytes by what they hold; its sum must fit.
 
-    Weights and gradients in 16 bits, 12 bytes a parameter for the optimizer; stage 1 divides these 12 by the
-    GPUs, stage 2 the gradients too, stage 3 the weights too. Stage 3 holds besides one block's weights and
-    gradients whole. batch: sequences of one GPU. No stage divides activations or logits.
+    Weights and gradients in 16 bits, 12 bytes per parameter for the optimizer. Stage 1 divides these 12 by
+    the GPUs, stage 2 also the gradients, and stage 3 also the weights. Stage 3 also holds one block's weights
+    and gradients whole. batch: sequences of one GPU. No stage divides activations or logits.
     """
     params = transformer_parameters(shape)
     parts = [tuple(each if i == k else 0 for i, each in enumerate(MIXED)) for k in range(3)]
@@ -85,7 +86,7 @@ def first_that_fits(
 ) -> tuple[int, bool] | None:
     """The cheapest of LAYOUTS whose bill is at most `room` bytes on each GPU; None if none of them fits.
 
-    The largest rank counts: shards are rounded to no whole number here, and all ranks hold as much.
+    The largest rank counts. Here shards are not rounded to whole numbers, so all ranks hold equally much.
     """
     for stage, checkpoint in LAYOUTS:
         if sum(layout_bytes(shape, gpus, batch, seq, stage, checkpoint).values()) <= room:

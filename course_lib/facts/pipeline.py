@@ -1,9 +1,9 @@
-"""Pipelines: the idle time and the memory of a rank, in closed form, for each schedule of the course.
+"""Pipelines: a rank's idle time and memory, in closed form, for each schedule of the course.
 
-p ranks (`stages`), m microbatches, v chunks a rank; F, I, W (`forward`, `input`, `weight`): seconds of one
+p ranks (`stages`), m microbatches, v chunks per rank; F, I, W (`forward`, `input`, `weight`): seconds of one
 microbatch on all the layers of one rank, B = I + W; communication hidden or free. The bubble is the same on
-all ranks, unless a docstring says otherwise. Its fraction has two denominators, and the literature uses both:
-the ideal time m (F + B), so that GPipe's is (p-1)/m, and the total, (p-1)/(m+p-1).
+all ranks, unless a docstring says otherwise. The literature uses two denominators for its fraction: the ideal
+time m (F + B), for which GPipe's fraction is (p-1)/m, and the total, for which it is (p-1)/(m+p-1).
 
 Sources: Huang et al., GPipe, NeurIPS 2019, section 2.3. Narayanan et al., PipeDream, SOSP 2019, section 3.3.
 Narayanan et al., Megatron-LM, SC 2021, section 2.2. Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024,
@@ -36,12 +36,12 @@ def pipeline_bubble(
     chunks: int = 1,
     overlapped: float | None = None,
 ) -> float:
-    """Seconds that a rank idles in a step (`pipedream`: in the whole run).
+    """Seconds for which a rank idles in a step (`pipedream`: in the whole run).
 
     zero_bubble_h2 and zero_bubble_v: between a rank's own first action and its last, on the rank that idles
-    most; ranks begin and end at different times, and the next step must follow without a barrier.
-    dualpipe and dualpipe_v: of the rank that idles most; of every rank if overlapping saves no time.
-    overlapped: of a forward and a backward as one block, F + B if not given.
+    most. Ranks begin and end at different times, so the next step must follow without a barrier.
+    dualpipe and dualpipe_v: on the rank that idles most; on every rank if overlapping saves no time.
+    overlapped: seconds of a forward and a backward as one block, F + B if not given.
     Raises ValueError if the formula does not hold.
     """
     _check(schedule, stages, microbatches)
@@ -75,7 +75,7 @@ def pipeline_bubble_of_ideal(
     weight: float = 1,
     chunks: int = 1,
 ) -> float:
-    """The bubble over the time that a rank computes: (p-1)/m for GPipe and 1F1B. May exceed 1."""
+    """The bubble over a rank's computing time: (p-1)/m for GPipe and 1F1B. It can exceed 1."""
     ideal = microbatches * (forward + input + weight)
     return pipeline_bubble(schedule, stages, microbatches, forward, input, weight, chunks) / ideal
 
@@ -89,7 +89,7 @@ def pipeline_bubble_of_total(
     weight: float = 1,
     chunks: int = 1,
 ) -> float:
-    """The bubble over computing and bubble together: (p-1)/(m+p-1) for GPipe and 1F1B. Below 1."""
+    """The bubble over computing and bubble together: (p-1)/(m+p-1) for GPipe and 1F1B. It is below 1."""
     ratio = pipeline_bubble_of_ideal(schedule, stages, microbatches, forward, input, weight, chunks)
     return ratio / (1 + ratio)
 
@@ -97,11 +97,11 @@ def pipeline_bubble_of_total(
 def pipeline_activations(
     schedule: str, stages: int, microbatches: int, rank: int, chunks: int = 1
 ) -> int:
-    """The most activations, each of one stage and microbatch, that a rank holds for B or I to come.
+    """The most activations, each of one stage and microbatch, that a rank holds for a later B or I.
 
-    A stage is all layers of a rank; 1/v of them for interleaved_one_f_one_b, a half for zero_bubble_v and
-    dualpipe_v. The tensors that W still needs after I come on top: up to i more on rank i for zero_bubble_h1,
-    2i for zero_bubble_h2.
+    A stage is all layers of a rank, or 1/v of them for interleaved_one_f_one_b, or half of them for
+    zero_bubble_v and dualpipe_v. The tensors that W still needs after I are not included. They are up to i
+    more on rank i for zero_bubble_h1, and 2i for zero_bubble_h2.
     """
     _check(schedule, stages, microbatches)
     if not 0 <= rank < stages:
@@ -124,12 +124,12 @@ def pipeline_activations(
 def pipeline_bytes_sent(
     stages: int, microbatches: int, rank: int, nbytes: float, chunks: int = 1
 ) -> float:
-    """Bytes that a rank sends in a step: activations to the next stage, their gradients to the one before.
+    """Bytes a rank sends in a step: activations to the next stage, their gradients to the previous stage.
 
     nbytes: of one microbatch's activation between two stages, and so of its gradient. chunks: the number of
-    stages of a rank. Stages lie on the ranks in a loop: each stage of the last rank but the model's last is
-    followed by one of the first rank. The result is the same for every schedule on such stages; shared
-    parameters (a tied head) come on top.
+    stages of a rank. Stages are placed on the ranks in a loop, so each stage of the last rank, except the
+    model's last stage, is followed by a stage of the first rank. The result is the same for every schedule on
+    such stages. Shared parameters (a tied head) are not included.
     """
     if not 0 <= rank < stages:
         raise ValueError(f"rank {rank} must lie in 0 .. {stages - 1}")
@@ -141,7 +141,7 @@ def pipeline_bytes_sent(
 
 
 def pipedream_versions(stages: int, microbatches: int, rank: int) -> int:
-    """Versions of its weights that a stage keeps: one for each microbatch between forward and backward."""
+    """Versions of its weights a stage keeps: one for each microbatch between forward and backward."""
     return pipeline_activations("pipedream", stages, microbatches, rank)
 
 

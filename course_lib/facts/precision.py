@@ -1,9 +1,9 @@
-"""Recipes of training: the bytes that a parameter costs in each.
+"""Recipes of training: the bytes each of them needs per parameter.
 
-A recipe keeps up to four things of each parameter: the weight that is multiplied, its gradient, a float32
+A recipe keeps up to four things for each parameter: the weight that is multiplied, its gradient, a float32
 copy of the weight (the master copy, which the optimizer changes), and the optimizer's moments. The numbers
-are those between the steps, when the gradient is complete. Where a format needs scales beside its values,
-they are counted: 4 bytes a block.
+apply between the steps, when the gradient is complete. If a format needs scales in addition to its values,
+they are counted, with 4 bytes per block.
 
 Sources: Micikevicius et al., Mixed Precision Training, 2018, section 3.1 (the master copy). Rajbhandari et
 al., ZeRO, 2020, section 3.1 (2 + 2 + 12). Megatron Core's developer guide, distributed optimizer (18 and 20
@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCALE = 4  # bytes of a block's scale, in float32
-BLOCK = 256  # numbers of a moment that share a scale in 8-bit Adam
+BLOCK = 256  # elements of a moment that share a scale in 8-bit Adam
 
 
-# The sum of an fp8 product on an H800, as DeepSeek measured it: it keeps about 14 bits, and a sum of 4,096
+# The sum of an fp8 product on an H800, as measured by DeepSeek. It keeps about 14 bits, so a sum of 4,096
 # terms is off by nearly 2 % at most. Their kernel moves it to float32 after 128 terms. (DeepSeek-V3, section
 # 3.3.2.)
 ACCUMULATOR_BITS = 14
@@ -30,22 +30,22 @@ PROMOTED_AFTER = 128
 
 
 def scaled_bytes(rows: int, columns: int, scale: int = SCALE) -> float:
-    """Bytes a value of 8 bits, with its share of the scale of a block of rows x columns values.
+    """Bytes per 8-bit value, with its share of the scale of a block of rows x columns values.
 
-    scale: bytes of a scale; 1 in MX, whose scales are powers of two. Tiles of 1 x 128 with a float32 and MX's
-    blocks of 32 cost the same: 1.03125.
+    scale: bytes of a scale; 1 in MX, whose scales are powers of two. Tiles of 1 x 128 with a float32 scale
+    cost the same as MX's blocks of 32: 1.03125.
     """
     return 1 + scale / (rows * columns)
 
 
 def eight_bit_states(block: int = BLOCK) -> float:
-    """Bytes a parameter of Adam's two moments in 8 bits: 2 + 8 / block; 2.03 with blocks of 256."""
+    """Bytes per parameter for Adam's two moments in 8 bits: 2 + 8 / block; 2.03 with blocks of 256."""
     return 2 * scaled_bytes(1, block)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Bytes a parameter, by what they hold. code: four lines that say so; source: where it is described."""
+    """Bytes per parameter, by what they hold. code: four lines that say so; source: where it is described."""
 
     name: str
     weights: float
@@ -150,5 +150,5 @@ def recipe(name: str) -> Recipe:
 
 
 def recipe_bytes(name: str) -> tuple[float, float, float, float]:
-    """Bytes a parameter of a recipe: (weights, gradients, master copy, moments). "zero": (2, 2, 4, 8)."""
+    """Bytes per parameter of a recipe: (weights, gradients, master copy, moments). "zero": (2, 2, 4, 8)."""
     return recipe(name).parts

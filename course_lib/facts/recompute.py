@@ -1,4 +1,4 @@
-"""Activations that are not stored: how far apart checkpoints lie, and what recomputation costs and sends.
+"""Activations that are not stored: the distance of checkpoints, and the costs and messages of recomputation.
 
 Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 4 (a checkpoint every
 sqrt(L) layers). Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-INSIDE = 17.0  # 34 bytes that a layer keeps, over the 2 bytes of its input, without the scores
+INSIDE = 17.0  # 34 bytes a layer keeps, over the 2 bytes of its input, without the scores
 
 
 # ---- how far apart
@@ -21,17 +21,18 @@ INSIDE = 17.0  # 34 bytes that a layer keeps, over the 2 bytes of its input, wit
 def checkpointed_most(layers: int, every: int, kept: float = 1.0, inside: float = INSIDE) -> float:
     """The memory of the worst moment, with a checkpoint every `every` layers.
 
-    ceil(layers / every) inputs, and the inside of one segment, in the unit of kept and inside. 80 layers of
-    2 and 34: 194 with every layer, 148 with every second, 156, 176 with every fourth, 324 with every ninth.
+    ceil(layers / every) inputs, and the inside of one segment, in the unit of kept and inside. For 80 layers
+    of 2 and 34: 194 with every layer, 148 with every second, 156, 176 with every fourth, 324 with every
+    ninth.
     """
     return math.ceil(layers / every) * kept + every * inside
 
 
 def best_segment(layers: int, kept: float = 1.0, inside: float = INSIDE) -> int:
-    """The `every` with least of `checkpointed_most`; of equal ones the largest, which needs fewest pieces.
+    """The `every` with least `checkpointed_most`; of equal ones the largest, which needs fewest pieces.
 
-    Near sqrt(layers kept / inside): sqrt(layers) if a layer keeps no more than its input, but 2 and not 9
-    for 80 layers of a transformer.
+    It is near sqrt(layers kept / inside). This is sqrt(layers) if a layer keeps no more than its input, but
+    only 2 instead of 9 for 80 layers of a transformer.
     """
     return min(
         range(1, layers + 1),
@@ -43,23 +44,23 @@ def best_segment(layers: int, kept: float = 1.0, inside: float = INSIDE) -> int:
 
 
 def selective_share(seq: int, width: int, early_stop: bool = False) -> float:
-    """FLOPs of recomputing attention's products, over those of a step's other products of matrices.
+    """FLOPs of recomputing attention's products, divided by those of a step's other products of matrices.
 
-    Forward has two products of 2 b s^2 h FLOPs a layer: queries with keys, and weights with values. A step
-    has 72 b s h^2 a layer beside attention's products: s / 18h. The second product's output is not needed
-    within attention, so PyTorch, which stops when the last kept tensor is there, computes the first product
-    alone: s / 36h. GPT-3 (s = 2,048, h = 12,288): 0.93 and 0.46 %.
+    Forward has two products of 2 b s^2 h FLOPs per layer: queries with keys, and weights with values. A step
+    has 72 b s h^2 per layer in addition to attention's products, which makes s / 18h. The second product's
+    output is not needed within attention. So PyTorch, which stops when the last kept tensor is ready,
+    computes only the first product, which makes s / 36h. GPT-3 (s = 2,048, h = 12,288): 0.93 and 0.46 %.
     """
     return seq / (36 * width if early_stop else 18 * width)
 
 
 @dataclass(frozen=True)
 class SelectiveClaim:
-    """A model of Korthikanti et al.'s section 5: the share of FLOPs that the paper prints.
+    """A model of Korthikanti et al.'s section 5, with the share of FLOPs printed in the paper.
 
-    The paper computes s / 6h (appendix A, equation 9). Its words add 4 b s^2 h a layer to the model's
-    72 b s h^2 (1 + s / 6h): that is s / 18h, in all 1 + 2s / 9h. Equation 8 has 1 + s / 3h, which is three
-    times as much beside.
+    The paper computes s / 6h (appendix A, equation 9). But its words add 4 b s^2 h per layer to the model's
+    72 b s h^2 (1 + s / 6h), which is s / 18h, in all 1 + 2s / 9h. Equation 8 contains 1 + s / 3h, which adds
+    three times as much.
     """
 
     model: str
@@ -84,9 +85,9 @@ KORTHIKANTI_SELECTIVE: tuple[SelectiveClaim, ...] = (
 def tensor_parallel_all_reduces(checkpoint: str | None = None, layers: int = 1) -> int:
     """All-reduces of `layers` transformer layers in forward and backward, without sequence parallelism.
 
-    Two a layer each way. checkpoint: of all the layers in one segment. "full": the forward's two run again, 6
-    a layer. "early stop": the segment's last one does not, since no operation keeps its result; 5 for one
-    layer. None: 4.
+    There are two per layer each way. checkpoint: of all the layers in one segment. "full": the forward's two
+    run again, 6 per layer. "early stop": the segment's last one does not, since no operation keeps its
+    result; 5 for one layer. None: 4.
     """
     again = {None: 0, "full": 2 * layers, "early stop": 2 * layers - 1}
     if checkpoint not in again:
@@ -97,7 +98,8 @@ def tensor_parallel_all_reduces(checkpoint: str | None = None, layers: int = 1) 
 def sharded_units_checkpointed() -> int:
     """Units of traffic, (n-1)/n P elements, of a fully sharded step with checkpointed blocks: 3, as without.
 
-    Backward gathers a block's weights anyway, before the block runs again: two gathers, one reduce-scatter.
+    Backward gathers a block's weights anyway, before the block runs again, so there are two gathers and one
+    reduce-scatter.
     """
     return 3
 
@@ -106,8 +108,9 @@ def sharded_units_checkpointed() -> int:
 
 
 def loss_bytes(tokens: int, vocab_size: int, chunks: int = 1, itemsize: int = 4) -> float:
-    """Bytes of the logits that exist at a time: of all tokens, or of one of equal chunks.
+    """Bytes of the logits that exist at the same time: of all tokens, or of one of equal chunks.
 
-    8,192 tokens of Llama 3's 128,256 in float32: 4.2 GB. Their softmax and their gradient have as many each.
+    8,192 tokens of Llama 3's 128,256 in float32: 4.2 GB. Their softmax has as many bytes, and so has their
+    gradient.
     """
     return math.ceil(tokens / chunks) * vocab_size * itemsize

@@ -1,15 +1,15 @@
 """A transformer that predicts the next token: its parameters, and the FLOPs of training it.
 
-A FLOP is a multiplication or an addition, so that a matrix of P parameters costs 2P a token; only products
-of matrices are counted (no norms, softmax, activation functions, embedding look-ups). Backward computes two
-products for each of forward's, one for the gradient of each factor.
+A FLOP is a multiplication or an addition, so a matrix of P parameters costs 2P per token. Only products of
+matrices are counted (no norms, softmax, activation functions, embedding look-ups). For each of forward's
+products, backward computes two, one for the gradient of each factor.
 
-`Shape` lists the sizes that the functions need; `course_lib.models.GPTConfig` has them.
+`Shape` lists the sizes the functions need; `course_lib.models.GPTConfig` has them.
 
 Sources: Kaplan et al., Scaling Laws for Neural Language Models, 2020, section 2.1 and table 1 (2N forward, 6N
-with backward, N without embeddings). Chowdhery et al., PaLM, 2022, appendix B (6N + 12 L H Q T a token: the
-attention term). Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021,
-appendix (a batch, with head and recomputation). Dao et al., FlashAttention, 2022, appendix B.
+with backward, N without embeddings). Chowdhery et al., PaLM, 2022, appendix B (6N + 12 L H Q T per token,
+with the attention term). Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters,
+2021, appendix (a batch, with head and recomputation). Dao et al., FlashAttention, 2022, appendix B.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ def transformer_parameters(shape: Shape) -> int:
 def parameters_by_part(shape: Shape) -> dict[str, int]:
     """The parameters of the whole model: embedding (with learned positions), attention, mlp, norms, head.
 
-    A tied head is the embedding's matrix and has none of its own. The sum is `transformer_parameters`. Of
-    GPT-3's 175 billion 66 % are the MLPs'; of GPT-2 small's 124 million 46 %, of Llama-3-70B's 80 %.
+    A tied head is the embedding's matrix and has none of its own. The sum is `transformer_parameters`. The
+    MLPs have 66 % of GPT-3's 175 billion, 46 % of GPT-2 small's 124 million, and 80 % of Llama-3-70B's
+    parameters.
     """
     table = shape.vocab_size * shape.width
     return {
@@ -98,10 +99,11 @@ def parameters_by_part(shape: Shape) -> dict[str, int]:
 
 
 def matmul_parameters(shape: Shape) -> int:
-    """N in 6ND: the elements of all matrices that a token is multiplied by.
+    """N in 6ND: the elements of all matrices by which a token is multiplied.
 
-    The head is one of them, also if it is tied; embeddings (looked up), biases and norms are not.
-    (Kaplan et al. leave the head out too, which matters if the model is small: a third of GPT-2 small.)
+    The head is one of them, even if it is tied, but embeddings (looked up), biases and norms are not. (Kaplan
+    et al. also leave out the head, which matters if the model is small, because it is a third of GPT-2
+    small.)
     """
     queries = shape.heads * shape.head_dim
     keys = shape.key_value_heads * shape.head_dim
@@ -110,10 +112,10 @@ def matmul_parameters(shape: Shape) -> int:
 
 
 def attention_flops(shape: Shape, batch: int, seq: int, causal: bool = False) -> int:
-    """Forward, all layers: queries times keys, and the weights times the values; 4 b s^2 h a layer.
+    """Forward, all layers: queries times keys, and the weights times the values; 4 b s^2 h per layer.
 
-    causal: of the s x s scores only the s (s + 1) / 2 that are not masked, which a kernel that skips masked
-    blocks tends to. Grouped queries save bytes of keys and values, but none of these FLOPs.
+    causal: counts only the s (s + 1) / 2 of the s x s scores that are not masked. A kernel that skips masked
+    blocks tends to this number. Grouped queries save bytes of keys and values, but none of these FLOPs.
     """
     scores = seq * (seq + 1) // 2 if causal else seq * seq
     return 4 * batch * scores * shape.heads * shape.head_dim * shape.layers
@@ -130,16 +132,16 @@ def transformer_flops(
 ) -> int:
     """FLOPs of a forward, or of forward and backward, over batch sequences of seq tokens.
 
-    With backward 6 N D + 12 L s h D, where D is the number of tokens and N `matmul_parameters`. Masked scores
-    count, as in PaLM's and Megatron-LM's model FLOPs; with causal=True they do not.
-    recompute: True or "full": each block's forward runs once more in backward (activation checkpointing), the
-    head's does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and V / 12 L h.
-    "selective": the two products of attention alone run once more, 4 b s^2 h a layer: 72 b s L h^2 (1 + 2s /
-    9h + V / 12 L h), for GPT-3 not a percent more. (Korthikanti et al., 2022, describe it in section 5, and
-    print three times this share, s / 6h; see `facts.recompute.SelectiveClaim`.)
+    With backward it is 6 N D + 12 L s h D, where D is the number of tokens and N `matmul_parameters`. Masked
+    scores count, as in PaLM's and Megatron-LM's model FLOPs; with causal=True they do not.
+    recompute: True or "full": each block's forward runs once more in backward (activation checkpointing), but
+    the head's does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and V / 12 L
+    h. "selective": only the two products of attention run once more, 4 b s^2 h per layer: 72 b s L h^2 (1 +
+    2s / 9h + V / 12 L h), for GPT-3 not a percent more. (Korthikanti et al., 2022, describe it in section 5,
+    but print three times this share, s / 6h; see `facts.recompute.SelectiveClaim`.)
 
-    FlashAttention's backward computes the scores again; they are not counted, since this work is not useful.
-    A counter of executed FLOPs finds 2.5 times forward's attention there instead of 2.
+    FlashAttention's backward computes the scores again. This is not counted, since the work is not useful. A
+    counter of executed FLOPs therefore finds 2.5 times forward's attention there instead of 2.
     """
     tokens = batch * seq
     head = 2 * tokens * shape.width * shape.vocab_size
@@ -160,7 +162,8 @@ def transformer_flops(
 def six_n_d(params: float, tokens: float) -> float:
     """FLOPs of training by the rule of thumb: for each parameter and token 2 forward and 4 backward.
 
-    Low by attention's share, s / (6h) of N's with GPT-2's parts (2,048 tokens at h = 12,288: 3 %), so it
-    holds while sequences are short against 6h; half of that if masked scores are skipped.
+    It is low by attention's share, which is s / (6h) of N's with GPT-2's parts (2,048 tokens at h = 12,288: 3
+    %). So it holds while sequences are short compared with 6h. If masked scores are skipped, it is low by
+    half of that.
     """
     return 6 * params * tokens

@@ -1,6 +1,6 @@
-"""ZeRO: bytes of model states that a rank keeps, and bytes that it sends in a step.
+"""ZeRO: bytes of model states a rank keeps, and bytes it sends in a step.
 
-Stage 0 is data parallelism; 1 shards the optimizer's states, 2 the gradients too, 3 the parameters too.
+Stage 0 is data parallelism; 1 shards the optimizer's states, 2 also the gradients, 3 also the parameters.
 
 Source: Rajbhandari, Rasley, Ruwase, He: ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
 SC 2020: section 5 and figure 1 (memory), section 7 (communication). Offload: Ren et al., ZeRO-Offload,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Bytes a parameter by precision: (weights, gradients, the optimizer's states), for Adam.
+# Bytes per parameter by precision: (weights, gradients, the optimizer's states), for Adam.
 MIXED = (2, 2, 12)  # 16-bit weights and gradients; float32 copy of the weights, m and v
 FLOAT32 = (4, 4, 8)  # m and v
 STAGES = (0, 1, 2, 3)
@@ -26,8 +26,8 @@ def zero_memory(
 ) -> float:
     """Bytes of model states on the device of each of n ranks, between steps.
 
-    offload: the tensors of the optimizer's step are in host memory: its states, from stage 2 on the gradient
-    shard too, in stage 3 the parameter shard too.
+    offload: the tensors of the optimizer's step are in host memory. These are its states, from stage 2 on
+    also the gradient shard, and in stage 3 also the parameter shard.
     """
     _check(stage)
     weights, gradients, states = precision
@@ -38,10 +38,10 @@ def zero_memory(
 
 
 def zero_volume(stage: int, microbatches: int = 1, no_sync: bool = False) -> int:
-    """The volume that a rank sends in a step, in units of (n-1)/n of the bytes of all parameters.
+    """The volume a rank sends in a step, in units of (n-1)/n of the bytes of all parameters.
 
-    no_sync: gradients of all microbatches but the last stay where they are, whole (stages 0 and 3).
-    Stage 1 reduces in the step, however many microbatches there were; stage 2 after each of them.
+    no_sync: the gradients of all microbatches except the last stay where they are, unsharded (stages 0 and
+    3). Stage 1 reduces in the step, however many microbatches there were; stage 2 reduces after each of them.
     """
     _check(stage)
     if no_sync and stage == 2:
@@ -61,10 +61,11 @@ def zero_bytes(
     microbatches: int = 1,
     no_sync: bool = False,
 ) -> int:
-    """Bytes that each rank sends in a step, exactly: each flat buffer is padded to a multiple of n.
+    """Bytes each rank sends in a step, exactly: each flat buffer is padded to a multiple of n.
 
-    sizes: elements of the flat buffers. For stage 1 one (of each dtype and parameter group), for stage 2
-    its buckets, for stage 3 its units, all of them trainable and each used once in a forward.
+    sizes: elements of the flat buffers. For stage 1 there is one (for each dtype and parameter group), for
+    stage 2 these are its buckets, and for stage 3 its units, all of them trainable and each used once in a
+    forward.
     """
     shards = sum(-(-size // n) for size in sizes)
     return zero_volume(stage, microbatches, no_sync) * (n - 1) * shards * itemsize
