@@ -2,8 +2,8 @@
 
 run.py         dry_run: setup and step of your program, as one rank of a large mesh. Begin here
 plan.py        Plan: the mesh, the rank, the model and the rows
-rehearsal.py   the run itself, in a process of its own
-floats.py      FakeFloats: floats have shapes only, whole numbers are computed
+rehearsal.py   the run itself, in its own process
+floats.py      FakeFloats: floats have only shapes, whole numbers are computed
 absent.py      the other ranks, which answer immediately
 meter.py       Meter: bytes alive, bytes kept for backward, FLOPs
 traffic.py     bytes and calls by axis

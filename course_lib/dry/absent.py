@@ -1,17 +1,17 @@
-"""The other ranks of a dry run: they are not there, and every call that needs them is over immediately.
+"""The other ranks of a dry run do not exist, and every call that needs them is over immediately.
 
 A process becomes rank 517 of 1,024 in three steps:
 
-    RecorderOfOne    writes each operation down as a rank does, and compares it with no other rank
+    RecorderOfOne    writes each operation down as a rank does, but compares it with no other rank
     AnsweringGroup   a `RecordingGroup` with nothing behind it: each call returns a handle that is done
     StoreOfOne       the store in which ranks meet to make a group: every wait is over immediately
 
 The program calls `torch.distributed` as always. A call on a process group written in Python never passes
 PyTorch's dispatcher, so tensors without values (see `floats.py`) go through, and the ledger books shapes,
-bytes and lines. Whole numbers do have values. The other ranks answer with this rank's own, since a program
-may use them as sizes.
+bytes and lines. Whole numbers do have values. Since a program may use them as sizes, the other ranks answer
+with this rank's own values.
 
-Functional collectives (`torch.distributed._functional_collectives`) go through the dispatcher, and are not
+Functional collectives (`torch.distributed._functional_collectives`) do go through the dispatcher, and are not
 seen here.
 """
 
@@ -43,7 +43,7 @@ GATHERING, EXCHANGING = FAMILIES["gathering"].split(), FAMILIES["exchanging"].sp
 
 def become(rank: int, world_size: int) -> Recorder:
     """Make this process rank `rank` of `world_size`, for good. Returns its recorder."""
-    # Pages of the board that no rank writes to take no memory.
+    # Pages of the board to which no rank writes take no memory.
     board = rows.Board(file_of_one("dry-board", rows.Board.size(world_size)), world_size)
     log = rows.Log(file_of_one("dry-rows"), file_of_one("dry-texts"))
     for pattern in DEPRECATED:
@@ -56,7 +56,7 @@ def become(rank: int, world_size: int) -> Recorder:
 
 
 def file_of_one(name: str, size: int = 0) -> int:
-    """The descriptor of a file for this process alone. A check's rank may make no memory without a name."""
+    """The descriptor of a file for only this process. A check's rank cannot make memory without a name."""
     try:
         return rows.anonymous_file(name, size)
     except PermissionError:
@@ -66,7 +66,7 @@ def file_of_one(name: str, size: int = 0) -> int:
 
 
 class RecorderOfOne(Recorder):
-    """Writes down what this rank does; there is no other rank to compare it with."""
+    """Writes down what this rank does, without another rank to compare it with."""
 
     has_values = False
 
@@ -83,12 +83,12 @@ class RecorderOfOne(Recorder):
 
 
 class AnsweringGroup(RecordingGroup):
-    """The group of a rank whose peers are not there."""
+    """The group of a rank whose peers do not exist."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, nccl: bool):
-        # Not RecordingGroup's, which connects the ranks.
+        # RecordingGroup's own constructor would connect the ranks.
         ProcessGroup.__init__(self, rank, size)  # pyright: ignore[reportCallIssue]
-        # C++ asks a group for the backend of a device. No operation gets there.
+        # C++ asks a group for the backend of a device, but no operation gets there.
         silent = backend_of_nobody(rank, size)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, silent)
         self.nccl, self.my_rank, self.my_size = nccl, rank, size
@@ -97,7 +97,7 @@ class AnsweringGroup(RecordingGroup):
 
 
 def backend_of_nobody(rank: int, size: int) -> Any:
-    """PyTorch's own fake; its constructor has changed over the releases."""
+    """PyTorch's own fake group, whose constructor has changed over the releases."""
     create = getattr(FakeProcessGroup, "_create_internal", None)
     if create is None:
         fake: Any = FakeProcessGroup
@@ -107,7 +107,7 @@ def backend_of_nobody(rank: int, size: int) -> Any:
 
 
 class Answers:
-    """Stands in for the real process group: any method of it fills whole numbers in, and is done."""
+    """Stands in for the real process group. Any method of it fills in whole numbers, and is done."""
 
     def __getattr__(self, name: str) -> Any:
         def answer(*args: Any, **kwargs: Any) -> Done:
@@ -119,7 +119,7 @@ class Answers:
 
 
 def repeat_own(out: Any, own: Any) -> None:
-    """Fill whole numbers in as if every other rank had sent this rank's own."""
+    """Fill in whole numbers as if every other rank had sent this rank's own."""
     source = flatten(own)
     for position, target in enumerate(flatten(out)):
         sent = source[position % len(source)]

@@ -1,8 +1,8 @@
-"""The closed forms of `facts` for a dry run: the bytes and FLOPs that a rank of this mesh should have.
+"""The closed forms of `facts` for a dry run: the bytes and FLOPs a rank of this mesh should have.
 
-They are those of the course's own parts (`hybrid_step` with 1F1B, ring attention, no sequence parallelism, no
-recomputation). A quantity without a closed form is left out: activations of the first and the last stage,
-FLOPs with cp, whose ring skips masked tiles, and everything on a mesh with ep.
+They apply to the course's own parts (`hybrid_step` with 1F1B, ring attention, no sequence parallelism, no
+recomputation). A quantity without a closed form is left out. These are activations of the first and the last
+stage, FLOPs with cp, whose ring skips masked tiles, and everything on a mesh with ep.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def closed_forms(plan: Plan) -> ClosedForms:
 
 
 def by_group(sent: dict[str, float], plan: Plan) -> dict[str, float]:
-    """Gradients are summed over dp and cp at once: their group is named after both, if both have ranks."""
+    """Gradients are summed over dp and cp together. If both have ranks, their group is named after both."""
     replicas = [axis for axis in plan.sizes if axis in ("dp", "cp") and plan.sizes[axis] > 1]
     closed: dict[str, float] = {}
     for axis, nbytes in sent.items():
@@ -59,7 +59,7 @@ def by_group(sent: dict[str, float], plan: Plan) -> dict[str, float]:
 
 
 def stage_activations(plan: Plan) -> float:
-    """Bytes that the layers of a middle stage keep of a microbatch."""
+    """Bytes the layers of a middle stage keep of a microbatch."""
     model, sizes = plan.model, plan.sizes
     layer = saved_layer_bytes(
         model, plan.rows, model.context, sizes.get("tp", 1), itemsize=plan.dtype.itemsize

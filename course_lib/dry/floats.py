@@ -1,11 +1,12 @@
-"""Tensors without values: floats have a shape only, and whole numbers are computed.
+"""Tensors without values: floats have only a shape, and whole numbers are computed.
 
-PyTorch's `FakeTensorMode` gives every tensor a shape, a dtype and strides, and no memory: GPT-3's 701 GB fit
-into a laptop. Without any values, however, a program cannot count its targets or look up which tokens a rank
-has. So an operation on real tensors alone runs as always, and factories of whole numbers make real ones. A
-float that a program reads with `float(x)` or `x.item()` is 1, and two tensors of one shape compare as equal.
+PyTorch's `FakeTensorMode` gives every tensor a shape, a dtype and strides, but no memory, so GPT-3's 701 GB
+fit into a laptop. Without any values, however, a program cannot count its targets or look up which tokens a
+rank has. So an operation on only real tensors runs as always, and factories of whole numbers make real ones.
+A float that a program reads with `float(x)` or `x.item()` is 1, and two tensors of one shape compare as
+equal.
 
-Fake floats are on "cpu", and not on "meta": they take the kernels that a real rank on the CPU takes. On
+Fake floats are on "cpu" instead of "meta", so that they take the same kernels as a real rank on the CPU. On
 "meta", attention keeps its softmax, and GPT-3's activations would grow from 26.6 to 36.2 GB.
 """
 
@@ -32,7 +33,7 @@ NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 class FakeFloats(FakeTensorMode):
-    """Within this context, tensors of floats are fake and those of whole numbers are real."""
+    """Within this context, tensors of floats are fake, and tensors of whole numbers are real."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -63,14 +64,14 @@ class FakeFloats(FakeTensorMode):
 
 
 def zeroed(func: Any, result: Any) -> Any:
-    """An `empty` tensor of whole numbers would hold whatever was in memory, and no rank will fill it."""
+    """Zeros, since an `empty` tensor of whole numbers would keep old memory, and no rank will fill it."""
     if "empty" in func._overloadpacket.__name__ and not result.dtype.is_floating_point:
         result.zero_()
     return result
 
 
 def number_read(dtype: torch.dtype) -> float | int | bool:
-    """The Python number that a program gets when it reads an element of a fake tensor."""
+    """The Python number a program gets when it reads an element of a fake tensor."""
     if dtype == torch.bool:
         return True
     return 1.0 if dtype.is_floating_point else 1
@@ -83,8 +84,8 @@ def number_read(dtype: torch.dtype) -> float | int | bool:
 def conversions(mode: FakeFloats) -> Iterator[None]:
     """Within this context, `module.to(...)` and `module.double()` convert fake parameters.
 
-    PyTorch exchanges the two tensors of a parameter, and refuses if there is a weak reference to one of
-    them. The mode itself may have one, in a memo that only saves time.
+    PyTorch exchanges the two tensors of a parameter, but refuses if there is a weak reference to one of them.
+    The mode itself can have one, in a memo that only saves time.
     """
     utilities: Any = torch.utils
     swap = utilities.swap_tensors
@@ -102,10 +103,10 @@ def conversions(mode: FakeFloats) -> Iterator[None]:
 
 @contextlib.contextmanager
 def addresses() -> Iterator[None]:
-    """Within this context, fake tensors have addresses, which no other storage's memory overlaps.
+    """Within this context, fake tensors have addresses, which do not overlap with any other storage's memory.
 
-    They have none of their own (`data_ptr` is 0), and programs compare addresses: is this tensor a view of
-    that one, do two parameters share memory?
+    They have no addresses of their own (`data_ptr` is 0), but programs compare addresses to find out whether
+    a tensor is a view of another, or whether two parameters share memory.
     """
     begins: dict[int, int] = {}  # of storages that are alive
     classes: tuple[Any, Any] = UntypedStorage, FakeTensor

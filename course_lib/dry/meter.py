@@ -1,7 +1,7 @@
 """The memory and the work of a step: bytes alive, bytes kept for backward, FLOPs of products.
 
-The meter counts storages, each once for all of its views, and reads nothing but sizes. So it counts tensors
-without values as it counts real ones, and a rank over gloo can run under the same meter.
+The meter counts storages, each once for all of its views, and reads only sizes. So it counts tensors without
+values in the same way as real ones, and a rank over gloo can run under the same meter.
 
     alive   a storage counts from the operation that made it until it is freed
     kept    a storage counts as long as autograd keeps a tensor of it for backward. Storages from
@@ -27,7 +27,7 @@ from course_lib.scorecard import product_flops
 
 
 class Meter(TorchDispatchMode):
-    """Within this context, sees every operation of this thread, and every tensor that autograd keeps."""
+    """Within this context, sees every operation of this thread, and every tensor kept by autograd."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Meter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch's hook: True would import the compiler at the first operation, 2 s."""
+        """PyTorch's hook. With True, it would import the compiler at the first operation, which takes 2 s."""
         return False
 
     def __enter__(self) -> Meter:
@@ -54,7 +54,7 @@ class Meter(TorchDispatchMode):
             self.resized(storage)
             return storage
 
-        # ZeRO-3 frees a row so, without an operation.
+        # ZeRO-3 frees a row in this way, without an operation.
         self.storages.resize_ = resize_and_note
         return self
 
@@ -80,7 +80,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def begin(self) -> None:
-        """A step begins: all storages that exist now stay, and peaks and FLOPs are counted from here."""
+        """A step begins. All storages that exist now stay, and peaks and FLOPs are counted from now on."""
         gc.collect()
         self.resident = set(self.known)
         self.peak, self.kept, self.peak_kept, self.flops = self.alive, 0, 0, 0
@@ -108,7 +108,7 @@ class Meter(TorchDispatchMode):
         self.resident.discard(key)
 
     def keep(self, tensor: Tensor) -> SavedTensor:
-        """Autograd keeps a tensor for backward, and gets it back from what is returned here."""
+        """Autograd keeps a tensor for backward, and later gets it back from the object returned here."""
         key, saved = self.note(tensor), SavedTensor(tensor)
         if key not in self.resident:
             self.keeps[key] += 1
@@ -126,7 +126,7 @@ class Meter(TorchDispatchMode):
 
 
 class SavedTensor:
-    """A tensor that autograd keeps. Detached: else an output would keep its own graph alive."""
+    """A tensor kept by autograd. It is detached, since an output would keep its own graph alive."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor.detach()
@@ -139,9 +139,9 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def objects_of(kind: type) -> list[Any]:
-    """All live objects of a class. Parameters and optimizers are found wherever a program holds them."""
+    """All live objects of a class. It finds parameters and optimizers wherever a program holds them."""
     gc.collect()
-    # `type` and not `isinstance` first: that would ask every lazy module and proxy for its class.
+    # This tests `type` before `isinstance`, which would ask every lazy module and proxy for its class.
     base = Tensor if kind is nn.Parameter else kind
     return [
         thing

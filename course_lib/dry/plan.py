@@ -1,4 +1,4 @@
-"""The plan of a dry run: the mesh, the rank, the model and the rows. Its errors come before any process."""
+"""The plan of a dry run: the mesh, the rank, the model and the rows. It raises errors before any process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Plan:
 
 
 def place_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The place of a rank on each axis. `course_lib.mesh.coordinates` may be hidden by an exercise."""
+    """The coordinate of a rank on each axis. An exercise may hide `course_lib.mesh.coordinates`."""
     places = {}
     for axis in reversed(list(sizes)):
         rank, places[axis] = divmod(rank, sizes[axis])
@@ -55,7 +55,7 @@ def planned(
     rows: int,
     dtype: torch.dtype,
 ) -> Plan:
-    """ValueError or TypeError, in a sentence, if this cannot be meant."""
+    """Raise ValueError or TypeError, in a sentence, if the arguments make no possible plan."""
     names(tuple(sizes))
     for axis, size in sizes.items():
         whole(f"sizes[{axis!r}]", size)

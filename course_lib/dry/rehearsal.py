@@ -1,4 +1,4 @@
-"""The dry run itself, in a process of its own: setup and step as one rank of the mesh, under the meter."""
+"""The dry run itself, in its own process: setup and step as one rank of the mesh, under the meter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Step = Callable[[Any, Mesh, list[tuple[Tensor, Tensor]]], Any]
 
 
 def perform(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
-    """The entry of the process. An error is described, and raised again by the process that asked."""
+    """The entry of the process. It describes an error, and the process that asked raises it again."""
     try:
         plan, setup, step = wire.loads(buffers)
         return {"error": None}, wire.dumps(rehearse(plan, setup, step))
@@ -75,21 +75,21 @@ def rehearse(plan: Plan, setup: Setup, step: Step) -> DryRun:
 
 
 def batch_of(plan: Plan) -> list[tuple[Tensor, Tensor]]:
-    """The microbatches that this rank's replica reads: inputs and targets of (rows, context) each."""
+    """The microbatches this rank's replica reads: inputs and targets of (rows, context) each."""
     shape = plan.microbatches, plan.rows, plan.model.context
     inputs, targets = (torch.randint(plan.model.vocab_size, shape) for _ in range(2))
     return list(zip(inputs, targets, strict=True))
 
 
 def whole_batch(batch: list[tuple[Tensor, Tensor]], mesh: Mesh) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all replicas, for a step that cuts its rows itself: here all read the same."""
+    """Inputs and targets of all replicas, for a step that cuts its rows itself. Here all read the same."""
     replicas = mesh.size(("dp", "ep"))
     inputs, targets = (torch.cat(parts).repeat(replicas, 1) for parts in zip(*batch, strict=True))
     return inputs, targets
 
 
 class Gradients:
-    """Bytes of the parameters' gradients, noted in backward, since a step may clear them at its end."""
+    """Bytes of the parameters' gradients, noted in backward, since a step can clear them at its end."""
 
     def __init__(self, params: list[nn.Parameter]):
         self.params, self.noted = params, dict[int, int]()
@@ -102,7 +102,7 @@ class Gradients:
             self.noted[id(param)] = param.grad.numel() * param.grad.element_size()
 
     def at_the_end(self) -> int:
-        """Of those that are there after the step; if there are none, of those that were there."""
+        """Of the gradients that exist after the step; if there are none, of those that existed before."""
         left = [param.grad for param in self.params if param.grad is not None]
         return storage_bytes(left) if left else sum(self.noted.values())
 
@@ -118,12 +118,12 @@ def optimizer_state(params: list[nn.Parameter]) -> list[Tensor]:
 
 
 def most_memory() -> int:
-    """The most bytes that this process has held, with what it shares with the process it was forked from."""
+    """The most bytes this process has held, including those it shares with the process it was forked from."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def operations_of(recorder: Recorder, began: float) -> list[Operation]:
-    """The operations of the rank. Their lines are "file|line": this process does not know the cells."""
+    """The operations of the rank. Their lines are "file|line", since this process does not know the cells."""
     log, size = recorder.log, rows.ROW.size
     texts = {number: text for text, number in log.known.items()}
     packed = rows.ROW.iter_unpack(log.rows.map[: recorder.state.rows * size])

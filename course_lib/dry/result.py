@@ -1,4 +1,4 @@
-"""The result of a dry run, and its table beside the closed forms."""
+"""The result of a dry run, and its table next to the closed forms."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ KINDS = ("weights", "gradients", "optimizer", "activations")
 
 @dataclass(frozen=True)
 class DryRun:
-    """One rank's setup and step. Sizes are in bytes, and everything but `setup_...` is about the step.
+    """One rank's setup and step. Sizes are in bytes, and everything except `setup_...` is about the step.
 
     bytes: sent, by axis ("tp", "dp+cp" for a flattened group, "part of tp" for a group that misses ranks).
-        Collectives of a single number are apart, as "numbers".
+        Collectives of a single number are listed separately, as "numbers".
     calls: how many, by (axis, operation): `run.calls["tp", "all_reduce"]`.
     peak_bytes: alive at the same time, in the first step. The optimizer's state counts only if the step
         itself runs an optimizer.
     by_kind: weights (all parameters that are alive after the setup), gradients, optimizer (the state after
         one step, AdamW's if the program has no optimizer), activations (the most that is kept for backward).
     flops: of matrix products and attention, forward and backward.
-    setup_peak: bytes alive at the same time in the setup. setup_calls: as calls. groups: process groups of
-        which the rank is a member after the step, the world's included.
+    setup_peak: bytes alive at the same time in the setup. setup_calls: as calls. groups: process groups to
+        which the rank belongs after the step, including the world's.
     ledger: the step's operations; all other ranks have none. Its times mean nothing.
-    seconds, memory: that setup and step took here; bytes of the whole process.
+    seconds, memory: what setup and step took here; bytes of the whole process.
     """
 
     plan: Plan
@@ -51,7 +51,7 @@ class DryRun:
 
     @cached_property
     def closed(self) -> ClosedForms:
-        """The closed forms of the plan's rank. They are imported here, where an exercise may hide them."""
+        """The closed forms of the plan's rank. They are imported here because an exercise may hide them."""
         from course_lib.dry.closed import closed_forms
 
         return closed_forms(self.plan)
@@ -65,7 +65,7 @@ class DryRun:
         return self.plan.coordinate
 
     def table(self) -> DryTable:
-        """Each quantity beside its closed form, with a mark where the two differ."""
+        """Each quantity next to its closed form, with a mark if the two differ."""
         return DryTable(self)
 
     def __repr__(self) -> str:

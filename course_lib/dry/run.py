@@ -1,4 +1,4 @@
-"""dry_run: your own program as one rank of a large mesh, on this machine and in half a minute."""
+"""dry_run: runs your own program as one rank of a large mesh, on this machine and in half a minute."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from course_lib.runtime.places import where
 from course_lib.runtime.run import run_ranks
 
 ENTRY = "course_lib.dry.rehearsal:perform"
-# The first fake operation and the first optimizer of a process import these, in some seconds: the process
-# from which dry runs are forked does it once.
+# The first fake operation and the first optimizer of a process import these, which takes a few seconds. The
+# process from which dry runs are forked does it once.
 IMPORTS = (
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
@@ -52,19 +52,20 @@ def dry_run(
         stages = setup(model, mesh, microbatches)
         step(stages, mesh, batch)
 
-    Floats have a shape and no values, and the other ranks answer immediately. So bytes, calls, their order,
-    memory and FLOPs are those of the real rank, and a wrong value is not noticed: there is no arithmetic.
+    Floats have a shape but no values, and the other ranks answer immediately. So bytes, calls, their order,
+    memory and FLOPs are those of the real rank, but a wrong value is not noticed, because there is no
+    arithmetic.
 
     sizes: of the mesh, outermost axis first, such as {"pp": 8, "dp": 16, "tp": 8}. model: a configuration.
     batch: the replica's microbatches, each a pair of inputs and targets (rows, context);
         `course_lib.dry.whole_batch(batch, mesh)` has the rows of all replicas. The result of `setup` is only
-        handed to `step`, so it may be stages, or a step that was built there.
+        handed to `step`, so it can be stages, or a step that was built there.
     dtype: the default dtype of the program. timeout: seconds.
 
-    The program runs in a process of its own, which is ended afterwards, whatever happens.
+    The program runs in its own process, which is ended afterwards, whatever happens.
 
     Raises RankError with your own line if the program raises, RankTimeout, NotWritten if it meets a stub, and
-    ValueError or TypeError for a plan that cannot be meant.
+    ValueError or TypeError for an impossible plan.
     """
     for name, function in (("setup", setup), ("step", step)):
         if not callable(function):
@@ -94,7 +95,7 @@ def dry_run(
 
 
 def with_places(run: DryRun) -> DryRun:
-    """The run, whose ledger has the lines as a reader of the notebook knows them."""
+    """The run, with a ledger whose lines are as a reader of the notebook knows them."""
     ranks: list[list[Operation]] = [[] for _ in range(run.plan.world_size)]
     for operation in run.ledger.operations(run.rank):
         line, source = where(operation.line)

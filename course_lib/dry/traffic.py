@@ -20,7 +20,7 @@ def by_axis(
     """({axis: bytes sent}, {(axis, operation): calls}) of one rank's operations.
 
     Axes of a flattened group are joined: "dp+cp". A collective of single numbers counts as "numbers", since
-    it takes no bandwidth. A group that has some ranks of an axis only is a "part of tp".
+    it takes no bandwidth. A group that has only some ranks of an axis is a "part of tp".
     """
     sent: dict[str, list[float]] = {}
     calls: Counter[tuple[str, str]] = Counter()
@@ -44,7 +44,7 @@ def is_number(operation: Operation) -> bool:
 
 
 def axis_name(members: Iterable[int], sizes: Mapping[str, int], whole: bool) -> str:
-    """The axes along which ranks differ. whole: these should be all ranks of the axes."""
+    """The axes along which ranks differ. whole: the ranks should be all ranks of these axes."""
     places = [place_of(rank, sizes) for rank in members]
     axes = [axis for axis in sizes if len({place[axis] for place in places}) > 1]
     if not axes:
