@@ -74,8 +74,8 @@ def run_agents(
     ranks: of each agent. restarts: how often an agent starts its ranks again after one of them failed.
     kills: agents to be killed.
 
-    No process is left, however it ends. Raises RuntimeError, with everything the processes printed, if it
-    does not end within `timeout` seconds.
+    No process is left, however the run ends. Raises RuntimeError, with everything the processes printed, if
+    the run does not end within `timeout` seconds.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = str(Path(folder).absolute())

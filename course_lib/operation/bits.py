@@ -24,7 +24,7 @@ Group = dist.ProcessGroup | None
 
 
 def odd_ranks(parameters: Iterable[Tensor], group: Group = None) -> list[int]:
-    """The ranks of `group`, counted in it, whose parameters differ from most ranks'; the same on all.
+    """The ranks of `group`, counted in it, whose parameters differ from the majority; the same on all.
 
     parameters: in the same order on all ranks. If no value is shared by more than half of the ranks, all
     ranks are named, because some of them are wrong and the checksums cannot say which.

@@ -8,8 +8,8 @@ the run loses two shares of its time,
     tau / (2 M)          to work that is lost
 
 Their sum is smallest where its derivative is zero: delta / tau^2 = 1 / (2 M), so tau = sqrt(2 delta M). For
-delta = 60 s and M = 3 h it is 1,138 s. M belongs to the job, so with N GPUs it is N times shorter than the M
-of one GPU.
+delta = 60 s and M = 3 h, tau is 1,138 s. M belongs to the job, so with N GPUs it is N times shorter than the
+M of one GPU.
 
 Goodput is the share of the time spent on work that was kept. Suppose that failures come at random with rate 1
 / M. Then an attempt at tau + delta seconds succeeds with probability exp(-(tau + delta) / M), a failure costs

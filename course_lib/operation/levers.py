@@ -4,7 +4,7 @@
     take host out      computing of the rank that is always last  its input, which the spare also reads
     balance            the work of the ranks                      the speed of a slow chip
     prefetch           data, as far as computing can hide it      computing
-    save behind        checkpoint: only a copy in memory stops it the write, now behind the next steps
+    save behind        checkpoint: only a memory copy stops it    the write, now behind the next steps
     more microbatches  bubble: half of it for twice as many       the work
     larger messages    messages: 1 instead of 16                  bytes
     faster network     beta: half the seconds for each byte       alpha, the start of a message

@@ -98,7 +98,7 @@ def _data(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
 
 
 def _one_loader(draw: Random, run: dict, rank: int, share: float) -> list[Finding]:
-    """One rank's input is late, so the rank is late. The cause is its loader instead of its chip."""
+    """One rank's input is late, so the rank is late. The cause is its loader, not its chip."""
     run["data"][rank] += share / (1 - share) * run["computing"][rank]
     run["late"] = rank, run["data"][rank]
     return [("data", rank)]

@@ -1,8 +1,8 @@
 """A save that can be cut off at any moment leaves the old checkpoint or the new one, but never half of one.
 
 A checkpoint has many parts, and nothing writes several files in one step. But `rename` is one step, so after
-it a name stands either for another file or for the same file as before. So all parts are written first, under
-names that `newest` does not read, and then one rename makes a checkpoint of them:
+it a name stands either for another file or for the same file as before. Therefore all parts are written
+first, under names that `newest` does not read, and then one rename makes a checkpoint of them:
 
     write, sync     each part, under a new name
     sync_folder     the names of the parts
@@ -11,8 +11,8 @@ names that `newest` does not read, and then one rename makes a checkpoint of the
     sync_folder     the name of the manifest
 
 Each sync has its reason. Without the first two, a manifest could name parts that do not exist. Without the
-third, its name could reach the disk before its bytes. Without the last, `commit` could return and the
-checkpoint could still be lost. Every power failure was tried (`crashes.py`).
+third, the manifest's name could reach the disk before its bytes. Without the last, `commit` could return and
+the checkpoint could still be lost. Every power failure was tried (`crashes.py`).
 
 A disk also forgets without a power failure, because a bit flips, a file is cut short, or a file is deleted.
 `newest` compares every part with its checksum, says which file is not as it was saved, and takes the
@@ -92,7 +92,7 @@ def write_parts(disk: Files, prefix: str, parts: Mapping[str, bytes]) -> dict[st
 
 
 def publish(disk: Files, step: int, entries: Mapping[str, Entry]) -> None:
-    """Make a checkpoint of written and synced parts. Of several ranks one calls it, after all wrote."""
+    """Make a checkpoint of written and synced parts. One rank calls it, when all have written theirs."""
     disk.sync_folder()
     content = json.dumps(dict(entries)).encode()
     draft = new_prefix(disk, step) + "draft"  # an attempt of its own: no part has the name

@@ -12,7 +12,7 @@ again:
 
 Two choices keep this stable. Because of the blocks, an outlier coarsens only 256 elements instead of the
 whole tensor. And the numbers of the map are not equally spaced (codes.py). If they were, an element of v
-could round to 0 while its m did not. Then m would be divided by eps alone, in a step of up to 10^16 learning
+could round to 0 while its m did not. Then m would be divided only by eps, in a step of up to 10^16 learning
 rates.
 
 The map has a limit, however. The smallest number of v's map is 3.25e-7, so after the step a v is 0 if it is

@@ -4,8 +4,8 @@
     fsdp   fully_shard               every rank holds 1/n of it; each block is gathered when it is used
 
 In units of (n-1)/n of the parameters' bytes, a rank sends 2 per step with ddp. With fsdp it sends 3, minus
-one gather of the root, because the parameters outside the blocks stay after forward, since backward begins
-with them.
+one gather of the root. The parameters outside the blocks stay after forward, because backward begins with
+them.
 
 Source: the documentation of both classes; Li et al., PyTorch Distributed, VLDB 2020; Zhao et al., PyTorch
 FSDP, VLDB 2023.

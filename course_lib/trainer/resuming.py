@@ -29,9 +29,9 @@ def train(
     make: builds the run from its start. It returns a step, and a function without arguments that returns this
         rank's tensors and their boxes: `step, lambda: held_state(step)` for a `make_step`. It is called again
         after a death.
-    batches: inputs and targets of a step. They may depend only on its number, which counts from 0.
+    batches: inputs and targets of a step. They must depend only on its number, which counts from 0.
     every: save after that many finished steps, and also after the last one.
-    disk: as for `save_run`: a `Folder` or a path that all ranks see and only this run uses.
+    disk: a `Folder` or a path, as for `save_run`. All ranks see it, and only this run uses it.
 
     All ranks of the world call it, or one process without ranks. If it is killed at any moment, the next call
     continues from the newest whole checkpoint and repeats at most `every` steps. The losses are bitwise equal

@@ -44,7 +44,7 @@ class Built(Protocol):
 
 
 def held_state(step: Built) -> Pieces:
-    """This rank's tensors by name, each with its box: to save, or to fill from a checkpoint.
+    """This rank's tensors by name, each with its box, to save or to fill from a checkpoint.
 
     They are the tensors the step changes. If an optimizer has not stepped yet, it gets the state of its
     start, so that there is something to load into. Its next step is still the step it would have made anyway.
