@@ -2,7 +2,7 @@
 
 A product of matrices takes as long as its arithmetic or its bytes, whichever takes longer (Williams et al.,
 Roofline, 2009). A run takes 6 N D FLOPs (see `six_n_d`), at a share of the peak that PaLM's authors call MFU.
-It compares the model FLOPs, without recomputation, with the dense peak of the format that is multiplied. A
+This is the model FLOPs, without recomputation, over the dense peak of the format that is multiplied. A
 scaling law L(N, D) = E + A / N^alpha + B / D^beta says how to divide a budget C = 6 N D between parameters
 and tokens.
 

@@ -153,10 +153,11 @@ def serial_bytes(algorithm: str, n: int, nbytes: float) -> float:
 
 
 def crossover_bytes(a: str, b: str, n: int, alpha: float, beta: float) -> float:
-    """The size in bytes of M from which on the one of a and b that moves fewer bytes is faster.
+    """The size of M, in bytes, from which on the algorithm that moves fewer bytes is faster.
 
-    Returns 0.0 if it does not have more rounds either, and so is never slower; math.inf if both move the
-    same. 8 ranks, alpha 10 us, 10 GB/s: recursive doubling is faster than a ring below 880 KB.
+    a, b: the two algorithms. Returns 0.0 if the one with fewer bytes does not have more rounds either, and so
+    is never slower; math.inf if both move the same. 8 ranks, alpha 10 us, 10 GB/s: recursive doubling is
+    faster than a ring below 880 KB.
     """
     first, second = _cost(a, n), _cost(b, n)
     if n == 1 or first.busiest(n) == second.busiest(n):
@@ -227,7 +228,7 @@ BUILT_INS: dict[str, Callable[[int], float]] = {
 
 
 def logical_bytes(op: str, n: int, nbytes: float) -> float:
-    """Bytes booked for the busiest rank of the built-in `op`, which are the bandwidth-optimal volume.
+    """Bytes booked for the busiest rank of the built-in `op`, which is the bandwidth-optimal traffic.
 
     The backend can send more. For example, gloo's reduce-scatter is an all-reduce on the wire, and NCCL's
     tree sends 2 M. Source: nccl-tests, doc/PERFORMANCE.md, which gives these factors for the collectives it

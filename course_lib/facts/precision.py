@@ -9,8 +9,8 @@ Sources: Micikevicius et al., Mixed Precision Training, 2018, section 3.1 (the m
 al., ZeRO, 2020, section 3.1 (2 + 2 + 12). Megatron Core's developer guide, distributed optimizer (18 and 20
 bytes). DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.3 and figure 6 (float32 master and
 gradients, moments in bf16, the linear layers' weights cast to fp8 in blocks of 128 x 128). Dettmers et al.,
-8-bit Optimizers via Block-wise Quantization, 2022 (one byte a moment, a float32 scale a block; bitsandbytes
-has blocks of 256). Autocast: PyTorch's documentation of `torch.amp`, and measured.
+8-bit Optimizers via Block-wise Quantization, 2022 (one byte per moment, one float32 scale per block;
+bitsandbytes uses blocks of 256). Autocast: PyTorch's documentation of `torch.amp`, and measured.
 """
 
 from __future__ import annotations

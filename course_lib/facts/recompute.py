@@ -2,8 +2,8 @@
 
 Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 4 (a checkpoint every
 sqrt(L) layers). Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022,
-table 2 (34 bytes a layer, 2 of them its input), section 5 and appendix A (selective recomputation). Shoeybi
-et al., Megatron-LM, 2019, section 3 (four all-reduces a layer). The counts of messages under recomputation
+table 2 (34 bytes per layer, 2 of them its input), section 5 and appendix A (selective recomputation). Shoeybi
+et al., Megatron-LM, 2019, section 3 (four all-reduces per layer). The counts of messages under recomputation
 are measured from the ledger (tests/algorithms/test_recompute_ranks.py).
 """
 

@@ -38,7 +38,7 @@ def zero_memory(
 
 
 def zero_volume(stage: int, microbatches: int = 1, no_sync: bool = False) -> int:
-    """The volume a rank sends in a step, in units of (n-1)/n of the bytes of all parameters.
+    """A rank's traffic in a step, in units of (n-1)/n of the bytes of all parameters.
 
     no_sync: the gradients of all microbatches except the last stay where they are, unsharded (stages 0 and
     3). Stage 1 reduces in the step, however many microbatches there were; stage 2 reduces after each of them.

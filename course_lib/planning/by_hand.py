@@ -30,8 +30,8 @@ RESERVED = 4  # GB of each GPU for NCCL's buffers and fragments
 EFFICIENCY = 0.63
 LONG = 32_768  # tokens from which on a sequence is cut over cp
 MICROBATCHES, CHUNKS, ZERO = (1, 2, 4), (1, 2, 4), (0, 1, 3)
-# By recomputation: how often a layer's products run, how often those of the scores, and the number of
-# all-reduces along tp. A backward counts as two.
+# By recomputation: how often a layer's products run, how often the products of the scores run, and the number
+# of all-reduces along tp. A backward counts as two.
 RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}
 
 A100 = {"flops": 312e12, "bandwidth": 2.039e12, "memory": 80}

@@ -10,12 +10,12 @@ backward (fused as in Narayanan et al., 2021, section 4.2; the counts are ours):
 
 | operation | forward | backward |
 |---|---|---|
-| a norm, an element of the stream | x, y: 4 | x, dy, dx: 6 |
-| bias, dropout, residual, an element of the stream | x, residual, y, mask: 7 | dy, mask, dx: 5 |
-| GELU, an element of the MLP's width | x, y: 4 | x, dy, dx: 6 |
-| SwiGLU, an element of the MLP's width | gate, up, y: 6 | gate, up, dy, two gradients: 10 |
-| scale, mask, softmax, a score | x, y: 4 | y, dy, dx: 6 |
-| dropout, a score | x, y, mask: 5 | dy, mask, dx: 5 |
+| a norm, per element of the stream | x, y: 4 | x, dy, dx: 6 |
+| bias, dropout, residual, per element of the stream | x, residual, y, mask: 7 | dy, mask, dx: 5 |
+| GELU, per element of the MLP's width | x, y: 4 | x, dy, dx: 6 |
+| SwiGLU, per element of the MLP's width | gate, up, y: 6 | gate, up, dy, two gradients: 10 |
+| scale, mask, softmax, per score | x, y: 4 | y, dy, dx: 6 |
+| dropout, per score | x, y, mask: 5 | dy, mask, dx: 5 |
 
 A flash kernel keeps the scores on the chip, so none of their bytes count.
 """

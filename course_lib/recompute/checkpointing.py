@@ -16,7 +16,7 @@ this:
 
 There are two limits, as in PyTorch's reentrant version. First, `torch.autograd.grad` finds no gradients of
 parameters, because a backward inside of backward adds them to `.grad`. Second, if the function reaches a
-tensor with a graph as a closure, the same backward also walks that graph. `lazy_checkpoint` has neither
+tensor with a graph through a closure, the same backward also walks that graph. `lazy_checkpoint` has neither
 limit.
 
 Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 3. PyTorch's

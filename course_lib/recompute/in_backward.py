@@ -28,7 +28,7 @@ def step_in_backward(
     """From now on, every backward makes the steps, so call neither `step` nor `zero_grad`.
 
     make: makes an optimizer from a list of one parameter, such as `lambda params: SGD(params, lr=0.1)`. Each
-    parameter gets its own optimizer. To end it, remove the returned handles. If an optimizer treats each
+    parameter gets its own optimizer. To stop, remove the returned handles. If an optimizer treats each
     parameter separately (SGD, Adam), the values equal those of one optimizer over all parameters to the bit.
     """
     return [hooked(param, make([param])) for param in params]

@@ -42,7 +42,7 @@ def lazy_checkpoint(function: Callable[..., Any], *args: Any, early_stop: bool =
 
 
 class _Place:
-    """Takes, in the graph, the place of the tensor that was kept as number `index`."""
+    """Replaces, in the graph, the tensor that was kept as number `index`."""
 
     __slots__ = ("__weakref__", "index")
 
