@@ -75,10 +75,10 @@ def ulysses_ring_bytes(
 def causal_scores(layout: str, n: int, seq: int) -> list[list[int]]:
     """Scores each rank computes in each step of a ring, without masked scores: [step][rank].
 
-    layout: "contiguous", "striped" or "zigzag"; its parts (zigzag: 2n of them) must be equal. There are c =
-    seq / n tokens per rank. contiguous: in the first step all ranks have the diagonal, c(c+1)/2, and after
-    that c^2 or nothing. striped: c(c+1)/2 if the keys' owner does not come after the rank, else c(c-1)/2.
-    zigzag: two squares of c/2 in every step, and in the first step also a diagonal.
+    layout: "contiguous", "striped" or "zigzag"; its parts (zigzag: 2n of them) must be equal. There are
+    c = seq / n tokens per rank. contiguous: in the first step all ranks have the diagonal, c(c+1)/2, and
+    after that c^2 or nothing. striped: c(c+1)/2 if the keys' owner does not come after the rank, else
+    c(c-1)/2. zigzag: two squares of c/2 in every step, and in the first step also a diagonal.
     """
     parts = 2 * n if layout == "zigzag" else n
     if seq % parts:
@@ -170,9 +170,9 @@ class RingHost:
     printed_sequence: float
 
 
-# In the row of InfiniBand, the paper's own formulas do not give the result it prints. 312 TFLOP/s over 12.5
-# GB/s are 24,960 tokens and six times that 149,760, in its rounding 25.0 and 149.8 thousand (and six times
-# its 24.5 thousand would be 147). All other rows agree to the last digit.
+# In the row of InfiniBand, the paper's own formulas do not give the result it prints. 312 TFLOP/s over
+# 12.5 GB/s are 24,960 tokens and six times that 149,760, in its rounding 25.0 and 149.8 thousand (and six
+# times its 24.5 thousand would be 147). All other rows agree to the last digit.
 RING_HOSTS: tuple[RingHost, ...] = (
     RingHost("A100, NVLink", 312e12, 300e9, 1.0e3, 6.2e3),
     RingHost("A100, InfiniBand", 312e12, 12.5e9, 24.5e3, 149.5e3),

@@ -72,7 +72,7 @@ def exposed_after(ready: Sequence[float], took: Sequence[float], backward: float
 def scaling_efficiency(compute: float, exposed: float) -> float:
     """Share of ideal speed: n ranks are n times this as fast as one rank, each with a batch of its own size.
 
-    compute: seconds of one rank's forward, backward and step (weak scaling: the same on n ranks). Compute 300
-    ms, 100 ms exposed: 0.75, so 64 ranks do the work of 48.
+    compute: seconds of one rank's forward, backward and step (weak scaling: the same on n ranks). Compute
+    300 ms, 100 ms exposed: 0.75, so 64 ranks do the work of 48.
     """
     return compute / (compute + exposed)

@@ -30,8 +30,8 @@ def tensor_parallel_bytes(
     """Bytes each rank sends for one region, an MLP or an attention, in one direction.
 
     2 (n-1)/n of M = tokens * width * itemsize: an all-reduce, or a gather and a reduce-scatter. "regather"
-    gathers once more in backward: 3 (n-1)/n M. The hidden width does not matter, because the ranks send only
-    x and y.
+    gathers once more in backward: 3 (n-1)/n M. The hidden width does not matter, because the ranks send
+    only x and y.
 
     A microbatch of 1 x 4,096 tokens, width 8,192, bf16, 8 ranks: 117 MB each way.
     """

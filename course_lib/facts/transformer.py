@@ -135,10 +135,10 @@ def transformer_flops(
     With backward it is 6 N D + 12 L s h D, where D is the number of tokens and N `matmul_parameters`. Masked
     scores count, as in PaLM's and Megatron-LM's model FLOPs; with causal=True they do not.
     recompute: True or "full": each block's forward runs once more in backward (activation checkpointing), but
-    the head's does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and V / 12 L
-    h. "selective": only the two products of attention run once more, 4 b s^2 h per layer: 72 b s L h^2 (1 +
-    2s / 9h + V / 12 L h), for GPT-3 not a percent more. (Korthikanti et al., 2022, describe it in section 5,
-    but print three times this share, s / 6h; see `facts.recompute.SelectiveClaim`.)
+    the head's does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and
+    V / 12 L h. "selective": only the two products of attention run once more, 4 b s^2 h per layer:
+    72 b s L h^2 (1 + 2s / 9h + V / 12 L h), for GPT-3 not a percent more. (Korthikanti et al., 2022, describe
+    it in section 5, but print three times this share, s / 6h; see `facts.recompute.SelectiveClaim`.)
 
     FlashAttention's backward computes the scores again. This is not counted, since the work is not useful. A
     counter of executed FLOPs therefore finds 2.5 times forward's attention there instead of 2.
@@ -162,8 +162,8 @@ def transformer_flops(
 def six_n_d(params: float, tokens: float) -> float:
     """FLOPs of training by the rule of thumb: for each parameter and token 2 forward and 4 backward.
 
-    It is low by attention's share, which is s / (6h) of N's with GPT-2's parts (2,048 tokens at h = 12,288: 3
-    %). So it holds while sequences are short compared with 6h. If masked scores are skipped, it is low by
+    It is low by attention's share, which is s / (6h) of N's with GPT-2's parts (2,048 tokens at h = 12,288:
+    3 %). So it holds while sequences are short compared with 6h. If masked scores are skipped, it is low by
     half of that.
     """
     return 6 * params * tokens

@@ -11,9 +11,9 @@ Their sum is smallest where its derivative is zero: delta / tau^2 = 1 / (2 M), s
 delta = 60 s and M = 3 h, tau is 1,138 s. M belongs to the job, so with N GPUs it is N times shorter than the
 M of one GPU.
 
-Goodput is the share of the time spent on work that was kept. Suppose that failures come at random with rate 1
-/ M. Then an attempt at tau + delta seconds succeeds with probability exp(-(tau + delta) / M), a failure costs
-R seconds to start again, and
+Goodput is the share of the time spent on work that was kept. Suppose that failures come at random with rate
+1 / M. Then an attempt at tau + delta seconds succeeds with probability exp(-(tau + delta) / M), a failure
+costs R seconds to start again, and
 
     goodput = tau / ((M + R) (exp((tau + delta) / M) - 1))
 

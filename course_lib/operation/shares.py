@@ -33,10 +33,10 @@ def breakdown(
     """Seconds of `rank` between `start` and `end`: "computing", "waiting", "moving", and "hidden".
 
     calls[r][k]: (issued, waited, done) of the k-th collective on rank r. All ranks take part in all calls,
-    and a rank is blocked in only one call at a time. First, every interval is cut to the window. waiting +
-    moving + computing is the window. hidden is a part of computing. It is the time in which at least one
-    collective that every rank has begun is moving while this rank is not blocked, and is counted once even if
-    several are moving.
+    and a rank is blocked in only one call at a time. First, every interval is cut to the window.
+    waiting + moving + computing is the window. hidden is a part of computing. It is the time in which at
+    least one collective that every rank has begun is moving while this rank is not blocked, and is counted
+    once even if several are moving.
 
     Raises ValueError if the ranks do not have equally many calls, or if end < start.
     """

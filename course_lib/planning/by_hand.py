@@ -61,8 +61,8 @@ def memory_per_gpu(shape: Gpt, layout: Layout, batch: int) -> float:
 
     There are P' = (12 h^2 for each of L/p layers, and the table) / t parameters, with 2 bytes of weights, 2
     of gradients, and 12 of the optimizer. Stage 1 of ZeRO divides the 12 over dp and cp. Stage 3 divides all
-    16, but also has one whole layer. The stage keeps min(m, p) microbatches of its L/p layers, and (p - 1) /
-    v more with v chunks.
+    16, but also has one whole layer. The stage keeps min(m, p) microbatches of its L/p layers, and
+    (p - 1) / v more with v chunks.
     """
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
     replicas = layout["dp"] * layout["cp"]

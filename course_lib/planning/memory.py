@@ -2,8 +2,8 @@
 
 States: there are P' = P / (t p) parameters, with 2 bytes of weights, 2 or 4 of gradients, and 12 of the
 optimizer. ZeRO divides the optimizer over dp and cp from stage 1, the gradients from 2, and the weights from
-3. Activations: in 1F1B the first stage holds min(m, p) microbatches of its L / p layers, so p cancels if m >=
-p. Interleaved v times, it holds (p - 1) / (p v) more.
+3. Activations: in 1F1B the first stage holds min(m, p) microbatches of its L / p layers, so p cancels if
+m >= p. Interleaved v times, it holds (p - 1) / (p v) more.
 
 Sources: Rajbhandari et al., ZeRO, 2020, section 5. Korthikanti et al., Reducing Activation Recomputation,
 2022, table 2 (a layer). `facts.pipeline_activations` (what the first stage holds).

@@ -10,11 +10,11 @@ None, the model takes the fastest value among those that fit.
 
 Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC
 2021, table 1 (section 5.1), table 2 (section 5.2: microbatch 1, model-parallel size 96 and 280, which we read
-as t 8 and p 12 or 35); Megatron-LM's README until 2024 (t 8, p 16, 1,024 GPUs, batch 1,536: 32 s, 138
-TFLOP/s). Llama Team, The Llama 3 Herd of Models, 2024, table 4 as of its third version (the first prints dp 4
-in the last row, which gives 8,192 GPUs). Its section 3.3.2 names V but not its value, so we assume 4. Its
-FSDP keeps the weights gathered and sends as much as ZeRO-1. Jiang et al., MegaScale, NSDI 2024, tables 1 and
-2: Megatron-LM's rows at batch 6,144; the vocabulary, and v 6: section 6.
+as t 8 and p 12 or 35); Megatron-LM's README until 2024 (t 8, p 16, 1,024 GPUs, batch 1,536: 32 s,
+138 TFLOP/s). Llama Team, The Llama 3 Herd of Models, 2024, table 4 as of its third version (the first prints
+dp 4 in the last row, which gives 8,192 GPUs). Its section 3.3.2 names V but not its value, so we assume 4.
+Its FSDP keeps the weights gathered and sends as much as ZeRO-1. Jiang et al., MegaScale, NSDI 2024, tables 1
+and 2: Megatron-LM's rows at batch 6,144; the vocabulary, and v 6: section 6.
 """
 
 from __future__ import annotations

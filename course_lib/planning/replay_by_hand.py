@@ -9,11 +9,11 @@ records: for each rank its list of entries, in order:
     ("send", peer, nbytes)            the rank continues immediately
     ("recv", peer, nbytes)            the rank continues when the message has arrived
 
-inside, across: (alpha, beta) of the links; ranks fill nodes of `per_node` in order. An operation lasts alpha
-+ bytes x beta, with one alpha, and the bytes its busiest member sends. For a sum over n ranks these are 2 (n
-- 1) / n of its bytes, and for a message all of them. A sum begins when its last member has arrived. A message
-begins when its sender has begun it and the sender's link is free, because a link carries one message after
-the other, in order.
+inside, across: (alpha, beta) of the links; ranks fill nodes of `per_node` in order. An operation lasts
+alpha + bytes x beta, with one alpha, and the bytes its busiest member sends. For a sum over n ranks these are
+2 (n - 1) / n of its bytes, and for a message all of them. A sum begins when its last member has arrived. A
+message begins when its sender has begun it and the sender's link is free, because a link carries one message
+after the other, in order.
 
 `replay.py` does the same for a whole ledger, with handles that are waited for later.
 Source of alpha and beta: Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994).
