@@ -33,7 +33,7 @@ class DryRun:
     setup_peak: bytes alive at the same time in the setup. setup_calls: as calls. groups: process groups to
         which the rank belongs after the step, including the world's.
     ledger: the step's operations; all other ranks have none. Its times mean nothing.
-    seconds, memory: what setup and step took here; bytes of the whole process.
+    seconds: how long setup and step took here. memory: bytes of the whole process, here.
     """
 
     plan: Plan

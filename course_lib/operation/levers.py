@@ -10,7 +10,7 @@
     faster network     beta: half the seconds for each byte       alpha, the start of a message
 
 After each lever, bytes move again, and the ranks wait again for the last rank. The sizes (16, twice, a spare
-as fast as the median) are only examples. What matters are the closed forms.
+as fast as the median) are only examples, because the lesson is in the closed forms.
 """
 
 from __future__ import annotations

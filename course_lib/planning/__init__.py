@@ -5,8 +5,8 @@ The first modules count the bytes on one GPU, measured while a model runs:
     saved.py             SavedBytes: the bytes autograd keeps for backward, by the module that kept them
     memory_timeline.py   MemoryTimeline: the bytes alive at each operation of a step, by what holds them
 
-The next modules model a cluster that nobody here has. Which wire does an axis use, does a layout fit, and how
-long does its step take?
+The next modules model a cluster you do not have. Which wire does an axis use, does a layout fit, and how long
+does its step take?
 
     topology.py      Cluster, Wire: GPUs in nodes, and the link a group of ranks shares
     layout.py        Layout: how many ranks each axis has, and how a step is cut; the first reason against it

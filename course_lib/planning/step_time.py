@@ -7,9 +7,9 @@ microbatches, and idles (p - 1) / v of a slot at its ends. Messages between stag
 parts, 1/t each, and gathered inside the node (scatter-gather; Narayanan et al., 2021, section 4.1). Then the
 replicas sum their gradients, and the optimizer reads and writes its states.
 
-Nothing overlaps, with two exceptions. What ZeRO-2 and 3 send hides behind the layers as far as these last,
-and so do the replicas' sums in a system that overlaps them. Nothing is late, because there is no straggler,
-no lost message and no contention. MegaScale's table 2 shows what that misses (`published.py`).
+Nothing overlaps, with two exceptions. The bytes ZeRO-2 and 3 send hide behind the layers as far as these
+last, and so do the replicas' sums in a system that overlaps them. Nothing is late, because there is no
+straggler, no lost message and no contention. MegaScale's table 2 shows what that misses (`published.py`).
 """
 
 from __future__ import annotations
