@@ -13,7 +13,7 @@ from tests.browser.server import Server
 
 FIRST = "00_first_ranks/00_first_ranks.ipynb"
 # Student versions with widgets. In each an exercise is not solved yet, so cells below say what they wait for.
-FROM_STUBS = ("00_first_ranks", "02_collectives", "05_fsdp")
+FROM_STUBS = ("00_first_ranks", "02_collectives", "11_experts")
 # Ranks that print who they are and then go on until something ends them; two of them compute.
 LOOP = """\
 import os, time
