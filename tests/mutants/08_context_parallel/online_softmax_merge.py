@@ -18,7 +18,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: added
 # is: idea
-# says: sum of both: each has been divided
+# says: sum of both parts, although each was divided
 def online_softmax_merge(out, lse, block_out, block_lse):
     return out + block_out, lse.logaddexp(block_lse)
 
@@ -68,7 +68,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: lse is the larger one
 # is: slip
-# says: That is the larger of the two
+# says: lse is the larger of the two
 def online_softmax_merge(out, lse, block_out, block_lse):
     w = torch.softmax(torch.stack((lse, block_lse), -1), -1)
     return w[..., :1] * out + w[..., 1:] * block_out, torch.maximum(lse, block_lse)
@@ -84,7 +84,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: the wrong dimension is scaled
 # is: slip
-# says: beside the wrong dimension|no features
+# says: aligned with the wrong dimension|no feature dimension
 def online_softmax_merge(out, lse, block_out, block_lse):
     merged = torch.logaddexp(lse, block_lse)
     a, b = (lse - merged).exp(), (block_lse - merged).exp()
@@ -95,7 +95,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: lse without a place for the features
 # is: form
-# says: lse\[\.\.\., None\] stands beside out
+# says: Use lse\[\.\.\., None\] together with out
 def online_softmax_merge(out, lse, block_out, block_lse):
     merged = torch.logaddexp(lse, block_lse)
     return out * torch.exp(lse - merged) + block_out * torch.exp(block_lse - merged), merged
@@ -111,7 +111,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: the lowest number stays
 # is: detail
-# says: stands in for -inf is still there
+# says: lse still contains the lowest number
 def online_softmax_merge(out, lse, block_out, block_lse):
     lowest = torch.finfo(lse.dtype).min
     old, new = lse.clamp_min(lowest), block_lse.clamp_min(lowest)
@@ -132,7 +132,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: without a graph
 # is: form
-# says: no gradients for all four
+# says: does not pass gradients to all four
 @torch.no_grad()
 def online_softmax_merge(out, lse, block_out, block_lse):
     low = torch.finfo(lse.dtype).min
@@ -176,7 +176,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: -100 in place of -inf
 # is: detail
-# says: stands in for -inf is too high
+# says: replaces -inf is too high
 def online_softmax_merge(out, lse, block_out, block_lse):
     old, new = torch.clamp(lse, min=-100), torch.clamp(block_lse, min=-100)
     share = torch.sigmoid(new - old)[..., None]
@@ -186,7 +186,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 # %% wrong: -10,000 in place of -inf, to the end
 # is: detail
-# says: stands in for -inf is still there
+# says: lse still contains the lowest number
 def online_softmax_merge(out, lse, block_out, block_lse):
     old, new = torch.clamp(lse, min=-10_000), torch.clamp(block_lse, min=-10_000)
     return torch.lerp(out, block_out, torch.sigmoid(new - old)[..., None]), torch.logaddexp(

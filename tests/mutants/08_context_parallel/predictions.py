@@ -87,7 +87,7 @@
 
 # %% wrong: the own part is sent
 # is: slip
-# says: and sends the rest: \(N-1\)/N
+# says: so it sends the rest, \(N-1\)/N
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
 -    return here * (n - 1) / n
@@ -96,7 +96,7 @@
 
 # %% wrong: the whole sequence
 # is: slip
-# says: Each rank holds tokens / N|the sum over all ranks
+# says: Each rank holds tokens / N|the bytes of all ranks
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
 -    return here * (n - 1) / n
@@ -105,7 +105,7 @@
 
 # %% wrong: whole steps
 # is: slip
-# says: diagonal alone, half a block
+# says: only the diagonal, half a block
 # base: from the closed forms
 -    return (n - 1 - rank) / (n - 0.5)
 +    return (n - 1 - rank) / n
@@ -113,7 +113,7 @@
 
 # %% wrong: the other way round
 # is: slip
-# says: the wrong way round: the first rank
+# says: the wrong way round\. The first rank
 # base: from the closed forms
 -    return (n - 1 - rank) / (n - 0.5)
 +    return 2 * rank / (2 * n - 1)
@@ -129,7 +129,7 @@
 
 # %% wrong: who works
 # is: slip
-# says: share in which it works
+# says: share in which the rank works
 # base: from the closed forms
 -    return (n - 1 - rank) / (n - 0.5)
 +    return (rank + 0.5) / (n - 0.5)

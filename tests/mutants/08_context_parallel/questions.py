@@ -9,7 +9,7 @@ answer_5 = "the time of the slowest rank"
 
 # %% wrong: zigzag's
 # is: slip
-# says: That is zigzag's
+# says: Your answer is for zigzag
 answer_1 = 1.0
 answer_2 = 15
 answer_3 = 24_960
@@ -36,7 +36,7 @@ answer_5 = "the time of the slowest rank"
 
 # %% wrong: the paper's number
 # is: slip
-# says: paper's table prints that number
+# says: paper's table prints this number
 answer_1 = 1.875
 answer_2 = 15
 answer_3 = 24_500
@@ -45,7 +45,7 @@ answer_5 = "the time of the slowest rank"
 
 # %% wrong: six blocks
 # is: slip
-# says: That is six blocks
+# says: Your answer is six blocks
 answer_1 = 1.875
 answer_2 = 15
 answer_3 = 149_760

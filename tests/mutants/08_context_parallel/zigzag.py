@@ -1,6 +1,6 @@
 # %% wrong: in succession
 # is: idea
-# says: parts in succession
+# says: one contiguous part
 def zigzag(seq, n):
     ends = [seq * r // n for r in range(n + 1)]
     return [[range(ends[r], ends[r + 1])] for r in range(n)]
@@ -8,14 +8,14 @@ def zigzag(seq, n):
 
 # %% wrong: striped
 # is: idea
-# says: These are stripes
+# says: has every n-th token
 def zigzag(seq, n):
     return [[range(first, seq, n)] for first in range(n)]
 
 
 # %% wrong: neighbours are paired
 # is: idea
-# says: parts in succession|in succession again
+# says: one contiguous part|part is contiguous again
 def zigzag(seq, n):
     parts = torch.arange(seq).tensor_split(2 * n)
     spans = [range(int(p[0]), int(p[-1]) + 1) for p in parts if len(p)]
@@ -24,7 +24,7 @@ def zigzag(seq, n):
 
 # %% wrong: the second from the middle
 # is: slip
-# says: the second must come from the end
+# says: The second must come from the end
 def zigzag(seq, n):
     small, longer = divmod(seq, 2 * n)
     starts = [i * small + min(i, longer) for i in range(2 * n + 1)]
@@ -36,7 +36,7 @@ def zigzag(seq, n):
 
 # %% wrong: n chunks
 # is: slip
-# says: Those are n chunks
+# says: You cut only n chunks
 def zigzag(seq, n):
     step = seq // n
     one = lambda i: range(i * step, i * step + step)
@@ -68,7 +68,7 @@ def zigzag(seq, n):
 
 # %% wrong: the rest on the last chunk
 # is: detail
-# says: last chunk has all that is left
+# says: last chunk has all remaining tokens
 def zigzag(seq, n):
     size = seq // (2 * n)
     borders = [*range(0, 2 * n * size, size), seq] if size else [0] * (2 * n) + [seq]
@@ -81,7 +81,7 @@ def zigzag(seq, n):
 
 # %% wrong: rounded up
 # is: detail
-# says: rounded up leave the last ones short
+# says: rounded up, so the last chunks are short
 def zigzag(seq, n):
     size = math.ceil(seq / (2 * n))
     everything = range(seq)
@@ -94,7 +94,7 @@ def zigzag(seq, n):
 
 # %% wrong: chunks without tokens are kept
 # is: detail
-# says: ranges without tokens
+# says: some ranges have no tokens
 def zigzag(seq, n):
     count = 2 * n
     sizes = [seq // count + int(i < seq % count) for i in range(count)]
@@ -107,7 +107,7 @@ def zigzag(seq, n):
 
 # %% wrong: this rank's tokens alone
 # is: form
-# says: For each rank a list of its ranges
+# says: a list of ranges of positions for each rank
 def zigzag(seq, n):
     half = seq // (2 * n)
     return [range(0, half), range(seq - half, seq)]

@@ -13,11 +13,13 @@ from course_lib.checks.notebooks.context_parallel.references import REFERENCES
 Layout = list[list[range]]
 NOBODYS = "is on no rank", "are on no rank"
 TWICE = "is held twice, or does not exist", "are held twice, or do not exist"
-ALL_RANKS = "No ranks run here: zigzag gives the layout of all n at once, and asks no rank for its number."
+ALL_RANKS = (
+    "No ranks run here, because zigzag returns the layout of all n ranks together. It asks no rank for its "
+    "number."
+)
 MOST = 100_000  # positions in an answer that is looked at
 FORM = (
-    "For each rank a list of its ranges of positions is expected, such as [[range(0, 2), range(6, 8)], "
-    "[range(2, 6)]]."
+    "Return a list of ranges of positions for each rank, such as [[range(0, 2), range(6, 8)], [range(2, 6)]]."
 )
 
 
@@ -50,25 +52,25 @@ def rounded_up(seq: int, n: int) -> Layout:
 
 
 UNEVEN = (
-    "Where 2n does not divide the sequence the first seq % (2n) chunks are one token longer, as "
+    "If 2n does not divide the sequence, the first seq % (2n) chunks are one token longer, as "
     "torch.tensor_split cuts."
 )
 SLIPS: dict[str, Callable[[int, int], Layout]] = {
-    "These are parts in succession: the last rank has most to do. Cut 2n chunks, and give rank r the r-th "
-    "and the r-th from the end.": lambda seq, n: [[chunk] for chunk in cut(seq, n)],
-    "These are stripes, every n-th token: zigzag deals out two chunks in succession to each rank.": (
+    "Each rank has one contiguous part, so the last rank has the most to do. Cut 2n chunks, and give rank "
+    "r the r-th and the r-th from the end.": lambda seq, n: [[chunk] for chunk in cut(seq, n)],
+    "Each rank has every n-th token, but zigzag gives each rank two chunks of consecutive tokens.": (
         lambda seq, n: [[range(rank, seq, n)] for rank in range(n)]
     ),
-    "Rank r has chunks 2r and 2r + 1: that is in succession again. Pair the r-th with the r-th from the "
-    "end.": lambda seq, n: [[cut(seq, 2 * n)[2 * r], cut(seq, 2 * n)[2 * r + 1]] for r in range(n)],
-    "Rank r has chunks r and n + r: the second must come from the end, 2n - 1 - r, or the last rank still "
-    "has most to do.": lambda seq, n: [[cut(seq, 2 * n)[r], cut(seq, 2 * n)[n + r]] for r in range(n)],
-    "Those are n chunks: cut 2n, so that each rank has two of its own.": (
+    "Rank r has chunks 2r and 2r + 1, so its part is contiguous again. Pair the r-th chunk with the r-th "
+    "from the end.": lambda seq, n: [[cut(seq, 2 * n)[2 * r], cut(seq, 2 * n)[2 * r + 1]] for r in range(n)],
+    "Rank r has chunks r and n + r, so the last rank still has the most to do. The second must come from "
+    "the end, 2n - 1 - r.": lambda seq, n: [[cut(seq, 2 * n)[r], cut(seq, 2 * n)[n + r]] for r in range(n)],
+    "You cut only n chunks. Cut 2n, so that each rank has two of its own.": (
         lambda seq, n: [[cut(seq, n)[r], cut(seq, n)[n - 1 - r]] for r in range(n)]
     ),
-    f"The last chunk has all that is left. {UNEVEN}": longer_last,
+    f"The last chunk has all remaining tokens. {UNEVEN}": longer_last,
     f"Tokens at the end are on no rank. {UNEVEN}": floored,
-    f"Chunks of the size rounded up leave the last ones short. {UNEVEN}": rounded_up,
+    f"The size of a chunk was rounded up, so the last chunks are short. {UNEVEN}": rounded_up,
 }
 
 
@@ -122,15 +124,15 @@ def judge(
                 return raised(seq, n, *answer.error)
             layout = read(answer.value)
             if layout is None or len(layout) != n:
-                said = f"zigzag({seq}, {n}) gives something else, or not one list for each rank."
-                return kit.wrong(kit.Sentence(said, "zigzag gives no layout."), FORM, cause="form")
+                said = f"zigzag({seq}, {n}) does not return one list of ranges for each rank."
+                return kit.wrong(kit.Sentence(said, "zigzag returns no layout."), FORM, cause="form")
             read_so_far.append((seq, n, layout))
         for seq, n, layout in read_so_far:
             if held(layout) != held(pairs(seq, n)):
                 return other_tokens(seq, n, layout, usual_slip(observed, others, seq, n, layout))
             if any(not chunk or chunk.step != 1 for spans in layout for chunk in spans):
                 return kit.wrong(
-                    "there are ranges without tokens, or with gaps.",
+                    "some ranges have no tokens, or have gaps.",
                     "Leave out a chunk without tokens, and write a chunk as range(start, stop).",
                     cause="empty",
                 )
@@ -182,9 +184,11 @@ def other_tokens(seq: int, n: int, layout: Layout, says: str) -> kit.Finding:
         noun = "token" if len(named) == 1 else "tokens"
         mistake = f"{noun} {listed(named)} {words.verb(named, singular, plural)}"
         general = "tokens are left out, held twice, or do not exist"
-    said = kit.Sentence(f"zigzag({seq}, {n}): {mistake}.", f"{general}.")
+    said = kit.Sentence(f"with zigzag({seq}, {n}), {mistake}.", f"{general}.")
     return kit.wrong(
-        said, says or "Each of the 2n chunks has one holder: r and 2n - 1 - r.", cause=says or mistake
+        said,
+        says or "Each of the 2n chunks belongs to one rank. Rank r has chunks r and 2n - 1 - r.",
+        cause=says or mistake,
     )
 
 

@@ -16,35 +16,38 @@ from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, 
 NAMES = ("out", "lse", "block_out", "block_lse")
 GRADIENTS = tuple(f"grad.{name}" for name in NAMES)
 NOTHING_SEEN = (
-    "If no key was seen, lse is -inf, and -inf - -inf is nan. Put the lowest number, "
-    "torch.finfo(lse.dtype).min, in its place before you subtract."
+    "If no key was seen, lse is -inf, and -inf - -inf is nan. So replace -inf with the lowest number, "
+    "torch.finfo(lse.dtype).min, before you subtract."
 )
 TOO_LARGE = (
-    "exp(1000) is infinite in every format. Take weights from differences: exp(lse - merged), or "
-    "sigmoid(lse - block_lse), and the logarithm from torch.logaddexp."
+    "exp(1000) is infinite in every format. Instead, compute weights from differences, as exp(lse - "
+    "merged) or sigmoid(lse - block_lse), and take the logarithm from torch.logaddexp."
 )
 NOT_LOW = (
-    "The number that stands in for -inf is too high: where lse is below it in both parts, their difference "
-    "is lost, and both count the same. Clamp at torch.finfo(lse.dtype).min."
+    "The number that replaces -inf is too high. If lse is below it in both parts, their difference is "
+    "lost, so both count the same. Clamp at torch.finfo(lse.dtype).min."
 )
 GRAPH = (
-    "The result has no gradients for all four. Use operations of PyTorch on the arguments themselves: "
-    "no detach, no no_grad, no numbers by item()."
+    "The result does not pass gradients to all four arguments. Use PyTorch operations on the arguments "
+    "themselves, without detach, no_grad or item()."
 )
 NAN_BEHIND = (
-    "Forward is right, but torch.where and masked_fill only choose among results: backward goes through the "
-    "values that were not chosen, too, and nan times 0 is nan. Change the inputs of the difference, not its "
-    "result."
+    "Forward is right, but torch.where and masked_fill only choose among results. Backward also goes "
+    "through the values that were not chosen, and nan times 0 is nan. Change the inputs of the difference, "
+    "not its result."
 )
 
 
 def expand(error: str, text: str) -> str:
     if "must match the size" in text or "shape" in text:
-        return "lse has one number for each row of out, and no features: lse[..., None] stands beside out."
+        return (
+            "lse has one number per row of out, and no feature dimension. Use lse[..., None] together with "
+            "out."
+        )
     if "in-place" in text or "inplace" in text:
         return (
-            "One of the arguments was changed in place. They belong to the caller, and backward needs them "
-            "as they came: return new tensors."
+            "One of the arguments was changed in place. The arguments belong to the caller, and backward "
+            "needs their original values, so return new tensors."
         )
     return ""
 
@@ -52,7 +55,7 @@ def expand(error: str, text: str) -> str:
 def misfit(name: str, came: str) -> str:
     if name.startswith("grad."):
         return GRAPH
-    return "Return both, (out, lse), in the shapes and the dtype that they came in."
+    return "Return both, (out, lse), in the shapes and the dtype of the arguments."
 
 
 ABOUT = functions.About(
@@ -158,37 +161,42 @@ class Parts:
         (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
         pa, pb = ((lse - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for lse in self.lse)
         exact = [
-            Slip("The old out still has its old denominator: it must be rescaled by exp(lse - merged lse), "
-                 "too.",
+            Slip("The old out still has its old denominator. It must also be rescaled, by exp(lse - merged "
+                 "lse).",
                  lambda: {"out": a + wb * b}),
-            Slip("The block's out was divided by its own sum: its weight is exp(block_lse - merged lse).",
+            Slip("The block's out was divided by its own sum, so its weight is exp(block_lse - merged lse).",
                  lambda: {"out": wa * a + b}),
-            Slip("That is the sum of both: each has been divided by the sum of its own keys alone.",
+            Slip("out is the sum of both parts, although each was divided only by the sum of its own keys.",
                  lambda: {"out": a + b}),
-            Slip("That is the mean of both. A part counts by its share of the sum, exp(lse - merged lse).",
+            Slip("out is the mean of both parts, but a part counts by its share of the sum, exp(lse - "
+                 "merged lse).",
                  lambda: {"out": (a + b) / 2}),
             Slip("The weights of old and new are swapped.", lambda: {"out": wb * a + wa * b}),
-            Slip("The weights are taken off the larger lse, and do not add up to 1: divide by their sum.",
+            Slip("The weights are relative to the larger lse, so they do not add up to 1. Divide by their "
+                 "sum.",
                  lambda: {"out": pa * a + pb * b}),
-            Slip("lse is used as a weight. It is a logarithm: exp(lse) is the sum that the part was divided "
-                 "by.",
+            Slip("lse is used as a weight, although it is a logarithm. The part was divided by exp(lse).",
                  lambda: {"out": (la[..., None] * a + lb[..., None] * b) / (la + lb)[..., None]}),
-            Slip("The sums add, not their logarithms: log(exp(lse) + exp(block_lse)), torch.logaddexp.",
+            Slip("The logarithms were added instead of the sums. Return log(exp(lse) + exp(block_lse)), "
+                 "with torch.logaddexp.",
                  lambda: {"lse": la + lb}),
-            Slip("That is the larger of the two. The sums add: log(exp(lse) + exp(block_lse)), "
-                 "torch.logaddexp.",
+            Slip("lse is the larger of the two, but the sums must be added. Return log(exp(lse) + "
+                 "exp(block_lse)), with torch.logaddexp.",
                  lambda: {"lse": torch.maximum(la, lb)}),
-            Slip("lse is the old one: the next merge needs that of both.", lambda: {"lse": la}),
-            Slip("lse is the block's: the next merge needs that of both.", lambda: {"lse": lb}),
+            Slip("lse is the old one, but the next merge needs lse of both parts together.",
+                 lambda: {"lse": la}),
+            Slip("lse is only the block's own, but the next merge needs lse of both parts together.",
+                 lambda: {"lse": lb}),
             *(
-                Slip("The lowest number that stands in for -inf is still there: if neither part saw a key, "
-                     "lse is -inf again at the end.", lambda make=make, low=low: {"lse": make(low)})
+                Slip("lse still contains the lowest number, which replaced -inf. If neither part saw a "
+                     "key, lse must be -inf again at the end.", lambda make=make, low=low: {"lse": make(low)})
                 for low in LOWEST
                 for make in (self.merged[1].clamp_min, lambda low: self.clamped(low)[1])
             ),
             Slip(NOT_LOW, lambda: {"out": self.clamped()[0]}),
             Slip(NOT_LOW, lambda: {"lse": self.clamped()[1]}),
-            Slip("That is the sum itself; its logarithm is asked for.", lambda: {"lse": la.exp() + lb.exp()}),
+            Slip("lse is the sum itself. Return its logarithm instead.",
+                 lambda: {"lse": la.exp() + lb.exp()}),
             *wrong_ways(a, b, wa[..., 0], wb[..., 0]),
         ]  # fmt: skip
         return [Slip(slip.says, lambda slip=slip: rounded(slip.gives(), self.dtype)) for slip in exact]
@@ -203,8 +211,8 @@ def wrong_ways(a: Tensor, b: Tensor, wa: Tensor, wb: Tensor) -> list[Slip]:
     if len(set(a.shape)) > 1:
         return []
     says = (
-        "The weights stand beside the wrong dimension, which broadcasts where all sizes are equal. Each "
-        "row of out, along its last dimension, has one weight: w[..., None]."
+        "The weights are aligned with the wrong dimension, which broadcasts only because all sizes are "
+        "equal. Each row of out, along its last dimension, has one weight, so use w[..., None]."
     )
     places = range(a.dim() - 1)
     return [Slip(says, lambda i=i: {"out": wa.unsqueeze(i) * a + wb.unsqueeze(i) * b}) for i in places]

@@ -52,32 +52,30 @@ def same(n: int) -> float:
 
 
 RING: Mapping[str, kit.Formula] = {
-    "Nothing is sent in the last of N steps: no rank needs the keys any more. N - 1 transfers.": (
-        rounds(same, less, same)
-    ),
-    "Backward, too, no rank needs the keys after the last step: N - 1 times. Their gradients go N times.": (
-        rounds(less, same, same)
-    ),
-    "N times for keys in each direction is once too often: the last step sends none.": (
-        rounds(same, same, same)
-    ),
-    "Backward, the gradients of keys and values travel as well.": rounds(less, less, lambda n: 0),
-    "Gradients travel in float32, twice the bytes of the keys in 16 bits.": (
+    "Nothing is sent in the last of N steps, because no rank needs the keys any more. Count N - 1 "
+    "transfers.": rounds(same, less, same),
+    "In backward as well, no rank needs the keys after the last step, so count them N - 1 times. Their "
+    "gradients travel N times.": rounds(less, same, same),
+    "Keys are counted once too often in each direction, because the last step sends none. Count N - 1 "
+    "times.": rounds(same, same, same),
+    "In backward, the gradients of keys and values travel as well.": rounds(less, less, lambda n: 0),
+    "Gradients travel in float32, so they have twice the bytes of the keys in 16 bits.": (
         rounds(less, less, lambda n: n / 2)
     ),
-    "Gradients travel in float32, twice the bytes, and N times: the last transfer brings them home.": (
-        rounds(less, less, lambda n: (n - 1) / 2)
+    "Gradients travel in float32, so they have twice the bytes. They travel N times, because the last "
+    "transfer brings them home.": rounds(less, less, lambda n: (n - 1) / 2),
+    "After N - 1 transfers, the gradients are one rank short of home, so count N times.": rounds(
+        less, less, less
     ),
-    "After N - 1 transfers the gradients are one rank short of home: N times.": rounds(less, less, less),
-    "Backward the keys go round again, N - 1 times in 16 bits, and their gradients N times in 32: that is "
-    "the gradients alone, or both in 16 bits.": (rounds(less, lambda n: 0, same)),
-    "(N-1)/N is a collective's share of the whole. Here each rank sends a part N - 1 times.": (
+    "You counted only the gradients, or both in 16 bits. In backward, the keys go around again, N - 1 "
+    "times in 16 bits, and their gradients N times in 32.": rounds(less, lambda n: 0, same),
+    "(N-1)/N is a collective's share of the whole, but here each rank sends a part N - 1 times.": (
         rounds(lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: 1)
     ),
-    "kv_bytes includes both keys and values: do not count them twice.": (
+    "kv_bytes includes both keys and values, so do not count them twice.": (
         lambda n, kv_bytes, direction: 2 * ring(n, kv_bytes, direction)
     ),
-    "That is the sum over all ranks: one rank's bytes are asked for.": (
+    "You counted the bytes of all ranks. Count only one rank's bytes.": (
         lambda n, kv_bytes, direction: n * ring(n, kv_bytes, direction)
     ),
     "One rank has no other rank to send to.": lambda n, kv_bytes, direction: (
@@ -98,38 +96,39 @@ def others(n: int) -> float:
 
 
 ULYSSES: Mapping[str, kit.Formula] = {
-    "The output has to come back, too: a fourth all-to-all, of the width of q.": parts(1, 2, others),
-    "That is q and the output alone: keys and values are traded, too.": parts(2, 0, others),
-    "Keys and values have kv_width: with fewer heads of keys they are smaller.": parts(4, 0, others),
-    "Keys *and* values: two tensors of kv_width.": parts(2, 1, others),
-    "There are two of each: q and the output, keys and values.": parts(1, 1, others),
-    "A rank keeps 1/N of its own part, and sends the rest: (N-1)/N.": parts(2, 2, lambda n: 1),
-    "Each rank holds tokens / N, and sends (N-1)/N of that.": parts(2, 2, lambda n: n - 1),
-    "That is the sum over all ranks: one rank's bytes are asked for.": (parts(2, 2, less)),
-    "A part is sent once, not N - 1 times: each other rank gets another piece of it.": (
+    "The output also has to come back, in a fourth all-to-all of the width of q.": parts(1, 2, others),
+    "You counted only q and the output, but keys and values are exchanged as well.": parts(2, 0, others),
+    "Keys and values have kv_width, so with fewer heads of keys they are smaller.": parts(4, 0, others),
+    "Count keys *and* values, so two tensors of kv_width.": parts(2, 1, others),
+    "Count two tensors of each width, q and the output, and also keys and values.": parts(1, 1, others),
+    "A rank keeps 1/N of its own part, so it sends the rest, (N-1)/N.": parts(2, 2, lambda n: 1),
+    "Each rank holds tokens / N, so it sends (N-1)/N of that.": parts(2, 2, lambda n: n - 1),
+    "You counted the bytes of all ranks. Count only one rank's bytes.": parts(2, 2, less),
+    "A part is sent once, not N - 1 times, because each other rank gets a different piece of it.": (
         parts(2, 2, lambda n: (n - 1) ** 2 / n)
     ),
-    "That is forward and backward: one direction is asked for.": parts(4, 4, others),
-    "A number has itemsize bytes.": lambda n, tokens, width, kv_width, itemsize=HALF: ulysses(
+    "You counted forward and backward. Count only one direction.": parts(4, 4, others),
+    "Each number has itemsize bytes.": lambda n, tokens, width, kv_width, itemsize=HALF: ulysses(
         n, tokens, width, kv_width, 1
     ),
 }
 IDLE: Mapping[str, kit.Formula] = {
-    "In the first step a rank has the diagonal alone, half a block: all steps last n - 1/2, not n.": (
+    "In the first step, a rank has only the diagonal, half a block, so all steps last n - 1/2, not n.": (
         lambda rank, n: (n - 1 - rank) / n
     ),
-    "That is the share in which it works.": lambda rank, n: 1 - idle(rank, n),
-    "That is the wrong way round: the first rank's queries see least, and it idles most.": (
-        lambda rank, n: rank / (n - 0.5)
-    ),
-    "Rank r has work in the first step, too: it idles in n - 1 - r of the others.": (
+    "You computed the share in which the rank works, not its idle share.": lambda rank, n: 1 - idle(rank, n),
+    "The shares are the wrong way round. The first rank's queries see the fewest keys, so it idles the "
+    "most.": lambda rank, n: rank / (n - 0.5),
+    "Rank r also has work in the first step, so it idles in n - 1 - r of the other steps.": (
         lambda rank, n: (n - rank) / (n - 0.5)
     ),
-    "That is the mean of all ranks: it depends on the rank.": lambda rank, n: (n - 1) / (2 * n - 1),
-    "The first step is in the denominator, half of one.": (
+    "You computed the mean of all ranks, but the share depends on the rank.": lambda rank, n: (
+        (n - 1) / (2 * n - 1)
+    ),
+    "The denominator also includes the first step, which counts as half a step.": (
         lambda rank, n: (n - 1 - rank) / (n - 1) if n > 1 else 0.0
     ),
-    "As a share, between 0 and 1.": lambda rank, n: 100 * idle(rank, n),
+    "Give a share, between 0 and 1.": lambda rank, n: 100 * idle(rank, n),
 }
 
 
@@ -140,25 +139,26 @@ def times(factor: float, always: bool = True) -> kit.Formula:
 
 
 HIDING: Mapping[str, kit.Formula] = {
-    "Under a causal mask half of the scores are computed, and all of the keys sent: twice the tokens.": (
-        times(0.5, always=False)
-    ),
-    "Half of the scores make the computing shorter: more tokens are needed, not fewer.": (
+    "Under a causal mask, half of the scores are computed, but all of the keys are sent, so twice the "
+    "tokens are needed.": times(0.5, always=False),
+    "Half of the scores make the computing shorter, so more tokens are needed, not fewer.": (
         times(0.25, always=False)
     ),
-    "Keys and values are of kv_width, scores of width: the block shrinks by their ratio.": (
+    "Keys and values have kv_width, but scores use width, so the block shrinks by their ratio.": (
         lambda flops, rate, width, kv_width, causal=False: hiding(flops, rate, 1, 1, causal)
     ),
-    "The ratio of the widths is upside down: smaller keys hide sooner.": (
+    "The ratio of the widths is upside down, since smaller keys hide sooner.": (
         lambda flops, rate, width, kv_width, causal=False: hiding(flops, rate, kv_width, width, causal)
     ),
-    "Keys *and* values are sent: 2 c kv_width numbers.": times(0.5),
-    "A number of 16 bits has two bytes. The rate is in bytes.": times(1 / 2),
-    "A product of matrices has two FLOPs for each of its terms, and there are two: 4 c^2 width.": times(2),
+    "Keys *and* values are sent, so count 2 c kv_width numbers.": times(0.5),
+    "A 16-bit number has two bytes, and the rate is in bytes.": times(1 / 2),
+    "A product of matrices has two FLOPs for each of its terms, and there are two products, so count 4 "
+    "c^2 width.": times(2),
     "There are two products, q k^T and p v, of 2 c^2 width FLOPs each.": times(4),
-    "That is six blocks, the paper's *sequence*, which must fit in memory: the block hides.": times(6),
-    "The rate is in bytes a second, not in bits.": times(1 / 8),
-    "The rate is in bytes a second already: do not convert it.": times(8),
+    "Your answer is six blocks, the paper's *sequence*, which must fit in memory. But one block is enough "
+    "to hide the messages.": times(6),
+    "The rate is in bytes per second, not in bits.": times(1 / 8),
+    "The rate is already in bytes per second, so do not convert it.": times(8),
 }
 
 
@@ -177,34 +177,34 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 "ring_bytes_sent", 0,
                 [(n, kv, "forward"), (3, kv, "forward"), (1, kv, "forward")], ring, RING,
                 title="ring_bytes_sent: forward",
-                otherwise="N - 1 transfers of kv_bytes.",
+                otherwise="Count N - 1 transfers of kv_bytes.",
             ),
             kit.Prediction(
                 "ring_bytes_sent", 0,
                 [(n, kv, "backward"), (2, kv, "backward"), (1, kv, "backward")], ring, RING,
                 title="ring_bytes_sent: backward", weight=1.5,
-                otherwise="The keys N - 1 times, in 16 bits, and their gradients N times, in 32.",
+                otherwise="Count the keys N - 1 times, in 16 bits, and their gradients N times, in 32.",
             ),
             kit.Prediction(
                 "ulysses_bytes_sent", 1,
                 [(n, tokens, width, width // 4, 2), (4, tokens, width, width, 4),
                  (1, tokens, width, width, 2)],
                 ulysses, ULYSSES, weight=1.5,
-                otherwise="(N-1)/N of this rank's q, k, v and output, tokens / N of each.",
+                otherwise="Count (N-1)/N of this rank's q, k, v and output, with tokens / N of each.",
             ),
             kit.Prediction(
                 "causal_idle_share", 2,
                 [(0, n), (2, n), (n - 1, n), (0, 2), (0, 1)], idle, IDLE, weight=1.5,
-                otherwise="The last rank works all the time: half a step, then n - 1 whole ones. Rank r "
-                "works half a step and r whole ones.",
+                otherwise="The last rank works all the time, half a step and then n - 1 whole steps. Rank "
+                          "r works half a step and then r whole steps.",
             ),
             kit.Prediction(
                 "hiding_block", 3,
                 [(A100, rate, width, width), (H100, rate, width, width // 4),
                  (A100, rate, width, width // 2, True)],
                 hiding, HIDING, weight=1.5,
-                otherwise="c tokens: 4 c^2 width FLOPs (half of them when causal) take as long as "
-                "2 c kv_width numbers of 2 bytes.",
+                otherwise="For c tokens, 4 c^2 width FLOPs (half of them if causal) take as long as 2 c "
+                          "kv_width numbers of 2 bytes.",
             ),
         ]
     )  # fmt: skip

@@ -13,11 +13,11 @@ REFERENCES = (
     "course_lib.facts",
 )
 THEIRS = (
-    "Do not use PyTorch's own attention here: write the algorithm inside it yourself. Make the scores with a "
-    "product, q @ k.mT, tile by tile."
+    "Do not use PyTorch's own attention here. Instead, write the algorithm inside it yourself, and make "
+    "the scores with a product, q @ k.mT, tile by tile."
 )
 COMPILED = (
-    "A function compiled by torch.compile uses memory in ways that the check does not see: write the "
+    "A function compiled by torch.compile uses memory in ways the check does not see, so write the "
     "operations out."
 )
 REFUSED = {"torch:compile": COMPILED} | {
