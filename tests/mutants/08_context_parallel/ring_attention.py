@@ -1,6 +1,6 @@
 # %% wrong: gradients of keys stay one rank before home
 # is: slip
-# says: one transfer more brings them home
+# says: one more transfer brings them home
 # base: blocks merged by their logarithms
 -        dk, dv = shares.to(k.dtype)
 +        dk, dv = dkv.to(k.dtype)
@@ -35,7 +35,7 @@
 
 # %% wrong: keeps what came by
 # is: idea
-# says: keys that came by are sent again
+# says: keys that passed by are sent again
 # base: blocks merged by their logarithms
          kv = torch.stack([k, v])
 +        ctx.seen = []
@@ -77,7 +77,7 @@
 
 # %% wrong: keys of all ranks in a list, and autograd for the rest
 # is: idea
-# says: keys that came by are sent again|more than one step needs|the next keys travel
+# says: keys that passed by are sent again|more than one step needs|the next keys travel
 class Pass(torch.autograd.Function):
     """To the next rank; gradients go to the previous one."""
 
@@ -178,7 +178,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 # %% wrong: delta of each block alone
 # is: slip
-# says: over the keys of each block alone
+# says: over only the keys of each block
 # base: blocks merged by their logarithms
 -                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
 +                ds.sub_((ds * p).sum(-1, keepdim=True)).mul_(p).mul_(scale)
@@ -186,7 +186,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 # %% wrong: keys sent home in backward, too
 # is: detail
-# says: Keys and values go round again, N - 1 transfers
+# says: Keys and values go around again, in N - 1 transfers
 # base: blocks merged by their logarithms
              owner = (rank - step) % n
              following, works = kv, []

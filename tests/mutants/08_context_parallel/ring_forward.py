@@ -24,7 +24,7 @@
 
 # %% wrong: masked by places within the parts
 # is: slip
-# says: by places within the parts
+# says: uses positions within the parts
 # base: blocks merged by their logarithms
      layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
 +    layout = [[range(count(spans))] for spans in layout]
@@ -32,7 +32,7 @@
 
 # %% wrong: the ring turned the wrong way under a causal mask
 # is: slip
-# says: taken for those of rank r \+ i
+# says: taken for the keys of rank r \+ i
 # base: blocks merged by their logarithms
 -        owner = (rank - step) % n
 +        owner = (rank + step) % n
@@ -57,7 +57,7 @@
 
 # %% wrong: zigzag dealt, and masked as if in succession
 # is: slip
-# says: taken to stand in succession
+# says: were treated as contiguous
 # base: blocks merged by their logarithms
 -    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
 +    layout = layout_of(None, q.shape[1], dist.get_world_size(group))
@@ -109,7 +109,7 @@
 
 # %% wrong: heads of keys dealt out in turn
 # is: slip
-# says: and not h % kv_heads
+# says: with head h % kv_heads
 # base: blocks merged by their logarithms
 -    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
 +    q5 = q.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3)
@@ -317,7 +317,7 @@ def ring_lse(*args, **kwargs):
 
 # %% wrong: every rank sends its keys to every other
 # is: slip
-# says: Pass on the block that has come
+# says: Pass on the block that has arrived
 # base: blocks merged by their logarithms
 -def shift(tensor, tokens, group):
 +def shift(tensor, tokens, group, by=1):
@@ -382,7 +382,7 @@ def ring_lse(*args, **kwargs):
 
 # %% wrong: only the output
 # is: form
-# says: ring_forward returns a pair
+# says: ring_forward must return a pair
 # base: blocks merged by their logarithms
 -    return out, lse.flatten(2, 3)
 +    return out
@@ -404,7 +404,7 @@ def ring_lse(*args, **kwargs):
 
 # %% wrong: the sum in place of its logarithm
 # is: slip
-# says: That is the sum itself
+# says: lse is the sum itself
 # base: blocks merged by their logarithms
 -    return out, lse.flatten(2, 3)
 +    return out, lse.exp().flatten(2, 3)

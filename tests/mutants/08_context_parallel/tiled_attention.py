@@ -20,7 +20,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: not scaled
 # is: slip
-# says: not scaled: divide them by the root of head_dim
+# says: not scaled\. Divide them by the root of head_dim
 # base: a maximum and a sum
 -        s *= q.shape[-1] ** -0.5
 @@
@@ -41,7 +41,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: the mean of the tiles
 # is: idea
-# says: and the mean taken
+# says: and the mean was taken
 def tiled_attention(q, k, v, block=256, causal=False):
     batch, tokens, heads, features = q.shape
     times = heads // k.shape[2]
@@ -121,7 +121,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: checkpointed, and backward makes all of it
 # is: idea
-# says: N x N matrix was there in backward
+# says: N x N matrix existed in backward
 from torch.utils.checkpoint import checkpoint
 
 
@@ -156,7 +156,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: what is left behind the last whole tile
 # is: detail
-# says: tokens behind the last whole tile are left out|for element
+# says: tokens after the last whole tile are left out|for element
 # base: a maximum and a sum
 -        for i in range(0, n, block):
 +        for i in range(0, max(n - n % block, 1), block):
@@ -200,7 +200,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: the last tile that a query sees
 # is: slip
-# says: the last tile of keys alone that a query sees
+# says: only the last tile of keys that a query sees
 # base: a maximum and a sum
 -                new = torch.maximum(top[:, I], s.amax(-1))
 -                p, old = (s - new[..., None]).exp_(), (top[:, I] - new).exp_()
@@ -210,7 +210,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: positions within tiles that are seen
 # is: slip
-# says: also in tiles that are seen whole
+# says: even in tiles that are seen whole
 # base: a maximum and a sum
 -            ahead = torch.arange(i, i + q.shape[1])[:, None] < torch.arange(j, j + k.shape[1])
 +            ahead = torch.arange(q.shape[1])[:, None] < torch.arange(k.shape[1])
@@ -226,7 +226,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: delta of each tile of keys
 # is: slip
-# says: delta was summed over the keys of each tile alone
+# says: delta was summed over only the keys of each tile
 # base: a maximum and a sum
 -                ds = p * (dp - delta) * q.shape[-1] ** -0.5
 +                delta = (p * dp).sum(-1, keepdim=True)
@@ -244,7 +244,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: gradients of the last tile of queries
 # is: slip
-# says: those of the last tile of queries alone
+# says: come from only the last tile of queries
 # base: a maximum and a sum
 -                    total_of[:, J] += each.unflatten(2, (-1, group)).sum(3)
 +                    total_of[:, J] = each.unflatten(2, (-1, group)).sum(3)
@@ -327,7 +327,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: all keys at once for a tile of queries
 # is: slip
-# says: met all keys at once
+# says: met all keys together
 class Strips(torch.autograd.Function):
     @staticmethod
     def strip(q, k, at, causal):
@@ -373,7 +373,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: the whole matrix, in NumPy
 # is: slip
-# says: The whole N x N matrix was there in forward|The scores of all tiles were kept
+# says: The whole N x N matrix existed in forward|The scores of all tiles were kept
 import numpy as np
 
 
@@ -451,7 +451,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: the whole matrix where no mode looks
 # is: slip
-# says: The whole N x N matrix was there in forward|The scores of all tiles were kept
+# says: The whole N x N matrix existed in forward|The scores of all tiles were kept
 from torch.utils._python_dispatch import _disable_current_modes
 
 
@@ -556,7 +556,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: strips of the matrix, checkpointed
 # is: slip
-# says: met all keys at once
+# says: met all keys together
 from torch.utils.checkpoint import checkpoint
 
 
@@ -581,7 +581,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: a query at a time, by vmap
 # is: idea
-# says: The whole N x N matrix was there in forward
+# says: The whole N x N matrix existed in forward
 class ByRow(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal):
@@ -635,7 +635,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: tiles that autograd keeps nothing of but what is merged
 # is: slip
-# says: are all that backward needs
+# says: Backward needs only q, k, v, out and one lse
 from torch.utils.checkpoint import checkpoint
 
 
@@ -852,7 +852,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% wrong: tiles above the diagonal are computed and masked
 # is: detail
-# says: go on to the next one, forward and backward
+# says: go on to the next tile, in forward and in backward
 class EveryTile(torch.autograd.Function):
     @staticmethod
     def logits(q, k, rows, columns, causal):

@@ -1,6 +1,6 @@
 # %% wrong: all heads to all ranks
 # is: idea
-# says: an all-gather all heads to all
+# says: an all-gather sends all heads to all
 # base: all_to_all_single with the ranks in front
 -    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
 -    return got.movedim(0, 1).flatten(1, 2)
@@ -11,7 +11,7 @@
 
 # %% wrong: heads of keys repeated before they are sent
 # is: slip
-# says: send those, and repeat them, if at all, afterwards
+# says: so send those, and repeat them, if at all, afterwards
 # base: all_to_all_single with the ranks in front
      share = q.shape[2] // k.shape[2]
 +    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
@@ -114,7 +114,7 @@
 
 # %% wrong: a mask where none is wanted
 # is: slip
-# says: No mask was asked for
+# says: A mask was applied, although causal is False
 # base: all_to_all_single with the ranks in front
 -        if causal:
 +        if causal is not None:
@@ -130,7 +130,7 @@
 
 # %% wrong: heads of keys dealt out in turn
 # is: slip
-# says: and not h % kv_heads
+# says: with head h % kv_heads
 # base: all_to_all_single with the ranks in front
 -    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
 +    k, v = (x.repeat(1, 1, share, 1) for x in (k, v))
@@ -146,7 +146,7 @@
 
 # %% wrong: an exchange for each head
 # is: slip
-# says: One all-to-all for all heads
+# says: one all-to-all for all heads
 # base: all_to_all_single with the ranks in front
 -    got = torch.empty_like(x)
 -    dist.all_to_all_single(got, x, group=group)

@@ -39,16 +39,16 @@ from course_lib.context_parallel.balanced import zigzag
 FORWARD, BACKWARD = "forward", "backward"
 GROUP = "group"
 NO_GRAPH = (
-    "Is backward left to autograd? It knows nothing of messages: write a torch.autograd.Function, whose "
-    "backward lets the keys go round again."
+    "Is backward left to autograd? Autograd knows nothing about messages, so write a "
+    "torch.autograd.Function whose backward sends the keys around again."
 )
 SHAPES = (
-    "lse and delta have one number for each query and head, (batch, tokens, heads): delta is "
-    "(out * grad).sum(-1)."
+    "lse and delta have one number for each query and head, so their shape is (batch, tokens, heads). "
+    "Compute delta as (out * grad).sum(-1)."
 )
 LENGTHS = (
-    "Parts can differ in length: the buffer must fit the part that comes, which has the length of its "
-    "owner's ranges. And each step sends on the part that came in the step before."
+    "Parts can differ in length, so the buffer must fit the part that arrives, which has the length of its "
+    "owner's ranges. Also, each step sends on the part that arrived in the step before."
 )
 
 
@@ -56,16 +56,16 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if kind == "deadlock":
         return (
-            "In each step every rank sends to one neighbour and receives from the other: post both together "
-            "with dist.batch_isend_irecv, on every rank, even if it has nothing to compute."
+            "In each step, every rank sends to one neighbour and receives from the other, so post both "
+            "together with dist.batch_isend_irecv, on every rank, even if it has nothing to compute."
         )
     if case.title == GROUP and "list index out of range" in text:
         return (
-            "layout has an entry for each rank of the group: ask dist.get_rank(group) and "
+            "layout has an entry for each rank of the group, so ask dist.get_rank(group) and "
             "dist.get_world_size(group)."
         )
     if "'NoneType' object is not" in text:
-        return "layout=None means in succession: contiguous(n * q.shape[1], n)."
+        return "layout=None means the contiguous layout, so use contiguous(n * q.shape[1], n)."
     if ("differ" in text and "message" in text) or (case.title == GROUP and "must match" in text):
         return LENGTHS
     return ""
@@ -74,15 +74,18 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
 def trouble_behind(case: kit.Case, kind: str, text: str) -> str:
     """The same with a backward."""
     if "backward or vjp" in text:
-        return "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
+        return "The torch.autograd.Function has no backward yet. Write a staticmethod backward(ctx, grad)."
     if "incorrect number of gradients" in text:
-        return "backward returns one value for each argument of forward: None for those that are not tensors."
+        return (
+            "backward must return one value for each argument of forward, and None for each that is not a "
+            "tensor."
+        )
     if "inplace operation" in text:
         return NO_GRAPH
     if "returned an invalid gradient" in text:
         return (
-            "backward returns the gradients of the rank's own q, k and v. Sums that are one transfer short "
-            "of home belong to another rank's keys, of which there can be fewer or more."
+            "backward must return the gradients of the rank's own q, k and v. Sums that are one transfer "
+            "short of home belong to another rank's keys, and that rank can have fewer or more of them."
         )
     said = trouble(case, kind, text)
     return " ".join(filter(None, (said, SHAPES if "must match" in text else "")))

@@ -16,20 +16,23 @@ from course_lib.checks.notebooks.context_parallel.spread import SpreadRun, alive
 
 FLOAT, HALF = 8, 2  # bytes of a number in float64, and in 16 bits
 NAN = (
-    "If a mask leaves nothing, lse is -inf, and -inf - -inf is nan; exp of large scores is inf. Skip such a "
-    "block, merge by differences from the larger lse, and take care of -inf in both."
+    "If a mask leaves nothing, lse is -inf, and -inf - -inf is nan. Also, exp of large scores is inf. So "
+    "skip hidden blocks, merge by differences from the larger lse, and take care of -inf in both."
 )
-MERGED = "Each block's out and lse are merged with the result so far: out by its share exp(lse - merged lse)."
-FORWARD_FIRST = "The output of forward is not right yet: look there first."
+MERGED = (
+    "Merge each block's out and lse with the result so far, and weight out by its share exp(lse - merged "
+    "lse)."
+)
+FORWARD_FIRST = "The output of forward is not right yet, so look there first."
 LSE = (
-    "Return lse after the last block: log of the sum of exp(score) over all keys that a query sees on any "
-    "rank. It is the second of what online_softmax_merge returns. If out is wrong, too, begin with out."
+    "Return lse after the last block, the log of the sum of exp(score) over all keys a query sees on any "
+    "rank. lse is the second result of online_softmax_merge. If out is also wrong, begin with out."
 )
-PAIR = "ring_forward returns a pair: out in q's shape and dtype, and lse, (batch, tokens, heads)."
+PAIR = "ring_forward must return a pair, out in q's shape and dtype, and lse, (batch, tokens, heads)."
 BACKWARD_STEP = (
-    "Autograd knows nothing of messages: a Function's backward adds for each block p = exp(s - lse), "
-    "dv += p^T g, ds = p (g v^T - delta), dq += ds k, dk += ds^T q. dq stays. dk and dv are added to the "
-    "sum that has come for these keys, and the sum goes on."
+    "Autograd knows nothing about messages, so write a Function. For each block, its backward computes p = "
+    "exp(s - lse), dv += p^T g, ds = p (g v^T - delta), dq += ds k, dk += ds^T q. dq stays on this rank. "
+    "Add dk and dv to the sum that arrived for these keys, and pass the sum on."
 )
 GROSS = 20  # times what is allowed: no rounding any more
 ROUNDING = 0.004  # of partial results of some 8; one rounding of these to bfloat16 is 0.009
@@ -96,7 +99,7 @@ def left_alone(run: SpreadRun, observed: kit.Observed) -> kit.Finding:
         after = f"after.{name}"
         if differs(run, observed, [after], (), None, "") is not None:
             return kit.wrong(
-                f"{name} was changed: it belongs to the caller.",
+                f"{name} was changed, although it belongs to the caller.",
                 "Send from, receive into and add to tensors of your own.",
                 cause="changed",
             )
@@ -116,16 +119,16 @@ def precise_line(spread: Spread, name: str, title: str) -> kit.Line:
             off = float(error.square().mean().sqrt())
             bound = ROUNDING * max(1.0, float(exact.square().mean().sqrt()))
             if not off <= GROSS * bound:
-                said = f"on rank {rank} {subject(name)} is wrong in bfloat16, and not by rounding alone."
+                said = f"on rank {rank} {subject(name)} is wrong in bfloat16, by more than rounding."
                 return kit.wrong(said, cause=kit.ANY)
             if not off <= bound:
                 general = f"on rank {rank} {subject(name)} is less exact than one rounding makes it"
                 return kit.wrong(
                     kit.Sentence(
-                        f"{general}: off by {off:.2g} on average, {bound:.2g} allowed.", f"{general}."
+                        f"{general} (off by {off:.2g} on average, {bound:.2g} allowed).", f"{general}."
                     ),
-                    "Scores and partial results (out, lse, and in backward the sums of gradients, also those "
-                    "that are sent) belong in float32; round to bfloat16 once, at the end.",
+                    "Scores and partial results (out, lse, and in backward the sums of gradients, even "
+                    "while they are sent) belong in float32, so round to bfloat16 only once, at the end.",
                     cause="rounding",
                 )
         return kit.RIGHT
@@ -147,8 +150,8 @@ def kept_bytes(spread: Spread) -> float:
 def kept_line(spread: Spread) -> kit.Line:
     """The rank's part, and nothing that came by."""
     says = (
-        "q, k, v, out and lse are enough: keys that came by are sent again in backward, and scores are "
-        "computed again from lse. A torch.autograd.Function chooses the tensors that are kept."
+        "q, k, v, out and lse are enough, because keys that passed by are sent again in backward, and "
+        "scores are computed again from lse. In a torch.autograd.Function, you choose the tensors to keep."
     )
     most = [1.25 * kept_bytes(spread)] * spread.n
     return kit.essential(saved_line(spread.run(), most, says=says, weight=1.5))
@@ -161,8 +164,8 @@ def held_line(spread: Spread, way: str, weight: float) -> kit.Line:
     block = heads * (seq // spread.n) ** 2 * FLOAT
     most = {"forward": 5.5 * block + 12 * part, "backward": 6.5 * block + 20 * part}[way]
     says = (
-        "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
-        "block when it comes, and let go of it."
+        "The rank holds more than one step needs, such as the keys of all ranks or the scores with all of "
+        "them. Merge each block when it arrives, and then let go of it."
     )
     return kit.essential(
         alive_line(spread.run(), way, most, lambda _: says, f"alive at any moment of {way}", weight)

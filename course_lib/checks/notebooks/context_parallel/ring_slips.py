@@ -10,10 +10,10 @@ from torch import Tensor
 from course_lib.checks import kit
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
 
-OLD = "The old out still has the weight that it had when it came: with each block that follows it loses "
+OLD = "The old out still has its first weight, although with each following block it loses "
 MEAN = (
-    "The gradients of k and v were divided by N. They are sums over the queries of all ranks: add, and "
-    "divide by nothing."
+    "The gradients of k and v were divided by N. They are sums over the queries of all ranks, so add them, "
+    "and do not divide."
 )
 
 
@@ -23,18 +23,19 @@ def forward_slips(spread: Spread) -> list[kit.Slip]:
             f"{OLD}some. Rescale it by exp(old lse - new lse).", lambda k: {"y": spread.not_rescaled(k)}
         ),
         kit.Slip(
-            "That is the sum of the blocks' outputs: each was divided by its own sum. They are weighted by "
-            "exp(lse of the block - lse of all).",
+            "The result is the sum of the blocks' outputs, although each was divided by its own sum. "
+            "Weight each by exp(lse of the block - lse of all).",
             lambda k: {"y": spread.summed(k)},
         ),
         kit.Slip(
-            "That is the mean of the blocks' outputs: a block counts by exp(lse of the block - lse of all).",
+            "The result is the mean of the blocks' outputs, but a block counts by exp(lse of the block - "
+            "lse of all).",
             lambda k: {"y": spread.averaged(k)},
         ),
         *attention_slips(spread),
         spread.masked(
-            "Only the rank's own keys were seen. Those of the other ranks must come by: compute each step "
-            "with the keys that came in the step before.",
+            "Only the rank's own keys were seen. The keys of the other ranks must pass by, so compute each "
+            "step with the keys that arrived in the step before.",
             spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
         ),
     ]
@@ -50,9 +51,11 @@ def lse_slips(spread: Spread) -> list[kit.Slip]:
         return {"y": spread.part(spread.whole.scores.amax(-1).transpose(1, 2), k)}
 
     return [
-        kit.Slip("That is lse of the rank's own keys: merge it with that of each block.", first),
-        kit.Slip("That is the largest score: add the logarithm of the sum of exponentials.", largest),
-        kit.Slip("That is the sum itself: return its logarithm.", lambda k: {"y": spread.part(lse.exp(), k)}),
+        kit.Slip("lse covers only the rank's own keys, so merge it with lse of each block.", first),
+        kit.Slip("lse is only the largest score, so add the logarithm of the sum of exponentials.", largest),
+        kit.Slip(
+            "lse is the sum itself. Return its logarithm instead.", lambda k: {"y": spread.part(lse.exp(), k)}
+        ),
     ]
 
 
@@ -61,9 +64,8 @@ def backward_slips(spread: Spread) -> list[kit.Slip]:
     slips = []
     for by in range(1, n):
         says = (
-            f"Those are gradients of the keys of rank r {'-' if 2 * by > n else '+'} "
-            f"{min(by, n - by)}: they follow their keys round the ring, until one "
-            "transfer more brings them home."
+            f"The gradients belong to the keys of rank r {'-' if 2 * by > n else '+'} {min(by, n - by)}, "
+            "because they follow their keys around the ring, until one more transfer brings them home."
         )
         for name in ("grad.k", "grad.v"):
             slips.append(
@@ -71,8 +73,8 @@ def backward_slips(spread: Spread) -> list[kit.Slip]:
             )
     for name in ("grad.k", "grad.v"):
         says = (
-            "Only the rank's own queries contributed to the gradient of its keys: those of the other ranks "
-            "saw them, too. Their shares must come home."
+            "Only the rank's own queries contributed to the gradient of its keys. The queries of the other "
+            "ranks saw these keys as well, so their shares of the gradient must come back to this rank."
         )
         slips.append(kit.Slip(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
     if n > 1:
@@ -82,7 +84,7 @@ def backward_slips(spread: Spread) -> list[kit.Slip]:
         ]
         slips.append(
             kit.Slip(
-                "The gradient of q was divided by N. It is a sum over all keys: divide by nothing.",
+                "The gradient of q was divided by N, but it is a sum over all keys, so do not divide.",
                 lambda k: {"grad.q": spread.part(whole["grad.q"], k) / n},
             )
         )
@@ -104,12 +106,13 @@ def delta_slips(spread: Spread) -> list[kit.Slip]:
 
     return [
         kit.Slip(
-            "delta is missing: ds = p (dp - delta), where delta is the sum of out grad over the features.",
+            "delta is missing. Use ds = p (dp - delta), where delta is the sum of out grad over the "
+            "features.",
             with_delta(torch.zeros_like),
         ),
         kit.Slip(
-            "delta was summed over the keys of each block alone. It belongs to all keys that a query sees on "
-            "any rank, and is known before the first step: (out * grad).sum(-1).",
+            "delta was summed over only the keys of each block, but it covers all keys a query sees on any "
+            "rank. Compute it before the first step, as (out * grad).sum(-1).",
             with_delta(of_each_block),
         ),
     ]

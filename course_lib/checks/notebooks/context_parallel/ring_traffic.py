@@ -21,14 +21,14 @@ SPARE = {"forward": 1.05, "backward": 1.25}  # of FLOPs: backward, one product m
 LEAST = 0.4  # of them: of a block on the diagonal hardly more than half is seen
 SEPARATE = 2  # messages for what could be one: keys and values apart
 FOLLOWS = (
-    "dist.batch_isend_irecv before the products of a step, and wait() after them: the next keys travel "
-    "while the present ones are used."
+    "Call dist.batch_isend_irecv before the products of a step, and wait() after them, so that the next "
+    "keys travel while the present ones are used."
 )
-TOO_MANY = "N steps need N - 1 transfers: after the last step no rank needs the keys any more."
+TOO_MANY = "N steps need N - 1 transfers, because after the last step no rank needs the keys any more."
 ONE_EACH = "Each of N - 1 transfers carries the keys and values of one rank, in the inputs' dtype."
 WIDE = (
-    "Keys and values travel in the inputs' dtype: convert each block to float32 when it has come, "
-    "`kv.to(torch.float32)`, and the message has half of the bytes."
+    "Keys and values travel in the inputs' dtype. Convert each block to float32 only after it has arrived, "
+    "with `kv.to(torch.float32)`, so that the message has half of the bytes."
 )
 
 # ---- what is sent
@@ -44,7 +44,7 @@ def bytes_lines(spread: Spread, way: str) -> list[kit.Line]:
     tokens, kv_width = spread.whole.k.shape[1], spread.whole.k.shape[2] * spread.whole.k.shape[3]
     batch = spread.whole.k.shape[0]
     most = facts.ring_attention_bytes(n, tokens, kv_width, FLOAT, way) * batch
-    few = "One message for keys and values, or one for each: every message costs a latency."
+    few = "Send one message for keys and values, or one for each, because every message costs a latency."
     if way == "forward":
         return [
             with_products(
@@ -106,8 +106,8 @@ def near(ratio: float, *ratios: float) -> bool:
 
 def backward_hint(ratio: float, done: list[Operation]) -> str:
     return (
-        "Keys and values go round again, N - 1 transfers, and their gradients after them, N: the last brings "
-        "them home."
+        "Keys and values go around again, in N - 1 transfers. Their gradients follow in N transfers, "
+        "because the last one brings them home."
     )
 
 
@@ -132,9 +132,10 @@ def neighbours_line(spread: Spread, way: str) -> kit.Line:
             }
             if strangers := peers - {(k - 1) % spread.n, (k + 1) % spread.n}:
                 return kit.wrong(
-                    f"rank {rank} sent to {words.ranks(sorted(strangers))}, and not to a neighbour alone.",
-                    "Pass on the block that has come: then N links between neighbours are enough. Keys that "
-                    "their owner sends to every other rank cross each other's ways.",
+                    f"rank {rank} sent to {words.ranks(sorted(strangers))}, although it should send only to "
+                    "its neighbours.",
+                    "Pass on the block that has arrived, because then N links between neighbours are "
+                    "enough. Keys sent by their owner to every other rank get in each other's way.",
                     cause="strangers",
                 )
         return kit.RIGHT
@@ -168,9 +169,9 @@ def seen_flops(spread: Spread, k: int) -> float:
 def seen_line(spread: Spread, title: str, way: str) -> kit.Line:
     """A range of queries is multiplied by a range of keys only if some query sees a key there."""
     says = (
-        "Skip blocks that the mask hides whole: do not compute and mask them. Take each range of the "
-        "rank's queries with each range of the keys that are there: when the last query stands before the "
-        "first key, there is nothing to do."
+        "Skip blocks that the mask hides whole, instead of computing and masking them. Compare each range "
+        "of the rank's queries with each range of the present keys. If the last query is before the first "
+        "key, there is nothing to do."
     )
     most = [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)]
     titled = f"blocks that no query sees are skipped, {title}, {way}"

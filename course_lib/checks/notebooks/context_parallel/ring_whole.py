@@ -175,7 +175,7 @@ def attention_slips(spread: Spread) -> list[kit.Slip]:
     """Those of attention itself, whatever sends the keys."""
     heads, head_dim = spread.whole.q.shape[2:]
     kv_heads = spread.whole.k.shape[2]
-    by = "The scores are q k^T / sqrt(head_dim): here they were"
+    by = "The scores are q k^T / sqrt(head_dim), but here they were"
     slips = [
         spread.otherwise(f"{by} not divided.", scale=1.0),
         spread.otherwise(f"{by} divided by head_dim, not by its root.", scale=1 / head_dim),
@@ -187,14 +187,14 @@ def attention_slips(spread: Spread) -> list[kit.Slip]:
     ]
     if 1 < kv_heads < heads:
         says = (
-            "Head h of q goes with head h // (heads / kv_heads) of k and v: in succession, as "
-            "repeat_interleave has them, and not h % kv_heads as `repeat` has them."
+            "Head h of q was paired with head h % kv_heads of k and v, as `repeat` orders them. Instead, "
+            "pair it with head h // (heads / kv_heads), as repeat_interleave does."
         )
         slips.append(spread.otherwise(says, head_of=lambda h: h % kv_heads))
     if spread.causal:
         slips += mask_slips(spread)
     else:
-        slips.append(spread.masked("No mask was asked for: causal is False.", later_hidden))
+        slips.append(spread.masked("A mask was applied, although causal is False.", later_hidden))
     return slips
 
 
@@ -214,27 +214,28 @@ def mask_slips(spread: Spread) -> list[kit.Slip]:
         return table[r, i] >= table[other, j]
 
     slips = [
-        spread.otherwise("Later keys were seen: causal=True hides them.", mask=None),
+        spread.otherwise("Later keys were seen, although causal=True hides them.", mask=None),
         spread.masked(
-            "The mask was laid by places within the parts: a query at place i of its part saw the keys at "
-            "places 0 .. i of every part. The tokens' places in the whole sequence count.",
+            "The mask uses positions within the parts, so the query at index i of its part saw the keys at "
+            "indices 0 .. i of every part. Use the tokens' positions in the whole sequence instead.",
             spread.from_marks(lambda r, i, o, j: i >= j),
         ),
         spread.masked(
-            "Blocks were skipped by the tokens' positions, but within a block the mask was laid by places "
+            "Blocks were skipped by the tokens' positions, but within a block the mask uses positions "
             "within the parts. Mask with the same ranges, which tiles(...) takes from the layout.",
             lambda q, k: (spread.local[q] >= spread.local[k]) & (ends[q] >= begins[k]),
         ),
         spread.masked(
-            "The keys of step i were taken for those of rank r + i: in step i rank r - 1 sends on the keys "
-            "of rank r - i. Blocks that are seen were masked or skipped, and the other way round.",
+            "The keys of step i were taken for the keys of rank r + i, but in step i rank r - 1 sends on "
+            "the keys of rank r - i. So visible blocks were masked or skipped, while hidden blocks were "
+            "used.",
             spread.from_marks(backwards),
         ),
     ]
     if spread.passed:
         says = (
-            "The tokens were taken to stand in succession, rank after rank; the layout says that they do "
-            "not. Mask by the positions that it gives."
+            "The tokens were treated as contiguous, rank after rank, although the layout says otherwise. "
+            "Mask by the positions in the layout."
         )
         succession = spread.from_marks(lambda r, i, o, j: starts[r] + i >= starts[o] + j)
         slips.insert(0, spread.masked(says, succession))

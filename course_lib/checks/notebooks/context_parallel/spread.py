@@ -13,8 +13,8 @@ from course_lib.checks.judge.layers.runs import BACKWARD, BEFORE, FORWARD, MADE,
 from course_lib.checks.rank.notebooks.context_parallel.spread import SpreadCall, SpreadInstructions
 
 OTHERWISE_MADE = (
-    "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is "
-    "head_dim times as large, and the check does not see its cost."
+    "Make scores and sums with products of matrices (@, torch.einsum), because a tensor of all single "
+    "products is head_dim times as large, and the check does not see its cost."
 )
 RECIPE = "course_lib.checks.rank.notebooks.context_parallel.spread:spread"
 ROOM = 5_000_000  # bytes that libraries take at the first call
@@ -92,15 +92,15 @@ def work_line(
             done = watched(observed, rank, run, direction, "flops")
             if done < 0 or done > most[k]:
                 return kit.wrong(
-                    f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; "
+                    f"in {direction}, the products of rank {rank} took {words.number(done)} FLOPs, but "
                     f"{words.number(round(most[k]))} are enough, {words.number(done / most[k])} times fewer.",
                     says,
                     cause=says,
                 )
             if done < least * most[k]:
                 return kit.wrong(
-                    f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; the scores "
-                    f"that are seen need {words.number(round(least * most[k]))} and more.",
+                    f"in {direction}, the products of rank {rank} took {words.number(done)} FLOPs, but the "
+                    f"visible scores need {words.number(round(least * most[k]))} or more.",
                     OTHERWISE_MADE,
                     cause=OTHERWISE_MADE,
                 )
@@ -130,9 +130,13 @@ def alive_line(
             nbytes = took if took > most + PAGES else nbytes
             if nbytes < 0 or nbytes > most:
                 enough = f"{words.number(round(most))} are enough."
-                general = f"at one moment of {direction} rank {rank} had too many bytes in tensors of its own"
-                exact = f"at one moment of {direction} rank {rank} had {words.number(nbytes)} bytes"
-                said = kit.Sentence(f"{exact} in tensors of its own; {enough}", f"{general}; {enough}")
+                general = (
+                    f"at one moment of {direction}, rank {rank} had too many bytes in tensors of its own"
+                )
+                exact = f"at one moment of {direction}, rank {rank} had {words.number(nbytes)} bytes"
+                said = kit.Sentence(
+                    f"{exact} in tensors of its own, but {enough}", f"{general}, but {enough}"
+                )
                 return kit.wrong(said, kit.usual(says, nbytes), cause=f"alive {kit.usual(says, nbytes)}")
         return kit.RIGHT
 
@@ -149,8 +153,8 @@ def overlap_line(
             nbytes = watched(observed, rank, run, direction, "under_way")
             if nbytes < needed[k]:
                 return kit.wrong(
-                    f"{direction}, rank {rank} computed while {words.number(max(nbytes, 0))} bytes were on "
-                    f"their way to it; {words.number(round(needed[k]))} could be.",
+                    f"in {direction}, rank {rank} computed while {words.number(max(nbytes, 0))} bytes were "
+                    f"on their way to it, but {words.number(round(needed[k]))} could be.",
                     says,
                     cause=says,
                 )
@@ -173,7 +177,7 @@ def calls_line(
             ]
             if len(done) > most:
                 return kit.wrong(
-                    f"{direction}, rank {rank} sent {words.counted(len(done), 'time')}; "
+                    f"in {direction}, rank {rank} sent {words.counted(len(done), 'time')}, but "
                     f"{words.number(most)} {words.verb([0] * most, 'is', 'are')} enough.",
                     says,
                     cause=says,

@@ -37,52 +37,58 @@ PRODUCT = 2 * HEADS * HEAD_DIM * BLOCK**2 * ON_OR_BELOW
 FLOPS = {"forward": 2.5 * PRODUCT, "backward": 7 * PRODUCT}
 MADE = {"forward": 1.5, "backward": 3}  # of them at least, in an attempt with wrong values
 SKIP = (
-    "A tile that lies wholly above the diagonal is computed and masked: no query sees a key of it. If "
-    "queries[-1] < keys[0], go on to the next one, forward and backward."
+    "A tile entirely above the diagonal is computed and masked, although no query sees a key of it. If "
+    "queries[-1] < keys[0], go on to the next tile, in forward and in backward."
 )
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
 ROUNDINGS = 1.5  # of the output in 16 bits: by how much the root mean square of errors may exceed one
 REMAINDER = (
-    "The last tile of queries, and that of keys, may be shorter: q[:, i : i + block] ends by itself "
-    "where the tensor does."
+    "The last tile of queries or of keys can be shorter, because q[:, i : i + block] ends where the tensor "
+    "ends."
 )
 STEP = (
-    "For each tile: p = exp(s - lse), dv += p^T dout, ds = p (dout v^T - delta), dq += ds k, dk += ds^T q, "
-    "and the factor of the scores in dq and dk."
+    "For each tile, compute p = exp(s - lse), dv += p^T dout, ds = p (dout v^T - delta), dq += ds k, dk += "
+    "ds^T q, with the factor of the scores in dq and dk."
 )
 MERGED = "Is each tile's part merged with the result of the tiles before it?"
 LARGE = (
-    "exp of such scores is infinite: take differences first. Does the merge that is called here pass its own "
+    "exp of such scores is infinite, so take differences first. Does the merge you call here pass its own "
     "check with large scores?"
 )
 ROUNDED = (
-    "Sums over many tiles need more digits than the inputs have: keep out, lse, scores and the sums of "
-    "gradients in float32, and round the results, once."
+    "Sums over many tiles need more digits than the inputs have, so keep out, lse, scores and the sums of "
+    "gradients in float32, and round the results only once."
 )
 LONG = "long"
 SLOW = (
-    "This case has many small tiles. Each of them costs time, and more of it if autograd records all of its "
-    "operations for backward. Time a call with a long sequence and a small block in a cell of your own. "
-    "If the call ends there, run the check again when the machine is idle."
+    "This case has many small tiles. Each of them costs time, and even more if autograd also records all "
+    "of its operations for backward. Time a call with a long sequence and a small block in a cell of your "
+    "own. If the call finishes there, run the check again when the machine is idle."
 )
 COARSE = 0.25  # of the root mean square: a larger error is not one of rounding
 GRAPH = (
-    "Return the result of a torch.autograd.Function's apply, whose backward returns the gradients of q, k, "
-    "v, then None for each other argument of forward."
+    "Return the result of a torch.autograd.Function's apply, whose backward returns the gradients of q, k "
+    "and v, and then None for each other argument of forward."
 )
 
 
 def trouble(error: str, text: str) -> str:
     if "must match the size" in text or "is invalid for input" in text:
-        return f"Are there tiles of another size? {REMAINDER} And kv_heads may be fewer than heads."
+        return f"Are there tiles of another size? {REMAINDER} Also, kv_heads can be smaller than heads."
     if "backward or vjp" in text:
-        return "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
+        return "The torch.autograd.Function has no backward yet. Write a staticmethod backward(ctx, grad)."
     if "Provided sizes" in text:
-        return "by_head takes four dimensions: lse and delta as lse[:, rows, :, None]."
+        return "by_head takes four dimensions, so pass lse and delta as lse[:, rows, :, None]."
     if "incorrect number of gradients" in text:
-        return "backward returns one value for each argument of forward, None for each that is not a tensor."
+        return (
+            "backward must return one value for each argument of forward, and None for each that is not a "
+            "tensor."
+        )
     if "in-place" in text or "inplace" in text or "leaf" in text:
-        return "A tensor that autograd needs was changed in place: within a Function's forward it may be."
+        return (
+            "A tensor that autograd needs was changed in place, but that is allowed only within a "
+            "Function's forward."
+        )
     return ""
 
 
@@ -92,7 +98,7 @@ def stopped(case: kit.Case, kind: str, text: str) -> str:
 
 
 def misfit(name: str, came: str) -> str:
-    return GRAPH if name.startswith("grad.") else "The output has q's shape and dtype."
+    return GRAPH if name.startswith("grad.") else "The output must have q's shape and dtype."
 
 
 ABOUT = functions.About(
@@ -174,10 +180,13 @@ def error_of(tensor: Tensor, exact: Tensor) -> float:
 def cause_of(direction: str) -> Callable[[int], tuple[str, bool]]:
     def says(nbytes: int) -> tuple[str, bool]:
         if nbytes >= SCORES // 2:  # of one head alone, or of half of the pairs
-            return (f"The whole N x N matrix was there in {direction}: make it a tile at a time.", True)
+            return (
+                f"The whole N x N matrix existed in {direction}. Instead, make it one tile at a time.",
+                True,
+            )
         return (
-            "A tile of queries met all keys at once, block x N scores, or much of many tiles was held: go "
-            "through the keys in tiles, too, and let go of each before the next.",
+            "A tile of queries met all keys together, with block x N scores, or much of many tiles was "
+            "held. Also go through the keys in tiles, and let go of each tile before the next.",
             False,
         )
 
@@ -187,12 +196,12 @@ def cause_of(direction: str) -> Callable[[int], tuple[str, bool]]:
 def kept_says(nbytes: int) -> tuple[str, bool]:
     if nbytes >= SCORES // 2:  # under a causal mask autograd keeps half of the tiles
         return (
-            "The scores of all tiles were kept, by autograd or by you: without a torch.autograd.Function of "
-            "your own each operation keeps its result for backward. Keep q, k, v, out and lse, and make the "
-            "scores again.",
+            "The scores of all tiles were kept, by autograd or by you. Without a torch.autograd.Function "
+            "of your own, each operation keeps its result for backward. Instead, keep q, k, v, out and "
+            "lse, and make the scores again.",
             True,
         )
-    return "q, k, v, out and one lse for each query are all that backward needs.", False
+    return "Backward needs only q, k, v, out and one lse for each query.", False
 
 
 def memory_lines(call: functions.Call) -> list[kit.Line]:

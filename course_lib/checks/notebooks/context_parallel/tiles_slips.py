@@ -10,18 +10,21 @@ from torch import Tensor
 from course_lib.checks.kit import Slip
 from course_lib.checks.notebooks.context_parallel.whole import Whole, over_all_keys
 
-LOST = "The old accumulator is not rescaled when a larger score comes: its weights are of another maximum."
+LOST = (
+    "The old accumulator is not rescaled when a larger score arrives, so its weights belong to another "
+    "maximum."
+)
 
 
 def output_slips(whole: Whole, block: int) -> list[Slip]:
     seq, heads, head_dim = whole.q.shape[1], whole.q.shape[2], whole.q.shape[3]
     causal, group = whole.mask is not None, heads // whole.k.shape[2]
     wrong_dimension = (
-        "The scores are scaled by the wrong dimension: one over the root of head_dim, not of {}."
+        "The scores are scaled by the wrong dimension. Use one over the root of head_dim, not of {}."
     )
     scales = {
-        1.0: "The scores are not scaled: divide them by the root of head_dim.",
-        1 / head_dim: "The scores are divided by head_dim: its root is meant.",
+        1.0: "The scores are not scaled. Divide them by the root of head_dim.",
+        1 / head_dim: "The scores are divided by head_dim instead of its root.",
         seq**-0.5: wrong_dimension.format("the sequence"),
         block**-0.5: wrong_dimension.format("the tile"),
         heads**-0.5: wrong_dimension.format("the number of heads"),
@@ -33,22 +36,23 @@ def output_slips(whole: Whole, block: int) -> list[Slip]:
         if abs(scale - whole.factor) > 1e-12
     ]
     of_y = [
-        Slip("Each tile's softmax is divided by its own sum, and these are added: they share one "
-             "denominator.",
+        Slip("Each tile's softmax was divided by the tile's own sum before the tiles were added up. All "
+             "tiles must share one denominator.",
              lambda: each_tile(whole, block).sum(0)),
-        Slip("Each tile's softmax is divided by its own sum, and the mean taken: a tile counts by its lse.",
+        Slip("Each tile's softmax was divided by its own sum, and the mean was taken, but a tile counts "
+             "by its lse.",
              lambda: each_tile(whole, block).mean(0)),
-        Slip("That is the last tile of keys alone: merge it with those before.",
+        Slip("The output comes from only the last tile of keys. Merge it with the tiles before it.",
              lambda: each_tile(whole, block)[-1]),
         Slip(LOST, lambda: without_rescaling(whole, block, True)),
         Slip(LOST, lambda: without_rescaling(whole, block, False)),
-        Slip("The tokens behind the last whole tile are left out: the last tile may be shorter.",
+        Slip("The tokens after the last whole tile are left out, although the last tile can be shorter.",
              lambda: whole_tiles(whole, block)),
     ]  # fmt: skip
     if group > 1:
         says = (
-            "The heads of keys are dealt out in turn: heads / kv_heads of queries in succession share one, "
-            "head h has h // (heads / kv_heads)."
+            "The heads of keys are dealt out in turn, but heads / kv_heads adjacent heads of queries share "
+            "one, so head h has h // (heads / kv_heads)."
         )
         count = whole.k.shape[2]
         of_y.append(Slip(says, lambda: whole.but(head_of=lambda h: h % count).y))
@@ -60,22 +64,21 @@ def output_slips(whole: Whole, block: int) -> list[Slip]:
 def masks(block: int) -> dict[str, Callable[[Tensor, Tensor], Tensor] | None]:
     """Causal masks as they should not be."""
     return {
-        "There is no mask: under causal=True query i sees the keys 0 .. i.": None,
-        "Query i sees itself, too: hide the keys behind it alone.": lambda i, j: i > j,
-        "The mask is the wrong way round: query i sees the keys before it.": lambda i, j: i <= j,
-        "The mask counts positions within each tile: add where the tiles of queries and of keys begin in the "
-        "sequence.": lambda i, j: i % block >= j % block,
-        "The mask counts positions within each tile, also in tiles that are seen whole: compare positions in "
-        "the sequence, the ranges that `tiles` gives.": (
+        "There is no mask, although under causal=True query i sees only the keys 0 .. i.": None,
+        "Query i must also see itself, so hide only the keys after it.": lambda i, j: i > j,
+        "The mask is the wrong way round. Query i must see the keys before it.": lambda i, j: i <= j,
+        "The mask counts positions within each tile, so add the positions at which the tiles of queries "
+        "and of keys begin in the sequence.": lambda i, j: i % block >= j % block,
+        "The mask counts positions within each tile, even in tiles that are seen whole. Instead, compare "
+        "positions in the sequence, with the ranges from `tiles`.": (
             lambda i, j: (i // block >= j // block) & (i % block >= j % block)
         ),
-        "That is the last tile of keys alone that a query sees: merge it with those before.": (
-            lambda i, j: (i // block == j // block) & (i >= j)
-        ),
-        "The tile on the diagonal is not masked: within it, too, keys come after queries.": (
+        "The output comes from only the last tile of keys that a query sees. Merge it with the tiles "
+        "before it.": lambda i, j: (i // block == j // block) & (i >= j),
+        "The tile on the diagonal is not masked, although it also has keys that come after queries.": (
             lambda i, j: i // block >= j // block
         ),
-        "The tiles on the diagonal are skipped: they are seen in part.": (
+        "The tiles on the diagonal are skipped, although they are seen in part.": (
             lambda i, j: i // block > j // block
         ),
     }
@@ -112,24 +115,27 @@ def gradient_slips(whole: Whole, block: int) -> list[Slip]:
     right, root = whole.gradients(), whole.q.shape[-1] ** 0.5
     once = whole.factor
     return [
-        Slip("delta is missing: ds = p (dp - delta), where delta is the sum of out dout over the features.",
+        Slip("delta is missing. Use ds = p (dp - delta), where delta is the sum of out dout over the "
+             "features.",
              lambda: whole.gradients(delta=torch.zeros_like)),
-        Slip("delta was summed over the keys of each tile alone. It belongs to all keys that a query sees, "
-             "and is known before the loops: (out * dout).sum(-1).",
+        Slip("delta was summed over only the keys of each tile, but it covers all keys a query sees. "
+             "Compute it before the loops, as (out * dout).sum(-1).",
              lambda: whole.gradients(delta=lambda products: of_each_tile(products, block))),
-        Slip("The scores are scaled, so that their gradient is, too: dq and dk lack the factor.",
+        Slip("dq and dk lack the factor of the scores. The scores are scaled, so their gradient is scaled "
+             "as well.",
              lambda: whole.gradients(dq_scale=1.0, dk_scale=1.0)),
         Slip("dq lacks the factor of the scores, one over the root of head_dim.",
              lambda: {"grad.q": right["grad.q"] * root}),
         Slip("dk lacks the factor of the scores, one over the root of head_dim.",
              lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * root}),
-        Slip("dq has the factor of the scores twice: either q was scaled already, or the product is.",
+        Slip("dq has the factor of the scores twice. Scale either q or the product, but not both.",
              lambda: {"grad.q": right["grad.q"] * once}),
-        Slip("dk has the factor of the scores twice: where q is scaled already, ds^T q has it.",
+        Slip("dk has the factor of the scores twice. If q is already scaled, then ds^T q has the factor.",
              lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * once}),
-        Slip("dq is that of the last tile of keys alone: add what each of them contributes.",
+        Slip("dq comes from only the last tile of keys. Instead, add the contributions of all tiles.",
              lambda: {"grad.q": last_keys(whole, block)}),
-        Slip("dk and dv are those of the last tile of queries alone: add what each of them contributes.",
+        Slip("dk and dv come from only the last tile of queries. Instead, add the contributions of all "
+             "tiles.",
              lambda: {name: last_queries(whole, block)[name] for name in ("grad.k", "grad.v")}),
     ]  # fmt: skip
 

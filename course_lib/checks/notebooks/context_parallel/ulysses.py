@@ -24,14 +24,17 @@ from course_lib.ledger.operation import Operation
 
 HEADS = "heads that the ranks do not divide"
 OTHERWISE = (
-    "Pieces are cut along the heads, and those that come are joined along the tokens, in the order of the "
-    "ranks; on the way back the other way round. x.reshape(n, ...) cuts along the first dimension in "
-    "memory, which is neither. And does tiled_attention pass its own check?",
-    "Backward, gradients go the opposite way of their tensors: cut where forward joined, join where it cut.",
+    "Pieces must be cut along the heads and, once they arrive, joined along the tokens, in the order of "
+    "the ranks. On the way back, do the opposite. x.reshape(n, ...) cuts along the first dimension in "
+    "memory, which is neither. Does tiled_attention also pass its own check?",
+    (
+        "In backward, gradients go the opposite way of their tensors, so cut where forward joined, and join "
+        "where it cut."
+    ),
 )
 GATHERED = (
-    "All heads of the whole sequence came to every rank, and it needs 1/N of them: an all-to-all sends each "
-    "rank its own heads, an all-gather all heads to all."
+    "All heads of the whole sequence came to every rank, although a rank needs only 1/N of them. An "
+    "all-to-all sends each rank its own heads, while an all-gather sends all heads to all ranks."
 )
 GROUP = "group"
 EXCHANGES = 4  # of q, k, v and the output
@@ -41,19 +44,28 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if case.title == HEADS and kind != "deadlock":
         return (
-            "Look first whether the ranks divide the heads of q and those of k and v, and raise a ValueError "
-            "that names both numbers."
+            "First check whether the number of ranks divides the heads of q and the heads of k and v. If "
+            "it does not, raise a ValueError that names both numbers."
         )
     if "returned an invalid gradient" in text:
         return OTHERWISE[1]
     if case.title == GROUP and kind not in ("deadlock", "timeout"):
-        return "Do you pass the group everywhere? dist.get_world_size(group), dist.get_rank(group), group=."
+        return (
+            "Do you pass the group everywhere, to dist.get_world_size(group), to dist.get_rank(group), and "
+            "as group=?"
+        )
     if "support" in text and re.search("(?i)all_?to_?all", text):
-        return "gloo has no all-to-all of lists: dist.all_to_all_single cuts along dimension 0."
+        return (
+            "gloo has no all-to-all of lists. Use dist.all_to_all_single instead, which cuts along "
+            "dimension 0."
+        )
     if "not contiguous" in text:
-        return "A message lies in one piece: permute, the ranks' parts first, then contiguous()."
+        return (
+            "A message must be in one piece, so permute the ranks' parts to the front, and then call "
+            "contiguous()."
+        )
     if kind == "deadlock" or "collective number" in text:
-        return "All ranks call the same collectives in the same order, forward and backward."
+        return "All ranks must call the same collectives in the same order, in forward and also in backward."
     return ""
 
 
@@ -69,21 +81,21 @@ def exchange_slips(spread: Spread) -> list[kit.Slip]:
     interleaved = [h % n * each + h // n for h in range(heads)]
     dealt = [h % each * n + h // each for h in range(heads)]
     says = (
-        "The heads came back in another order: rank r attends with the heads r H/N .. (r+1) H/N - 1, and the "
-        "heads from rank r belong there."
+        "The heads came back in another order. Rank r attends with the heads r H/N .. (r+1) H/N - 1, so "
+        "the heads from rank r belong there."
     )
     kv_each = spread.whole.k.shape[2] // n
     turns = (
-        "Of a rank's heads, h of q goes with h // (heads / kv_heads) of k and v: in succession, and not "
-        "h % kv_heads."
+        "Among a rank's heads, head h of q was paired with head h % kv_heads of k and v. Instead, pair it "
+        "with head h // (heads / kv_heads)."
     )
 
     def in_turn(h: int) -> int:
         return h // each * kv_each + h % each % kv_each
 
     own = spread.masked(
-        "Only the rank's own keys were seen: after the first exchange each rank has the whole sequence, of "
-        "some heads.",
+        "Only the rank's own keys were seen, although after the first exchange each rank has the whole "
+        "sequence for some heads.",
         spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
     )
     return [
@@ -100,10 +112,10 @@ def backward_slips(spread: Spread) -> list[kit.Slip]:
     """Gradients that came to another rank's tokens, or were shared like a mean."""
     n, whole = spread.n, spread.wanted
     away = (
-        "Those are the gradients of another rank's tokens: gradients from rank r belong to its heads, and "
+        "The gradients belong to another rank's tokens. Gradients from rank r belong to its heads, while "
         "each rank keeps its own tokens."
     )
-    mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."
+    mean = "The gradients were divided by N, but each of them comes whole to one rank, so do not divide."
     slips = [kit.Slip(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n}) for name in GRADS]
     for by in range(1, n):
         slips += [
@@ -132,14 +144,18 @@ def bytes_lines(spread: Spread, way: str) -> list[kit.Line]:
             return GATHERED
         if "all_reduce" in kinds:
             return (
-                "An all-reduce brings the sum of all heads and all tokens to every rank, and each rank needs "
-                "1/N of them. Backward is an exchange, too: each rank gets the gradients of its own part."
+                "An all-reduce brings the sum of all heads and all tokens to every rank, but each rank "
+                "needs only 1/N of them. Backward is also an exchange, so each rank gets the gradients of "
+                "its own part."
             )
         if heads > spread.whole.k.shape[2] and ratio > 1:
-            return "k and v have fewer heads than q: send those, and repeat them, if at all, afterwards."
-        return "Four all-to-alls in each direction, of q, k, v and the output: (N-1)/N of each is sent."
+            return "k and v have fewer heads than q, so send those, and repeat them, if at all, afterwards."
+        return (
+            "Use four all-to-alls in each direction, for q, k, v and the output, so that (N-1)/N of each is "
+            "sent."
+        )
 
-    few = "One all-to-all for all heads: each costs N - 1 messages."
+    few = "Use one all-to-all for all heads, because each costs N - 1 messages."
     weight = 2 if way == "forward" else 1
     sent = sent_line(run, way, nbytes, hint=hint, weight=weight, tells_the_point=True)
     return [
@@ -170,10 +186,11 @@ def kept_line(spread: Spread) -> kit.Line:
     scores, views = (
         saved_line(run, most, says=says, weight=1)
         for says in (
-            "Each rank has the whole sequence of its heads, and so N x N scores: attend with "
-            "tiled_attention, which keeps q, k, v, out and lse alone.",
-            "That is less than the N x N scores. A slice of a larger tensor keeps all of that tensor: is a "
-            "slice of all heads handed to tiled_attention, or saved? `.clone()` the rank's own part.",
+            "Each rank has the whole sequence of its heads, so its scores are N x N. Attend with "
+            "tiled_attention, which keeps only q, k, v, out and lse.",
+            "The rank keeps less than the N x N scores. A slice of a larger tensor keeps all of that "
+            "tensor, so if a slice of all heads is handed to tiled_attention, or saved, `.clone()` the "
+            "rank's own part instead.",
         )
     )
 
@@ -191,8 +208,8 @@ def held_line(spread: Spread, way: str) -> kit.Line:
     """A tile of scores, and tensors of a rank's share."""
     share = {"forward": 0.5, "backward": 0.75}[way]
     says = (
-        "More is alive than tiles and a share of the heads need: the scores of the whole sequence at once. "
-        "Attend with tiled_attention."
+        "More is alive than tiles and a share of the heads need, because the scores of the whole sequence "
+        "are alive together. Attend with tiled_attention."
     )
     return kit.essential(
         alive_line(
