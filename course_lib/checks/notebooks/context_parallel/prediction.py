@@ -147,7 +147,7 @@ HIDING: Mapping[str, kit.Formula] = {
     "Keys and values have kv_width, but scores use width, so the block shrinks by their ratio.": (
         lambda flops, rate, width, kv_width, causal=False: hiding(flops, rate, 1, 1, causal)
     ),
-    "The ratio of the widths is upside down, since smaller keys hide sooner.": (
+    "The ratio of the widths is upside down. Smaller keys hide sooner.": (
         lambda flops, rate, width, kv_width, causal=False: hiding(flops, rate, kv_width, width, causal)
     ),
     "Keys *and* values are sent, so count 2 c kv_width numbers.": times(0.5),

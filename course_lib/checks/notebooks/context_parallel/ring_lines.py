@@ -25,8 +25,8 @@ MERGED = (
 )
 FORWARD_FIRST = "The output of forward is not right yet, so look there first."
 LSE = (
-    "Return lse after the last block, the log of the sum of exp(score) over all keys a query sees on any "
-    "rank. lse is the second result of online_softmax_merge. If out is also wrong, begin with out."
+    "Return lse after the last block, as the log of the sum of exp(score) over all keys a query sees on "
+    "any rank. lse is the second result of online_softmax_merge. If out is also wrong, begin with out."
 )
 PAIR = "ring_forward must return a pair, out in q's shape and dtype, and lse, (batch, tokens, heads)."
 BACKWARD_STEP = (
