@@ -13,7 +13,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 # %% wrong: the smooth minimum
 # is: slip
-# says: Pieces are whole
+# says: [Pp]ieces are whole
 def best_segment(layers, kept=1.0, inside=17.0):
     return min(layers, max(1, round(math.sqrt(layers * kept / inside))))
 
@@ -36,21 +36,21 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 # %% wrong: the smooth minimum, rounded down
 # is: slip
-# says: Pieces are whole
+# says: [Pp]ieces are whole
 def best_segment(layers, kept=1.0, inside=17.0):
     return min(layers, max(1, math.floor(math.sqrt(layers * kept / inside))))
 
 
 # %% wrong: always 1
 # is: idea
-# says: That is 1 whatever
+# says: Your answer is 1 whatever
 def best_segment(layers, kept=1.0, inside=17.0):
     return 1
 
 
 # %% wrong: a part of a piece
 # is: slip
-# says: Pieces are whole
+# says: [Pp]ieces are whole
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
 +    most = {k: layers / k * kept + k * inside for k in range(layers, 0, -1)}
@@ -58,7 +58,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 # %% wrong: the smaller of two
 # is: detail
-# says: Of two k with equal memory the larger one
+# says: If two k need equal memory, take the larger one
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
 +    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(1, layers + 1)}
@@ -82,7 +82,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 # %% wrong: fixed numbers
 # is: idea
-# says: does not know kept and inside
+# says: does not depend on kept and inside
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
 +    most = {k: math.ceil(layers / k) + k * 17 for k in range(layers, 0, -1)}
@@ -90,7 +90,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 # %% wrong: the memory is returned
 # is: slip
-# says: That is the memory at the worst moment
+# says: Your answer is the memory at the worst moment
 # base: what the wrong ones change
 -    return min(most, key=most.get)
 +    return min(most.values())

@@ -54,7 +54,7 @@ def checkpoint(function, *args):
 
 # %% wrong: other random numbers
 # is: slip
-# says: another mask: keep the generator's state
+# says: another mask. Keep the generator's state
 # base: a Function, arguments kept
 -        now = torch.get_rng_state()
 -        torch.set_rng_state(ctx.state)
@@ -64,7 +64,7 @@ def checkpoint(function, *args):
 
 # %% wrong: the caller's random numbers repeat
 # is: slip
-# says: next dropout of the caller repeats
+# says: The caller's next dropout repeats
 # base: a Function, arguments kept
 -        now = torch.get_rng_state()
 @@
@@ -73,7 +73,7 @@ def checkpoint(function, *args):
 
 # %% wrong: a new seed in forward
 # is: slip
-# says: Read the generator's state in forward, and leave it alone
+# says: Read the generator's state in forward, but do not change it
 # base: a Function, arguments kept
 -        ctx.state = torch.get_rng_state()
 +        torch.manual_seed(0)
@@ -82,7 +82,7 @@ def checkpoint(function, *args):
 
 # %% wrong: the graph of the first run is kept
 # is: idea
-# says: kept 16.1 s.b.h, allowed 1
+# says: kept 16.1 s.b.h .*, but only 1 is allowed
 class Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx, anchor, function, *args):
@@ -122,7 +122,7 @@ def checkpoint(function, *args):
 
 # %% wrong: the arguments' gradients are not returned
 # is: slip
-# says: no gradient for x: the arguments were detached
+# says: x has no gradient. The arguments were detached
 # base: a Function, arguments kept
 -        return None, None, *[arg.grad if torch.is_tensor(arg) else None for arg in args]
 +        return None, None, *[None for arg in args]

@@ -32,7 +32,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 # %% wrong: the mean of the chunks' means
 # is: slip
-# says: That is the mean of the chunks' means
+# says: You took the mean of the chunks' means
 # base: a Function, gradients in forward
 -        count = (targets != -100).sum()
 @@
@@ -73,7 +73,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 # %% wrong: the sum
 # is: slip
-# says: That is the sum of the losses
+# says: You return the sum of the losses
 # base: a Function, gradients in forward
 -        count = (targets != -100).sum()
 +        count = 1
@@ -89,7 +89,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 # %% wrong: the upstream gradient is forgotten
 # is: slip
-# says: those for an upstream gradient of 1
+# says: right only for an upstream gradient of 1
 # base: a Function, gradients in forward
 -        return grad_hidden * upstream, grad_weight * upstream, None, None
 +        return grad_hidden, grad_weight, None, None
@@ -105,7 +105,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 # %% wrong: the logits are kept
 # is: idea
-# says: All logits exist at a time, or are kept
+# says: All logits exist at the same time, or are kept
 def chunked_loss(hidden, weight, targets, chunks):
     total, wide = torch.zeros(()), weight.float()
     for x, y in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks)):
@@ -116,7 +116,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 # %% wrong: no chunks
 # is: idea
-# says: All logits exist at a time
+# says: All logits exist at the same time
 def chunked_loss(hidden, weight, targets, chunks):
     return torch.nn.functional.cross_entropy(hidden.float() @ weight.float().t(), targets)
 

@@ -25,15 +25,15 @@ BLOCK_PARAMETERS = 13  # of a block, in width², biases and norms included
 INSIDE = 18.5  # inputs of a block, s·b·h: all that backward of one block takes
 STATE = 16_384  # bytes of the random state and of small objects that a call may keep; the state has 5,056
 AGAIN = 2.9  # times the FLOPs of a forward: two in any backward, and one of the second run
-MINE = "Write it yourself: with torch.autograd.Function, or with saved_tensors_hooks."
+MINE = "Write it yourself, with torch.autograd.Function or with saved_tensors_hooks."
 REFUSED = {
     f"torch.utils.checkpoint:{name}": f"torch.utils.checkpoint is the answer. {MINE}"
     for name in ("checkpoint", "checkpoint_sequential", "CheckpointFunction")
 }
 UNCOUNTED = "the bytes of this run were not counted."
 INSIDES = (
-    "The second run's graph goes on above the block, or it is kept: detach the arguments, so that backward "
-    "ends there, and let the graph go."
+    "The second run's graph goes on above the block, or it is kept. Detach the arguments so that "
+    "backward ends there, and keep no reference to the graph."
 )
 
 
@@ -94,10 +94,11 @@ def kept(run: Expected, reply: Reply) -> kit.Finding:
     each = words.number(round(nbytes / run.blocks / run.unit, 1))
     return kit.wrong(
         kit.Sentence(
-            f"a block's forward kept {each} s·b·h, allowed 1: {words.number(nbytes)} bytes in all.",
-            "forward kept more than the blocks' inputs, 1 s·b·h each.",
+            f"a block's forward kept {each} s·b·h ({words.number(nbytes)} bytes in all), but only 1 is "
+            "allowed.",
+            "forward kept more than the blocks' inputs of 1 s·b·h each.",
         ),
-        "Run the function without a graph in forward, and keep its arguments alone.",
+        "Run the function without a graph in forward, and keep only its arguments.",
         cause="kept",
     )
 
@@ -110,7 +111,7 @@ def peak_of_forward(run: Expected, reply: Reply) -> kit.Finding:
     if reply.reported.forward is None:
         return kit.wrong(UNCOUNTED, cause=kit.ANY)
     if keeps_more(run, reply):
-        return kit.wrong("at one moment of forward as much was alive as without.", cause="kept")
+        return kit.wrong("at one moment of forward, as much was alive as without a checkpoint.", cause="kept")
     if reply.reported.forward <= run.forward:
         return kit.RIGHT
     many, most = (
@@ -118,10 +119,12 @@ def peak_of_forward(run: Expected, reply: Reply) -> kit.Finding:
     )
     return kit.wrong(
         kit.Sentence(
-            f"at one moment of forward {many} s·b·h were alive, {most} are enough: the peak is as without.",
-            f"at one moment of forward more than {most} s·b·h were alive: the peak is as without.",
+            f"at one moment of forward, {many} s·b·h were alive although {most} are enough, so the peak "
+            "is as high as without a checkpoint.",
+            f"at one moment of forward, more than {most} s·b·h were alive, so the peak is as high as "
+            "without a checkpoint.",
         ),
-        "Forward built the graph and threw it away: run the function under torch.no_grad().",
+        "Forward built the graph and threw it away. Run the function under torch.no_grad() instead.",
         cause="peak",
     )
 
@@ -131,7 +134,9 @@ def peak_of_backward(run: Expected, reply: Reply) -> kit.Finding:
     if reply.reported.backward is None:
         return kit.wrong(UNCOUNTED, cause=kit.ANY)
     if keeps_more(run, reply):
-        return kit.wrong("at one moment of backward as much was alive as without.", cause="kept")
+        return kit.wrong(
+            "at one moment of backward, as much was alive as without a checkpoint.", cause="kept"
+        )
     if reply.reported.backward <= run.backward:
         return kit.RIGHT
     many, most = (
@@ -139,10 +144,10 @@ def peak_of_backward(run: Expected, reply: Reply) -> kit.Finding:
     )
     return kit.wrong(
         kit.Sentence(
-            f"at one moment of backward {many} s·b·h were alive, {most} are enough: the insides of several "
-            "blocks exist at a time.",
-            f"at one moment of backward more than {most} s·b·h were alive: the insides of several blocks "
-            "exist at a time.",
+            f"at one moment of backward, {many} s·b·h were alive although {most} are enough, because the "
+            "insides of several blocks existed at the same time.",
+            f"at one moment of backward, more than {most} s·b·h were alive, because the insides of "
+            "several blocks existed at the same time.",
         ),
         INSIDES,
         cause="peak of backward",
@@ -158,15 +163,15 @@ def work(run: Expected, reply: Reply) -> kit.Finding:
         if flops > enough:
             times = words.number(flops / run.flops)
             return kit.wrong(
-                f"in {direction} the products took {times} times a forward's FLOPs; "
-                f"{enough // run.flops} are enough.",
-                "The function runs once in forward and once more in backward.",
+                f"in {direction}, the products took {times} times the FLOPs of a forward, but need only "
+                f"{enough // run.flops}.",
+                "The function should run once in forward and once more in backward.",
             )
     if done[1] < AGAIN * run.flops:
         return kit.wrong(
-            f"in backward the products took {words.number(done[1] / run.flops)} times a forward's FLOPs; "
-            "3 are right.",
-            "The function did not run again, so what lies inside was kept, in tensors or in another form.",
+            f"in backward, the products took {words.number(done[1] / run.flops)} times the FLOPs of a "
+            "forward instead of 3.",
+            "The function did not run again, so its inside was kept, in tensors or in another form.",
             misses_point=True,
         )
     return kit.RIGHT

@@ -16,21 +16,25 @@ from course_lib.checks.notebooks.precision_and_memory.references import REFERENC
 IGNORED = -100
 FLOAT, SMALL = 4, 65_536  # bytes
 MEANS = (
-    "That is the mean of the chunks' means: chunks have different numbers of targets. Add up sums, and "
-    "divide by the number of all targets."
+    "You took the mean of the chunks' means, but chunks have different numbers of targets. Add up sums, "
+    "and divide by the number of all targets."
 )
-COUNTED = "Targets of -100 were counted: divide by the number of those that are not -100."
-ZERO = "Targets of -100 were taken for token 0, and counted: leave them out of the sum and of the number."
-EMPTY = "A chunk without a target has no mean, 0 / 0 is NaN: add up sums, and divide by the number of all."
-SUM = "That is the sum of the losses: the mean over all targets was asked for."
-OVERWRITTEN = "That is the last chunk's gradient of the weight: every chunk adds its own."
+COUNTED = "Targets of -100 were counted. Divide only by the number of targets that are not -100."
+ZERO = "Targets of -100 were taken for token 0 and counted. Leave them out of both the sum and the number."
+EMPTY = (
+    "A chunk without a target has no mean, because 0 / 0 is NaN. Add up sums, and divide by the "
+    "number of all targets."
+)
+SUM = "You return the sum of the losses, but the exercise asks for the mean over all targets."
+OVERWRITTEN = "Only the last chunk's gradient of the weight is left, but every chunk must add its own."
 UPSTREAM = (
-    "The gradients are those for an upstream gradient of 1: multiply by the one that backward is given."
+    "The gradients are right only for an upstream gradient of 1. Multiply them by the gradient passed to "
+    "backward."
 )
-NARROW = "Sums over chunks need float32: a sum in bfloat16 stops growing after some hundred terms."
+NARROW = "Sums over chunks need float32, because a sum in bfloat16 stops growing after a few hundred terms."
 LOGITS = (
-    "All logits exist at a time, or are kept: let each chunk's go when its loss and its share of the "
-    "gradients are there."
+    "All logits exist at the same time, or are kept. Free each chunk's logits as soon as its loss and "
+    "its share of the gradients are computed."
 )
 ABOUT = functions.About(
     "chunked_loss",
@@ -41,12 +45,12 @@ ABOUT = functions.About(
         "grad.weight": "the gradient of weight is",
     },
     error=lambda error, text: (
-        "-100 is not a row of the logits: leave these targets out before you look them up."
+        "-100 is not a row of the logits, so leave these targets out before you look them up."
         if "index" in text and ("-100" in text or "out of bounds" in text)
         else ""
     ),
     misfit=lambda name, came: (
-        "The loss is a float32 without dimensions, whatever the inputs have." if name == "loss" else ""
+        "The loss is a float32 without dimensions, whatever dtype the inputs have." if name == "loss" else ""
     ),
 )
 
@@ -191,7 +195,8 @@ def chunked_loss(draw: kit.Draw) -> Iterator[kit.Case]:
         functions.values_line(large, f"{chunks} chunks", weight=0.25),
         functions.work_line(
             large, "FLOPs: four products at most", {"forward": 3 * product, "backward": 3 * product},
-            "Logits once, both gradients once; with a second run of forward four products in all.", 0.5,
+            "Compute the logits once and both gradients once. With a second run of forward, this makes "
+            "four products in all.", 0.5,
         ),
         functions.memory_line(
             large, "saved", "kept for backward", 2 * (of_hidden + of_weight) + SMALL, too_many, 1.5

@@ -20,30 +20,36 @@ from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import p
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import CheckpointReply, CheckpointRun
 
 EQUAL = 3e-5  # of a gradient's largest element; sums of several terms may be added in another order
-GRAPH = "Backward runs without a graph: open one with torch.enable_grad(), or nothing has a gradient."
+GRAPH = (
+    "Backward runs without a graph, so nothing gets a gradient unless you open one with torch.enable_grad()."
+)
 FIRST = (
-    "An autograd.Function whose tensor inputs need no gradient records nothing, and the weights of a first "
-    "block get none. Give it one more argument that needs a gradient, an empty tensor."
+    "An autograd.Function whose tensor inputs need no gradient records nothing, so the weights of a "
+    "first block get no gradient. Give the Function one more argument that needs a gradient, such as an "
+    "empty tensor."
 )
 RETURNED = (
-    "no gradient for x: the arguments were detached for the second run, so backward has to return their "
+    "x has no gradient. The arguments were detached for the second run, so backward has to return their "
     "gradients, one for each argument."
 )
-DETACHED = "The output was detached, or computed without the Function: return what Function.apply returns."
+DETACHED = (
+    "The output was detached, or computed without the Function. Return the result of Function.apply instead."
+)
 AGAIN = (
-    "another mask: keep the generator's state in forward, and set it before the function runs again: "
-    "torch.get_rng_state, torch.set_rng_state."
+    "The second run drew another mask. Keep the generator's state in forward with torch.get_rng_state, "
+    "and set it with torch.set_rng_state before the function runs again."
 )
 STREAM = (
-    "the next dropout of the caller repeats: set the state back to what it was when the second run is over "
-    "(torch.random.fork_rng does so)."
+    "The caller's next dropout repeats. When the second run is over, set the state back to what it was "
+    "before (torch.random.fork_rng does so)."
 )
 TWICE = (
-    "The weights' gradients are counted twice: backward() adds them to .grad, and something else does, too."
+    "The weights' gradients are counted twice, because backward() adds them to .grad and something else "
+    "also does."
 )
 DTYPES = (
-    "The second run was in float32: backward is outside of autocast. Keep its state in forward, and open it "
-    "again."
+    "The second run was in float32, because backward is outside of autocast. Keep the state of autocast "
+    "in forward, and enter it again in backward."
 )
 OUTPUT, GRADIENT = "out.", "grad."
 Tensors = dict[str, Tensor]
@@ -115,14 +121,14 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
         if reply.reported.error is not None:
             return raised(*reply.reported.error)
         if reply.reported.misfit:
-            said = "checkpoint returns something else than the function does"
-            why = "It returns the function's value: a tensor, or a tuple of as many tensors."
+            said = "checkpoint does not return what the function returns"
+            why = "checkpoint should return the function's value, a tensor or a tuple of as many tensors."
             return kit.wrong(
                 kit.Sentence(f"{said}: {reply.reported.misfit}.", f"{said}."), why, cause="misfit"
             )
         if reply.reported.detached:
             why = FIRST if run.kind == "first" else DETACHED
-            return kit.wrong("the output knows no graph: backward cannot begin.", why, cause=why)
+            return kit.wrong("the output has no graph, so backward cannot begin.", why, cause=why)
         return judge(run, reply)
 
     return kit.Line(title, judge_reply, weight, aspect, enough=run.enough() if aspect == "memory" else {})
@@ -138,13 +144,15 @@ def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
     if "does not require grad" in text:
         why = GRAPH
     elif "backward through the graph a second time" in text:
-        why = "The arguments still had their graph in the second run: detach them, so that it ends there."
+        why = (
+            "The arguments still had their graph in the second run. Detach them so that the graph ends there."
+        )
     elif "returned an incorrect number of gradients" in text:
-        why = "backward returns a gradient or None for each argument of forward, ctx left out."
+        why = "backward must return a gradient or None for each argument of forward except ctx."
     elif "autograd.grad() or when inputs are passed" in text or "appears to not have been used" in text:
         why = (
-            "torch.autograd.grad asks for named tensors alone: call torch.autograd.backward, which reaches "
-            "the weights, too."
+            "torch.autograd.grad only reaches the tensors you name. Call torch.autograd.backward "
+            "instead, which also reaches the weights."
         )
     return kit.wrong(said, kit.at(where) if where else "", why, cause=why or f"{error} {where}")
 
@@ -161,9 +169,9 @@ def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> kit
         return kit.wrong(
             kit.Sentence(
                 f"the outputs are off by {words.number(max(off.values()))}.",
-                "the outputs are not the function's.",
+                "the outputs differ from the function's outputs.",
             ),
-            "Forward runs the function as it is, in the state that it finds.",
+            "Forward must run the function as it is, in the state it finds.",
         )
     gradients = [name for name in run.tensors if name.startswith(GRADIENT) and of(name)]
     missing = [name.removeprefix(GRADIENT) for name in gradients if name in reply.reported.missing]
@@ -187,12 +195,15 @@ def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> kit.Find
     by = words.number(off[name])
     if run.kind == "block" and run.sizes.get("dropout"):
         return kit.wrong(
-            kit.Sentence(f"gradients differ by {by}.", "gradients differ from those without a checkpoint."),
+            kit.Sentence(
+                f"gradients differ by {by}.", "gradients differ from the gradients without a checkpoint."
+            ),
             AGAIN,
         )
     said = kit.Sentence(
-        f"the gradient of {name.removeprefix(GRADIENT)} differs by {by} from that without a checkpoint.",
-        "a gradient differs from that without a checkpoint.",
+        f"the gradient of {name.removeprefix(GRADIENT)} differs by {by} from the gradient without a "
+        "checkpoint.",
+        "a gradient differs from the gradient without a checkpoint.",
     )
     return kit.wrong(said, why_off(run, reply, list(off)))
 
@@ -205,8 +216,9 @@ def without_gradient(run: Expected, missing: Sequence[str]) -> kit.Finding:
         return kit.wrong(f"{names} {has} no gradient.", FIRST, cause=FIRST)
     if len(weights) == len(missing):
         why = (
-            "A function reaches its weights without having them as arguments: call torch.autograd.backward "
-            "on the outputs of the second run, which goes as far as the weights."
+            "A function reaches its weights without having them as arguments. Call "
+            "torch.autograd.backward on the outputs of the second run, because it goes as far as the "
+            "weights."
         )
         return kit.wrong(f"{names} {has} no gradient.", why, cause=why)
     if weights:
@@ -228,12 +240,12 @@ def why_off(run: Expected, reply: Reply, off: Sequence[str]) -> str:
         return TWICE
     if run.kind == "twice":
         return (
-            "Gradients add up: over two uses of a weight, and onto a .grad that is there. Return what comes, "
-            "and set nothing."
+            "Gradients add up, over two uses of a weight and onto an existing .grad. Return each "
+            "gradient as it comes, and set nothing."
         )
     return (
-        "The second run computes what the first did, and backward goes through its graph from the gradients "
-        "of all outputs."
+        "The second run must compute what the first run did, and then backward must go through its graph "
+        "from the gradients of all outputs."
     )
 
 
@@ -244,10 +256,10 @@ def stream(run: Expected, reply: Reply) -> kit.Finding:
         return kit.RIGHT
     if not between:
         return kit.wrong(
-            "after forward the caller draws other random numbers than without a checkpoint.",
-            "Read the generator's state in forward, and leave it alone.",
+            "after forward, the caller draws other random numbers than without a checkpoint.",
+            "Read the generator's state in forward, but do not change it.",
         )
-    said = "after backward the caller draws other random numbers than without a checkpoint."
+    said = "after backward, the caller draws other random numbers than without a checkpoint."
     if torch.equal(reply.tensors["after"], reply.tensors["between"]):
         return kit.wrong(said, STREAM)
     return kit.wrong(said, "Set the generator back to where it was before the second run.")

@@ -49,40 +49,43 @@ def continuous(rounded: Callable[[float], float]) -> kit.Formula:
 
 
 CHEN = (
-    "That is the square root of the layers, Chen et al.'s rule for layers that keep no more than their "
-    "input: here a layer keeps `inside`."
+    "Your answer is the square root of the layers, Chen et al.'s rule for layers that keep no more than "
+    "their input. But here a layer keeps `inside`."
 )
 WHOLE = (
-    "sqrt(L kept / inside) is the minimum of a smooth curve. Pieces are whole: try every k, and count "
-    "ceil(L/k) of them."
+    "sqrt(L kept / inside) is the minimum of a smooth curve, but pieces are whole. Try every k, and "
+    "count ceil(L/k) of them."
 )
 SLIPS: dict[str, kit.Formula] = {
-    "Of two k with equal memory the larger one: it has fewer pieces.": least(right, larger=False),
-    "Pieces are whole: ceil(L/k) inputs and not L/k.": least(in_parts),
+    "If two k need equal memory, take the larger one, because it has fewer pieces.": least(
+        right, larger=False
+    ),
+    "Pieces are whole, so count ceil(L/k) inputs instead of L/k.": least(in_parts),
     CHEN: square_root(round),
     f"{CHEN} (Rounded down.)": square_root(math.floor),
     f"{CHEN} (Rounded up.)": square_root(math.ceil),
     WHOLE: continuous(round),
     f"{WHOLE} (Rounded up.)": continuous(math.ceil),
     f"{WHOLE} (Rounded down.)": continuous(math.floor),
-    "A last piece that is shorter keeps an input, too: ceil(L/k), not L // k.": least(
+    "A shorter last piece also keeps an input, so count ceil(L/k), not L // k.": least(
         lambda layers, k, kept, inside: (layers // k) * kept + k * inside
     ),
-    "Beside the inputs one whole segment exists while it is recomputed: k layers, not one.": least(
+    "Next to the inputs, one whole segment exists while it is recomputed, so count k layers, not one.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * kept + inside
     ),
-    "That is the number of pieces, ceil(L/k): their length k was asked for.": (
+    "Your answer is the number of pieces, ceil(L/k), but the exercise asks for their length k.": (
         lambda layers, kept=1.0, inside=17.0: math.ceil(layers / facts.best_segment(layers, kept, inside))
     ),
-    "A layer's input and its inside were exchanged: there are ceil(L/k) of `kept`, and k of `inside`.": least(
+    "A layer's input and its inside were exchanged. Count ceil(L/k) of `kept`, and k of `inside`.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * inside + k * kept
     ),
-    "That does not know kept and inside: the ratio of the two decides.": least(
+    "Your answer does not depend on kept and inside, although their ratio decides.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) + 17 * k
     ),
-    "That is 1 whatever the layers keep: every k from 1 to L is to be tried.": least(right, longest=1),
-    "A k that does not divide the layers is as good: the last piece is shorter, ceil(L/k) of them.": divisors,
-    "That is the memory at the worst moment; the k that gives it was asked for.": (
+    "Your answer is 1 whatever the layers keep. Try every k from 1 to L instead.": least(right, longest=1),
+    "A k that does not divide the layers is as good, because the last piece is shorter, ceil(L/k) of "
+    "them.": divisors,
+    "Your answer is the memory at the worst moment, but the exercise asks for the k that gives it.": (
         lambda layers, kept=1.0, inside=17.0: min(
             right(layers, k, kept, inside) for k in range(1, layers + 1)
         )
