@@ -75,7 +75,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: one scale for the tensor
 # is: slip
-# says: beside one outlier 99 % of v is 0
+# says: one outlier turns 99 % of v into 0
 # base: what the wrong ones change
 -        flat, numbers = moment.flatten(), self.numbers[name].to(moment.device)
 +        flat, numbers = moment.flatten(), self.numbers[name].to(moment.device)
@@ -138,7 +138,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: m alone is rounded before the update
 # is: slip
-# says: they are rounded after it|rounded to the nearest code
+# says: they are rounded only after it|rounded to the nearest code
 # base: what the wrong ones change
 -        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
 +        self.write(state, "m", m, group["block"])
@@ -149,7 +149,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: the scales are not saved
 # is: slip
-# says: Everything that a step reads has to be in self.state
+# says: self.state.param. must hold everything a step reads
 # base: what the wrong ones change
 -        scales = state[name + "_scales"].repeat_interleave(block)[: param.numel()]
 +        scales = self.numbers.get((name, param), torch.ones(1 + param.numel() // block))
@@ -165,7 +165,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: the steps are counted beside the states
 # is: slip
-# says: Everything that a step reads has to be in self.state
+# says: self.state.param. must hold everything a step reads
 # base: what the wrong ones change
 -        t = state["step"] = state.get("step", 0) + 1
 +        t = self.numbers[param] = self.numbers.get(param, 0) + 1
@@ -185,7 +185,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: codes are rounded towards 0
 # is: slip
-# says: rounded towards 0, and the moments drift
+# says: rounded towards 0, so the moments drift
 # base: what the wrong ones change
 -        codes = torch.bucketize(shares, (numbers[1:] + numbers[:-1]) / 2)
 +        up = torch.bucketize(shares, numbers, right=True) - 1
@@ -251,7 +251,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: weight decay without the learning rate
 # is: slip
-# says: Weight decay does not know the learning rate
+# says: Weight decay ignores the learning rate
 # base: what the wrong ones change
 -        param.mul_(1 - lr * group["weight_decay"])
 +        param.sub_(param * group["weight_decay"])
@@ -259,7 +259,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: eps inside the root
 # is: slip
-# says: eps stands inside the root
+# says: eps is inside the root
 # base: what the wrong ones change
 -        param.sub_(lr * mhat / (vhat.sqrt() + group["eps"]))
 +        param.sub_(lr * mhat / (vhat + group["eps"]).sqrt())
@@ -275,7 +275,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: one count of steps for all parameters
 # is: slip
-# says: One count of steps for all parameters
+# says: All parameters share one count of steps
 # base: what the wrong ones change
 -        t = state["step"] = state.get("step", 0) + 1
 +        self.steps = getattr(self, "steps", 0) + 1

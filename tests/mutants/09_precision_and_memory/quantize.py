@@ -43,7 +43,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: dequantize divides
 # is: slip
-# says: It divides by the scale
+# says: dequantize divides by the scale
 # base: what the wrong ones change
 -    return values.float() * spread(scales, values, block)
 +    return values.float() / spread(scales, values, block)
@@ -59,7 +59,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: nothing is clamped
 # is: detail
-# says: values of NaN on older PyTorch
+# says: values into NaN on older PyTorch
 # base: what the wrong ones change
 -    return scaled.clamp(-largest, largest).to(dtype), scales
 +    return scaled.to(dtype), scales
@@ -67,7 +67,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: the largest number, and not the largest magnitude
 # is: slip
-# says: Signs count in it: .* -7 beside 5
+# says: The scale depends on signs, .* -7 next to 5
 # base: what the wrong ones change
 -    amax = tiles(x.float().abs(), block).amax((1, 3))
 +    amax = tiles(x.float(), block).amax((1, 3))
@@ -75,7 +75,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: a signed scale
 # is: slip
-# says: Its sign is that of the block's largest element
+# says: The scale has the sign of the block's largest element
 # base: what the wrong ones change
 -    amax = tiles(x.float().abs(), block).amax((1, 3))
 +    parts = tiles(x.float(), block).transpose(1, 2).flatten(2)
@@ -84,7 +84,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: blocks along the wrong dimension
 # is: slip
-# says: along what the product sums
+# says: the dimension over which the product sums
 # base: what the wrong ones change
 -def quantize(x, block, dtype=torch.float8_e4m3fn, group=None):
 +def quantize(x, block, dtype=torch.float8_e4m3fn, group=None):
@@ -93,7 +93,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: each rank's own largest magnitude
 # is: slip
-# says: two ranks, two scales, one weight
+# says: two scales for one weight
 # base: what the wrong ones change
 -    if group is not None:
 -        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
@@ -135,7 +135,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: a scale in 8 bits
 # is: slip
-# says: The scale is kept in 8 bits, and rounded
+# says: The scale is kept in 8 bits and rounded
 # base: what the wrong ones change
 -    scales = amax / largest
 +    scales = (amax / largest).to(dtype).float()
@@ -143,7 +143,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: a scale that is stored in 8 bits
 # is: form
-# says: Scales stay in float32: 4 bytes a block
+# says: Scales stay in float32, with 4 bytes per block
 # base: what the wrong ones change
 -    return scaled.clamp(-largest, largest).to(dtype), scales
 +    return scaled.clamp(-largest, largest).to(dtype), scales.to(dtype)
@@ -162,7 +162,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: one scale whatever the block is
 # is: idea
-# says: One scale for all of x
+# says: All of x has one scale
 # base: what the wrong ones change
 -    scales = amax / largest
 +    scales = (amax.max() / largest).expand_as(amax).clone()
@@ -210,7 +210,7 @@ def dequantize(values, scales, block):
 
 # %% wrong: no edges
 # is: slip
-# says: Blocks at the edges may be smaller
+# says: Blocks at the edges can be smaller
 # base: what the wrong ones change
 -    edges = (0, across * columns - x.shape[1], 0, down * rows - x.shape[0])
 -    return torch.nn.functional.pad(x, edges).view(down, rows, across, columns)

@@ -22,7 +22,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: ties go away from zero
 # is: slip
-# says: 1.00048828125 lies halfway and rounds to 1.0 in fp16: to even
+# says: In fp16, 1.00048828125 is halfway and rounds to 1.0
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
 +    rounded = (torch.floor(x.abs() / step + 0.5) * step).copysign(x)
@@ -64,7 +64,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: through float32
 # is: detail
-# says: a value beside a tie became the tie
+# says: a value next to a tie became the tie
 # base: what the wrong ones change
 -    exponent = torch.frexp(x).exponent - 1
 +    x = x.float().double()
@@ -73,7 +73,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: the exponent of frexp as it is
 # is: slip
-# says: frexp's mantissa lies between 1/2 and 1
+# says: frexp's mantissa is between 1/2 and 1
 # base: what the wrong ones change
 -    exponent = torch.frexp(x).exponent - 1
 +    exponent = torch.frexp(x).exponent
@@ -81,7 +81,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: infinite from the largest number on
 # is: slip
-# says: 65519 is 65504 in fp16, 65520 is inf
+# says: 65519 becomes 65504, but 65520 becomes inf
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
 +    return torch.where(x.abs() > largest, x * math.inf, rounded)
@@ -113,7 +113,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: e4m3 overflows to infinity
 # is: slip
-# says: 448 \+ \.\.\. = inf: e4m3 has no infinities
+# says: 448 \+ \.\.\. = inf, but e4m3 has no infinities
 # base: what the wrong ones change
 -        return rounded.clip(min=-largest, max=largest)
 +        return torch.where(rounded.abs() > largest, x * math.inf, rounded)
@@ -121,7 +121,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: e4m3 overflows to NaN
 # is: slip
-# says: e4m3 has NaN from NaN alone
+# says: only NaN becomes NaN
 # base: what the wrong ones change
 -        return rounded.clip(min=-largest, max=largest)
 +        return torch.where(rounded.abs() > largest, math.nan, rounded)
@@ -137,7 +137,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: every format saturates
 # is: slip
-# says: It saturates: without finite=True values beyond are infinite
+# says: Your function saturates, but without finite=True, values beyond are infinite
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
 +    return rounded.clip(min=-largest, max=largest)
@@ -145,7 +145,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: nothing overflows
 # is: slip
-# says: It never overflows
+# says: Your function never overflows
 # base: what the wrong ones change
 -    return torch.where(rounded.abs() > largest, x * math.inf, rounded)
 +    return rounded
@@ -161,7 +161,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: PyTorch's casts
 # is: idea
-# says: take exponent_bits and mantissa_bits as they come
+# says: Use exponent_bits and mantissa_bits as they are passed
 def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
     dtypes = {(5, 2): torch.float8_e5m2, (4, 3): torch.float8_e4m3fn, (8, 7): torch.bfloat16}
     dtype = dtypes.get((exponent_bits, mantissa_bits), torch.float16)
@@ -187,7 +187,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: subnormal numbers become 0, without a sign
 # is: slip
-# says: no subnormal numbers in it: .* And -1e-30
+# says: Subnormal numbers are missing.* And -1e-30
 # base: what the wrong ones change
 -    rounded = x.div(step).round().mul(step)
 +    rounded = x.div(step).round().mul(step)

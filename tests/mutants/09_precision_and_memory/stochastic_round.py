@@ -8,7 +8,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: noise of a step both ways
 # is: slip
-# says: up and down from an exact value
+# says: up or down from an exact value
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
 +    noise = torch.randint(-65535, 65536, x.shape, generator=generator, dtype=torch.int32)
@@ -16,7 +16,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: the lower half is cut off
 # is: idea
-# says: Always down: bias -½ step
+# says: always go down, .* bias is -½ step
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
 +    noise = 0
@@ -24,7 +24,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: floor
 # is: idea
-# says: Always away from zero: floor
+# says: always go away from zero, because floor
 def stochastic_round(x, generator=None):
     bits = x.view(torch.int32)
     step = torch.where(x < 0, 65535, 0).int()
@@ -34,14 +34,14 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: to nearest
 # is: idea
-# says: that is rounding to nearest
+# says: your function rounds to nearest
 def stochastic_round(x, generator=None):
     return x.bfloat16()
 
 
 # %% wrong: noise in bfloat16
 # is: idea
-# says: added to a number that has lost its bits already
+# says: added to a number that has already lost its bits
 def stochastic_round(x, generator=None):
     rounded = x.bfloat16()
     exponent = torch.frexp(rounded.float()).exponent
@@ -80,7 +80,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: the upper neighbour of a negative number is greater
 # is: slip
-# says: sign and magnitude, the bits are
+# says: The bits are sign and magnitude
 def stochastic_round(x, generator=None):
     down = (x.view(torch.int32) & -65536).view(torch.float32)
     step = ((down.abs().view(torch.int32) + 65536).view(torch.float32) - down.abs())
@@ -119,7 +119,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: the default generator
 # is: slip
-# says: same seed, other values
+# says: the same seed gave other values
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
 +    noise = torch.randint(0, 65536, x.shape, dtype=torch.int32)
@@ -159,7 +159,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: float32 comes back
 # is: slip
-# says: the result is not in bfloat16: it is in float32
+# says: the result is not in bfloat16 but in float32
 # base: what the wrong ones change
 -    return torch.where(x.isfinite(), rounded, x).bfloat16()
 +    return torch.where(x.isfinite(), rounded, x)
@@ -167,7 +167,7 @@ def stochastic_round(x, generator=None):
 
 # %% wrong: the lower half is not cleared before the cast
 # is: slip
-# says: rounds a second time, to nearest: clear the lower half
+# says: rounds a second time, to nearest. Clear the lower half
 # base: what the wrong ones change
 -    rounded = ((bits + noise) & -65536).view(torch.float32)
 +    rounded = (bits + noise).view(torch.float32)

@@ -85,13 +85,13 @@ def raised(error: str = "", text: str = "", where: str = "", loading: bool = Fal
     said = kit.Sentence(f"Adam8bit raised {error}: {text}", f"Adam8bit raised {kit.error_kind(error)}.")
     why = ""
     if "used as indices" in text or "be long, int, byte or bool" in text or "IndexError" in error:
-        why = CAST if loading else "Codes are indices: numbers[codes.long()]."
+        why = CAST if loading else "Codes are indices, so write numbers[codes.long()]."
     elif loading:
         why = LOST
     elif "shape" in text or "size" in text:
-        why = "The last block of a parameter may be shorter: pad with zeros, and cut off."
+        why = "The last block of a parameter can be shorter, so pad it with zeros and cut them off."
     elif "in-place operation" in text:
-        why = "A step is outside of the graph: @torch.no_grad()."
+        why = "A step stays outside of the graph, so decorate it with @torch.no_grad()."
     return kit.wrong(said, kit.at(where) if where else "", why, cause=why or f"{error} {where}")
 
 
@@ -140,7 +140,7 @@ def values_line(
             f"after step {k + 1} a parameter is wrong", torch.where(bad, actual, wanted), wanted
         )
         if bool(actual.isnan().any()):
-            why = "A block of zeros was divided by its scale: 0 / 0 is NaN. Divide by 1 there."
+            why = "A block of zeros was divided by its scale, but 0 / 0 is NaN. Divide by 1 instead."
             zeros = any(g is not None and bool((g == 0).any()) for g in run.gradients[i])
             return kit.wrong(said, why if zeros else "", cause=why)
         if run.saved is not None and k >= run.saved:
@@ -151,10 +151,10 @@ def values_line(
                 if not any(bool(off(tensors, made, i, n).any()) for n in range(until)):
                     return kit.wrong(said, says, cause=says, misses_point=says == FLOAT32)
         small = run.starts[i].numel() < SMALL
-        generic = "The step is AdamW's, from moments that were rounded to the nearest code."
+        generic = "Take AdamW's step from moments rounded to the nearest code."
         if k == 0:
-            generic = "The step is AdamW's, taken from the float32 moments: they are rounded after it."
-        return kit.wrong(said, "The step is AdamW's." if small else generic, cause="values")
+            generic = "Take AdamW's step from the float32 moments, because they are rounded only after it."
+        return kit.wrong(said, "Take the step that AdamW takes." if small else generic, cause="values")
 
     @cache
     def right_of(i: int) -> JudgedSteps:
@@ -173,14 +173,17 @@ def bytes_line(run: Expected, title: str, weight: float) -> kit.Line:
         if reply.held <= run.enough:
             return kit.RIGHT
         each = words.number(round(reply.held / elements, 2))
-        why = "Keep codes in uint8 and a scale for each block; the float32 moments live for one step."
+        why = (
+            "Keep codes in uint8 and a scale for each block, and let the float32 moments live only for "
+            "one step."
+        )
         if run.saved is not None:
             why = CAST
         elif reply.held >= 7.9 * elements:
             why = f"Two moments in float32 take 8 bytes. {why}"
         said = kit.Sentence(
-            f"the states hold {each} bytes a parameter, 2 + 8/256 are enough.",
-            "the states hold more than 2 + 8/256 bytes a parameter.",
+            f"the states hold {each} bytes per parameter, but 2 + 8/256 are enough.",
+            "the states hold more than 2 + 8/256 bytes per parameter.",
         )
         return kit.wrong(said, why, cause="bytes")
 

@@ -19,12 +19,12 @@ SLACK = 16_384  # bytes: code tables, counters
 BLOCK = 256
 SIGNED, UNSIGNED = DYNAMIC_SIGNED.double(), DYNAMIC_UNSIGNED.double()
 LOST = (
-    "After load_state_dict it takes other steps. Everything that a step reads has to be in "
-    "self.state[param]: codes and scales of both moments, and the count of steps."
+    "After load_state_dict, the optimizer takes other steps. self.state[param] must hold everything a "
+    "step reads: the codes and scales of both moments, and the count of steps."
 )
 CAST = (
-    "load_state_dict of torch.optim.Optimizer casts every state to the parameter's dtype, and the codes came "
-    "back as float32. Derive from ByteStates, which leaves dtypes alone."
+    "load_state_dict of torch.optim.Optimizer casts every state to the parameter's dtype, so the codes "
+    "came back as float32. Derive from ByteStates, which leaves dtypes unchanged."
 )
 
 
@@ -120,10 +120,11 @@ class JudgedSteps:
     sure: list[Tensor]
 
 
-FLOAT32 = "The moments are not rounded at all between the steps: codes are kept, and float32 is not."
-LINEAR_M = "m has linear codes: DYNAMIC_SIGNED has numbers in seven decades."
+FLOAT32 = "The moments are not rounded at all between the steps. Keep codes instead of float32."
+LINEAR_M = "m has linear codes. Use DYNAMIC_SIGNED instead, which has numbers in seven decades."
 LINEAR_BOTH = (
-    "Both moments have linear codes: DYNAMIC_SIGNED and DYNAMIC_UNSIGNED have numbers in seven decades."
+    "Both moments have linear codes. Use DYNAMIC_SIGNED and DYNAMIC_UNSIGNED instead, which have numbers "
+    "in seven decades."
 )
 LINEAR = linear_map(True).double(), torch.linspace(-1, 1, 256, dtype=torch.float64)  # two ways to make it
 UNSIGNED_LINEAR = linear_map(False).double()
@@ -131,63 +132,64 @@ UNSIGNED_LINEAR = linear_map(False).double()
 OF_STATES = (
     kit.Slip(FLOAT32, lambda rule: replace(rule, numbers=None)),
     kit.Slip(
-        "v has linear codes: all of it below 1/510 of the block's largest becomes 0, and m is divided by "
-        "eps. DYNAMIC_UNSIGNED has numbers in seven decades.",
+        "v has linear codes, so every v below 1/510 of the block's largest becomes 0, and m is divided "
+        "by eps. Use DYNAMIC_UNSIGNED instead, which has numbers in seven decades.",
         lambda rule: replace(rule, numbers=(SIGNED, UNSIGNED_LINEAR)),
     ),
     *(kit.Slip(LINEAR_M, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED))) for m in LINEAR),
     *(kit.Slip(LINEAR_BOTH, lambda rule, m=m: replace(rule, numbers=(m, UNSIGNED_LINEAR))) for m in LINEAR),
     kit.Slip(
-        "One scale for the tensor: beside one outlier 99 % of v is 0. Each block of 256 elements has its "
-        "own.",
+        "The whole tensor has one scale, so one outlier turns 99 % of v into 0. Give each block of 256 "
+        "elements its own scale.",
         lambda rule: replace(rule, whole=True),
     ),
     kit.Slip(
-        "v has signed codes, of which it uses half: DYNAMIC_UNSIGNED is twice as fine.",
+        "v has signed codes but uses only half of them. DYNAMIC_UNSIGNED is twice as fine.",
         lambda rule: replace(rule, numbers=(SIGNED, SIGNED)),
     ),
     kit.Slip(
-        "The moments were rounded before the step was taken: update the parameter from the float32 ones.",
+        "The moments were rounded before the step was taken. Update the parameter from the float32 "
+        "moments instead.",
         lambda rule: replace(rule, before=True),
     ),
     kit.Slip(
-        "Codes were rounded towards 0, and the moments drift: take the nearest number.",
+        "Codes were rounded towards 0, so the moments drift. Take the nearest number instead.",
         lambda rule: replace(rule, floor=True),
     ),
     kit.Slip(
-        f"A parameter of fewer than {SMALL:,} elements has 8 bits: it keeps float32.",
+        f"A parameter of fewer than {SMALL:,} elements has 8 bits, but it should keep float32.",
         lambda rule: replace(rule, small=0),
     ),
     kit.Slip(
-        f"`block` was not used: the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)
+        f"`block` was not used, so the blocks had {BLOCK} elements.", lambda rule: replace(rule, block=BLOCK)
     ),
 )
 # In AdamW itself. They cost the line on a parameter in float32, and not those on 8 bits.
 OF_ADAMW = (
     kit.Slip(
-        "Bias was corrected twice: the moments are stored as they are, and corrected for the step alone.",
+        "Bias was corrected twice. Store the moments as they are, and correct them only for the step.",
         lambda rule: replace(rule, stored=True),
     ),
     kit.Slip(
-        "Bias was not corrected: m / (1 - beta1^t), v / (1 - beta2^t).",
+        "Bias was not corrected. Use m / (1 - beta1^t) and v / (1 - beta2^t).",
         lambda rule: replace(rule, corrected=False),
     ),
     kit.Slip(
-        "Weight decay went into the gradient, and so into the moments. Decoupled, it is w *= 1 - lr * "
-        "weight_decay.",
+        "Weight decay went into the gradient, and so into the moments. Decoupled weight decay is w *= 1 "
+        "- lr * weight_decay.",
         lambda rule: replace(rule, decay="coupled"),
     ),
     kit.Slip(
-        "Weight decay does not know the learning rate: w *= 1 - lr * weight_decay.",
+        "Weight decay ignores the learning rate. Use w *= 1 - lr * weight_decay instead.",
         lambda rule: replace(rule, decay="without lr"),
     ),
     kit.Slip(
-        "weight_decay was not used: w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")
+        "weight_decay was not used. Add w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")
     ),
-    kit.Slip("eps stands inside the root: sqrt(v) + eps.", lambda rule: replace(rule, inside=True)),
-    kit.Slip("eps was not used: sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
+    kit.Slip("eps is inside the root. Use sqrt(v) + eps instead.", lambda rule: replace(rule, inside=True)),
+    kit.Slip("eps was not used. Divide by sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
     kit.Slip(
-        "One count of steps for all parameters: each has its own, self.state[param]['step'].",
+        "All parameters share one count of steps, but each needs its own in self.state[param]['step'].",
         lambda rule: replace(rule, counted=True),
     ),
 )

@@ -140,7 +140,7 @@ def unsigned(form: Form) -> Rounding:
     return rounded
 
 
-HALVES = "Halves go up: floor(x + 0.5). A tie goes to its even neighbour."
+HALVES = "Halves go up, as in floor(x + 0.5), but a tie must go to its even neighbour."
 WHOLE = "The smallest normal number is 2^(1 - bias), and bias is 2^(exponent_bits - 1) - 1."
 
 
@@ -149,67 +149,77 @@ def slips(form: Form) -> dict[str, Rounding]:
     fine = 2.0**-form.mantissa_bits
 
     variants = {
-        "It truncates: half of all values are one step too small.": variant(form, rounding=torch.floor),
-        "It rounds up always: half of all values are one step too large.": variant(
+        "Your function truncates, so half of all values are one step too small.": variant(
+            form, rounding=torch.floor
+        ),
+        "Your function always rounds up, so half of all values are one step too large.": variant(
             form, rounding=torch.ceil
         ),
-        "Ties go away from zero. 1.00048828125 lies halfway and rounds to 1.0 in fp16: to even.": (
+        "Ties go away from zero instead of to even. In fp16, 1.00048828125 is halfway and rounds to 1.0.": (
             variant(form, rounding=away)
         ),
         HALVES: upward(form, sign=True),
         f"{HALVES} And -1e-30 becomes -0.0.": upward(form, sign=False),
-        "There are no subnormal numbers in it: 6e-8 exists in fp16. Below the smallest normal number the "
-        "step stays that of the first binade.": variant(form, flush=True),
-        "Below the smallest normal number the step goes on shrinking: subnormal numbers have the step of the "
-        "first binade.": variant(form, lowest=-3000),
-        "That is bias 2^(exponent_bits - 1). " + WHOLE: variant(form, lowest=form.lowest - 1),
-        "That is bias 2^exponent_bits. " + WHOLE: variant(form, lowest=1 - 2**form.exponent_bits),
-        "There are no subnormal numbers in it: below the smallest normal number the step stays that of the "
-        "first binade. And -1e-30 rounds to -0.0.": variant(form, flush=True, sign=False),
-        "-0 lost its sign: -1e-30 rounds to -0.0.": variant(form, sign=False),
-        "It was rounded twice: first to float32, and a value beside a tie became the tie.": (
+        "Subnormal numbers are missing, although 6e-8 exists in fp16. Below the smallest normal number, "
+        "the step stays the same as in the first binade.": variant(form, flush=True),
+        "Below the smallest normal number, the step goes on shrinking, but subnormal numbers have the "
+        "step of the first binade.": variant(form, lowest=-3000),
+        "Your bias is 2^(exponent_bits - 1). " + WHOLE: variant(form, lowest=form.lowest - 1),
+        "Your bias is 2^exponent_bits. " + WHOLE: variant(form, lowest=1 - 2**form.exponent_bits),
+        "Subnormal numbers are missing. Below the smallest normal number, the step stays the same as in "
+        "the first binade. And -1e-30 rounds to -0.0.": variant(form, flush=True, sign=False),
+        "-0 lost its sign, although -1e-30 rounds to -0.0.": variant(form, sign=False),
+        "The number was rounded twice, first to float32, so a value next to a tie became the tie.": (
             lambda x: form.nearest(x.float().double())
         ),
-        "There is a bit of mantissa too few: frexp's mantissa lies between 1/2 and 1, so that its "
-        "exponent is one larger than a binade's.": variant(
+        "The mantissa has one bit too few. frexp's mantissa is between 1/2 and 1, so its exponent is one "
+        "larger than the exponent of a binade.": variant(
             form, binade=lambda size: torch.frexp(size).exponent, lowest=form.lowest + 1
         ),
-        "There is a bit of mantissa too few: frexp's mantissa lies between 1/2 and 1, so that its exponent "
-        "is one larger than the binade's.": variant(form, binade=lambda size: torch.frexp(size).exponent),
-        "It never overflows: beyond the largest number there is infinity, or with finite=True the largest.": (
+        "The mantissa has one bit too few. frexp's mantissa is between 1/2 and 1, so its exponent is one "
+        "larger than the exponent of the binade.": variant(
+            form, binade=lambda size: torch.frexp(size).exponent
+        ),
+        "Your function never overflows. Beyond the largest number, return infinity, or the largest "
+        "number with finite=True.": (
             variant(form, largest=INFINITY)
         ),
     }  # fmt: skip
     if form.finite:
         ieee = (2 - fine) * 2.0**form.bias
         variants |= {
-            "finite=True was not used: such a format has one more binade, and no infinities.": variant(
+            "finite=True was not used, but such a format has one more binade and no infinities.": variant(
                 form, largest=ieee, over="inf"
             ),
-            "448 + ... = inf: e4m3 has no infinities. With finite=True it saturates.": variant(
+            "448 + ... = inf, but e4m3 has no infinities. With finite=True, it saturates.": variant(
                 form, over="inf"
             ),
-            "e4m3 has NaN from NaN alone: with finite=True it saturates, infinity included.": variant(
+            "In e4m3, only NaN becomes NaN. With finite=True, all else saturates, even infinity.": variant(
                 form, over="nan"
             ),
-            "The largest number of e4m3 is 448: finite has one more binade, whose last code alone is NaN.": (
-                variant(form, largest=ieee)
-            ),
-            "The largest number of e4m3 is 448, 480's code is NaN.": variant(
+            "The largest number of e4m3 is 448, because finite means one more binade, in which only the "
+            "last code is NaN.": variant(form, largest=ieee),
+            "The largest number of e4m3 is 448, because the code of 480 is NaN.": variant(
                 form, largest=(2 - fine) * 2.0 ** (form.bias + 1)
             ),
         }
     else:
         variants |= {
-            "It overflows at the largest number, not at the largest + half a step: 65519 is 65504 in fp16, "
-            "65520 is inf.": variant(form, above=form.largest),
-            "It saturates: without finite=True values beyond are infinite.": variant(form, over="largest"),
-            "Infinity lost its sign: below the negative of the largest number there is -inf.": unsigned(form),
-            "The largest number is too large by a binade: the last exponent stands for infinity and NaN, and "
-            "bias is 2^(exponent_bits - 1) - 1.": variant(form, largest=(2 - fine) * 2.0 ** (form.bias + 1)),
+            "Your function overflows at the largest number instead of half a step above it. In fp16, "
+            "65519 becomes 65504, but 65520 becomes inf.": variant(form, above=form.largest),
+            "Your function saturates, but without finite=True, values beyond are infinite.": variant(
+                form, over="largest"
+            ),
+            "Infinity lost its sign. Below the negative of the largest number, the result is -inf.": unsigned(
+                form
+            ),
+            "The largest number is a binade too large, because the last exponent is reserved for "
+            "infinity and NaN, and bias is 2^(exponent_bits - 1) - 1.": variant(
+                form, largest=(2 - fine) * 2.0 ** (form.bias + 1)
+            ),
         }
     others = {
-        f"The numbers are those of {other.name}: take exponent_bits and mantissa_bits as they come.": (
+        f"The numbers belong to {other.name}. Use exponent_bits and mantissa_bits as they are passed.": (
             other.nearest
         )
         for other in (FP16, E5M2, E4M3)
@@ -310,8 +320,8 @@ def case(
 
     def said(x: Tensor, got: Tensor, want: Tensor, total: int) -> kit.Sentence:
         shown = typical(x)
-        example = f"{float(x[shown])!r} became {float(got[shown])!r} and not {float(want[shown])!r}"
-        return kit.Sentence(f"{example}; {len(x):,} of {total:,} values are wrong.", "Values are wrong.")
+        example = f"{float(x[shown])!r} became {float(got[shown])!r} instead of {float(want[shown])!r}"
+        return kit.Sentence(f"{example}, and {len(x):,} of {total:,} values are wrong.", "Values are wrong.")
 
     shares = {"numbers of the format": 0.5, "normal numbers": 1.0, "ties": 1.0, "subnormal numbers": 1.0}
     lines = [*(line(name, shares.get(name, 1.0)) for name in parts), *also(x)]
@@ -327,7 +337,7 @@ def alone(x: Tensor) -> list[kit.Line]:
     def judge(observed: kit.Observed) -> kit.Finding:
         if bool(same(observed.tensors[0]["x"], x).all()):
             return kit.RIGHT
-        return kit.wrong("x was changed.", "A new tensor was asked for: the caller still has x.")
+        return kit.wrong("x was changed.", "Return a new tensor, because the caller still has x.")
 
     return [kit.Line("x is left alone", judge, 2.0, trivial=True, short=True)]
 

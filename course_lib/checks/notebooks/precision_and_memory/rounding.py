@@ -25,16 +25,16 @@ SIGMAS, SPARE = 6, 15  # of a count; the spare is for fractions near 0 and 1, wh
 ONE, TINY, MINUS = 0x3F80 << LOW, 0x0001 << LOW, -(1 << 31)  # bits of 1, of 2^-133, of the sign
 LARGEST = 0x7F7F << LOW
 NEAREST = (
-    "The discarded bits decide and no random number does: that is rounding to nearest. (Noise in bfloat16 is "
-    "added to a number that has lost its bits already.)"
+    "The discarded bits decide instead of a random number, so your function rounds to nearest. (Noise in "
+    "bfloat16 is added to a number that has already lost its bits.)"
 )
 SECOND = (
-    "The noise is right, and .bfloat16() rounds a second time, to nearest: clear the lower half of the bits "
-    "before the cast."
+    "The noise is right, but .bfloat16() rounds a second time, to nearest. Clear the lower half of the "
+    "bits before the cast."
 )
 NOISE = (
-    "The noise is less than one step, and of one sign: from 0 to 65,535 of 65,536 parts, added to the "
-    "magnitude."
+    "The noise must be less than one step and have one sign, so add from 0 to 65,535 of 65,536 parts to "
+    "the magnitude."
 )
 
 
@@ -113,17 +113,19 @@ def between(run: Rounded, observed: kit.Observed) -> kit.Finding:
     low, high = (float(t.flatten()[place]) for t in (down, up))
     said = f"{words.counted(int(off.sum()), 'value')} of {words.number(off.numel())} are not a neighbour"
     sentence = kit.Sentence(
-        f"{said}: {x:.9g} lies between {low:.9g} and {high:.9g} and became {value:.9g}.",
+        f"{said}. For example, {x:.9g} lies between {low:.9g} and {high:.9g}, but became {value:.9g}.",
         "values are not one of the two neighbours.",
     )
     negative = run.x < 0
     if bool(off[negative].any()) and not bool(off[~negative].any()):
         return kit.wrong(
             sentence,
-            "Negative values alone are wrong, rounded towards +inf: sign and magnitude, the bits are. Of a "
-            "negative number, too, the lower half leads away from zero.",
+            "Only negative values are wrong, because they were rounded towards +inf. The bits are sign "
+            "and magnitude, so the lower half of a negative number also leads away from zero.",
         )
-    return kit.wrong(sentence, "Its neighbours are the upper half of its bits, and that plus 1.")
+    return kit.wrong(
+        sentence, "The neighbours of x are the upper half of its bits, and the same half plus 1."
+    )
 
 
 def typical(x: Tensor) -> Tensor:
@@ -167,7 +169,7 @@ def means(runs: Sequence[Rounded]) -> Callable[[Rounded, kit.Observed], kit.Find
         result = observed.tensors[0][run.name]
         exact = run.fractions.index(0)
         if bool((result[exact] != run.x[exact]).any()):
-            said = "up and down from an exact value: a number that bfloat16 has was moved."
+            said = "a number moved up or down from an exact value of bfloat16."
             return kit.wrong(said, why_moved(result[exact], run.x[exact]), cause="exact")
         counts = Counts.of(run, result)
         if any(up + down != DRAWS for up, down in zip(counts.ups, counts.downs, strict=True)):
@@ -177,9 +179,9 @@ def means(runs: Sequence[Rounded]) -> Callable[[Rounded, kit.Observed], kit.Find
             return kit.RIGHT
         worst = max(off, key=lambda k: abs(counts.ups[k] - DRAWS * counts.fractions[k]))
         said = kit.Sentence(
-            f"a number with {counts.fractions[worst]:.4f} of the way to its upper neighbour went there in "
+            f"a number {counts.fractions[worst]:.4f} of the way to its upper neighbour went there in "
             f"{counts.ups[worst] / DRAWS:.4f} of {words.number(DRAWS)} draws.",
-            "numbers do not go up as often as their place between the neighbours says.",
+            "numbers do not go up as often as their position between the neighbours requires.",
         )
         every = [Counts.of(each, observed.tensors[0][each.name]) for each in runs]
         why, misses = why_off(counts, every, bool((run.x < 0).all()))
@@ -201,23 +203,31 @@ def why_off(counts: Counts, every: Sequence[Counts], negative: bool) -> tuple[st
         return all(not each.off(wanted) for each in every)
 
     if not counts.off(lambda p: 0.0):
-        return "Always down: bias -½ step. The lower half of the bits was cut off.", True
+        return (
+            "Values always go down, because the lower half of the bits was cut off. The bias is -½ step."
+        ), True
     if not counts.off(lambda p: 1.0):
-        why = "Always away from zero: floor() goes down from a negative number as well."
-        return (why if negative else "Always up: bias +½ step."), True
+        why = "Values always go away from zero, because floor() also goes down from a negative number."
+        return (why if negative else "Values always go up, so the bias is +½ step."), True
     if all(to_nearest(each) for each in every):
         return NEAREST, True
     if all(up in (0, DRAWS) for each in every for up in each.ups):
-        return "All elements took the same draw: a random number for each element, noise of x's shape.", False
+        return (
+            "All elements took the same draw. Draw a random number for each element, so that the "
+            "noise has x's shape."
+        ), False
     if fits(lambda p: 0.5):
         return (
-            "A coin was thrown: the probability is the fraction that the discarded bits are of a step.",
+            (
+                "A coin was thrown, but the probability of going up is the discarded bits as a fraction of a "
+                "step."
+            ),
             True,
         )
     for says, wanted in SHARES.items():
         if fits(wanted):
             return says, False
-    return "The probability of going up is the lower half of the bits over 65,536.", False
+    return "The probability of going up must be the lower half of the bits divided by 65,536.", False
 
 
 def to_nearest(counts: Counts) -> bool:
@@ -225,12 +235,16 @@ def to_nearest(counts: Counts) -> bool:
     return any(not counts.off(wanted) for wanted in (lambda p: float(p > 0.5), lambda p: float(p >= 0.5)))
 
 
-EIGHT = "The noise has 8 bits: the discarded half has 16."
+EIGHT = "The noise has 8 bits, but the discarded half has 16."
 SHARES: dict[str, Wanted] = {
-    "The probabilities are exchanged: near the lower neighbour a number seldom goes up.": lambda p: 1 - p,
+    "The probabilities are exchanged, but a number near the lower neighbour should seldom go up.": lambda p: (
+        1 - p
+    ),
     EIGHT: lambda p: math.floor(256 * p) / 256,
     f"{EIGHT} (From 1 to 256.)": lambda p: math.ceil(256 * p) / 256,
-    "The noise reaches half of a step only: a signed integer of 16 bits ends at 32,767.": lambda p: p / 2,
+    "The noise reaches only half of a step, because a signed integer of 16 bits ends at 32,767.": lambda p: (
+        p / 2
+    ),
 }
 
 
@@ -241,21 +255,21 @@ def stays(run: Rounded, observed: kit.Observed) -> kit.Finding:
     if bool((result[infinite] != x[infinite]).any()):
         became = "NaN" if bool(result[infinite].isnan().any()) else "something else"
         return kit.wrong(
-            f"inf + noise = {became}: an infinity did not stay.",
-            "Leave values alone that are not finite: torch.where(x.isfinite(), ...).",
+            f"inf + noise = {became}, so an infinity did not stay infinite.",
+            "Leave values that are not finite as they are, with torch.where(x.isfinite(), ...).",
             cause="not finite",
         )
     if not bool(result[nan].isnan().all()):
         return kit.wrong(
-            "NaN became a number, or an infinity.",
-            "Noise on NaN's bits carries into its exponent and its sign. Leave values alone that are not "
-            "finite.",
+            "NaN became a number or an infinity.",
+            "Noise on NaN's bits carries into its exponent and its sign, so leave values that are not "
+            "finite as they are.",
             cause="not finite",
         )
     exact = ~(infinite | nan)
     moved = int((result[exact] != x[exact]).sum())
     if moved:
-        said = f"{words.counted(moved, 'number')} that bfloat16 has moved: up and down from an exact value."
+        said = f"{words.counted(moved, 'number')} moved up or down from an exact value of bfloat16."
         return kit.wrong(said, why_moved(result[exact], x[exact]), cause="exact")
     return kit.RIGHT
 
@@ -270,14 +284,14 @@ def generated(run: Rounded, observed: kit.Observed) -> kit.Finding:
         return kit.wrong(
             "PyTorch's default generator was used."
             if torch.equal(result, again)
-            else "same seed, other values.",
-            "Pass the generator on: torch.randint(..., generator=generator).",
+            else "the same seed gave other values.",
+            "Pass the generator on with torch.randint(..., generator=generator).",
             cause="generator",
         )
     if torch.equal(result, other):
         return kit.wrong(
             "two generators with different seeds gave the same values.",
-            "Draw the noise from the generator that is passed, as it is: without a seed of your own.",
+            "Draw the noise from the generator you are given, without setting a seed of your own.",
             cause="generator",
         )
     return kit.RIGHT
@@ -288,8 +302,8 @@ def without(run: Rounded, observed: kit.Observed) -> kit.Finding:
     result, again, other = (observed.tensors[0][f"{run.name}{key}"] for key in ("", ".again", ".other"))
     if torch.equal(result, other) or not torch.equal(result, again):
         return kit.wrong(
-            "without a generator the values do not follow torch.manual_seed.",
-            "generator=None stands for PyTorch's default: draw the noise with generator=None.",
+            "without a generator, the values do not follow torch.manual_seed.",
+            "generator=None means PyTorch's default generator, so draw the noise with generator=None.",
             cause="default",
         )
     return kit.RIGHT
@@ -299,7 +313,7 @@ def replicas(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """Ranks with equal generators and default generators of their own have equal weights."""
     results = [tensors[run.name] for tensors in observed.tensors]
     if bool(((results[0] - run.x).abs() > run.x.abs() / 32).any()):
-        return kit.wrong("the weights are not near those that were rounded.", cause="neighbours")
+        return kit.wrong("the weights are not near the weights before rounding.", cause="neighbours")
     if all(bool((result == results[0]).all()) for result in results):
         return kit.RIGHT
     count = int((results[0] != results[1]).sum())
@@ -308,8 +322,8 @@ def replicas(run: Rounded, observed: kit.Observed) -> kit.Finding:
             f"{words.number(count)} of {words.number(run.x.numel())} weights differ between the replicas.",
             "weights differ between the replicas.",
         ),
-        "Both ranks passed generators with one seed. From here on they train two models: draw from the "
-        "generator that is passed, and from nothing else.",
+        "Both ranks passed generators with the same seed, but from here on they train two models. Draw "
+        "only from the generator you are given.",
         cause="generator",
     )
 
@@ -321,8 +335,8 @@ def narrow(run: Rounded, observed: kit.Observed) -> kit.Finding:
         return kit.RIGHT
     said = "the result is not in bfloat16"
     return kit.wrong(
-        kit.Sentence(f"{said}: it is in {dtype or 'no dtype'}.", f"{said}."),
-        "Its numbers fit into two bytes: .bfloat16() at the end.",
+        kit.Sentence(f"{said} but in {dtype or 'no dtype'}.", f"{said}."),
+        "Its numbers fit into two bytes, so call .bfloat16() at the end.",
     )
 
 
@@ -330,7 +344,7 @@ def alone(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """The argument afterwards, to the bit."""
     if torch.equal(observed.tensors[0][f"{run.name}.x"].view(torch.int32), run.x.view(torch.int32)):
         return kit.RIGHT
-    return kit.wrong("x was changed.", "The caller still has it: work on a copy.", cause="changed")
+    return kit.wrong("x was changed.", "The caller still has x, so work on a copy.", cause="changed")
 
 
 # ---- the inputs

@@ -21,12 +21,12 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ENDS = {E4M3: 448.0, E5M2: 57344.0}
 ROUNDING, LEAST = 1e-6, 1.5e-45  # of a scale; a step of float32's subnormal numbers
 NEAR = 4e-6  # of an element: x / scale is rounded in float32 before the cast
-ZEROS = "A block of zeros was divided by its scale: 0 / 0 is NaN. It has the scale 1."
+ZEROS = "A block of zeros was divided by its scale, but 0 / 0 is NaN. Give this block the scale 1."
 FROM_AMAX = "scale = the block's largest magnitude / the format's largest number."
-ONE = "One scale for all of x: `block` says what shares one."
+ONE = "All of x has one scale, but `block` says which elements share a scale."
 LOCAL = (
-    "two ranks, two scales, one weight: each rank took the largest magnitude of its own shard. Take the "
-    "largest of all of `group`: all_reduce with MAX, before you divide."
+    "Two ranks have two scales for one weight, because each rank took the largest magnitude of its own "
+    "shard. Take the largest magnitude in all of `group` with all_reduce and MAX before you divide."
 )
 Block = tuple[int, ...]  # rows and columns
 
@@ -64,9 +64,9 @@ def nearest(scaled: Tensor, dtype: torch.dtype) -> Tensor:
 
 def trouble(error: str, text: str) -> str:
     if "shape" in text and "invalid" in text:
-        return "Blocks at the edges may be smaller: pad with zeros, or go block by block."
+        return "Blocks at the edges can be smaller, so pad with zeros or go block by block."
     if "not implemented for 'Float8" in text:
-        return "fp8 numbers can be stored and cast, and not computed with: values.float() first."
+        return "fp8 numbers can be stored and cast but not computed with, so call values.float() first."
     return ""
 
 
@@ -98,7 +98,7 @@ class Quantized:
                 "values": functions.Part(
                     self.right_values, self.near_values, kit.Spec(self.format, tuple(self.x.shape)),
                     fault="not the nearest numbers to x / scale",
-                    otherwise="Each element is divided by its own block's scale, and cast.",
+                    otherwise="Divide each element by the scale of its own block, and then cast it.",
                 ),
             },
             slips=lambda name, came: self.scale_slips(came) if name == "scales" else self.value_slips(came),
@@ -152,35 +152,37 @@ class Quantized:
         shards = torch.stack([self.scales_of(shard) for shard in self.shards or [self.x]])
         return {
             ZEROS: bool((~scales.isfinite() & (self.scales == 0)).any()),
-            "The scale is upside down: values = x / scale and x = values * scale, so it is amax / largest.": (
-                self.inverted(came) or bool((scales.isinf() & (self.scales < 1e-38)).any())
-            ),
+            "The scale is upside down. It is amax / largest, because values = x / scale and x = values * "
+            "scale.": self.inverted(came) or bool((scales.isinf() & (self.scales < 1e-38)).any()),
             LOCAL: self.scales_of(self.x),
-            "The ranks' largest magnitudes were averaged: the largest of all decides, all_reduce with MAX.": (
-                shards.mean(0)
+            "The ranks' largest magnitudes were averaged, but the largest of all decides. Call all_reduce "
+            "with MAX.": shards.mean(0),
+            "The ranks' largest magnitudes were added, because all_reduce adds unless you pass MAX.": (
+                shards.sum(0)
             ),
-            "The ranks' largest magnitudes were added: all_reduce adds unless it is told MAX.": shards.sum(0),
-            "The ranks took the least of their largest magnitudes: all_reduce with MAX.": shards.amin(0),
-            "Signs count in it: the largest magnitude of a block may be that of a negative number, -7 beside "
-            "5. Take abs() first.": of(torch.max) / end,
-            "Its sign is that of the block's largest element: a scale is a magnitude over the largest "
-            "number.": of(lambda part: part.flatten()[part.abs().argmax()]) / end,
-            f"The largest number of this format is {words.number(end)}, {words.number(other)} is that of the "
-            "other: torch.finfo(dtype).max.": of(amax) / other,
-            "That is the largest magnitude itself: divided by it all values lie below 1, and the format's "
-            "upper half is unused.": of(amax),
+            "The ranks took the least of their largest magnitudes. Call all_reduce with MAX instead.": (
+                shards.amin(0)
+            ),
+            "The scale depends on signs, but the largest magnitude of a block can belong to a negative "
+            "number, such as -7 next to 5. Take abs() first.": of(torch.max) / end,
+            "The scale has the sign of the block's largest element, but a scale is a magnitude over the "
+            "largest number.": of(lambda part: part.flatten()[part.abs().argmax()]) / end,
+            f"The largest number of this format is {words.number(end)}, but {words.number(other)} belongs "
+            "to the other format. Use torch.finfo(dtype).max.": of(amax) / other,
+            "Your scale is the largest magnitude itself, so all values are below 1 after the division, "
+            "and the format's upper half is unused.": of(amax),
             ONE: (amax(self.whole.double()) / end).expand_as(self.scales),
-            "The scale is kept in 8 bits, and rounded: it is a float32, 4 bytes a block.": (
+            "The scale is kept in 8 bits and rounded, but it must be a float32, 4 bytes per block.": (
                 self.scales.float().to(self.format).double()
             ),
-            "The scale was computed in bfloat16, and rounded: x.float() first.": (
+            "The scale was computed in bfloat16 and rounded. Call x.float() first.": (
                 self.scales.bfloat16().double()
             ),
-            "The scale is that of the mean magnitude: larger ones lie beyond the end.": (
+            "The scale comes from the mean magnitude, so larger ones lie beyond the end.": (
                 of(lambda part: part.abs().mean()) / end
             ),
-            "A block whose magnitudes are small has a scale like the others: amax / 448, however small. A "
-            "block of zeros alone needs another.": bool(((scales > self.scales) & (scales < 1e-6)).all()),
+            "A block of small magnitudes has a scale like all others, amax / 448, however small. Only a "
+            "block of zeros needs another scale.": bool(((scales > self.scales) & (scales < 1e-6)).all()),
         }
 
     def value_slips(self, came: functions.Tensors) -> dict[str, bool]:
@@ -193,20 +195,22 @@ class Quantized:
             return x.clamp(-end, end).float().to(self.format).double()
 
         mistaken = {
-            "x was multiplied by the scale: divide.": cast(x * each),
+            "x was multiplied by the scale. Divide x by the scale instead.": cast(x * each),
             "x was not divided by its block's scale.": cast(x),
-            "round() makes whole numbers: fp8 has finer ones, and the cast rounds by itself.": (
+            "round() makes whole numbers, but fp8 has finer numbers, and the cast already rounds.": (
                 cast(scaled.round())
             ),
-            "Values were cut off towards 0: the cast rounds to the nearest number.": below.copysign(scaled),
+            "Values were cut off towards 0, but the cast rounds to the nearest number.": below.copysign(
+                scaled
+            ),
         }
         return {
             ZEROS: bool((lost & spread(self.scales == 0, x, self.block)).any()),
-            f"Scales are 0 in a block that is not all zeros. Nothing can be divided by them. {FROM_AMAX}": (
+            f"Scales are 0 in a block that is not all zeros, but nothing can be divided by 0. {FROM_AMAX}": (
                 bool(((each == 0) & (x != 0)).any())
             ),
-            "No clamp: a scale that was rounded down leaves values beyond the format's end, and the cast "
-            "makes infinity of them (of e4m3 values of NaN on older PyTorch). Clamp to the largest number "
+            "A scale that was rounded down leaves values beyond the format's end, and the cast turns "
+            "them into infinity (e4m3 values into NaN on older PyTorch). So clamp to the largest number "
             "before the cast.": bool(lost.any()),
             **{says: torch.equal(values, slip) for says, slip in mistaken.items()},
         }
@@ -214,20 +218,22 @@ class Quantized:
     def misfit(self, name: str, came: str) -> str:
         swapped = over_blocks(self.x, self.block[::-1], amax)
         if came in ("None", "tuple", "list"):
-            return "Return values and scales: two tensors."
+            return "Return two tensors, values and scales."
         if name == "values":
             return "Values have x's shape, and one byte each."
         if "float8" in came:
-            return "Scales stay in float32: 4 bytes a block."
+            return "Scales stay in float32, with 4 bytes per block."
         if "bfloat16" in came:
             return "Scales are float32, whatever x is."
         if came == str(kit.Spec.of(swapped.float())):
             return (
-                "The blocks lie along the wrong dimension. (rows, columns): a tile of 1 x 128 lies along a "
-                "row, along what the product sums, and (1, -1) is a scale for each row."
+                "The blocks lie along the wrong dimension. `block` is (rows, columns), so a tile of 1 x "
+                "128 lies along a row, the dimension over which the product sums, and (1, -1) is a scale "
+                "for each row."
             )
         return (
-            "Scales have a row for each row of blocks and a column for each column of blocks; (1, 1) for one."
+            "Scales have a row for each row of blocks and a column for each column of blocks, so one "
+            "block has scales of shape (1, 1)."
         )
 
 
@@ -240,18 +246,18 @@ def dequantized(draw: kit.Draw, name: str, rows: int, columns: int, block: Block
         name,
         functions.About(
             "dequantize", "values * scale", {"x": "the result is"}, error=trouble,
-            misfit=lambda name, came: "x = values * scale, in float32 and in the shape of values.",
+            misfit=lambda name, came: "Return x = values * scale in float32, in the shape of values.",
         ),
         inputs={"values": values, "scales": scales}, args=[block], object=1, outputs=("x",),
         wanted={
             "x": functions.Part(
                 exact * each, lambda actual, wanted, came: (actual - wanted).abs() <= ROUNDING * wanted.abs(),
                 kit.Spec(torch.float32, (rows, columns)),
-                otherwise="Each value is multiplied by its own block's scale.",
+                otherwise="Multiply each value by the scale of its own block.",
             )
         },
         slips=lambda name, came: {
-            "It divides by the scale: values = x / scale, and x = values * scale.": exact / each
+            "dequantize divides by the scale, but values = x / scale means x = values * scale.": exact / each
         },
     )  # fmt: skip
 
@@ -329,8 +335,8 @@ def sharded_case(draw: kit.Draw, title: str, n: int, members: Sequence[int]) -> 
             same = torch.equal(tensors["shard.scales"], tensors["whole.scales"])
             if not (same and torch.equal(tensors["shard.values"].float(), whole_values)):
                 return kit.wrong(
-                    f"on rank {rank} the shard has other bits than the whole weight.",
-                    "With one scale each element is divided by the same number, sharded or not.",
+                    f"on rank {rank}, the shard has other bits than the whole weight.",
+                    "With one scale, each element is divided by the same number, sharded or not.",
                     cause=kit.ANY,
                 )
         return kit.RIGHT
@@ -339,8 +345,11 @@ def sharded_case(draw: kit.Draw, title: str, n: int, members: Sequence[int]) -> 
         if ratio < 1:
             return LOCAL
         if abs(ratio - 2) < 0.01:
-            return "Two messages: without a group nothing is sent, and with one a single number is."
-        return "The shards travelled: each rank's largest magnitude is enough, 4 bytes."
+            return (
+                "You send two messages, but with a group a rank sends only one number, and without a "
+                "group it sends nothing."
+            )
+        return "The shards travelled, but each rank's largest magnitude is enough, 4 bytes."
 
     share = 2 * (len(members) - 1) / len(members) * 4
     least = [share if rank in members else 0.0 for rank in range(n)]
