@@ -108,7 +108,7 @@ class LossScaler:
 
 # %% wrong: step divides once more
 # is: slip
-# says: After unscale_ the step divided by the scale once more
+# says: After unscale_, the step divided by the scale once more
 # base: what the wrong ones change
 -        if not self.found:
 -            optimizer.step()
@@ -123,7 +123,7 @@ class LossScaler:
 
 # %% wrong: a caller who does not unscale
 # is: slip
-# says: Without a call of unscale_ nothing was divided
+# says: Without a call of unscale_, nothing was divided
 # base: what the wrong ones change
 -        if self.found is None:
 -            self.unscale_(optimizer)
@@ -340,7 +340,7 @@ class LossScaler:
 
 # %% wrong: an all-reduce for each gradient
 # is: slip
-# says: One message for each gradient
+# says: You send one message for each gradient
 # base: what the wrong ones change
 -                if not param.grad.isfinite().all():
 -                    bad.fill_(1)
@@ -352,7 +352,7 @@ class LossScaler:
 
 # %% wrong: a rank without gradients leaves
 # is: slip
-# says: also a rank without gradients
+# says: even a rank without gradients
 # base: what the wrong ones change
 -        bad = torch.zeros(1)
 +        grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
@@ -364,7 +364,7 @@ class LossScaler:
 
 # %% wrong: a parameter without gradient
 # is: slip
-# says: A parameter without a gradient is passed by
+# says: Pass over parameters without a gradient
 # base: what the wrong ones change
 -                if param.grad is None:
 -                    continue
@@ -372,7 +372,7 @@ class LossScaler:
 
 # %% wrong: step returns nothing
 # is: slip
-# says: It returns True if the step was taken
+# says: must return True if the step was taken
 # base: what the wrong ones change
 -        return not self.found
 

@@ -30,7 +30,7 @@ answer_6 = "a scale for each tile"
 
 # %% wrong: no scales
 # is: slip
-# says: Codes need scales
+# says: Codes also need scales
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
 answer_3 = 6
@@ -60,7 +60,7 @@ answer_6 = "a scale for each tile"
 
 # %% wrong: every layer
 # is: slip
-# says: Fewer checkpoints keep less
+# says: fewer checkpoints keep less
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
 answer_3 = 2 + 2 + 2 * (1 + 4 / 256)
@@ -80,7 +80,7 @@ answer_6 = "a scale for each tile"
 
 # %% wrong: the accumulator replaces the range
 # is: slip
-# says: It saves the sum's digits
+# says: This saves the sum's digits
 answer_1 = 2**-10
 answer_2 = "a loss that is not a number"
 answer_3 = 2 + 2 + 2 * (1 + 4 / 256)

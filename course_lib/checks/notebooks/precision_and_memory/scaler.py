@@ -31,10 +31,10 @@ LARGEST = 1e300  # sent for a number that is not finite
 CLOSE = 1e-5  # relative
 FLOAT = 4  # bytes
 REFUSED = {
-    f"torch.{name}": "PyTorch's scaler is the answer: write your own."
+    f"torch.{name}": "PyTorch's scaler is the answer, so write your own."
     for name in ("amp.grad_scaler:GradScaler", "distributed.fsdp.sharded_grad_scaler:ShardedGradScaler")
 }
-SPLIT = "rank {} skipped, rank {} did not: from here they train two models."
+SPLIT = "rank {} skipped the step but rank {} did not, so from here on they train two models."
 
 
 # ---- judging a script
@@ -47,7 +47,7 @@ def judge_script(script: Script, observed: kit.Observed) -> kit.Finding:
             return finding
     right = outcomes(script)
     if any(len(reply.steps) != len(script.callers) for reply in replies):
-        return kit.wrong("a script of steps did not come to its end.")
+        return kit.wrong("a script of steps did not reach its end.")
     pairs = enumerate(zip(replies, right, strict=True))
     if all(same(reply, run, script.starts[rank], script.aspects) for rank, (reply, run) in pairs):
         return returned(replies, right) if "returned" in script.aspects else kit.RIGHT
@@ -69,13 +69,13 @@ def out_of_form(reply: Any) -> kit.Finding | None:
         said = kit.Sentence(
             f"LossScaler raised {error}: {text}", f"LossScaler raised {kit.error_kind(error)}."
         )
-        why = "A parameter without a gradient is passed by." if "NoneType" in text else ""
+        why = "Pass over parameters without a gradient." if "NoneType" in text else ""
         return kit.wrong(said, kit.at(where) if where else "", why, cause=f"{error} {where}")
     if reply.misfit:
         said = "scale_loss does not return a number as a tensor"
         return kit.wrong(
             kit.Sentence(f"{said}: {reply.misfit}.", f"{said}."),
-            "Backward begins at what it returns: the loss times the scale.",
+            "Backward begins at the value it returns, so return the loss times the scale.",
             cause="misfit",
         )
     return None
@@ -90,7 +90,9 @@ def loss_line(script: Script) -> kit.Line:
             return finding
         if reply.losses and all(loss == 1 for loss in reply.losses):
             return kit.RIGHT
-        return kit.wrong("scale_loss wrote into the loss.", "The caller prints it: return a new tensor.")
+        return kit.wrong(
+            "scale_loss wrote into the loss.", "The caller prints the loss, so return a new tensor."
+        )
 
     return kit.Line("the loss is left alone", judge, 0.5, trivial=True)
 
@@ -153,12 +155,10 @@ def returned(replies: Sequence[Any], right: Sequence[ScalerSteps]) -> kit.Findin
     for reply, run in zip(replies, right, strict=True):
         for number, (reported, played) in enumerate(zip(reply.steps, run.steps, strict=True)):
             if reported.returned is not played.taken:
-                said = f"in step {number + 1} `step` did not return {played.taken}"
+                said = f"in step {number + 1}, `step` did not return {played.taken}"
                 return kit.wrong(
-                    kit.Sentence(
-                        f"{said}: it returned {reported.returned}.", "`step` returned something else."
-                    ),
-                    "It returns True if the step was taken and False if it was skipped.",
+                    kit.Sentence(f"{said} but {reported.returned}.", "`step` returned something else."),
+                    "`step` must return True if the step was taken and False if it was skipped.",
                     cause="returned",
                 )
     return kit.RIGHT
@@ -178,19 +178,19 @@ def first_off(script: Script, replies: Sequence[Any], right: Sequence[ScalerStep
             if reported.refused != played.refused:
                 return f"{who}: a second unscale_ before update was not refused with RuntimeError."
             if exact and played.unscaled and not alike(reported.unscaled, played.unscaled):
-                return f"{who}: after unscale_ the gradients are not those of the loss."
+                return f"{who}: after unscale_, the gradients are not the gradients of the loss."
             if not moved[rank] and not played.taken:
                 others = [other for other, kept in enumerate(moved) if kept]
                 if others:
                     return SPLIT.format(others[0], rank)
-                return f"{who}: a parameter moved in a step that is to be skipped."
+                return f"{who}: a parameter moved in a step that must be skipped."
             if not moved[rank]:
                 return f"{who}: a parameter is not where the step should have left it."
     for rank, (reply, run) in enumerate(zip(replies, right, strict=True)):
         if scales and not near(reply.last, run.last):
             who = f"rank {rank}, at the end" if len(right) > 1 else "at the end"
             return quoted(f"{who}: the loss is scaled by another factor", reply.last, run.last)
-    return "a run is not as the rule says."
+    return "a run does not follow the rule."
 
 
 def as_far(reply: Any, run: ScalerSteps, starts: Sequence[Tensor], number: int, exact: bool) -> bool:
@@ -204,7 +204,7 @@ def as_far(reply: Any, run: ScalerSteps, starts: Sequence[Tensor], number: int, 
 
 def quoted(said: str, reported: float, wanted: float) -> kit.Sentence:
     got = "infinity or NaN" if reported == LARGEST else words.number(reported)
-    return kit.Sentence(f"{said}: {got} instead of {words.number(wanted)}.", f"{said}.")
+    return kit.Sentence(f"{said}, {got} instead of {words.number(wanted)}.", f"{said}.")
 
 
 # ---- scripts
@@ -288,11 +288,17 @@ def bytes_line(scripts: Sequence[Script]) -> kit.Line:
     def hint(ratio: float, observed: kit.Observed) -> str:
         operations = observed.operations[0]
         if any(operation.bytes_sent > 4 * FLOAT for operation in operations):
-            return "The gradients travelled: whether any is infinite is one number."
+            return "The gradients travelled, but whether any is infinite is one number."
         if len(operations) == params * steps:
-            return "One message for each gradient: find out on the rank first, over all of them, then send."
+            return (
+                "You send one message for each gradient. Instead, first look at all gradients on the "
+                "rank, then send one number."
+            )
         if len(operations) > steps:
-            return "More than one message a step: the scale follows from what all ranks know already."
+            return (
+                "You send more than one message per step, although the scale follows from what all ranks "
+                "already know."
+            )
         return "One number of 4 bytes is enough."
 
     most = steps * 2 * (n - 1) / n * FLOAT
@@ -332,7 +338,7 @@ def alone(draw: kit.Draw) -> list[Script]:
 
 def trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock":
-        return "Every rank takes part in the all-reduce of every step, also a rank without gradients."
+        return "Every rank must take part in the all-reduce of every step, even a rank without gradients."
     return ""
 
 
