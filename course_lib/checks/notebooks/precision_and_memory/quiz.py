@@ -40,8 +40,8 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Answer(
                 "answer_2", REPAIRS[2:], options=REPAIRS,
                 slips={
-                    "an inf on one rank": "The scaler skips the step and halves the scale if all ranks hear "
-                    "of it, so it repairs an overflow.",
+                    "an inf on one rank": "If all ranks hear of an overflow, the scaler skips the step and "
+                    "halves the scale, which repairs it.",
                     "gradients that are 0": "A larger scale lifts gradients that would otherwise be rounded "
                     "to 0.",
                 },
