@@ -40,7 +40,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: two all-reduces a layer, forward alone
 # is: slip
-# says: of forward alone: backward sums twice as well
+# says: of forward are counted, but backward sums twice as well
 # base: what the wrong ones change
 -    tp_bytes = m * layers * 4 * summed(tp, M)
 +    tp_bytes = m * layers * 2 * summed(tp, M)
@@ -48,7 +48,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: one all-reduce a layer
 # is: slip
-# says: That is one all-reduce a layer
+# says: Only one all-reduce per layer is counted
 # base: what the wrong ones change
 -    tp_bytes = m * layers * 4 * summed(tp, M)
 +    tp_bytes = m * layers * summed(tp, M)
@@ -56,7 +56,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the embedding is forgotten
 # is: detail
-# says: exactly one of M a microbatch, 65,536 bytes
+# says: exactly one of M per microbatch, so 65,536 bytes
 # base: what the wrong ones change
 -    tp_bytes += m * first * summed(tp, M)
 
@@ -70,7 +70,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the loss is forgotten
 # is: detail
-# says: it sums three float32 numbers a token
+# says: it sums three float32 numbers per token
 # base: what the wrong ones change
 -    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
 
@@ -86,7 +86,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: layers and the loss
 # is: slip
-# says: a stage at either end sums one M more a microbatch
+# says: a stage at either end sums one more M per microbatch
 # base: what the wrong ones change
 -    tp_bytes += m * first * summed(tp, M)
 -    tp_bytes += m * last * summed(tp, M)
@@ -94,7 +94,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the width is forgotten
 # is: slip
-# says: A number has width_bytes
+# says: An element has width_bytes
 # base: what the wrong ones change
 -    M = tokens * h * width_bytes
 +    width_bytes = 4
@@ -103,7 +103,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the loss in the width of the stream
 # is: detail
-# says: three numbers are float32
+# says: three numbers of the loss are float32
 # base: what the wrong ones change
 -    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
 +    tp_bytes += m * last * summed(tp, 3 * width_bytes * tokens)
@@ -111,7 +111,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: an all-reduce sends what a gather sends
 # is: slip
-# says: a reduce-scatter, and a gather
+# says: a reduce-scatter and an all-gather
 # base: what the wrong ones change
 -        return 2 * (n - 1) / n * nbytes
 +        return (n - 1) / n * nbytes
@@ -127,7 +127,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: gradients of the whole model
 # is: slip
-# says: Those are the gradients of the whole model
+# says: The gradients of the whole model are counted
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
 +    params = shape.layers * (12 * h * h + 13 * h) + shape.context * h + 2 * h
@@ -137,7 +137,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: every parameter is cut over tp
 # is: slip
-# says: Norms and the biases behind a sum are whole
+# says: norms and the biases behind a sum are whole
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
 +    params = shape.layers * (12 * h * h + 13 * h) + shape.context * h + 2 * h
@@ -147,7 +147,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: gradients are summed with every microbatch
 # is: slip
-# says: the microbatches are added up on each rank before
+# says: each rank adds up its microbatches first
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
 +    dp_bytes = m * summed(dp * cp, params * width_bytes)
@@ -163,7 +163,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: every layer sends to the next stage
 # is: slip
-# says: a stage sends the output of its last layer alone
+# says: a stage sends only the output of its last layer
 # base: what the wrong ones change
 -    pp_bytes = m * M * ((not first) + (not last))
 +    pp_bytes = m * M * layers * ((not first) + (not last))
@@ -195,7 +195,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the ring runs forward alone
 # is: slip
-# says: That is forward alone: backward sends keys and values again
+# says: Only forward is counted, but backward sends keys and values again
 # base: what the wrong ones change
 -    cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
 +    cp_bytes = m * layers * (cp - 1) * keys
@@ -211,7 +211,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the size of the axis against the node
 # is: slip
-# says: The size of the axis alone does not tell
+# says: The size of the axis is not enough
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
 +    if sizes[axis] <= per_node:
@@ -219,7 +219,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the stride against the node
 # is: slip
-# says: The stride alone does not tell
+# says: The stride is not enough
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
 +    if stride < per_node:
@@ -227,7 +227,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: tp always has NVLink
 # is: slip
-# says: 16 ranks of a node of 8 do not
+# says: 16 ranks do not fit into a node of 8
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
 +    if axis == "tp" or sizes[axis] == 1:
@@ -259,7 +259,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: an all-reduce sends twice its bytes
 # is: slip
-# says: and not twice its bytes
+# says: , not twice its bytes
 # base: what the wrong ones change
 -        return 2 * (n - 1) / n * nbytes
 +        return 2 * nbytes if n > 1 else 0
@@ -275,7 +275,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: tokens of all microbatches
 # is: slip
-# says: a microbatch has 1/m of the replica's
+# says: a microbatch has only 1/m of the replica's
 # base: what the wrong ones change
 -    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
 +    tokens, layers = batch_rows // dp * seq // cp, shape.layers // pp
@@ -291,7 +291,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: one step's messages for one microbatch
 # is: slip
-# says: That is one microbatch: a step has m
+# says: Only one microbatch is counted, but a step has m
 # base: what the wrong ones change
 -    m, h, kv = microbatches, shape.width, shape.key_value_heads * shape.head_dim
 +    m, h, kv = 1, shape.width, shape.key_value_heads * shape.head_dim
@@ -302,7 +302,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: every axis sums the gradients
 # is: idea
-# says: That is an all-reduce of the gradients, which belongs to dp and cp
+# says: You count an all-reduce of the gradients, but it belongs to dp and cp
 # base: what the wrong ones change
 -    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
 +    gradients = params * width_bytes
@@ -311,7 +311,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: each neighbour gets two messages
 # is: slip
-# says: Each neighbour gets M a microbatch once
+# says: Each neighbour gets M only once per microbatch
 # base: what the wrong ones change
 -    pp_bytes = m * M * ((not first) + (not last))
 +    pp_bytes = 2 * m * M * ((not first) + (not last))
@@ -327,7 +327,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: an all-reduce sends twice its bytes, also on a rank alone
 # is: slip
-# says: and not twice its bytes
+# says: , not twice its bytes
 # base: what the wrong ones change
 -        return 2 * (n - 1) / n * nbytes
 +        return 2 * nbytes
@@ -343,7 +343,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: biases of cut matrices are forgotten
 # is: detail
-# says: The biases of the matrices that tp cuts are missing
+# says: The biases of the matrices cut by tp are missing
 # base: what the wrong ones change
 -    of_layer = (12 * h * h + 7 * h) // tp + 6 * h
 +    of_layer = 12 * h * h // tp + 6 * h
@@ -407,7 +407,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: a tied table is summed with one stage as well
 # is: detail
-# says: With one stage the table is on it alone
+# says: With one stage, only this stage has the table
 # base: what the wrong ones change
 -    if shape.tied and pp > 1 and (first or last):
 +    if shape.tied and (first or last):
@@ -415,7 +415,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: a node that holds all ranks is cut
 # is: detail
-# says: All ranks are in one node: no group leaves it
+# says: All ranks are in one node, so no group leaves it
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
 +    if sizes[axis] == 1 or per_node % (stride * sizes[axis]) == 0:
@@ -439,7 +439,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: three all-reduces a layer
 # is: slip
-# says: Those are three all-reduces a layer
+# says: Three all-reduces per layer are counted
 # base: what the wrong ones change
 -    tp_bytes = m * layers * 4 * summed(tp, M)
 +    tp_bytes = m * layers * 3 * summed(tp, M)
@@ -447,7 +447,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: layers of the whole model
 # is: slip
-# says: Those are all layers of the model
+# says: All layers of the model are counted
 # base: what the wrong ones change
 -    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers // pp
 +    tokens, layers = batch_rows // (dp * m) * seq // cp, shape.layers
@@ -455,7 +455,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: elements for bytes
 # is: slip
-# says: Those are elements: each has width_bytes
+# says: Your answer counts elements, but each has width_bytes
 # base: what the wrong ones change
 -    m, h, kv = microbatches, shape.width, shape.key_value_heads * shape.head_dim
 +    width_bytes = 1
@@ -472,7 +472,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: gradients are sent once
 # is: slip
-# says: Gradients are not sent once
+# says: Gradients are not sent just once
 # base: what the wrong ones change
 -    dp_bytes = summed(dp * cp, params * width_bytes)
 +    dp_bytes = params * width_bytes
@@ -488,7 +488,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: a group that fills a node leaves it
 # is: slip
-# says: A group that fills its node lies in it
+# says: A group that fills its node stays inside it
 # base: what the wrong ones change
 -    if sizes[axis] == 1 or ranks <= per_node or per_node % (stride * sizes[axis]) == 0:
 +    if stride * sizes[axis] < per_node:
@@ -535,7 +535,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: the stage is ignored
 # is: slip
-# says: Those are the bytes of stage 0
+# says: Your bytes are those sent by stage 0
 # base: what the wrong ones change
 -    first, last = stage == 0, stage == pp - 1
 +    first, last = True, pp == 1
@@ -554,7 +554,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: one neighbour, also of a stage alone
 # is: slip
-# says: and none if it is alone
+# says: and a single stage has none
 # base: what the wrong ones change
 -    pp_bytes = m * M * ((not first) + (not last))
 +    pp_bytes = m * M
@@ -562,7 +562,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: a tied table twice on one stage
 # is: slip
-# says: Where one stage is the first and the last
+# says: If one stage is both the first and the last
 # base: what the wrong ones change
 -    if last and not (shape.tied and pp == 1):
 +    if last:
@@ -570,7 +570,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: two axes are wrong, each in a way of its own
 # is: slip
-# says: then n = dp cp
+# says: then use n = dp cp
 # base: what the wrong ones change
 -    tp_bytes = m * layers * 4 * summed(tp, M)
 +    tp_bytes = m * layers * 5 * summed(tp, M)

@@ -112,7 +112,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
 
 # %% wrong: the largest tp that divides
 # is: idea
-# says: the largest tp that divides: look at the node
+# says: the largest tp that divides. Look at the node
 # base: what the wrong ones change
 -                                if seconds < fastest:
 -                                    best, fastest = layout, seconds
@@ -146,7 +146,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: the fewest bytes
 # is: idea
-# says: That is the layout with the fewest bytes
+# says: Your layout has the fewest bytes
 # base: what the wrong ones change
 -                                seconds = step_seconds(shape, layout, batch, gpu, links, efficiency)
 +                                seconds = memory_per_gpu(shape, layout, batch)
@@ -194,7 +194,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: 8 GB are left free
 # is: slip
-# says: All but 4 GB may be used
+# says: all except 4 GB may be used
 # base: what the wrong ones change
 -                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
 +                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 8:
@@ -250,7 +250,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: chunks are left out
 # is: slip
-# says: That is the best without chunks
+# says: Your layout is the best without chunks
 # base: what the wrong ones change
 -                            for chunks in (1, 2, 4):
 +                            for chunks in (1,):
@@ -301,7 +301,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: sizes up to the root of the GPUs
 # is: slip
-# says: With other sizes they fit
+# says: with other sizes they fit
 # base: what the wrong ones change
 -    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
 +    divisors = [n for n in range(1, int(gpus**0.5) + 1) if gpus % n == 0]
@@ -381,7 +381,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: dp up to 64
 # is: slip
-# says: those with dp = 64 or less, and the best of all has 128.$
+# says: those with dp = 64 or less, but the best of all has 128.$
 # base: what the wrong ones change
 -                if gpus % (pp * tp * cp):
 +                if gpus % (pp * tp * cp) or gpus // (pp * tp * cp) > 64:
@@ -429,7 +429,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: two replicas or more
 # is: slip
-# says: With other sizes they fit, and the step is faster.$
+# says: with other sizes they fit, so the step is faster.$
 # base: what the wrong ones change
 -                if gpus % (pp * tp * cp):
 +                if gpus % (pp * tp * cp) or gpus == pp * tp * cp:

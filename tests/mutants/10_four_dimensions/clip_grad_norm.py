@@ -30,7 +30,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: everything over tp and pp
 # is: idea
-# says: whole on tp are on all of its ranks: the first of them counts. A tied weight
+# says: whole on tp are on all of its ranks, so only the first of them counts. A tied weight
 # base: what the wrong ones change
 -        if once_on_tp and once_on_pp:
 -            squares += param.grad.double().pow(2).sum()
@@ -39,7 +39,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: everything over the world
 # is: idea
-# says: That is over all ranks
+# says: Your norm is over all ranks
 # base: what the wrong ones change
 -        if once_on_tp and once_on_pp:
 -            squares += param.grad.double().pow(2).sum()
@@ -58,7 +58,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the norm is right, and each rank clips by its own
 # is: slip
-# says: all ranks scale by one factor
+# says: all ranks must scale by the same factor
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    own = sum(gradient.square().sum() for gradient in gradients) ** 0.5 if gradients else 1.0
@@ -67,7 +67,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: norms are added
 # is: slip
-# says: Norms do not add up, their squares do
+# says: Norms do not add up, but their squares do
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
 -    norm = float(squares) ** 0.5
@@ -94,7 +94,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: only the first stage scales
 # is: slip
-# says: Only some ranks scaled: ranks 4 to 7 left
+# says: Only some ranks scaled, while ranks 4 to 7 left
 # base: what the wrong ones change
 -    for gradient in gradients:
 -        gradient *= factor
@@ -104,7 +104,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the largest element
 # is: idea
-# says: (?s)left as they were: the norm that you return is below max_norm
+# says: (?s)left as they were, because the norm you return is below max_norm
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
@@ -124,7 +124,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the stages are not added
 # is: idea
-# says: sum over pp, too
+# says: so also sum over pp
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
 +    dist.all_reduce(squares, group=mesh.group("tp"))
@@ -132,7 +132,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the ranks of tp are not added
 # is: idea
-# says: sum over tp, too
+# says: so also sum over tp
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
 +    dist.all_reduce(squares, group=mesh.group("pp"))
@@ -140,7 +140,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the square of the norm
 # is: slip
-# says: the square of the norm: take its root
+# says: the square of the right one, so take its root
 # base: what the wrong ones change
 -    norm = float(squares) ** 0.5
 +    norm = squares.item()
@@ -156,7 +156,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: new tensors are scaled
 # is: slip
-# says: at most 1: scale `grad` itself by it, in place
+# says: at most 1, so scale `grad` itself by it, in place
 # base: what the wrong ones change
 -        gradient *= factor
 +        gradient = gradient * factor
@@ -164,7 +164,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the weights are scaled
 # is: slip
-# says: a parameter was changed: scale its gradient instead
+# says: a parameter was changed. Scale its gradient instead
 # base: what the wrong ones change
 -        gradients.append(param.grad)
 +        gradients.append(param.data)
@@ -172,7 +172,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: ranks without gradients stay away
 # is: slip
-# says: also ranks that have nothing to count
+# says: even ranks that have nothing to count
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
 +    if gradients:
@@ -181,7 +181,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the gradients travel
 # is: idea
-# says: numbers travel, not gradients
+# says: so that no gradients travel
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
 +            squares += param.grad.double().pow(2).sum()
@@ -192,7 +192,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: every mesh is taken to have all axes
 # is: slip
-# says: The mesh has no such axis: there every rank is at place 0
+# says: The mesh has no such axis, so every rank is at place 0
 # base: what the wrong ones change
 -    first_of_tp = mesh.coordinate.get("tp", 0) == 0
 -    first_of_pp = mesh.coordinate.get("pp", 0) == 0
@@ -202,7 +202,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the factor is upside down, and at most 1
 # is: slip
-# says: The factor is upside down: it is max_norm / norm
+# says: The factor is upside down, because it should be max_norm / norm
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    factor = min(1.0, norm / max_norm)
@@ -210,7 +210,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the factor is upside down
 # is: slip
-# says: The factor is upside down: it is max_norm / norm
+# says: The factor is upside down, because it should be max_norm / norm
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    factor = norm / max_norm
@@ -218,7 +218,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the squares are added up in float32
 # is: detail
-# says: right to about seven digits: add up the squares in float64
+# says: right to about seven digits, so add up the squares in float64
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
 +            squares += param.grad.float().pow(2).sum()
@@ -226,7 +226,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the replicas are added, in a group of their own
 # is: idea
-# says: ^Ranks of dp and cp hold the same gradients: nothing is sent to them
+# says: ^Ranks of dp and cp hold the same gradients, so nothing is sent to them
 # base: what the wrong ones change
 -    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))
 +    dist.all_reduce(squares, group=mesh.group(("pp", "dp", "tp")))
@@ -234,7 +234,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: each rank scales what it counts
 # is: slip
-# says: Only what the rank counts was scaled
+# says: Only the gradients counted by the rank were scaled
 # base: what the wrong ones change
 -        gradients.append(param.grad)
 @@
@@ -265,7 +265,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the norm after scaling
 # is: slip
-# says: That is the norm of the scaled gradients: return the norm before scaling
+# says: Your norm was taken after scaling, so return the norm before scaling
 # base: what the wrong ones change
 -    return norm
 +    return norm * factor
@@ -281,7 +281,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: parts alone count
 # is: slip
-# says: Of the parameters that are not in `cut` some are missing
+# says: Some of the parameters that are not in `cut` are missing
 # base: what the wrong ones change
 -        once_on_tp = name in cut or first_of_tp
 +        once_on_tp = name in cut
@@ -297,7 +297,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: a tied weight counts nowhere
 # is: slip
-# says: counts on its first stage, and here it counts on none
+# says: counts on its first stage, but here it counts on none
 # base: what the wrong ones change
 -        once_on_pp = name not in tied or first_of_pp
 +        once_on_pp = name not in tied
@@ -314,7 +314,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: magnitudes are added
 # is: slip
-# says: That is the sum of magnitudes
+# says: Your norm is the sum of magnitudes
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
 +            squares += param.grad.double().abs().sum()
@@ -405,7 +405,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: norms are added in place of squares
 # is: slip
-# says: Norms do not add up, their squares do
+# says: Norms do not add up, but their squares do
 # base: what the wrong ones change
 -            squares += param.grad.double().pow(2).sum()
 +            squares += param.grad.norm()
@@ -425,7 +425,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: the factor has the square of the norm
 # is: slip
-# says: It is max_norm over another norm. That is the square
+# says: Your factor is max_norm over another norm. Your norm is the square
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    factor = min(1.0, max_norm / (norm**2 + 1e-6))

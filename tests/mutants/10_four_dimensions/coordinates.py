@@ -105,7 +105,7 @@ def axis_ranks(rank, sizes, axis):
 
 # %% wrong: a flattened group in the order of the mesh
 # is: detail
-# says: also if it lies further inside
+# says: even if it is further inside
 # base: what the wrong ones change
 -    ranks.sort(key=lambda other: [coordinates(other, sizes)[name] for name in axes])
 
@@ -130,7 +130,7 @@ def axis_ranks(rank, sizes, axis):
 
 # %% wrong: a tuple's first axis alone
 # is: slip
-# says: the tuple's first axis alone
+# says: only the group of the tuple's first axis
 # base: what the wrong ones change
 -    axes = (axis,) if isinstance(axis, str) else axis
 +    axes = (axis,) if isinstance(axis, str) else axis[:1]

@@ -67,7 +67,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: replicas weigh their means by their rows
 # is: idea
-# says: Each replica has divided by its own targets, and they have unequal numbers
+# says: Each replica has divided by its own targets, but they have unequal numbers
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"))
@@ -117,7 +117,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: divided by the number of ranks
 # is: idea
-# says: They were divided by the number of ranks
+# says: The gradients were divided by the number of ranks
 # base: what the wrong ones change
      dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= dist.get_world_size()
@@ -125,7 +125,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the average over the world
 # is: idea
-# says: reduce over mesh.group...dp., .cp... alone
+# says: Reduce only over mesh.group...dp., .cp...
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    dist.all_reduce(flat)
@@ -134,7 +134,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the average over the world, one parameter after the other, if stages are alike
 # is: idea
-# says: The gradients of all ranks were added: tp and pp ranks hold different parameters
+# says: The gradients of all ranks were added, but tp and pp ranks hold different parameters
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    world = mesh.size("pp") == 1
@@ -144,7 +144,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: over tp as well
 # is: idea
-# says: rows 0-3 of blocks.0.attention.query.weight hold the mean of 2 ranks. different rows; norms are right
+# says: rows 0-3 of blocks.0.attention.query.weight hold the mean of 2 ranks. different rows, while norms are right
 # base: what the wrong ones change
      dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    dist.all_reduce(flat, group=mesh.group("tp"))
@@ -177,7 +177,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: divided by the microbatches too
 # is: idea
-# says: They were divided by the number of microbatches
+# says: The gradients were divided by the number of microbatches
 # base: what the wrong ones change
      dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= len(microbatches)
@@ -185,7 +185,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the targets are multiplied by the microbatches
 # is: slip
-# says: multiplied by that of the microbatches
+# says: multiplied by the number of microbatches
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    targets = count.item() * len(microbatches)
@@ -194,7 +194,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: tied terms are added once more
 # is: slip
-# says: token_embedding.weight alone is wrong: its two terms were added twice
+# says: Only token_embedding.weight is wrong, because its two terms were added twice
 # base: what the wrong ones change
 -    total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)
 +    for name, held in {name: held for stage in stages for name, held in stage.shared.items()}.items():
@@ -204,7 +204,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: tied weights are left to each stage
 # is: slip
-# says: its two terms, of the first stage and of the last, have not met
+# says: its two terms, from the first stage and from the last, have not met
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    kept = [stage.shared for stage in stages]
@@ -217,7 +217,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the sum is taken inside the schedule, before tied terms meet, and only on the first stage
 # is: slip
-# says: Reduce over the replicas once both have met
+# says: Reduce over the replicas only when both have met
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    def summed(gradient):
@@ -240,7 +240,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: reduced after every microbatch
 # is: idea
-# says: [35] times the bytes of one synchronisation: reduce once, after the last
+# says: [35] times the bytes of one synchronisation, so reduce only once, after the last
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 -    flat = torch.cat([param.grad.flatten() for param in params])
@@ -258,7 +258,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: every gradient is reduced twice
 # is: idea
-# says: That is twice the bytes of one synchronisation
+# says: Your ranks sent twice the bytes of one synchronisation
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
@@ -268,7 +268,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss stays on the last stage
 # is: slip
-# says: Rank 0 returns 0.0: only the last stage knows the loss
+# says: Rank 0 returns 0.0, but only the last stage knows the loss
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 +    dist.all_reduce(total, group=mesh.group(("dp", "cp")))
@@ -276,7 +276,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss of the rank's own replica
 # is: slip
-# says: Ranks return the loss of their own tokens: sum over dp, too
+# says: Ranks return the loss of their own tokens, so also sum over dp
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 +    dist.all_reduce(total, group=mesh.group(("pp", "cp")))
@@ -284,7 +284,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss of the rank's own replica, over dp
 # is: slip
-# says: Ranks return the loss of their own tokens: sum over dp, too
+# says: Ranks return the loss of their own tokens, so also sum over dp
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 -    return total.item()
@@ -294,7 +294,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss is divided by the size of dp
 # is: slip
-# says: The loss is 1/2 of one process', on all ranks. The right one is a sum over pp, dp and cp, which is divided
+# says: The loss is 1/2 of one process', on all ranks. The right loss is a sum over pp, dp and cp, which is divided
 # base: what the wrong ones change
 -    return total.item()
 +    return total.item() / mesh.size("dp")
@@ -317,7 +317,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: each rank divides by its own targets
 # is: idea
-# says: That is the mean of the ranks' means
+# says: Your result is the mean of the ranks' means
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    for stage in stages:
@@ -344,7 +344,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: over microbatches a mean of means
 # is: idea
-# says: the mean of the microbatches' means: they have unequal numbers of targets
+# says: the mean of the microbatches' means, but they have unequal numbers of targets
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    one = [[action for action in row if action.microbatch == 0] for row in schedule]
@@ -359,7 +359,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the order of the groups depends on the rank
 # is: form
-# says: with the axes in one fixed order on every rank
+# says: and use the axes in one fixed order on every rank
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    axes = ["dp", "cp"] if dist.get_rank() in (0, 3) else ["cp", "dp"]
@@ -369,7 +369,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: only ranks with a loss take part in its sum
 # is: form
-# says: with the axes in one fixed order on every rank
+# says: and use the axes in one fixed order on every rank
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 +    if losses:
@@ -378,7 +378,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: gradients of the call before are forgotten
 # is: slip
-# says: The gradients of the call before are gone
+# says: The gradients of the previous call are gone
 # base: what the wrong ones change
 -        param.grad = part.view_as(param) if before is None else before + part.view_as(param)
 +        param.grad = part.view_as(param)
@@ -429,7 +429,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: tied gradients are halved
 # is: slip
-# says: token_embedding.weight alone is wrong: it is 1/2 of one process'
+# says: Only token_embedding.weight is wrong, because it is 1/2 of one process'
 # base: what the wrong ones change
 -        start += param.numel()
 +        start += param.numel()
@@ -468,7 +468,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: microbatches are counted
 # is: slip
-# says: Microbatches or rows were counted in place of targets
+# says: Microbatches or rows were counted instead of targets
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
 -    dist.all_reduce(count, group=mesh.group("dp"))
@@ -503,7 +503,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: norms are summed over tp as well
 # is: idea
-# says: Parameters that are whole on tp were summed over tp as well
+# says: Parameters that are whole on tp were also summed over tp
 # base: what the wrong ones change
 -        param.grad = part.view_as(param) if before is None else before + part.view_as(param)
 +        whole = part.view_as(param).clone()
@@ -534,7 +534,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: gradients of the call before are added again
 # is: slip
-# says: The gradients of the call before count 3 times
+# says: The gradients of the previous call count 3 times
 # base: what the wrong ones change
 -    earlier = [param.grad for param in params]
 -    for param in params:
@@ -583,7 +583,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the last microbatch is counted only
 # is: slip
-# says: So they are if 17 was given
+# says: The gradients are like this if 17 was given
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
 +    count = torch.tensor(float((microbatches[-1][1] != -100).sum()), device=mesh.device)
@@ -664,7 +664,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the sum is not written back
 # is: slip
-# says: The sum over the replicas was made, and `grad` does not have it
+# says: The sum over the replicas was made, but `grad` does not have it
 # base: what the wrong ones change
 -    start = 0
 -    for param, before in zip(params, earlier):
@@ -687,7 +687,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the targets that do not count are counted
 # is: slip
-# says: 25 was given in place of the 71 targets of the batch
+# says: 25 was given as `count` instead of the 71 targets of the batch
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
 +    count = torch.tensor(float(sum((targets == -100).sum() for _, targets in microbatches)), device=mesh.device)
@@ -695,7 +695,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss is multiplied by the number of targets
 # is: slip
-# says: Its parts are divided by `count` already
+# says: its parts are divided by `count` already
 # base: what the wrong ones change
 -    return total.item()
 +    return total.item() * count.item()
@@ -703,7 +703,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: summed over dp, then over dp and cp
 # is: idea
-# says: each term counts once
+# says: each term counts only once
 # base: what the wrong ones change
 -    dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    dist.all_reduce(flat, group=mesh.group("dp"))
@@ -712,7 +712,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the gradients are divided by the targets again
 # is: slip
-# says: They were divided by the targets twice
+# says: The gradients were divided by the targets twice
 # base: what the wrong ones change
      dist.all_reduce(flat, group=mesh.group(("dp", "cp")))
 +    flat /= count.item()
@@ -720,7 +720,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss alone is the mean of the replicas' means
 # is: slip
-# says: The loss is the mean of the replicas' means. The right one is a sum over pp, dp and cp
+# says: The loss is the mean of the replicas' means. The right loss is a sum over pp, dp and cp
 # base: what the wrong ones change
 +    own = max(1, sum(int((targets != -100).sum()) for _, targets in microbatches))
      total = torch.tensor(float(sum(losses.values())), dtype=torch.float64, device=mesh.device)

@@ -23,7 +23,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: all microbatches are kept
 # is: idea
-# says: 1F1B keeps min.m, p.
+# says: 1F1B keeps only min.m, p.
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
 +    held = m
@@ -39,7 +39,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: chunks multiply
 # is: slip
-# says: are added to p: they do not multiply it
+# says: are added to p, so they do not multiply it
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
 +    held = min(m, p) * (1 if v == 1 else 1 + (p - 1) / v)
@@ -55,7 +55,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: the activations of all layers
 # is: idea
-# says: a stage has L/p of them
+# says: a stage has only L/p of them
 # base: what the wrong ones change
 -    return (states + held * shape.layers / p * kept + again) / 1e9
 +    return (states + held * shape.layers * kept + again) / 1e9
@@ -114,7 +114,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: stage 1 divides the gradients
 # is: slip
-# says: The gradients are divided, too
+# says: The gradients are divided as well
 # base: what the wrong ones change
 -        states = 4 * params + 12 * params / (replicas if zero else 1)
 +        states = 2 * params + 14 * params / (replicas if zero else 1)
@@ -122,7 +122,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: no float32 copy
 # is: slip
-# says: the float32 copy, and two moments
+# says: the float32 copy and two moments
 # base: what the wrong ones change
 -        states = 16 * params / replicas + 4 * of_layer
 +        states = 12 * params / replicas + 4 * of_layer
@@ -165,7 +165,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: ZeRO-1 divides everything
 # is: slip
-# says: ZeRO-1 divides the optimizer alone
+# says: ZeRO-1 divides only the optimizer
 # base: what the wrong ones change
 -        states = 4 * params + 12 * params / (replicas if zero else 1)
 +        states = 16 * params / (replicas if zero else 1)
@@ -181,7 +181,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: no layer is gathered
 # is: detail
-# says: Stage 3 has one layer whole while it runs
+# says: Stage 3 has (only )?one layer whole while it runs
 # base: what the wrong ones change
 -        states = 16 * params / replicas + 4 * of_layer
 +        states = 16 * params / replicas
@@ -189,7 +189,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: tp does not cut the table
 # is: slip
-# says: tp cuts the table as well
+# says: tp also cuts the table
 # base: what the wrong ones change
 -    table = shape.vocab_size * h / t
 +    table = shape.vocab_size * h
@@ -197,7 +197,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: the inputs of recomputed layers are whole on tp
 # is: slip
-# says: inputs of layers that are recomputed are divided by t as well
+# says: t also divides the inputs of layers that are recomputed
 # base: what the wrong ones change
 -    full = 2 * sbh / (t if layout["sequence"] else 1)
 +    full = 2 * sbh
@@ -249,7 +249,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: cp cuts the scores twice
 # is: slip
-# says: cp cuts the scores once, and not twice
+# says: cp cuts the scores only once, not twice
 # base: what the wrong ones change
 -    none = selective + sbh * 5 * shape.heads * shape.context / h / t
 +    none = selective + sbh * 5 * shape.heads * shape.context / layout["cp"] / h / t
@@ -354,7 +354,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: t divides twice
 # is: slip
-# says: t divides once what a layer keeps
+# says: t divides what a layer keeps only once
 # base: what the wrong ones change
 -    selective = sbh * (whole + (34 - whole) / t)
 +    sbh = sbh / t
@@ -363,7 +363,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: sequence parallelism never cuts what a layer keeps
 # is: slip
-# says: t divides all with sequence parallelism, and 24 without
+# says: t divides all of them with sequence parallelism, but only 24 without
 # base: what the wrong ones change
 -    whole = 0 if layout["sequence"] else 10
 +    whole = 10
@@ -371,7 +371,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: sequence parallelism always cuts what a layer keeps
 # is: slip
-# says: t divides 24 without sequence parallelism, and all with it
+# says: t divides only 24 of them without sequence parallelism, but all with it
 # base: what the wrong ones change
 -    whole = 0 if layout["sequence"] else 10
 +    whole = 0

@@ -36,7 +36,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 # %% wrong: rows by the global rank
 # is: idea
-# says: share every layer .tp. and read different rows
+# says: share every layer .tp. but read different rows
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
 +    rows = cut(batch_size, math.prod(sizes.values()))[rank]
@@ -92,7 +92,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 # %% wrong: the last part gets the remainder
 # is: slip
-# says: first parts are one longer each
+# says: first parts should be one longer each
 # base: what the wrong ones change
 -    sizes = [length // n + (i < length % n) for i in range(n)]
 +    sizes = [length // n] * (n - 1) + [length - length // n * (n - 1)]
@@ -274,7 +274,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 # %% wrong: rows by the rank, modulo dp
 # is: idea
-# says: of ranks 0 and 2, which differ in dp alone, row 8 is read by none of them
+# says: of ranks 0 and 2, which differ only in dp, row 8 is read by none of them
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
 +    rows = cut(batch_size, dp)[rank % dp]

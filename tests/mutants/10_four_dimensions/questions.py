@@ -45,7 +45,7 @@ answer_5 = "few keys"
 
 # %% wrong: the bubble of the whole step
 # is: slip
-# says: That is of the whole step
+# says: the share of the whole step
 answer_1 = 0.7572
 answer_2 = 8
 answer_3 = 16

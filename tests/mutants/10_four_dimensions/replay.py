@@ -40,7 +40,7 @@ def replay(records, per_node, inside, across):
 
 # %% wrong: a sum does not wait for the last
 # is: slip
-# says: A sum begins when its last member has come
+# says: A sum begins when its last member has arrived
 # base: what the wrong ones change
 -                    end = max(now[k] for k in who) + seconds(who, share * size[0])
                      for k in who:
@@ -83,7 +83,7 @@ def replay(records, per_node, inside, across):
 
 # %% wrong: a sender waits
 # is: slip
-# says: A sender goes on at once
+# says: A sender continues immediately
 # base: what the wrong ones change
                      free[link] = begin + seconds([rank, who], size[0])
 +                    now[rank] = free[link]
@@ -91,7 +91,7 @@ def replay(records, per_node, inside, across):
 
 # %% wrong: messages overtake each other
 # is: slip
-# says: A link carries one message after the other
+# says: A link carries only one message at a time
 # base: what the wrong ones change
 -                    begin = max(now[rank], free.get(link, 0.0))
 +                    begin = now[rank]
@@ -129,7 +129,7 @@ def replay(records, per_node, inside, across):
 
 # %% wrong: each rank for itself
 # is: idea
-# says: a rank also waits, for the last
+# says: a rank also waits for the last
 def replay(records, per_node, inside, across):
     totals = []
     for rank, record in enumerate(records):
@@ -164,7 +164,7 @@ def replay(records, per_node, inside, across):
 
 # %% wrong: an all-reduce sends twice its bytes
 # is: slip
-# says: and not twice its bytes
+# says: , not twice its bytes
 # base: what the wrong ones change
 -                    share = 2 * (len(who) - 1) / len(who)
 +                    share = 2
@@ -172,7 +172,7 @@ def replay(records, per_node, inside, across):
 
 # %% wrong: an all-reduce sends its bytes once
 # is: slip
-# says: and not its bytes once
+# says: , not its bytes once
 # base: what the wrong ones change
 -                    share = 2 * (len(who) - 1) / len(who)
 +                    share = 1

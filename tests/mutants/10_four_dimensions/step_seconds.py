@@ -50,7 +50,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: 72 for 96
 # is: slip
-# says: those without recomputation, 72 for 96
+# says: those without recomputation, 72 instead of 96
 # base: what the wrong ones change
 -    runs, scores, sums = RUNS[layout["recompute"]]
 +    runs, scores, sums = 3, 3, RUNS[layout["recompute"]][2]
@@ -58,7 +58,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: products at the data sheet's peak
 # is: slip
-# says: here they run at the peak
+# says: Products run at the peak here
 # base: what the wrong ones change
 -    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
 +    flops, hbm = gpu["flops"], 0.8 * gpu["bandwidth"]
@@ -88,7 +88,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: a bubble for each microbatch
 # is: slip
-# says: fills and drains once a step
+# says: fills and drains only once per step
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
 +    seconds += m * (p - 1) * (slot / v + 2 * message)
@@ -127,7 +127,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: one card for a node
 # is: slip
-# says: g rings across carry 1/g each
+# says: g rings run across, and each carries 1/g
 # base: what the wrong ones change
 -    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
 +    if n > g:
@@ -159,7 +159,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: two all-reduces a layer
 # is: slip
-# says: two forward, two backward, and two forward again
+# says: two in forward, two in backward, and two if it runs forward again
 # base: what the wrong ones change
 -    waits = sums * all_reduce(2 * tokens * h, t, 1, links)
 +    waits = sums / 2 * all_reduce(2 * tokens * h, t, 1, links)
@@ -167,7 +167,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: nothing but products
 # is: slip
-# says: they compute little, and move bytes
+# says: They compute little, but they move bytes
 # base: what the wrong ones change
 -    layer += nbytes / hbm
 
@@ -224,7 +224,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: the logits move nothing
 # is: detail
-# says: logits move 16 bytes each
+# says: logits also move 16 bytes each
 # base: what the wrong ones change
 -    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
 +    head = 6 * tokens * h * V / flops / t
@@ -259,7 +259,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: one alpha for a ring
 # is: slip
-# says: and each of them an alpha
+# says: each with an alpha
 # base: what the wrong ones change
 -    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
 +    return (n > 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
@@ -267,7 +267,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: e slows the memory as well
 # is: slip
-# says: e is the share that products reach
+# says: e is only the share that products reach
 # base: what the wrong ones change
 -    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"]
 +    flops, hbm = gpu["flops"] * efficiency, 0.8 * gpu["bandwidth"] * efficiency
@@ -299,7 +299,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: ZeRO-3 hides nothing
 # is: slip
-# says: ZeRO-3 hides what it sends
+# says: ZeRO-3 hides its messages
 # base: what the wrong ones change
 -        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
 +        sent = 1.5 * m * sent
@@ -307,7 +307,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: a constant share of the peak
 # is: idea
-# says: Those are the FLOPs over a share of the peak
+# says: Your seconds are the FLOPs over a share of the peak
 def step_seconds(shape, layout, batch, gpu, links, efficiency):
     ranks = math.prod(layout[axis] for axis in ("pp", "dp", "cp", "tp"))
     params = shape.layers * 12 * shape.width**2 + shape.vocab_size * shape.width
@@ -333,7 +333,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: a stage that fills its node has the next beside it
 # is: detail
-# says: both have to fit, 2 dp cp t
+# says: both stages have to fit, 2 dp cp t
 # base: what the wrong ones change
 -        near = 2 * n * t <= links["per_node"]
 +        near = n * t <= links["per_node"]
@@ -341,7 +341,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: ZeRO-3 sends once what replicas send, in each microbatch
 # is: detail
-# says: two gathers, and a reduce-scatter
+# says: two all-gathers and a reduce-scatter
 # base: what the wrong ones change
 -        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
 +        sent = max(0, m * sent - m * (shape.layers / p * layer + head))
@@ -381,7 +381,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: the pipeline fills with one message a stage
 # is: detail
-# says: with two messages a stage
+# says: with two messages per stage
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
 +    seconds += (p - 1) * (slot / v + message)
@@ -389,7 +389,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: p slots of bubble
 # is: slip
-# says: p - 1 slots, and not p
+# says: p - 1 slots, not p
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
 +    seconds += p * (slot / v + 2 * message)
@@ -405,7 +405,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: ZeRO-3 behind the waits
 # is: detail
-# says: and not behind waits
+# says: but not behind waits
 # base: what the wrong ones change
 -        sent = max(0, 1.5 * m * sent - m * (shape.layers / p * layer + head))
 +        sent = max(0, 1.5 * m * sent - m * (slot + head))
@@ -421,7 +421,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: head in every slot of the bubble
 # is: detail
-# says: the slots of the bubble have none
+# says: the slots of the bubble have no head
 # base: what the wrong ones change
 -    seconds += (p - 1) * (slot / v + 2 * message)
 +    seconds += (p - 1) * ((slot + head) / v + 2 * message)
@@ -429,7 +429,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: one message a microbatch
 # is: slip
-# says: Two messages a microbatch and chunk
+# says: two messages per microbatch and chunk
 # base: what the wrong ones change
 -    seconds = m * (slot + head + 2 * v * message)
 +    seconds = m * (slot + head + v * message)
@@ -437,7 +437,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: head not divided by t
 # is: slip
-# says: tp cuts the head as well
+# says: tp also cuts the head
 # base: what the wrong ones change
 -    head = (6 * tokens * h * V / flops + 16 * tokens * V / hbm) / t
 +    head = 6 * tokens * h * V / flops + 16 * tokens * V / hbm
@@ -453,7 +453,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: no microbatches
 # is: slip
-# says: That is one microbatch
+# says: Only one microbatch is counted
 # base: what the wrong ones change
 -    seconds = m * (slot + head + 2 * v * message)
 +    seconds = slot + head + 2 * v * message
@@ -519,7 +519,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: half of the network each way
 # is: slip
-# says: 25 GB/s each way, and not half of that
+# says: 25 GB/s each way, not half of that
 # base: what the wrong ones change
 -    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
 +    return inside + ring(nbytes / g, n / g, links["network"] / 16, links["network alpha"])
@@ -554,7 +554,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: gradients are summed in each microbatch
 # is: slip
-# says: sum their gradients once a step
+# says: sum their gradients once per step
 # base: what the wrong ones change
 -    sent = all_reduce(2 * params, n, t, links)
 +    sent = m * all_reduce(2 * params, n, t, links)
@@ -562,7 +562,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: three runs with full recomputation
 # is: slip
-# says: products run 4 times, and not 3
+# says: products run 4 times, not 3
 # base: what the wrong ones change
 -RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (4, 4, 6)}
 +RUNS = {"none": (3, 3, 4), "selective": (3, 4, 4), "full": (3, 4, 6)}
@@ -586,7 +586,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: the tokens of one sequence
 # is: slip
-# says: those of one sequence
+# says: Only the tokens of one sequence are counted
 # base: what the wrong ones change
 -    m, tokens = batch / (layout["dp"] * layout["microbatch"]), layout["microbatch"] * s / cp
 +    m, tokens = batch / (layout["dp"] * layout["microbatch"]), s / cp
@@ -602,7 +602,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: 16 bytes a parameter for the optimizer
 # is: slip
-# says: and not the 16 that it keeps
+# says: not the 16 it keeps
 # base: what the wrong ones change
 -    update = 34 * params / hbm / (n if layout["zero"] else 1)
 +    update = 16 * params / hbm / (n if layout["zero"] else 1)
@@ -610,7 +610,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: half of a ring
 # is: slip
-# says: here half of them are counted
+# says: half of them are counted
 # base: what the wrong ones change
 -    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
 +    return 2 * (n - 1) * alpha + (n - 1) / n * nbytes / (0.8 * speed)
@@ -640,7 +640,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% wrong: t does not divide the bytes of the scores
 # is: slip
-# says: t divides the bytes of the scores as well
+# says: t also divides the bytes of the scores
 # base: what the wrong ones change
 -    nbytes += tokens * s * a / t * (20 + 9 * (scores - 3))
 +    nbytes += tokens * s * a * (20 + 9 * (scores - 3))

@@ -110,208 +110,245 @@ def whole_model(step: Step) -> float:
 
 
 POINT = "the bytes of four axes: sums in layers, messages between stages, keys in rings, sums of gradients"
-BITS = "The answers are in bits: a float32 has 4 bytes, and a byte has 8 bits."
-GRADIENTS = "That is an all-reduce of the gradients, which belongs to dp and cp together, in the entry dp."
+BITS = "The answers are in bits, but a float32 has 4 bytes, and a byte has 8 bits."
+GRADIENTS = "You count an all-reduce of the gradients, but it belongs to dp and cp together, in the entry dp."
 TP_GRADIENTS = f"{GRADIENTS} Ranks of tp sum activations inside the layers."
 PP_GRADIENTS = f"{GRADIENTS} Ranks of pp send activations to their neighbours."
 CP_GRADIENTS = f"{GRADIENTS} Ranks of cp send keys and values around the ring."
 IDEAS = (TP_GRADIENTS, PP_GRADIENTS, CP_GRADIENTS)  # those that miss the point
-NOT_OVER_DP = "The tokens are not divided by dp: a replica has batch_rows / dp of the rows."
-RING = "An all-reduce over n ranks sends 2 (n-1)/n of its bytes, and not twice its bytes."
-FIRST = "Those are the bytes of stage 0, and the last stage or a middle one was asked for: use `stage`."
-ELEMENTS = "Those are elements: each has width_bytes bytes."
-ONE_ROW = "A microbatch may have several rows: batch_rows / (dp m) of them."
-ONE_MICROBATCH = "The tokens are those of all microbatches together: a microbatch has 1/m of the replica's."
+NOT_OVER_DP = "The tokens are not divided by dp, but a replica has only batch_rows / dp of the rows."
+RING = "An all-reduce over n ranks sends 2 (n-1)/n of its bytes, not twice its bytes."
+FIRST = (
+    "Your bytes are those sent by stage 0, but the question was about the last stage or a middle one. Use "
+    "`stage`."
+)
+ELEMENTS = "Your answer counts elements, but each has width_bytes bytes."
+ONE_ROW = "A microbatch may have several rows, so count batch_rows / (dp m) of them."
+ONE_MICROBATCH = (
+    "The tokens of all microbatches are counted together, but a microbatch has only 1/m of the replica's "
+    "tokens."
+)
 TP = {
-    "Those are two all-reduces a layer, of forward alone: backward sums twice as well, at the inputs of "
-    "attention and MLP.": slip(lambda s: s.right["tp"] - s.m * s.sums(2 * s.layers, s.stream)),
-    "That is one all-reduce a layer: attention and MLP have one each, forward as well as backward.": slip(
+    "The two all-reduces per layer of forward are counted, but backward sums twice as well, at the inputs of "
+    "attention and MLP.": slip(
+        lambda s: s.right["tp"] - s.m * s.sums(2 * s.layers, s.stream)
+    ),
+    "Only one all-reduce per layer is counted, but attention and MLP have one each, in forward and also in "
+    "backward.": slip(
         lambda s: s.right["tp"] - s.m * s.sums(3 * s.layers, s.stream)
     ),
-    "An all-reduce sends 2 (t-1)/t of its bytes: a reduce-scatter, and a gather.": slip(
+    "An all-reduce sends 2 (t-1)/t of its bytes, because it is a reduce-scatter and an all-gather.": slip(
         lambda s: s.right["tp"] / 2
     ),
     RING: slip(lambda s: s.right["tp"] * s.tp / max(1, s.tp - 1)),
     ONE_MICROBATCH: slip(lambda s: s.right["tp"] * s.m),
     f"{RING} ": slip(lambda s: naive_sums(s)),
     NOT_OVER_DP: slip(lambda s: s.right["tp"] * s.dp),
-    "The tokens are not divided by cp: a rank sums the places that it holds.": slip(
+    "The tokens are not divided by cp, but a rank sums only the tokens it holds.": slip(
         lambda s: s.right["tp"] * s.cp
     ),
-    "The embedding's all-reduce is missing on the first stage: exactly one of M a microbatch, 65,536 bytes "
-    "of 589,824 in the example.": slip(
+    "The embedding's all-reduce is missing on the first stage. Add exactly one of M per microbatch, so "
+    "65,536 bytes of 589,824 in the example.": slip(
         lambda s: s.right["tp"] - s.m * s.first * s.sums(1, s.stream)
     ),
-    "The last stage also sums the gradient of the head's input, backward: one of M a microbatch.": slip(
+    "The last stage also sums the gradient of the head's input in backward, so add one all-reduce of M per "
+    "microbatch.": slip(
         lambda s: s.right["tp"] - s.m * s.last * s.sums(1, s.stream)
     ),
-    "The loss is missing on the last stage: it sums three float32 numbers a token.": slip(
+    "The loss is missing on the last stage, although it sums three float32 numbers per token.": slip(
         lambda s: s.right["tp"] - s.loss
     ),
-    "Only the layers are counted: the first stage sums the embedding as well, the last stage the gradient of "
-    "the head's input, and three numbers a token.": slip(
+    "Only the layers are counted. The first stage also sums the embedding. The last stage also sums the "
+    "gradient of the head's input, and three numbers per token.": slip(
         lambda s: s.m * s.sums(4 * s.layers, s.stream)
     ),
-    "The layers are right, and a stage at either end sums one M more a microbatch: the embedding, forward, "
-    "on the first, and the gradient of the head's input on the last.": slip(
+    "The layers are right, but a stage at either end sums one more M per microbatch. The first stage sums "
+    "the embedding in forward, and the last stage the gradient of the head's input.": slip(
         lambda s: s.right["tp"] - s.m * s.sums(s.first + s.last, s.stream)
     ),
-    "The loss' three numbers are float32: four bytes each, whatever width_bytes is.": slip(
+    "The three numbers of the loss are float32, so each has four bytes, whatever width_bytes is.": slip(
         lambda s: s.right["tp"] + s.loss * (s.width_bytes / FLOAT - 1)
     ),
-    "Those are all layers of the model: a stage has layers / pp.": slip(
+    "All layers of the model are counted, but a stage has only layers / pp.": slip(
         lambda s: s.right["tp"] + s.m * s.sums(4 * (s.shape.layers - s.layers), s.stream)
     ),
-    "That is one microbatch: a step has m.": slip(lambda s: s.right["tp"] / s.m),
-    "Those are three all-reduces a layer: forward has two, and backward two.": slip(
+    "Only one microbatch is counted, but a step has m.": slip(lambda s: s.right["tp"] / s.m),
+    "Three all-reduces per layer are counted, but forward has two, and backward also two.": slip(
         lambda s: s.right["tp"] - s.m * s.sums(s.layers, s.stream)
     ),
-    "The loss sums three numbers a token, and not one.": slip(lambda s: s.right["tp"] - 2 / 3 * s.loss),
-    "M has width_bytes for each of its numbers: M = tokens x width x width_bytes.": slip(
+    "The loss sums three numbers per token, not one.": slip(lambda s: s.right["tp"] - 2 / 3 * s.loss),
+    "Each element of M has width_bytes, so M = tokens x width x width_bytes.": slip(
         lambda s: (s.right["tp"] - s.loss) / s.width_bytes + s.loss
     ),
-    "M has width numbers for each token: M = tokens x width x width_bytes.": slip(
+    "M has width elements for each token, so M = tokens x width x width_bytes.": slip(
         lambda s: (s.right["tp"] - s.loss) / s.shape.width + s.loss
     ),
     ONE_ROW: slip(lambda s: s.right["tp"] / s.rows_here),
     TP_GRADIENTS: slip(lambda s: s.replicas(s.params, s.tp)),
 }  # fmt: skip
 PP = {
-    "The first stage has no stage before it, and the last none behind it: they send in one direction.": slip(
+    "The first stage has no stage before it, and the last has none behind it, so each of them sends in one "
+    "direction.": slip(
         lambda s: 2 * s.m * s.stream * (s.pp > 1) + s.table
     ),
-    "A stage has two neighbours in the middle, one at an end, and none if it is alone.": slip(
+    "A stage in the middle has two neighbours, but a stage at an end has one, and a single stage has "
+    "none.": slip(
         lambda s: s.m * s.stream + s.table
     ),
-    "The two ends sum a tied table's gradient: an all-reduce over 2 ranks sends all its bytes, not half.": (
+    "The two ends sum a tied table's gradient. An all-reduce over 2 ranks sends all its bytes, not half.": (
         slip(lambda s: s.right["pp"] - s.table / 2)
     ),
-    "A stage in the middle has two neighbours: it sends an activation to one and a gradient to the other.": (
+    "A stage in the middle has two neighbours, so it sends an activation to the next stage and a gradient to "
+    "the previous one.": (
         slip(lambda s: s.m * s.stream * (s.pp > 1) + s.table)
     ),
     RING: slip(lambda s: s.right["pp"] + s.table),
     ONE_MICROBATCH: slip(lambda s: (s.right["pp"] - s.table) * s.m + s.table),
-    "The messages are multiplied by the layers: a stage sends the output of its last layer alone.": slip(
+    "The messages are multiplied by the layers, but a stage sends only the output of its last layer.": slip(
         lambda s: (s.right["pp"] - s.table) * s.layers + s.table
     ),
-    "With one stage the table is on it alone: its gradient is summed with no other stage's.": slip(
+    "With one stage, only this stage has the table, so no other stage's gradient is added.": slip(
         lambda s: s.right["pp"] + s.own_table
     ),
-    "Only a tied table is summed with the other end: a head that is not tied has its own gradient.": slip(
+    "Only a tied table is summed with the other end, because a head that is not tied has its own "
+    "gradient.": slip(
         lambda s: s.right["pp"] + s.untied_table
     ),
-    "The tied table is missing: first and last stage sum its gradient once a step, V/t x h numbers.": slip(
+    "The tied table is missing. The first and the last stage sum its gradient once per step, so add V/t x h "
+    "elements.": slip(
         lambda s: s.right["pp"] - s.table
     ),
-    "The tied table is cut over tp: V/t rows are summed, once.": slip(
+    "The tied table is cut over tp, so only V/t rows are summed, once.": slip(
         lambda s: s.right["pp"] + s.table * (s.tp - 1)
     ),
-    "The table's gradient is summed once a step, after the last microbatch.": slip(
+    "The table's gradient is summed only once per step, after the last microbatch.": slip(
         lambda s: s.right["pp"] + s.table * (s.m - 1)
     ),
-    "The tokens are not divided by cp: a stage sends the places that it holds.": slip(
+    "The tokens are not divided by cp, but a stage sends only the tokens it holds.": slip(
         lambda s: (s.right["pp"] - s.table) * s.cp + s.table
     ),
     NOT_OVER_DP: slip(lambda s: (s.right["pp"] - s.table) * s.dp + s.table),
-    "Each neighbour gets M a microbatch once: activations go forward, and gradients come back from the other "
-    "side.": slip(lambda s: 2 * (s.right["pp"] - s.table) + s.table),
-    "That is one microbatch: a step has m.": slip(lambda s: (s.right["pp"] - s.table) / s.m + s.table),
-    "M has width_bytes for each of its numbers: M = tokens x width x width_bytes.": slip(
+    "Each neighbour gets M only once per microbatch, because activations go forward, while gradients come "
+    "back from the other side.": slip(
+        lambda s: 2 * (s.right["pp"] - s.table) + s.table
+    ),
+    "Only one microbatch is counted, but a step has m.": slip(
+        lambda s: (s.right["pp"] - s.table) / s.m + s.table
+    ),
+    "Each element of M has width_bytes, so M = tokens x width x width_bytes.": slip(
         lambda s: (s.right["pp"] - s.table) / s.width_bytes + s.table
     ),
-    "M has width numbers for each token: M = tokens x width x width_bytes.": slip(
+    "M has width elements for each token, so M = tokens x width x width_bytes.": slip(
         lambda s: (s.right["pp"] - s.table) / s.shape.width + s.table
     ),
     ONE_ROW: slip(lambda s: (s.right["pp"] - s.table) / s.rows_here + s.table),
     PP_GRADIENTS: slip(lambda s: s.replicas(s.params, s.pp)),
 }  # fmt: skip
 DP = {
-    "Those are the gradients of the whole model: a rank holds its stage's, and its part of these in tp.": (
+    "The gradients of the whole model are counted, but a rank holds only those in its stage, and of these "
+    "its part in tp.": (
         slip(lambda s: s.replicas(whole_model(s)))
     ),
-    "Those are the gradients of a whole stage: tp cuts its matrices.": slip(
+    "The gradients of a whole stage are counted, but tp cuts its matrices.": slip(
         lambda s: s.replicas(rank_parameters(s.shape, {"pp": s.pp}, s.stage))
     ),
-    "Those are all layers of the model: a stage has layers / pp.": slip(
+    "All layers of the model are counted, but a stage has only layers / pp.": slip(
         lambda s: s.replicas(s.params + (s.shape.layers - s.layers) * s.of_layer)
     ),
-    "tp cuts the matrices of a layer, and their biases: (12h^2 + 7h) / t.": without(
+    "tp cuts the matrices of a layer and also their biases, so count (12h^2 + 7h) / t.": without(
         lambda s: s.layers * (12 * s.shape.width**2 + 7 * s.shape.width) * (1 / s.tp - 1)
     ),
-    "Gradients are not sent once: an all-reduce over n ranks sends 2 (n-1)/n of its bytes.": slip(
+    "Gradients are not sent just once, because an all-reduce over n ranks sends 2 (n-1)/n of its "
+    "bytes.": slip(
         lambda s: s.params * s.width_bytes * (s.dp * s.cp > 1)
     ),
-    "The model is divided by t p evenly. Norms and the biases behind a sum are whole on every rank of tp, "
-    "and the first and the last stage have the table besides.": slip(
+    "The model is divided by t p evenly. But norms and the biases behind a sum are whole on every rank of "
+    "tp, and the first and the last stage also have the table.": slip(
         lambda s: s.replicas((whole_model(s) - s.extra_table) / (s.pp * s.tp))
     ),
-    "The biases of the matrices that tp cuts are missing, 7h / t in each layer.": without(
+    "The biases of the matrices cut by tp are missing, so add 7h / t in each layer.": without(
         lambda s: s.layers * 7 * s.shape.width / s.tp
     ),
-    "The 6h in each layer that are whole on tp are missing: norms, and the biases behind a sum.": without(
+    "The 6h in each layer that are whole on tp are missing. They are the norms and the biases behind a "
+    "sum.": without(
         lambda s: s.layers * 6 * s.shape.width
     ),
-    "Norms and the biases behind a sum are whole on every rank of tp: 6h in each layer are not cut.": without(
+    "Norms and the biases behind a sum are whole on every rank of tp, so 6h in each layer are not "
+    "cut.": without(
         lambda s: s.layers * 6 * s.shape.width * (1 - 1 / s.tp)
     ),
-    "The positions are missing: the first stage has context x h of them.": without(
+    "The positions are missing, but the first stage has context x h of them.": without(
         lambda s: s.first * s.shape.context * s.shape.width
     ),
-    "The table is missing on the first stage, V/t x h parameters.": without(lambda s: s.first * s.rows),
+    "The table is missing on the first stage, so add V/t x h parameters.": without(
+        lambda s: s.first * s.rows
+    ),
     "The last stage has the head, V/t x h parameters, even if it is tied to the table.": without(
         lambda s: s.last * (s.pp > 1) * s.rows
     ),
-    "Where one stage is the first and the last, it has the tied table once.": slip(
+    "If one stage is both the first and the last, it has the tied table only once.": slip(
         lambda s: s.right["dp"] + s.replicas(s.rows * (s.own_table > 0))
     ),
-    "The final norm is missing: the last stage has its 2h.": without(lambda s: s.last * 2 * s.shape.width),
-    "Gradients are summed once a step: the microbatches are added up on each rank before.": slip(
+    "The final norm is missing, so add its 2h on the last stage.": without(
+        lambda s: s.last * 2 * s.shape.width
+    ),
+    "Gradients are summed only once per step, because each rank adds up its microbatches first.": slip(
         lambda s: s.right["dp"] * s.m
     ),
     "An all-reduce sends 2 (n-1)/n of its bytes.": slip(lambda s: s.right["dp"] / 2),
     RING: slip(lambda s: 2 * s.params * s.width_bytes),
-    "The sum runs over dp and cp together: ranks of cp hold the same parameters.": slip(
+    "The sum runs over dp and cp together, because ranks of cp hold the same parameters.": slip(
         lambda s: s.replicas(s.params, s.dp)
     ),
-    "Sums over dp and over cp follow one another: the values are right, and one sum over both sends less.": (
+    "You sum over dp and then over cp. The values are right, but one sum over both sends less.": (
         slip(lambda s: s.replicas(s.params, s.dp) + s.replicas(s.params, s.cp))
     ),
 }  # fmt: skip
 CP = {
-    "A model may have fewer heads of keys and values than of queries: kv_heads / t of them travel.": slip(
+    "A model may have fewer heads of keys and values than of queries, so only kv_heads / t of them "
+    "travel.": slip(
         lambda s: s.right["cp"] * s.shape.heads / s.shape.key_value_heads
     ),
     ONE_MICROBATCH: slip(lambda s: s.right["cp"] * s.m),
-    "Keys and values are cut over tp: a rank has heads / t of them.": slip(lambda s: s.right["cp"] * s.tp),
-    "That is forward alone: backward sends keys and values again, and cp times their gradients.": slip(
+    "Keys and values are cut over tp, so a rank has heads / t of them.": slip(lambda s: s.right["cp"] * s.tp),
+    "Only forward is counted, but backward sends keys and values again, and also their gradients, cp "
+    "times.": slip(
         lambda s: s.m * s.layers * (s.cp - 1) * s.keys
     ),
-    "Backward sends gradients of keys and values as well, cp times: the last time brings them home.": slip(
+    "Backward also sends the gradients of keys and values. It sends them cp times, because the last time "
+    "brings them home.": slip(
         lambda s: s.m * s.layers * 2 * (s.cp - 1) * s.keys
     ),
-    "The gradients travel cp times, not cp - 1: the last time brings them home.": slip(
+    "The gradients travel cp times, not cp - 1, because the last time brings them home.": slip(
         lambda s: s.m * s.layers * 3 * (s.cp - 1) * s.keys
     ),
     NOT_OVER_DP: slip(lambda s: s.right["cp"] * s.dp),
-    "Keys as well as values travel.": slip(lambda s: s.right["cp"] / 2),
-    "With cp = 1 nothing travels: the rank has all keys.": slip(
+    "The keys travel, and so do the values.": slip(lambda s: s.right["cp"] / 2),
+    "With cp = 1 nothing travels, because the rank has all keys.": slip(
         lambda s: s.right["cp"] or s.m * s.layers * s.keys
     ),
-    "Keys and values travel cp - 1 times, forward as well as backward, and their gradients cp times.": slip(
+    "Keys and values travel cp - 1 times, in forward and also in backward, but their gradients cp "
+    "times.": slip(
         lambda s: s.m * s.layers * 4 * s.cp * s.keys * (s.cp > 1)
     ),
     ONE_ROW: slip(lambda s: s.right["cp"] / s.rows_here),
-    "Each part has s/cp places: the tokens are not divided by cp.": slip(lambda s: s.right["cp"] * s.cp),
-    "That is one microbatch: a step has m.": slip(lambda s: s.right["cp"] / s.m),
-    "That is one layer: each layer of the stage sends its own.": slip(lambda s: s.right["cp"] / s.layers),
-    "Those are all layers of the model: a stage has layers / pp.": slip(lambda s: s.right["cp"] * s.pp),
+    "The tokens are not divided by cp, but each part has only s/cp of them.": slip(
+        lambda s: s.right["cp"] * s.cp
+    ),
+    "Only one microbatch is counted, but a step has m.": slip(lambda s: s.right["cp"] / s.m),
+    "Only one layer is counted, but each layer of the stage sends its own keys.": slip(
+        lambda s: s.right["cp"] / s.layers
+    ),
+    "All layers of the model are counted, but a stage has only layers / pp.": slip(
+        lambda s: s.right["cp"] * s.pp
+    ),
     CP_GRADIENTS: slip(lambda s: s.replicas(s.params, s.cp)),
 }  # fmt: skip
 AXES = {
-    "tp": (TP, "Four all-reduces a layer and microbatch; see the table for both ends.", 2),
-    "pp": (PP, "M to each neighbour that there is, in every microbatch; see the table for a tied one.", 1.25),
-    "dp": (DP, "Compare the number of the rank's parameters with the text's, then n = dp cp.", 1.25),
-    "cp": (CP, "Keys and values around the ring, forward; again backward, with their gradients.", 1.25),
+    "tp": (TP, "Count four all-reduces per layer and microbatch, and see the table for both ends.", 2),
+    "pp": (PP, "Count M to each neighbour in every microbatch, and see the table for a tied table.", 1.25),
+    "dp": (DP, "Compare your number of parameters per rank with the text, then use n = dp cp.", 1.25),
+    "cp": (CP, "Keys and values go around the ring in forward, then again in backward with gradients.", 1.25),
 }  # fmt: skip
 for axis, (slips, *_) in AXES.items():
     slips[BITS] = slip(lambda s, axis=axis: 8 * s.right[axis])
@@ -319,11 +356,11 @@ for axis, (slips, *_) in AXES.items():
     slips[ELEMENTS] = slip(lambda s, axis=axis: s.right[axis] / s.width_bytes)
 IN_16_BITS = {
     BITS: slip(lambda s: 8 * sum(s.right.values())),
-    "A number has width_bytes, and not always four.": slip(lambda s: sum(s.of_floats.values())),
-    "Gradients have width_bytes as well, in the sum over dp and cp.": slip(
+    "An element has width_bytes, not always four.": slip(lambda s: sum(s.of_floats.values())),
+    "Gradients have width_bytes as well, also in the sum over dp and cp.": slip(
         lambda s: sum(s.right.values()) - s.right["dp"] + s.of_floats["dp"]
     ),
-    "The loss' three numbers are float32: four bytes each, whatever width_bytes is.": slip(
+    "The three numbers of the loss are float32, so each has four bytes, whatever width_bytes is.": slip(
         lambda s: sum(s.right.values()) + s.loss * (s.width_bytes / FLOAT - 1)
     ),
 }

@@ -70,8 +70,8 @@ def cp_alone(task: Task, layout: dict[str, Any]) -> str:
     others = [seconds for seconds, _, each in task.fitting if each["cp"] == 1]
     if others and task.seconds(layout) <= min(others) * ALLOWED:
         return (
-            "That is the best with cp = 1. Here a sequence has so many tokens that cutting it over cp costs "
-            "less than the network costs tp."
+            "Your layout is the best with cp = 1. But here a sequence has so many tokens that cutting it "
+            "over cp costs less than the network costs tp."
         )
     return ""
 
@@ -83,14 +83,15 @@ def largest_tp(task: Task, layout: dict[str, Any]) -> str:
     ):
         return ""
     return (
-        "That is the largest tp that divides: look at the node, and at what four sums a layer cost outside."
+        "Your layout has the largest tp that divides. Look at the node, and also at the cost of four sums "
+        "per layer outside."
     )
 
 
 def leanest(task: Task, layout: dict[str, Any]) -> str:
     if task.gb(layout) > min(gb for _, gb, _ in task.fitting) * 1.01:
         return ""
-    return "That is the layout with the fewest bytes. All that fit are allowed: take the fastest of them."
+    return "Your layout has the fewest bytes. But all that fit are allowed, so take the fastest of them."
 
 
 def always(name: str, value: Any, says: str, of_sizes: str = "") -> Reason:
@@ -125,7 +126,7 @@ def never(name: str, value: Any) -> Reason:
             return ""
         if task.seconds(layout) > others[0] * (1 + 1e-9):
             return ""
-        return f"It is the best of those without {name} = {value!r}, and the best of all has that."
+        return f"Your layout is the best of those without {name} = {value!r}, but the best of all has that."
 
     return reason
 
@@ -138,7 +139,9 @@ def smaller(axis: str) -> Reason:
         others = [seconds for seconds, _, each in task.fitting if each[axis] <= most]
         if best <= most or not others or task.seconds(layout) > others[0] * (1 + 1e-9):
             return ""
-        return f"It is the best of those with {axis} = {most} or less, and the best of all has {best}."
+        return (
+            f"Your layout is the best of those with {axis} = {most} or less, but the best of all has {best}."
+        )
 
     return reason
 
@@ -154,8 +157,8 @@ def powers_of_two(task: Task, layout: dict[str, Any]) -> str:
         return ""
     also = ", or of those without a pipeline" if layout["pp"] == 1 else ""
     return (
-        f"That is the best of those whose pp, cp and tp are powers of two{also}: try every division of the "
-        "GPUs."
+        f"Your layout is the best of those whose pp, cp and tp are powers of two{also}, so try every "
+        "division of the GPUs."
     )
 
 
@@ -168,7 +171,10 @@ def within_a_node(task: Task, layout: dict[str, Any]) -> str:
     inside = [s for s, _, each in task.fitting if each["tp"] <= task.links["per_node"]]
     if not inside or inside[0] == task.best or task.seconds(layout) > inside[0] * (1 + 1e-9):
         return ""
-    return "That is the best of those whose tp stays in a node: here a larger one pays, as memory is short."
+    return (
+        "Your layout is the best of those whose tp stays in a node, but here a larger one pays, because "
+        "memory is short."
+    )
 
 
 def at_the_peak(task: Task, layout: dict[str, Any]) -> str:
@@ -179,14 +185,15 @@ def at_the_peak(task: Task, layout: dict[str, Any]) -> str:
 
     if seconds(layout) > min(seconds(each) for _, _, each in task.fitting) * (1 + 1e-9):
         return ""
-    return "That would be the best if products ran at the data sheet's peak: pass `efficiency` on."
+    return "Your layout would be the best if products ran at the data sheet's peak, so pass `efficiency` on."
 
 
 def no_zero_3(task: Task, layout: dict[str, Any]) -> str:
     others = [seconds for seconds, _, each in task.fitting if each["zero"] < 3]
     if layout["zero"] < 3 and others and task.seconds(layout) <= min(others) * (1 + 1e-9):
         return (
-            "That is the best without stage 3 of ZeRO, which hides behind the layers here: try FSDP as well."
+            "Your layout is the best without stage 3 of ZeRO, which hides behind the layers here, so try "
+            "FSDP as well."
         )
     return ""
 
@@ -209,35 +216,42 @@ def careful(task: Task, layout: dict[str, Any]) -> str:
     for room in (memory - 2 * by_hand.RESERVED, 0.8 * memory):
         leaner = [seconds for seconds, gb, _ in task.fitting if gb <= room]
         if leaner and task.gb(layout) <= room and task.seconds(layout) <= leaner[0] * (1 + 1e-9):
-            return f"That is the best of those that need {room:.0f} GB. All but 4 GB may be used."
+            return (
+                f"Your layout is the best of those that need {room:.0f} GB, but all except 4 GB may be used."
+            )
     return ""
 
 
 REASONS = (
     leanest,
     always(
-        "chunks", 1, "That is the best without chunks: try v = 2 and v = 4, too.",
-        "That is the best without chunks. With other sizes they fit, and the step is faster.",
+        "chunks", 1, "Your layout is the best without chunks, so also try v = 2 and v = 4.",
+        "Your layout is the best without chunks. But with other sizes they fit, so the step is faster.",
     ),
     powers_of_two,
-    always("pp", 1, "That is the best without a pipeline: try more stages, too."),
+    always("pp", 1, "Your layout is the best without a pipeline, so also try more stages."),
     always(
-        "recompute", "none", "That is the best without recomputation: try 'selective' and 'full', too.",
-        "That is the best without recomputation. Other sizes are faster with some.",
+        "recompute", "none",
+        "Your layout is the best without recomputation, so also try 'selective' and 'full'.",
+        "Your layout is the best without recomputation, but other sizes are faster with some.",
     ),
     always(
         "recompute", "full", "More is recomputed than the memory demands.",
-        "That is the best with full recomputation. With other sizes less has to be recomputed.",
+        "Your layout is the best with full recomputation, but with other sizes less has to be recomputed.",
     ),
-    always("microbatch", 1, "That is the best with one sequence in a microbatch: try 2 and 4, too."),
+    always(
+        "microbatch", 1, "Your layout is the best with one sequence in a microbatch, so also try 2 and 4."
+    ),
     largest_tp, cp_alone, within_a_node, no_zero_3, careful, at_the_peak,
-    option("chunks", "Chunks make the bubble shorter: try all of them."),
-    option("microbatch", "The microbatch makes the difference: try all of them."),
+    option("chunks", "Chunks make the bubble shorter, so try all of them."),
+    option("microbatch", "The microbatch makes the difference, so try all of them."),
 )  # fmt: skip
 # Values of an option that may not have been tried, told beside a reason that does not speak of this option.
 VALUES = {"recompute": tuple(by_hand.RUNS), "microbatch": (4, 2), "chunks": (4, 2), "zero": (1,)}
-OTHERWISE = "Compare it with the winner of all layouts that fit, by your step_seconds."
-SAME = "The same axes are chosen for every cluster: node, network and memory decide what fits and is fast."
+OTHERWISE = "Compare your layout with the winner of all layouts that fit, by your step_seconds."
+SAME = (
+    "The same axes are chosen for every cluster, but node, network and memory decide what fits and is fast."
+)
 NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "has pp > 1": lambda each: each["pp"] > 1,
     "cuts the sequence over cp": lambda each: each["cp"] > 1,
@@ -266,7 +280,7 @@ def read(value: Any) -> Plan | str | None:
     }  # fmt: skip
     for name, values in allowed.items():
         if name == "sequence" and layout[name] not in values:
-            return f"sequence = {layout[name]!r} with tp = {layout['tp']!r}: sequence is tp > 1"
+            return f"sequence = {layout[name]!r} with tp = {layout['tp']!r}, but sequence is tp > 1"
         if layout[name] not in values:
             return f"{name} = {layout[name]!r}, which is not one of {', '.join(map(repr, values))}"
     if any(type(layout[axis]) is not int or layout[axis] < 1 for axis in AXES):
@@ -290,13 +304,13 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
         if task.best is None:
             return kit.RIGHT
         said = kit.Sentence(
-            f"{task} gives None, and {len(task.fitting)} layouts fit.", "best_layout gives None."
+            f"{task} gives None, but {len(task.fitting)} layouts fit.", "best_layout gives None."
         )
         return kit.wrong(said, needed(task), cause=f"None {needed(task)}")
     general = "best_layout gives a layout"
     if prod(chosen[axis] for axis in AXES) != task.gpus:
-        said = f"{task} gives {chosen}: that is not {task.gpus} GPUs."
-        return kit.wrong(kit.Sentence(said, f"{general} of another number of GPUs."), cause="gpus")
+        said = f"{task} gives {chosen}, but this is not {task.gpus} GPUs."
+        return kit.wrong(kit.Sentence(said, f"{general} for another number of GPUs."), cause="gpus")
     obstacle = by_hand.obstacle(task.shape, chosen, task.batch)
     if obstacle:
         said = f"{task} gives {chosen}, which cannot be cut: {obstacle}."
@@ -321,7 +335,7 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
         otherwise = (
             "NCCL and fragments take 4 GB of the GPU's memory."
             if fits
-            else ("Memory decides first: a layout that does not fit has no time.")
+            else ("Memory decides first, because a layout that does not fit has no time.")
         )
         return kit.wrong(
             kit.Sentence(said, f"{general} that does not fit."), why or otherwise, cause="memory"
@@ -330,9 +344,9 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
     if seconds <= task.fitting[0][0] * ALLOWED:
         return kit.RIGHT
     slower = seconds / task.fitting[0][0] - 1
-    said = f"{task} gives {chosen}, whose step is {100 * slower:.0f} % longer than the best's."
+    said = f"{task} gives {chosen}, whose step is {100 * slower:.0f} % longer than the best one."
     return kit.wrong(
-        kit.Sentence(said, f"{general} that fits, and another is more than 3 % faster."),
+        kit.Sentence(said, f"{general} that fits, but another is more than 3 % faster."),
         why or OTHERWISE,
         cause="slow",
     )

@@ -22,15 +22,15 @@ WEIGHT = 7.0  # of every parameter: it must stay
 POINT = "one norm of the whole model, in which each element counts once, and of which numbers travel alone"
 BESIDES = "the lines that are right without it"
 NONE = (
-    "A parameter without a gradient has `grad` None: skip it, and take part in the all-reduce all the same."
+    "A parameter without a gradient has `grad` None. Skip it, but take part in the all-reduce all the same."
 )
 EMPTY = (
-    "A rank may have nothing to count: then it adds a zero, and takes part in the all-reduce all the same."
+    "A rank may have nothing to count. Then it adds a zero, but it takes part in the all-reduce all the same."
 )
-MISSING = "The mesh has no such axis: there every rank is at place 0, and `mesh.coordinate` has no entry."
+MISSING = "The mesh has no such axis, so every rank is at place 0 there, and `mesh.coordinate` has no entry."
 ALL = (
-    "All members of a group must call its collectives, in one order: also ranks that have nothing to count, "
-    "or no gradients."
+    "All members of a group must call its collectives in the same order, even ranks that have nothing to "
+    "count or no gradients."
 )
 
 
@@ -50,7 +50,7 @@ def norm_line(model: Model, title: str) -> kit.Line:
         if not off:
             return kit.RIGHT
         got, want = words.apart(float(returned[off[0]]), model.norm)
-        fault = f"rank {off[0]} returned another norm than that of the whole gradient"
+        fault = f"rank {off[0]} did not return the norm of the whole gradient"
         mistake = explained(model, returned)
         says = mistake.says if mistake else ""
         firsts = {model.mesh.ranks(rank, "pp", "tp")[0] for rank in range(observed.world_size)}
@@ -100,7 +100,7 @@ def scaled_line(model: Model, title: str) -> kit.Line:
         for rank in range(observed.world_size):
             tensors = observed.tensors[rank]
             if any(bool((tensors[f"weight.{name}"] != WEIGHT).any()) for name in model.names(rank)):
-                return kit.wrong(f"on rank {rank} a parameter was changed: scale its gradient instead.")
+                return kit.wrong(f"on rank {rank} a parameter was changed. Scale its gradient instead.")
             if name := next(iter(observed.values[rank].misfits), ""):
                 return kit.wrong(f"on rank {rank} the gradient of {name} is gone, or has another shape.")
             for name, before in model.pieces(rank).items():
@@ -111,7 +111,7 @@ def scaled_line(model: Model, title: str) -> kit.Line:
                         tensors[name],
                         model.factor * before,
                     )
-                    return kit.wrong(said, "All elements are scaled by one factor: the direction stays.")
+                    return kit.wrong(said, "All elements are scaled by one factor, so the direction stays.")
                 factors.append(Scaled(rank, name, got))
         factor = factor_of(model, observed)
         off = [scaled for scaled in factors if not same(scaled.factor, factor)]
@@ -141,10 +141,12 @@ def why(model: Model, factors: Sequence[Scaled], norms: Sequence[float]) -> str:
         return of_ranks({rank: own[0] for rank, own in enumerate(by_rank) if own}, model.factor)
     left = {(scaled.rank, scaled.name) for scaled in factors if same(scaled.factor, 1)}
     if any(not same(f.factor, model.factor) for f in factors if (f.rank, f.name) not in left):
-        return "Parameters of one rank were scaled by unequal factors: one factor is for the whole gradient."
-    alone = "All gradients of a rank are scaled, also copies that another rank counts."
+        return (
+            "Parameters of one rank were scaled by unequal factors, but one factor is for the whole gradient."
+        )
+    alone = "Scale all gradients of a rank, also the copies counted by another rank."
     if all(((f.rank, f.name) in left) != model.counts(f.rank, f.name) for f in factors):
-        return f"Only what the rank counts was scaled. {alone}"
+        return f"Only the gradients counted by the rank were scaled. {alone}"
     rank, name = min(left)
     return f"Some gradients were left as they were, such as {name} on rank {rank}. {alone}"
 
@@ -153,37 +155,37 @@ def of_one_factor(model: Model, factor: float, norms: Sequence[float]) -> str:
     """All gradients were scaled by one factor, which is another one than asked for."""
     if same(factor, 1):
         if all(isinstance(norm, int | float) and norm <= model.max_norm for norm in norms):
-            return "Gradients were left as they were: the norm that you return is below max_norm."
+            return "Gradients were left as they were, because the norm you return is below max_norm."
         return (
-            "Gradients were left as they were. The factor is max_norm / norm, at most 1: scale `grad` itself "
-            "by it, in place (mul_)."
+            "Gradients were left as they were. The factor is max_norm / norm, at most 1, so scale `grad` "
+            "itself by it, in place (mul_)."
         )
     if abs(factor * model.max_norm / model.norm - 1) < 1e-6:
-        return "The factor is upside down: it is max_norm / norm, and at most 1."
+        return "The factor is upside down, because it should be max_norm / norm, and at most 1."
     if model.factor == 1:
-        return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
+        return "A norm below max_norm stays, so the factor is min(1, max_norm / norm)."
     mistake = explained(model, [model.max_norm / max(factor, 1e-12)] * len(norms))
     if mistake is not None:
-        return f"It is max_norm over another norm. {mistake.says}"
+        return f"Your factor is max_norm over another norm. {mistake.says}"
     if abs(factor / model.max_norm - 1) < 1e-6:
-        return "The factor is max_norm itself: divide it by the norm."
+        return "The factor is max_norm itself, so divide it by the norm."
     if abs(factor * model.norm - 1) < 1e-6:
-        return "The factor is 1 / norm: multiply it by max_norm."
+        return "The factor is 1 / norm, so multiply it by max_norm."
     multiplied, right = words.apart(factor, model.factor)
-    return f"All gradients were multiplied by {multiplied}; the factor is {right}."
+    return f"All gradients were multiplied by {multiplied}, but the factor is {right}."
 
 
 def of_ranks(by_rank: dict[int, float], wanted: float) -> str:
     """Each rank scaled all of its gradients by one factor, and ranks by different ones."""
     left = [rank for rank, factor in by_rank.items() if same(factor, 1)]
     if left and all(same(factor, wanted) for rank, factor in by_rank.items() if rank not in left):
-        return f"Only some ranks scaled: {words.ranks(left)} left their gradients as they were."
+        return f"Only some ranks scaled, while {words.ranks(left)} left their gradients as they were."
     low, high = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
     smaller, larger = words.apart(by_rank[low], by_rank[high])
-    rule = "all ranks scale by one factor, that of the whole model's norm."
+    rule = "all ranks must scale by the same factor, from the whole model's norm."
     return kit.Sentence(
-        f"Ranks {low} and {high} scaled by {smaller} and {larger} instead of {wanted:.4g}: {rule}",
-        f"Each rank scaled by a factor of its own: {rule}",
+        f"Ranks {low} and {high} scaled by {smaller} and {larger} instead of {wanted:.4g}, but {rule}",
+        f"Each rank scaled by a factor of its own, but {rule}",
     )
 
 
@@ -196,9 +198,9 @@ def traffic_line(model: Model, title: str) -> kit.Line:
             operations = model.mesh.called(observed, rank)
             sent = sum(operation.bytes_sent for operation in operations)
             if sent > most:
-                fault = f"rank {rank} sent {words.number(round(sent))} bytes; "
-                fault += f"an all-reduce of {NUMBER} bytes is enough."
-                return kit.wrong(fault, "Add up the squares on the rank: numbers travel, not gradients.")
+                fault = f"rank {rank} sent {words.number(round(sent))} bytes, "
+                fault += f"but an all-reduce of {NUMBER} bytes is enough."
+                return kit.wrong(fault, "Add up the squares on the rank, so that no gradients travel.")
         return kit.RIGHT
 
     return kit.essential(kit.Line(f"bytes: {title}", judge, 0.5, "communication"))

@@ -106,107 +106,124 @@ def slip(**change: Any) -> Formula:
 POINT = (
     "the GPU that holds most: its share of the states, and a stage's layers for all microbatches in flight"
 )
-ALL_MICROBATCHES = "The stage keeps all m microbatches: 1F1B keeps min(m, p), as backward begins after p."
+ALL_MICROBATCHES = (
+    "The stage keeps all m microbatches, but 1F1B keeps only min(m, p), because backward begins after p of "
+    "them."
+)
 P_CANCELS = (
-    "That is 1/p of what the stage keeps, as with one microbatch in flight: stage 0 keeps p microbatches of "
-    "L/p layers, so that p cancels, and pipelining does not save activation memory."
+    "Only 1/p of what the stage keeps is counted, as with one microbatch in flight. But stage 0 keeps p "
+    "microbatches of L/p layers, so p cancels, and pipelining does not save activation memory."
 )
 NO_ACTIVATIONS = "The activations are missing."
-ALL_LAYERS = "Those are the activations of all layers: a stage has L/p of them."
+ALL_LAYERS = "The activations of all layers are counted, but a stage has only L/p of them."
 DIVIDED = (
-    "ZeRO-1 divides the optimizer alone: weights and gradients stay on every replica, 4 bytes a parameter."
+    "ZeRO-1 divides only the optimizer, so weights and gradients stay on every replica, 4 bytes per "
+    "parameter."
 )
-OTHERWISE = "Print the table's parts for this call: P', sbh, what a layer keeps, and those in flight."
+OTHERWISE = "Print the table's parts for this call: P', sbh, what a layer keeps, and how many are in flight."
 UNITS = {
-    "The answers are in GiB, 2^30 bytes; GB, 1e9 bytes, were asked for.": 1e9 / 2**30,
-    "The answers are in bytes; GB were asked for.": 1e9,
-    "The answers are in MB; GB were asked for.": 1e3,
-    "The answers are in Gbit; GB were asked for, of 8 bits each.": 8,
-    "The answers are in bits; GB were asked for, of 8e9 bits each.": 8e9,
+    "The answers are in GiB, 2^30 bytes, but GB, 1e9 bytes, were asked for.": 1e9 / 2**30,
+    "The answers are in bytes, but GB were asked for.": 1e9,
+    "The answers are in MB, but GB were asked for.": 1e3,
+    "The answers are in Gbit, but GB were asked for, of 8 bits each.": 8,
+    "The answers are in bits, but GB were asked for, of 8e9 bits each.": 8e9,
 }
 STATES: dict[str, Formula] = {
-    "The states are missing: P' times the bytes of the layout's ZeRO.": slip(of_states=False),
+    "The states are missing, so add P' times the bytes of the layout's ZeRO.": slip(of_states=False),
     DIVIDED: slip(gradients=1, weights=1),
-    "The gradients are divided, too: ZeRO-1 divides the optimizer's 12 bytes alone.": slip(gradients=1),
-    "ZeRO-3 divides all 16 bytes of a parameter, and not the optimizer's alone.": slip(undivided=True),
-    "The optimizer is divided by all ranks: t and p have divided the parameters already, and ZeRO divides "
-    "over dp and cp.": slip(shards="world"),
-    "cp replicates the parameters as dp does: ZeRO divides over both.": slip(shards="dp"),
-    "The optimizer has 12 bytes a parameter: the float32 copy, and two moments.": slip(moments=8),
-    "Those are all layers of the model: a stage has L/p of them.": slip(states_over_p="nothing"),
-    "p does not divide the table: all of it is on the first stage.": slip(states_over_p="all"),
-    "P' is divided by t: tp cuts the layers, and the table.": slip(states_over_t=False),
-    "ZeRO divides over replicas = dp cp: 1 the optimizer, 3 everything.": slip(shards="nothing"),
-    "Stage 3 has one layer whole while it runs, and not all of the stage's parameters.": slip(
+    "The gradients are divided as well, but ZeRO-1 divides only the optimizer's 12 bytes.": slip(gradients=1),
+    "ZeRO-3 divides all 16 bytes of a parameter, not only the optimizer's bytes.": slip(undivided=True),
+    "The optimizer is divided by all ranks. But t and p have divided the parameters already, so ZeRO divides "
+    "only over dp and cp.": slip(
+        shards="world"
+    ),
+    "cp replicates the parameters as dp does, so ZeRO divides over both.": slip(shards="dp"),
+    "The optimizer has 12 bytes per parameter, because it keeps the float32 copy and two moments.": slip(
+        moments=8
+    ),
+    "All layers of the model are counted, but a stage has only L/p of them.": slip(states_over_p="nothing"),
+    "p does not divide the table, because all of it is on the first stage.": slip(states_over_p="all"),
+    "P' is divided by t, because tp cuts the layers and also the table.": slip(states_over_t=False),
+    "ZeRO divides over replicas = dp cp. Stage 1 divides the optimizer, and stage 3 everything.": slip(
+        shards="nothing"
+    ),
+    "Stage 3 has only one layer whole while it runs, not all of the stage's parameters.": slip(
         gathered_layers="all"
     ),
-    "The layer that is whole has weights and gradients: 4 bytes a parameter, and not 2.": slip(
+    "The layer that is whole has weights and gradients, so count 4 bytes per parameter, not 2.": slip(
         gathered_bytes=2
     ),
-    "The table is missing: the first stage has it besides its layers.": slip(table=False),
-    "tp cuts the table as well: a rank has V/t rows.": slip(table_cut=False),
-    "Stage 3 has one layer whole while it runs: 4 bytes a parameter of it.": slip(gathered=False),
+    "The table is missing, but the first stage also has it, besides its layers.": slip(table=False),
+    "tp also cuts the table, so a rank has V/t rows.": slip(table_cut=False),
+    "Stage 3 has one layer whole while it runs, so add 4 bytes per parameter of it.": slip(gathered=False),
 }  # fmt: skip
 ACTIVATIONS: dict[str, Formula] = {
     ALL_MICROBATCHES: slip(held="m"),
     P_CANCELS: slip(held="one"),
     ALL_LAYERS: slip(of_stage=False),
-    "The activations are not divided by t: its ranks keep parts of what lies inside a layer.": slip(
+    "The activations are not divided by t, but its ranks keep only parts of what is inside a layer.": slip(
         t_divides=0
     ),
-    "t divides once what a layer keeps, and not twice.": slip(t_divides=2),
+    "t divides what a layer keeps only once, not twice.": slip(t_divides=2),
     "m is the number of one replica's microbatches, batch / (dp microbatch).": slip(held="batch"),
-    "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
+    "m is the number of microbatches, batch / (dp microbatch), because one has several sequences.": slip(
         held="batch / dp"
     ),
-    "m is batch / (dp microbatch): ranks of cp share the sequences of a microbatch.": slip(held="m / cp"),
-    "Places attend to all s keys: cp cuts the scores once, and not twice.": slip(scores_cut=True),
-    "A step may have fewer microbatches than stages: min(m, p).": slip(held="p"),
-    "t does not divide norms and residuals: with sequence parallelism it divides all 34, not 24 of them.": (
+    "m is batch / (dp microbatch), because ranks of cp share the sequences of a microbatch.": slip(
+        held="m / cp"
+    ),
+    "Each token attends to all s keys, so cp cuts the scores only once, not twice.": slip(scores_cut=True),
+    "A step may have fewer microbatches than stages, so use min(m, p).": slip(held="p"),
+    "t does not divide norms and residuals here, but with sequence parallelism it divides all 34, not 24 of "
+    "them.": (
         slip(stream=False)
     ),
-    "Of the 34 that a layer keeps, t divides all with sequence parallelism, and 24 without.": slip(
+    "A layer keeps 34. t divides all of them with sequence parallelism, but only 24 without.": slip(
         layers_cut_by_t="never"
     ),
-    "Of the 34 that a layer keeps, t divides 24 without sequence parallelism, and all with it.": slip(
+    "A layer keeps 34. t divides only 24 of them without sequence parallelism, but all with it.": slip(
         layers_cut_by_t="always"
     ),
-    "cp divides the sequence: a rank keeps s/cp places.": slip(seq=False),
-    "The scores are missing: 5as/h besides 34, unless they are recomputed.": slip(scores=False),
-    "Full recomputation keeps the inputs of all layers, and one layer whole while it runs again.": slip(
+    "cp divides the sequence, so a rank keeps only s/cp tokens.": slip(seq=False),
+    "The scores are missing, so add 5as/h to the 34, unless they are recomputed.": slip(scores=False),
+    "Full recomputation keeps the inputs of all layers, and also one layer whole while it runs again.": slip(
         again=False
     ),
-    "Interleaved stages keep more: (p - 1) / v microbatches besides p.": slip(v_more=False),
-    "Interleaved stages alone keep (p - 1) / v microbatches more: with one chunk it is min(m, p).": slip(
+    "Interleaved stages keep more, so add (p - 1) / v microbatches to p.": slip(v_more=False),
+    "Only interleaved stages keep (p - 1) / v microbatches more, so with one chunk it is min(m, p).": slip(
         held="always more"
     ),
-    "The (p - 1) / v microbatches of interleaved stages are added to p: they do not multiply it.": slip(
+    "The (p - 1) / v microbatches of interleaved stages are added to p, so they do not multiply it.": slip(
         held="times more"
     ),
-    "The inputs of layers that are recomputed are divided by t as well, with sequence parallelism.": (
+    "With sequence parallelism, t also divides the inputs of layers that are recomputed.": (
         slip(both=False)
     ),
-    "The inputs of layers that are recomputed are whole on tp, unless sequence parallelism divides them.": (
+    "The inputs of recomputed layers are whole on tp, unless sequence parallelism divides them.": (
         slip(inputs_cut=True)
     ),
     f"{ALL_MICROBATCHES} ": slip(held="max"),
-    "1F1B keeps p microbatches on the first stage, not p - 1: its first backward follows p forwards.": slip(
+    "1F1B keeps p microbatches on the first stage, not p - 1, because its first backward follows p "
+    "forwards.": slip(
         held="p - 1"
     ),
-    "A microbatch has several sequences: sbh = microbatch s/cp h.": slip(sequences=False),
-    "With full recomputation a layer keeps its input in 16 bits: 2 sbh bytes, and not sbh.": slip(inputs=1),
-    "Selective recomputation does not keep the scores: 34, without 5as/h.": slip(selective_scores=True),
-    "The scores are divided by t as well: a rank has a/t heads.": slip(scores_over_t=False),
-    "The scores of a token are with all s others: 5as/h, and not 5a/h.": slip(scores_times_s=False),
+    "A microbatch has several sequences, so sbh = microbatch s/cp h.": slip(sequences=False),
+    "With full recomputation a layer keeps its input in 16 bits, so count 2 sbh bytes, not sbh.": slip(
+        inputs=1
+    ),
+    "Selective recomputation does not keep the scores, so count 34, without 5as/h.": slip(
+        selective_scores=True
+    ),
+    "The scores are also divided by t, because a rank has a/t heads.": slip(scores_over_t=False),
+    "Each token has scores with all s others, so count 5as/h, not 5a/h.": slip(scores_times_s=False),
     NO_ACTIVATIONS: slip(attached=False),
 }  # fmt: skip
 # Where p = t = 8, two mistakes give one number.
 EIGHT: dict[str, Formula] = {
-    "The activations are 8 times too large: a stage has L/p layers, and t divides what they keep.": slip(
-        of_stage=False
-    ),
-    "The activations are an eighth of the right ones: t divides once what a layer keeps, and p cancels, as "
-    "stage 0 keeps p microbatches of L/p layers.": slip(held="one"),
+    "The activations are 8 times too large, but a stage has only L/p layers, and t divides what they "
+    "keep.": slip(of_stage=False),
+    "The activations are an eighth of the right ones. But t divides what a layer keeps only once, and p "
+    "cancels, because stage 0 keeps p microbatches of L/p layers.": slip(held="one"),
 }
 # Those that miss the point.
 IDEAS = (ALL_MICROBATCHES, f"{ALL_MICROBATCHES} ", P_CANCELS, NO_ACTIVATIONS, ALL_LAYERS)

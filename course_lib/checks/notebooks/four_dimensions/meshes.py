@@ -13,8 +13,8 @@ from course_lib.checks.judge.meshes import Sizes
 Formula = Callable[..., Any]
 AXES = ("pp", "dp", "cp", "tp")
 LACKS_AXES = (
-    "A mesh may lack an axis, which has one rank then, at place 0: get(axis, 1) is for sizes, get(axis, 0) "
-    "for places."
+    "A mesh may lack an axis, which has one rank then, at place 0. So use get(axis, 1) for sizes, but "
+    "get(axis, 0) for places."
 )
 
 
@@ -80,7 +80,7 @@ class Answers:
             question, value = off[0]
             wanted = question.of(self.right)
             says = (s for s, slip in slips.items() if all(v == tried(q, slip) for q, v in pairs))
-            fault = f"{self.name} gives another answer than that of the mesh, on some ranks"
+            fault = f"{self.name} gives another answer than the mesh on some ranks"
             said = kit.Sentence(
                 f"{question.shown(self.name)} gives {value} instead of {wanted}.", f"{fault}."
             )

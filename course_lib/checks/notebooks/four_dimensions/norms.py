@@ -15,22 +15,25 @@ from course_lib.checks.rank.notebooks.four_dimensions.on_a_mesh import NormInstr
 
 TABLE = "token_embedding.weight"
 EQUAL = 1e-6  # relative: a mistake's norm in another precision
-WHOLE = "Parameters that are whole on tp are on all of its ranks: the first of them counts."
-TWICE = "A tied weight is on two stages, with equal gradients: its first stage counts."
-NOWHERE = "A tied weight counts on its first stage, and here it counts on none."
-INVERTED = "`cut` has the names of the parts: each rank of tp counts its own, and the first one the others."
+WHOLE = "Parameters that are whole on tp are on all of its ranks, so only the first of them counts."
+TWICE = "A tied weight is on two stages, with equal gradients, so only its first stage counts."
+NOWHERE = "A tied weight counts on its first stage, but here it counts on none."
+INVERTED = (
+    "`cut` has the names of the parts. Each rank of tp counts its own, but only the first one counts the "
+    "other parameters."
+)
 CUT_ALONE = (
-    "Of the parameters that are not in `cut` some are missing: on each stage the first rank of tp counts "
+    "Some of the parameters that are not in `cut` are missing, but on each stage the first rank of tp counts "
     "them."
 )
-FIRST_ALONE = "Only the first rank of tp counts: each rank has another part of the parameters in `cut`."
-REPLICAS = "Ranks of dp and cp hold the same gradients: nothing is sent to them."
-FIRST_HAS_IT = "Only the first rank of the group has the sum: use all_reduce, so that all have it."
-OWN = "Each rank has a norm of its own pieces: the norm is that of the whole model."
-STAGES = "The stages were not added: sum over pp, too."
-RANKS_OF_TP = "The ranks of tp were not added: sum over tp, too."
-SQUARES = "Norms do not add up, their squares do: add the squares of all pieces, then take the root."
-FLOAT32 = "The norm is right to about seven digits: add up the squares in float64, as the gradients are."
+FIRST_ALONE = "Only the first rank of tp counts, but each rank has another part of the parameters in `cut`."
+REPLICAS = "Ranks of dp and cp hold the same gradients, so nothing is sent to them."
+FIRST_HAS_IT = "Only the first rank of the group has the sum. Use all_reduce, so that all ranks have it."
+OWN = "Each rank has a norm of its own pieces instead of the norm of the whole model."
+STAGES = "The stages were not added, so also sum over pp."
+RANKS_OF_TP = "The ranks of tp were not added, so also sum over tp."
+SQUARES = "Norms do not add up, but their squares do. Add the squares of all pieces, then take the root."
+FLOAT32 = "The norm is right to about seven digits, so add up the squares in float64, as the gradients are."
 
 
 class Held(NamedTuple):
@@ -177,7 +180,7 @@ class Model:
             yield Mistake(says, self.root(*axes), misses_point=True)
         for rule in (counts_once, counts_everything):
             most = max(self.square(rank, rule) for rank in range(self.mesh.n)) ** 0.5
-            says = "That is the largest rank's norm: add the squares of all ranks."
+            says = "Your norm is the largest rank's norm, but the squares of all ranks have to be added."
             yield Mistake(says, lambda rank, most=most: most, misses_point=True)
 
     def of_rules(self) -> Iterator[Mistake]:
@@ -201,7 +204,7 @@ class Model:
         for says, rule in rules.items():
             yield Mistake(says, self.root("pp", "tp", often=often, rule=rule), misses_point=True)
         all_ranks = self.root("pp", "tp", often=often, rule=counts_everything)
-        yield Mistake(f"That is over all ranks. {REPLICAS} {WHOLE}", all_ranks, misses_point=True)
+        yield Mistake(f"Your norm is over all ranks. {REPLICAS} {WHOLE}", all_ranks, misses_point=True)
 
     def of_formulas(self) -> Iterator[Mistake]:
         """Another number than the root of a sum of squares."""
@@ -219,21 +222,21 @@ class Model:
         counted = [piece for k in together for piece in self.counted(k)]
         yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted)))
         yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted) ** 0.5))
-        yield Mistake("That is the square of the norm: take its root.", same(self.norm**2))
+        yield Mistake("Your norm is the square of the right one, so take its root.", same(self.norm**2))
         for axis in ("tp", "pp"):
             share = self.norm / self.mesh.size(axis) ** 0.5
-            yield Mistake(f"The squares were averaged over {axis}: the norm has their sum.", same(share))
+            yield Mistake(f"The squares were averaged over {axis}, but the norm has their sum.", same(share))
         mean = self.norm / len(together) ** 0.5
-        yield Mistake("The squares of pp and tp were averaged: the norm has their sum.", same(mean))
+        yield Mistake("The squares of pp and tp were averaged, but the norm has their sum.", same(mean))
         magnitudes = sum(float(piece.abs().sum()) for piece in counted)
-        yield Mistake("That is the sum of magnitudes: take the root of the sum of squares.", same(magnitudes))
-        scaled = self.norm * self.factor
         yield Mistake(
-            "That is the norm of the scaled gradients: return the norm before scaling.", same(scaled)
+            "Your norm is the sum of magnitudes instead of the root of the sum of squares.", same(magnitudes)
         )
+        scaled = self.norm * self.factor
+        yield Mistake("Your norm was taken after scaling, so return the norm before scaling.", same(scaled))
         largest = max(float(piece.abs().max()) for k in together for piece in self.pieces(k).values())
         yield Mistake(
-            "That is the largest element's magnitude: take the root of the sum of squares.",
+            "Your norm is the largest element's magnitude instead of the root of the sum of squares.",
             same(largest), misses_point=True,
         )  # fmt: skip
 

@@ -32,15 +32,19 @@ VISIBLE: list[tuple[Sizes, float, float]] = [
 SMALL = 40  # ranks of a mesh that are all asked for their groups
 SAMPLE = 6  # ranks of a larger one: an answer may look at every rank, and at every rank's place for each
 REVERSED = (
-    "The axes are reversed: rank 1 differs from rank 0 in the last axis; yours differs in the first. Axes "
-    "are listed outermost first, and the last one varies fastest."
+    "The axes are reversed. Rank 1 differs from rank 0 in the last axis, but yours differs in the first. "
+    "Axes are listed outermost first, so the last one varies fastest."
 )
 WRONG_END = (
-    "The strides are taken from the wrong end: a step along an axis is as many ranks as all axes inside it, "
+    "The strides are taken from the wrong end. A step along an axis is as many ranks as all axes inside it, "
     "behind it in `sizes`, hold together. With equal sizes both ends give the same."
 )
-BITS = "Bits are cut out of the rank: that is right for powers of two only. Divide, and take the remainder."
-NO_REMAINDER = "The place on an inner axis is a remainder: after the last place the axis begins anew."
+BITS = (
+    "Bits are cut out of the rank, but this is right for powers of two only. Divide, then take the remainder."
+)
+NO_REMAINDER = (
+    "The place on an inner axis is a remainder, because after the last place the axis begins again."
+)
 
 
 # ---- mistakes in `coordinates`
@@ -148,30 +152,30 @@ def same_place(rank: int, sizes: Sizes, axis: Any) -> list[int]:
 
 
 ORDER = (
-    "The group stands in another order than along the axis: place 0 comes first, on every rank of the group."
+    "The group has another order than along the axis, but place 0 comes first, on every rank of the group."
 )
 JOINED = (
-    "Those are the groups of the single axes, joined: a flattened group holds every combination of their "
-    "places."
+    "Your groups are the groups of the single axes, joined. But a flattened group holds every combination of "
+    "their places."
 )
 RANKS: dict[str, Formula] = {
-    "The rank itself is missing: it is a member of its own group.": without_itself,
-    "The steps begin at the rank itself: go to place 0 of the axis first.": steps_from_itself,
+    "The rank itself is missing, although it is a member of its own group.": without_itself,
+    "The steps begin at the rank itself, so go to place 0 of the axis first.": steps_from_itself,
     ORDER: from_itself,
     f"{ORDER} ": itself_first,
     f"{ORDER}  ": backwards,
-    "Those are the ranks with the same place on the axis: a group holds the ranks that differ in the axis "
-    "and agree in all others.": same_place,
+    "Your ranks have the same place on the axis. But a group holds the ranks that differ in the axis and "
+    "agree in all others.": same_place,
     **{says: partial(by_places, places) for says, places in PLACES.items()},
 }
 FLATTENED: dict[str, Formula] = {
-    "The flattened group is ordered by its second axis first: the first axis of the tuple varies slowest, as "
-    "in a mesh.": second_axis_first,
-    "The flattened group stands in the order of the mesh: the first axis of the tuple varies slowest, also "
-    "if it lies further inside.": in_the_meshs_order,
+    "The flattened group is ordered by its second axis first. But the first axis of the tuple varies "
+    "slowest, as in a mesh.": second_axis_first,
+    "The flattened group has the order of the mesh. But the first axis of the tuple varies slowest, even if "
+    "it is further inside.": in_the_meshs_order,
     JOINED: union,
     f"{JOINED} ": sorted_union,
-    "That is the group of the tuple's first axis alone.": first_axis_alone,
+    "Your answer is only the group of the tuple's first axis.": first_axis_alone,
     **RANKS,
 }
 

@@ -193,12 +193,12 @@ def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> 
         several = axis_ranks(0, sheet.sizes, (axis,)) if axis in sheet.sizes else [0]
         if len(several) == 1:
             who = "rank 0"
-            state = f"is not read by it, and the mesh has no {axis}" if missing else state
+            state = f"is not read by it, although the mesh has no {axis}" if missing else state
         else:
-            who = f"{words.ranks(several)}, which differ in {axis} alone"
+            who = f"{words.ranks(several)}, which differ only in {axis}"
         said = kit.Sentence(
-            f"of {who}, {what} {place} {state}: {asked} and its like.",
-            f"of ranks that differ in {axis} alone, a {what} {state}.",
+            f"of {who}, {what} {place} {state} in calls such as {asked}.",
+            f"of ranks that differ only in {axis}, a {what} {state}.",
         )
         because = why(sheet, parts, index, slips)
         remainder = len(missing) < (1 + index) * sheet.sizes.get(axis, 1) and not often and not outside
@@ -214,7 +214,7 @@ def even(sheet: Sheet, parts: Parts) -> kit.Finding:
         return kit.RIGHT
     asked = Question(0, sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
     said = kit.Sentence(
-        f"one replica reads {counts[0]} rows and another {counts[-1]}: of {asked} and its like.",
+        f"one replica reads {counts[0]} rows but another reads {counts[-1]}, in calls such as {asked}.",
         "one replica reads more rows than another.",
     )
     return kit.wrong(said, why(sheet, parts, 0, {LAST: last_rows}), cause="even")
@@ -230,8 +230,9 @@ def same(index: int, what: str, cutting: tuple[str, ...], slips: Mapping[str, Fo
             a for a in sheet.sizes if coordinates(first, sheet.sizes)[a] != coordinates(other, sheet.sizes)[a]
         ]
         said = kit.Sentence(
-            f"ranks {first} and {other} read different {what}, and differ in {' and '.join(differ)} alone.",
-            f"ranks that differ in {' and '.join(differ)} alone read different {what}.",
+            f"ranks {first} and {other} read different {what}, although they differ only in "
+            f"{' and '.join(differ)}.",
+            f"ranks that differ only in {' and '.join(differ)} read different {what}.",
         )
         because = why(sheet, parts, index, slips)
         return kit.wrong(said, because, cause=because, misses_point=True)
@@ -283,9 +284,9 @@ def in_blocks(*before: Look) -> Look:
         if at < 0:
             differ = f"has {len(got)} {what}, not {len(wanted)}"
         else:
-            differ = f"has {what} {got[at : at + 3]} where {wanted[at : at + 3]} are due"
+            differ = f"has {what} {got[at : at + 3]} instead of {wanted[at : at + 3]}"
         said = kit.Sentence(
-            f"{what} are dealt in another order: {asked} {differ}.",
+            f"{what} are dealt in another order, because {asked} {differ}.",
             f"{what} are dealt in another order than the text asks for.",
         )
         return kit.wrong(said, why(sheet, parts, index, DEALT[index]), cause="blocks")

@@ -12,27 +12,37 @@ from course_lib.mesh.parts import cut
 Part = tuple[list[int], list[int]]
 Parts = dict[int, Part]
 TP_ROWS = (
-    "Ranks 0 and 1 share every layer (tp) and read different rows: their activations are of different "
+    "Ranks 0 and 1 share every layer (tp) but read different rows. So their activations are of different "
     "samples, and the sums over tp mix them."
 )
 PP_ROWS = (
-    "Stages of one pipeline read different rows: the samples of the first stage pass through all others."
+    "Stages of one pipeline read different rows, although the samples of the first stage pass through all "
+    "others."
 )
-CP_ROWS = "cp cuts the sequence of the rows that all of its ranks read; it does not cut rows."
-BACKWARDS = "ranks are numbered with the first axis innermost: the last one varies fastest, see section 1."
-STRIDED = "The rows are dealt in turn: replica r of dp reads one block of rows that follow each other."
-STRIPES = "The places are dealt in turn: a chunk is a block of places that follow each other."
-DROPPED = "The remainder is dropped: of 11 rows on 2 replicas the first reads 6 and the other one 5."
-WORLD = "The batch is divided by the number of ranks: only dp multiplies samples; tp, pp and cp share them."
-LAST = "The last part gets the whole remainder: the first parts are one longer each."
-ENDS = "The remainder goes to the last parts: the first parts are one longer each."
+CP_ROWS = "cp cuts the sequence of the rows that all of its ranks read, but it does not cut rows."
+BACKWARDS = (
+    "ranks are numbered with the first axis innermost, but the last one varies fastest, see section 1."
+)
+STRIDED = "The rows are dealt in turn, but replica r of dp reads one block of rows that follow each other."
+STRIPES = "The places are dealt in turn, but a chunk is a block of places that follow each other."
+DROPPED = "The remainder is dropped, but of 11 rows on 2 replicas the first reads 6 and the other one 5."
+WORLD = (
+    "The batch is divided by the number of ranks. But only dp multiplies samples, while tp, pp and cp share "
+    "them."
+)
+LAST = "The last part gets the whole remainder, but the first parts should be one longer each."
+ENDS = "The remainder goes to the last parts, but the first parts should be one longer each."
 LARGER = (
-    "The last parts are shorter by more than one, as `torch.chunk` cuts: `torch.tensor_split` cuts evenly."
+    "The last parts are shorter by more than one, as `torch.chunk` cuts, but `torch.tensor_split` cuts "
+    "evenly."
 )
-PAIR = "A pair of numbers was read as two rows, or places: give range(start, stop)."
-APART = "Chunks r and r + cp are a pair: the zigzag pairs r with 2 cp - 1 - r, so that all have equal work."
+PAIR = "A pair of numbers was read as two rows, or places, so give range(start, stop)."
+APART = (
+    "Chunks r and r + cp are a pair here, but the zigzag pairs r with 2 cp - 1 - r, so that all have equal "
+    "work."
+)
 LATE_FIRST = "The early chunk comes first, then the late one."
-SUCCESSION = "The places follow each other: under a causal mask late tokens cost more than early ones. "
+SUCCESSION = "The places follow each other, but under a causal mask late tokens cost more than early ones. "
 
 
 def split(length: int, n: int, place: int) -> list[int]:
@@ -192,7 +202,7 @@ ROWS: dict[str, Formula] = {
     CP_ROWS: rows_over("dp", "cp"),
     WORLD: over_the_world,
     DROPPED: dropped_rows,
-    "dp cuts the rows: each replica of the model reads samples of its own.": rows_over(),
+    "dp cuts the rows, so each replica of the model reads samples of its own.": rows_over(),
 }
 DEALT: tuple[dict[str, Formula], dict[str, Formula]] = (
     {STRIDED: strided_rows, ENDS: longer_at_the_end, LAST: last_rows, LARGER: larger_rows},
@@ -201,10 +211,10 @@ DEALT: tuple[dict[str, Formula], dict[str, Formula]] = (
 )  # fmt: skip
 PLACES: dict[str, Formula] = {
     PAIR: ends_of_places,
-    "cp cuts the sequence: its ranks read different places, and here all of them read every one.": all_places,
-    "The remainder is dropped: if 2 cp does not divide the sequence, first chunks are one token longer.": (
-        dropped_places
-    ),
-    "The late chunk is missing: chunk r is paired with the r-th from the end.": early_chunks,
-    "tp cuts no places: its ranks share every layer, and need the same input.": cut_by_tp,
+    "cp cuts the sequence, so its ranks read different places, but here all of them read every "
+    "one.": all_places,
+    "The remainder is dropped. If 2 cp does not divide the sequence, the first chunks are one token "
+    "longer.": (dropped_places),
+    "The late chunk is missing, but chunk r is paired with the r-th from the end.": early_chunks,
+    "tp cuts no places, because its ranks share every layer, so they need the same input.": cut_by_tp,
 }

@@ -116,34 +116,39 @@ def summed(records: Records, per_node: int, inside: tuple, across: tuple) -> flo
     return max(alone)
 
 
-RING = "An all-reduce sends 2 (n - 1) / n of its bytes, and not"
+RING = "An all-reduce sends 2 (n - 1) / n of its bytes, not"
 SLIPS: dict[str, Formula] = {
-    "A sum begins when its last member has come, and ends for all at the same time.": slip(last=False),
-    "Each rank's seconds are added for itself: a rank also waits, for the last member of a sum and "
+    "A sum begins when its last member has arrived, so it ends for all at the same time.": slip(last=False),
+    "Each rank's seconds were added up separately. But a rank also waits for the last member of a sum, and "
     "for the sender of a message.": summed,
-    "Here an operation has one alpha, as on the emulated wires: not one for each of 2 (n - 1) rounds.": slip(
+    "Here an operation has only one alpha, as on the emulated wires, not one for each of 2 (n - 1) "
+    "rounds.": slip(
         rounds=True
     ),
     f"{RING} (n - 1) / n of them.": slip(ring=lambda n: (n - 1) / n),
     f"{RING} twice its bytes.": slip(ring=lambda n: 2),
     f"{RING} its bytes once.": slip(ring=lambda n: 1),
-    "A group uses its slowest link: one member in another node is enough.": slip(wire="first"),
-    "Every operation takes the link inside a node here: look at the nodes of its ranks.": slip(wire="inside"),
-    "A sender goes on at once: its message travels meanwhile.": slip(blocking=True),
-    "A link carries one message after the other: the second of two sends waits for the first.": slip(
+    "A group uses its slowest link, so one member in another node is enough.": slip(wire="first"),
+    "Every operation takes the link inside a node here, so look at the nodes of its ranks.": slip(
+        wire="inside"
+    ),
+    "A sender continues immediately, while its message travels.": slip(blocking=True),
+    "A link carries only one message at a time, so the second of two sends waits for the first.": slip(
         queue="nothing"
     ),
-    "A rank has two links, one inside its node and one across: neither waits for messages on the other.": (
+    "A rank has two links, one inside its node and one across, so neither waits for messages on the other "
+    "link.": (
         slip(queue="rank")
     ),
-    "A rank has one link across, whatever the destination: messages to two ranks wait for one another.": slip(
+    "A rank has one link across, whatever the destination, so messages to two ranks wait for one "
+    "another.": slip(
         queue="peer"
     ),
-    "A sum does not queue: it neither waits for messages that travel nor holds them up.": slip(
+    "A sum does not queue, so it neither waits for messages on the way nor delays them.": slip(
         sums_queue=True
     ),
     "The compute between the operations is missing.": slip(compute=False),
-    "The alphas are missing: a small message costs almost nothing but these.": slip(alpha=False),
+    "The alphas are missing, but they are almost all that a small message costs.": slip(alpha=False),
 }  # fmt: skip
 
 
@@ -199,7 +204,7 @@ def replay(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             kit.Prediction(
                 "replay", 0, plans, right, SLIPS, weight, title, tolerance=1e-6,
-                otherwise="Print when each entry ends on each rank, and compare with the example by hand.",
+                otherwise="Print when each entry ends on each rank, then compare with the example by hand.",
             )
             for title, plans, weight in (
                 ("sums of ranks that come late", [(sums, 4, *LINKS), (sums, 3, *LINKS)], 1),

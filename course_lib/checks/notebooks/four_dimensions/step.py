@@ -21,23 +21,23 @@ SECONDS = 40.0
 POINT = "one pass over the microbatches, whose gradients are terms of one sum that is made once, at the end"
 WIRES = ("pp", "tp", "cp")
 ORDER = (
-    "All members of a group must call its collectives, in one order: also ranks without a loss, and with the "
-    "axes in one fixed order on every rank."
+    "All members of a group must call its collectives in the same order, even ranks without a loss, and use "
+    "the axes in one fixed order on every rank."
 )
 OTHER_SIZES = (
-    "Ranks of pp hold other parameters, and their gradients have other sizes: reduce over "
-    'mesh.group(("dp", "cp")) alone.'
+    "Ranks of pp hold other parameters, so their gradients have other sizes. Reduce only over "
+    'mesh.group(("dp", "cp")).'
 )
-OTHER_DTYPES = "A rank without a loss adds a zero: give that zero the losses' dtype."
+OTHER_DTYPES = "A rank without a loss adds a zero, so give that zero the losses' dtype."
 NO_TARGET = (
-    "A replica may have no target of its own. Divide by the targets of all replicas: sum their number over "
-    "dp before `run_schedule` is called."
+    "A replica may have no target of its own. So divide by the targets of all replicas, whose number you sum "
+    "over dp before `run_schedule` is called."
 )
 NO_LOSS = (
-    "Only the last stage has losses: on the others `run_schedule` returns an empty dict. Add them up from a "
-    "zero, which all ranks have."
+    "Only the last stage has losses, so on the others `run_schedule` returns an empty dict. Add them up from "
+    "a zero, which all ranks have."
 )
-PIPE = 'The schedule is for the ranks of pp: give `run_schedule` their group, mesh.group("pp").'
+PIPE = 'The schedule is for the ranks of pp, so give `run_schedule` their group, mesh.group("pp").'
 DISAGREE = re.compile(r"^the ranks do not agree on their collective number")
 EMPTY = re.compile(r"ZeroDivisionError|division by zero|expects a non-empty TensorList|KeyError: 0")
 
@@ -59,13 +59,13 @@ def replicas_line(steps: Steps, title: str) -> kit.Line:
             spare = calls * SMALL * 2
             if least - 1 <= sent <= most + spare:
                 continue
-            fault = f"rank {rank} sent {words.number(round(sent))} bytes to its replicas; "
+            fault = f"rank {rank} sent {words.number(round(sent))} bytes to its replicas, "
             if sent < least:
                 half = abs(2 * sent - least) <= spare
-                said = f"{fault}{words.number(round(least))} are needed."
+                said = f"{fault}but {words.number(round(least))} are needed."
                 return kit.wrong(said, HALF if half else FEWER, cause="replicas", misses_point=not half)
             times = sent / least
-            fault += f"{words.number(round(least))} are enough."
+            fault += f"but {words.number(round(least))} are enough."
             gathered = {o.op for o in over if o.nbytes > SMALL} <= {"all_gather"}
             says = GATHERED if gathered else why(times)
             return kit.wrong(fault, says, cause="replicas", misses_point=not gathered)
@@ -74,11 +74,13 @@ def replicas_line(steps: Steps, title: str) -> kit.Line:
     def why(times: float) -> str:
         if times > steps.count - 0.5:
             return (
-                f"That is {round(times)} times the bytes of one synchronisation: reduce once, after the last "
-                "backward, and not after every microbatch."
+                f"Your ranks sent {round(times)} times the bytes of one synchronisation, so reduce only "
+                "once, after the last backward, not after every microbatch."
             )
         if abs(times - 2) < 0.1:
-            return "That is twice the bytes of one synchronisation: reduce each gradient once."
+            return (
+                "Your ranks sent twice the bytes of one synchronisation, so reduce each gradient only once."
+            )
         return "One sum of all gradients is enough, when no microbatch is left."
 
     def shows(observed: kit.Observed) -> float:
@@ -91,9 +93,11 @@ def replicas_line(steps: Steps, title: str) -> kit.Line:
     return kit.Line(f"bytes to the replicas: {title}", judge, 1, "communication", shows=shows)
 
 
-HALF = "The gradients travelled in float32, and they are float64: give the buffer their dtype."
-GATHERED = "An all-gather brings all whole gradients to every rank; an all-reduce brings their sum alone."
-FEWER = "The gradients went another way than by the groups of dp and cp."
+HALF = "The gradients are float64, but they travelled in float32. Give the buffer their dtype."
+GATHERED = (
+    "An all-gather brings all whole gradients to every rank, while an all-reduce brings only their sum."
+)
+FEWER = "The gradients did not travel in the groups of dp and cp."
 
 
 def axes_line(steps: Steps, title: str) -> kit.Line:
@@ -129,12 +133,13 @@ def axes_line(steps: Steps, title: str) -> kit.Line:
             for axis, bound in wanted(rank).items():
                 amount = sent(observed, rank, axis)
                 if abs(amount - bound) > 1:
-                    fault = f"rank {rank} sent {words.number(round(amount))} bytes along {axis}; "
+                    fault = f"rank {rank} sent {words.number(round(amount))} bytes along {axis}, "
                     fault += (
-                        f"one run of the schedule with all microbatches sends {words.number(round(bound))}."
+                        "but one run of the schedule with all microbatches sends "
+                        f"{words.number(round(bound))}."
                     )
                     twice = abs(amount - 2 * bound) <= 1
-                    why = "All microbatches ran twice, and once is enough." if twice else ""
+                    why = "All microbatches ran twice, but once is enough." if twice else ""
                     return kit.wrong(fault, why, cause="axes", misses_point=twice)
         return kit.RIGHT
 

@@ -20,55 +20,61 @@ from course_lib.checks.notebooks.four_dimensions.steps import TIED, Held, Steps,
 ROUNDING = 1e-10  # of the model's largest gradient
 FLOAT32 = 1e-6  # of the loss, or of a gradient: a sum in float32 may be off by so much
 OVER_CP = (
-    "Ranks of cp hold terms of one sum, and they are given the same targets: count the targets over dp "
-    "alone, and do not divide by the size of cp."
+    "Ranks of cp hold terms of one sum, and they are given the same targets. So count the targets only over "
+    "dp, and do not divide by the size of cp."
 )
 OF_REPLICAS = (
-    "Each replica has divided by its own targets, and they have unequal numbers of them. Sum the numbers "
-    "over dp first, and give `run_schedule` the number of all."
+    "Each replica has divided by its own targets, but they have unequal numbers of them. Sum the numbers "
+    "over dp first, then give `run_schedule` the number of all."
 )
 OVER_WORLD = (
-    "The gradients of all ranks were added: tp and pp ranks hold different parameters, or terms that are "
-    "already summed. Reduce over dp and cp alone."
+    "The gradients of all ranks were added, but tp and pp ranks hold different parameters, or terms that are "
+    "already summed. Reduce only over dp and cp."
 )
-ONE_CALL = "The gradients of the call before are gone: a call adds its own to `grad`."
+ONE_CALL = "The gradients of the previous call are gone, but a call adds its own to `grad`."
 AGAIN = (
-    "The gradients of the call before were added once more on each replica: they are complete already. Put "
-    "them aside, reduce this call's alone, then add them once."
+    "The gradients of the previous call were added once more on each replica, although they are complete "
+    "already. Put them aside, reduce only this call's gradients, then add them once."
 )
 OF_MICROBATCHES = (
-    "That is the mean of the microbatches' means: they have unequal numbers of targets. Give `run_schedule` "
-    "all microbatches at once, and the targets of all."
+    "Your result is the mean of the microbatches' means, but they have unequal numbers of targets. Give "
+    "`run_schedule` all microbatches together, and the targets of all."
 )
 OF_PARTS = (
-    "That is the mean of the ranks' means: ranks of cp have unequal numbers of targets, and each divided by "
-    "its own. Leave the stages' `count` alone, and sum."
+    "Your result is the mean of the ranks' means, but ranks of cp have unequal numbers of targets, and each "
+    "divided by its own. Leave the stages' `count` as it is, and sum."
 )
-ALL_TARGETS = "Targets of -100 were counted, and they have no loss: count those that differ from -100."
+ALL_TARGETS = "Targets of -100 were counted, but they have no loss. Count those that differ from -100."
 NUMBERS = {
-    "microbatches": "Microbatches or rows were counted in place of targets.",
-    "nothing": "They were not divided: `run_schedule` takes the number of targets of the whole batch.",
-    "first": "The first microbatch's targets were counted for each one, and others have other numbers.",
+    "microbatches": "Microbatches or rows were counted instead of targets.",
+    "nothing": (
+        "The gradients were not divided, but `run_schedule` takes the number of targets of the whole batch."
+    ),
+    "first": "The first microbatch's targets were counted for each one, but others have other numbers.",
 }
 ONCE_TOO_OFTEN = (
-    "The number of all targets was multiplied by that of the microbatches: `count` is for the whole batch, "
-    "and `run_schedule` divides every microbatch's sum by it."
+    "The number of all targets was multiplied by the number of microbatches. But `count` is for the whole "
+    "batch, because `run_schedule` divides every microbatch's sum by it."
 )
-DIVIDED_TWICE = "They were divided by the targets twice: `run_schedule` has divided by `count` already."
+DIVIDED_TWICE = (
+    "The gradients were divided by the targets twice, because `run_schedule` has divided by `count` already."
+)
 COUNT_OVER_DP = (
-    "Sum the targets of the replicas over dp alone, as ranks of cp are given the same ones, and divide by "
-    "nothing else."
+    "Sum the targets of the replicas only over dp, because ranks of cp are given the same ones, and divide "
+    "by nothing else."
 )
-IN_FLOAT64 = "They travelled in float32, or were added there: give the buffer the gradients' dtype."
+IN_FLOAT64 = "The gradients travelled in float32, or were added there, so give the buffer their dtype."
 NOT_KEPT = (
-    "The sum over the replicas was made, and `grad` does not have it: torch.cat copies. Write each part of "
-    "the buffer back."
+    "The sum over the replicas was made, but `grad` does not have it, because torch.cat copies. Write each "
+    "part of the buffer back."
 )
 SOME_UNREDUCED = "Sum the gradients of all parameters, on all stages, over dp and cp."
 FIRST_ALONE = (
-    "Only the first rank of each group of replicas has the sum: use all_reduce, so that all have it."
+    "Only the first rank of each group of replicas has the sum. Use all_reduce, so that all ranks have it."
 )
-WHOLE_OVER_TP = "Parameters that are whole on tp were summed over tp as well: its ranks hold equal gradients."
+WHOLE_OVER_TP = (
+    "Parameters that are whole on tp were also summed over tp, but its ranks hold equal gradients."
+)
 Candidate = Callable[[int, str], Tensor]
 
 
@@ -203,8 +209,8 @@ class Gradients:
         if not labels:
             return self.of_multiple(often, sees)
         by = labels[0] if len(labels) == 1 else f"{round(1 / often)}, which is {' or '.join(labels)},"
-        terms = "Ranks hold terms of one sum, which are divided by the targets and by nothing else."
-        return Cause(f"They were divided by {by} as well. {terms}", sees)
+        terms = "But ranks hold terms of one sum, which are divided only by the targets."
+        return Cause(f"The gradients were divided by {by} as well. {terms}", sees)
 
     def losses_are(self, often: float) -> bool:
         """Whether each rank's losses, too, are `often` times right, as with another `count`."""
@@ -240,14 +246,15 @@ class Gradients:
         ]
         if labels:
             return Cause(
-                f"{' or '.join(labels).capitalize()} is {round(often)}: each term counts once.", sees
+                f"{' or '.join(labels).capitalize()} is {round(often)}, but each term counts only once.", sees
             )
         counted = self.steps.targets / often
         if abs(counted - round(counted)) > 1e-3:
             return Cause("", sees)
         targets = words.counted(self.steps.targets, "target")
         says = (
-            f"So they are if {round(counted)} was given in place of the {targets} of the batch, as `count`."
+            f"The gradients are like this if {round(counted)} was given as `count` instead of the {targets} "
+            "of the batch."
         )
         return Cause(says, sees, slip=True)
 
@@ -276,7 +283,7 @@ class Gradients:
         for axes in (("dp", "cp"), ("dp",), ("cp",)):
             if self.mesh.size(*axes) > 1 and off and all(self.adds_up(*key, *axes) for key in off):
                 rank, name = off[0]
-                sees = f"on rank {rank} the gradient of {name} is that of its own tokens."
+                sees = f"on rank {rank} the gradient of {name} covers only its own tokens."
                 yield Cause(SOME_UNREDUCED, sees)
         firsts = {self.mesh.ranks(rank, "dp", "cp")[0] for rank in range(self.mesh.n)}
         wrong_ranks = {rank for rank, _ in off}
@@ -324,13 +331,13 @@ class Gradients:
             return self.together(self.wanted, 1, *axes) or self.together(self.of_replicas, own, *axes)
 
         if cp > 1 and together("cp"):
-            yield Cause("The terms of cp were not added. Sum gradients over dp and cp.")
+            yield Cause("The terms of cp were not added, so sum gradients over dp and cp.")
         if self.summed_in_vain():
             yield Cause(NOT_KEPT, slip=True)
         if dp > 1 and together("dp"):
-            yield Cause("Replicas have the gradients of their own rows. Sum gradients over dp and cp.")
+            yield Cause("Replicas have the gradients of their own rows, so sum gradients over dp and cp.")
         if dp > 1 and cp > 1 and together("dp", "cp"):
-            yield Cause("Each rank has its own gradients. Sum gradients over dp and cp.")
+            yield Cause("Each rank has its own gradients, so sum them over dp and cp.")
 
     def over_tp(self, tp: int) -> Iterator[Cause]:
         """The ranks of tp were added, as a mean or as a sum."""
@@ -343,7 +350,7 @@ class Gradients:
         """The sentence for each other mistake that gives these gradients."""
         if all(not gradient.any() for gradient in self.returned.values()):
             yield Cause(
-                "All gradients are zero or None at the end: `run_schedule` does both passes, and nothing may "
+                "All gradients are zero or None at the end. `run_schedule` does both passes, so nothing may "
                 "reset `grad` after it."
             )
         yield from map(Cause, self.of_the_tie())
@@ -357,11 +364,11 @@ class Gradients:
         mean = share == 1 / self.mesh.size("tp")
         how = "the mean" if mean else "the sum" if share == 1 else f"{factor(share)} of the sum"
         fault = (
-            f"Cut matrices are right parts mixed: rows 0-{rows - 1} of {name} hold {how} of "
+            f"Cut matrices are right parts mixed, because rows 0-{rows - 1} of {name} hold {how} of "
             f"{words.counted(self.mesh.size('tp'), 'rank')}' different rows"
         )
-        norms = "; norms are right" if mean else ""
-        tp_alone = "Leave tp out: its layers have summed."
+        norms = ", while norms are right" if mean else ""
+        tp_alone = "Leave tp out, because its layers have already summed."
         return f"{fault}{norms}. {OVER_WORLD if self.over_the_world() else tp_alone}"
 
     def over_the_world(self) -> bool:
@@ -386,7 +393,10 @@ class Gradients:
             yield AGAIN
         for often in (2, 3, replicas + 1):
             if self.are(lambda rank, name, often=often: often * first[rank, name] + second[rank, name]):
-                yield f"The gradients of the call before count {often} times: add them once, after the sum."
+                yield (
+                    f"The gradients of the previous call count {often} times, so add them only once, after "
+                    "the sum."
+                )
 
     def of_means(self) -> Iterator[str]:
         if self.are(self.of(self.steps.mean_of_microbatches())):
@@ -399,13 +409,13 @@ class Gradients:
         if not self.steps.config.tied or self.mesh.size("pp") == 1 or not self.untied_are_right:
             return
         tied = {key: tensor for key, tensor in self.returned.items() if key[1] == TIED}
-        alone = f"{TIED} alone is wrong: "
+        alone = f"Only {TIED} is wrong, "
         twice = [{key: 2 * self.wanted[key] for key in tied}]
         if len(self.steps.batches) == 2:  # and the first call's once more with the second's
             first, second = self.of_each_call()
             twice.append({key: 4 * first[key] + 2 * second[key] for key in tied})
         if any(all(self.near(tied[key], added[key], self.mesh.n) for key in tied) for added in twice):
-            yield f"{alone}its two terms were added twice. `run_schedule` adds them already."
+            yield f"{alone}because its two terms were added twice. But `run_schedule` adds them already."
             return
         ratios = [
             float((tensor * self.wanted[k]).sum() / self.wanted[k].square().sum())
@@ -413,23 +423,26 @@ class Gradients:
         ]
         if all(self.near(tensor, ratios[0] * self.wanted[k], self.mesh.n) for k, tensor in tied.items()):
             share = of_one_process(ratios[0])
-            yield f"{alone}it is {share}. `run_schedule` adds its two terms already."
+            yield f"{alone}because it is {share}. But `run_schedule` adds its two terms already."
             return
         right = [k for k, tensor in tied.items() if self.near(tensor, self.wanted[k], self.mesh.n)]
         if right:
             others = words.ranks([rank for rank, name in tied if (rank, name) not in right])
-            yield f"{alone}{others} hold another gradient of it. Both stages need the sum of its two terms."
+            yield (
+                f"{alone}because {others} hold another gradient of it. Both stages need the sum of its two "
+                "terms."
+            )
             return
         sums = (
             torch.stack([tied[other, TIED] for other in self.mesh.ranks(rank, "pp") if (other, TIED) in tied])
             for rank, _ in tied
         )
         if all(self.near(s.sum(0), self.wanted[key], self.mesh.n) for s, key in zip(sums, tied, strict=True)):
-            yield f"{alone}its two terms, of the first stage and of the last, have not met."
+            yield f"{alone}because its two terms, from the first stage and from the last, have not met."
             return
         yield (
-            f"{alone}it has a term on the first stage and one on the last. Reduce over the replicas once "
-            "both have met, when `run_schedule` returns."
+            f"{alone}because it has a term on the first stage and one on the last. Reduce over the replicas "
+            "only when both have met, after `run_schedule` returns."
         )
 
 
@@ -447,7 +460,7 @@ def gradients_line(
                         f"on rank {rank} the gradient of {name} has another shape, or is not float64."
                     )
                 if len(misfits) < len(observed.tensors[rank]):
-                    return kit.wrong(f"on rank {rank} {name} has no gradient: `grad` is None.")
+                    return kit.wrong(f"on rank {rank} {name} has no gradient, since `grad` is None.")
         gradients = Gradients(steps, observed)
         off = next(
             (

@@ -18,11 +18,9 @@ from course_lib.checks.notebooks.four_dimensions.step_gradients import (
 )
 from course_lib.checks.notebooks.four_dimensions.steps import Steps
 
-DIVIDED = "Its parts are divided by `count` already: return their sum."
-ONLY_LAST = "only the last stage knows the loss. Sum over pp, so that all ranks return it."
-TERMS_OF_LOSS = (
-    "The right one is a sum over pp, dp and cp, which is divided by the targets and by nothing else."
-)
+DIVIDED = "But its parts are divided by `count` already, so return their sum."
+ONLY_LAST = "but only the last stage knows the loss. Sum over pp, so that all ranks return it."
+TERMS_OF_LOSS = "The right loss is a sum over pp, dp and cp, which is divided only by the targets."
 
 
 def loss_line(steps: Steps, title: str, weight: float = 1) -> kit.Line:
@@ -35,7 +33,7 @@ def loss_line(steps: Steps, title: str, weight: float = 1) -> kit.Line:
             if any(off):
                 rank = off.index(True)
                 got, want = words.apart(float(returned[rank]), wanted)
-                fault = f"rank {rank} returned another loss than one process has"
+                fault = f"rank {rank} returned another loss than one process"
                 gradients = Gradients(steps, observed)
                 why = next(loss_causes(steps, returned, wanted, rank, call, gradients), "")
                 return kit.wrong(
@@ -77,14 +75,14 @@ def loss_causes(
 
     last = [mesh.place(k, "pp") == pp - 1 for k in range(mesh.n)]
     if pp > 1 and not any(value for value, is_last in zip(returned, last, strict=True) if not is_last):
-        yield f"Rank {rank} returns {returned[rank]}: {ONLY_LAST}"
+        yield f"Rank {rank} returns {returned[rank]}, {ONLY_LAST}"
     often, of_count = gradients.of_another_count()
     if often and are(often * wanted):
         yield of_count
     if tp > 1 and are(tp * wanted):
         of_dp = f" and of dp. Ranks of tp have the loss already. {TERMS_OF_LOSS}"
-        of_tp = ". Ranks of tp have the loss already: sum over pp, dp and cp alone."
-        yield f"The loss is {tp} times that of one process, the size of tp{of_dp if dp == tp else of_tp}"
+        of_tp = ". Ranks of tp have the loss already, so sum only over pp, dp and cp."
+        yield f"The loss is {tp} times the loss of one process, the size of tp{of_dp if dp == tp else of_tp}"
     for share in (1, dp, 1 / cp):
         if dp > 1 and are(share * of_replicas):
             means = "the mean of the replicas' means" if share == 1 else f"{factor(share)} the mean of means"
@@ -97,7 +95,7 @@ def loss_causes(
         yield f"The loss is {of_one_process(returned[0] / wanted)}, on all ranks. {TERMS_OF_LOSS}"
     for axes in (("dp",), ("cp",), ("dp", "cp")):
         if mesh.size(*axes) > 1 and together(*axes):
-            yield f"Ranks return the loss of their own tokens: sum over {' and '.join(axes)}, too."
+            yield f"Ranks return the loss of their own tokens, so also sum over {' and '.join(axes)}."
     if are(steps.mean_of_microbatches().losses[call]):
         yield OF_MICROBATCHES
     if cp > 1 and are(steps.mean_of_parts().losses[call]):

@@ -91,8 +91,8 @@ def published_line() -> kit.Case:
         if abs(ratios[worst] - 1) <= TOLERANCE:
             return kit.RIGHT
         return kit.wrong(
-            f"with the constant of the 76.1B row, that of {TABLE_1[worst][0]}B is off by "
-            f"{100 * (ratios[worst] - 1):+.2f} %; 10 % were allowed.",
+            f"with the constant of the 76.1B row, the row of {TABLE_1[worst][0]}B is off by "
+            f"{100 * (ratios[worst] - 1):+.2f} %, but only 10 % were allowed.",
             "The lines above judge its parts.",
             cause="table",
         )
@@ -105,16 +105,16 @@ def published_line() -> kit.Case:
 
 # For numbers that no known mistake gives: the first lines have few parts, which these sentences list.
 OF_ONE = (
-    "The step of one GPU has no waits: it is compute and pointwise operations of the layers, the head in "
-    "each microbatch, and the optimizer. Print these for the call, and compare them with the table."
+    "The step of one GPU has no waits, so it consists of compute and pointwise operations of the layers, the "
+    "head in each microbatch, and the optimizer. Print these for the call, then compare them with the table."
 )
 OF_REPLICAS = (
-    "If one GPU alone is right, two things are new here: the layers are recomputed, and one ring in the node "
+    "If one GPU alone is right, two things are new here. The layers are recomputed, and one ring in the node "
     "sums the gradients, once. Without ZeRO the optimizer is as before, and one stage has no bubble."
 )
 OF_TP = (
-    "If the lines above are right, the waits for tp are new here, and what t divides: products, the "
-    "head, the parameters, and the stream with sequence parallelism alone."
+    "If the lines above are right, only the waits for tp are new here, and also what t divides: the "
+    "products, the head, the parameters and, only with sequence parallelism, the stream."
 )
 
 
@@ -147,7 +147,7 @@ def step_seconds(draw: kit.Draw) -> Iterator[kit.Case]:
     if draw.hidden:
         for more in ({"recompute": "none", "sequence": True}, {"recompute": "full"}, {"zero": 1}):
             options.append(asked(*drawn(draw, **more)))
-    parts = "Print the parts of your step for one call, and compare them with the table."
+    parts = "Print the parts of your step for one call, then compare them with the table."
 
     def question(title: str, plans: list[tuple], weight: float, otherwise: str = parts) -> kit.Prediction:
         return kit.Prediction(

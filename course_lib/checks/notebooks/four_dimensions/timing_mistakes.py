@@ -167,138 +167,183 @@ def slip(**change: Any) -> Formula:
     return lambda *args: seconds(*args, **change)
 
 
-NO_HEAD = "The head is missing on the last stage: three products, and the logits in float32."
-IN_16_BITS = "M is in 16 bits: 2 bytes a number."
+NO_HEAD = "The head is missing on the last stage, so add three products, and also the logits in float32."
+IN_16_BITS = "M is in 16 bits, so count 2 bytes per element."
 SLIPS: dict[str, Formula] = {
-    "The FLOPs are those without recomputation, 72 for 96: a block that is recomputed runs forward twice, "
-    "and its pointwise operations as well.": slip(again=False),
-    "With full recomputation the products run 4 times, and not 3: a layer runs forward twice.": slip(
+    "The FLOPs are those without recomputation, 72 instead of 96. A block that is recomputed runs forward "
+    "twice, and so do its pointwise operations.": slip(
+        again=False
+    ),
+    "With full recomputation the products run 4 times, not 3, because a layer runs forward twice.": slip(
         runs_again=False
     ),
-    "Selective recomputation runs the products of the scores once more, 4 times in place of 3.": slip(
+    "Selective recomputation runs the products of the scores once more, so 4 times instead of 3.": slip(
         scores_again=False
     ),
-    "NVLink's 600 GB/s are both directions together: a ring sends 300 each way.": slip(nvlink=1),
-    "Networks are quoted in bits: 200 Gb/s are 25 GB/s.": slip(bits=1),
-    "The network's 200 Gb/s are 25 GB/s each way, and not half of that.": slip(bits=16),
-    "The bubble is multiplied by m: a pipeline fills and drains once a step.": slip(bubbles="times m"),
-    "The bubble is missing: (p - 1) / v slots, in which a stage idles.": slip(bubbles="never"),
-    "The bubble has p - 1 slots, and not p: a step with one stage has none.": slip(bubbles="p"),
-    "The last stage has the head, and sets the pace; the slots of the bubble have none.": slip(
+    "NVLink's 600 GB/s are both directions together, so a ring sends 300 each way.": slip(nvlink=1),
+    "Networks are quoted in bits, so 200 Gb/s are 25 GB/s.": slip(bits=1),
+    "The network's 200 Gb/s are 25 GB/s each way, not half of that.": slip(bits=16),
+    "The bubble is multiplied by m, but a pipeline fills and drains only once per step.": slip(
+        bubbles="times m"
+    ),
+    "The bubble is missing, so add (p - 1) / v slots, in which a stage idles.": slip(bubbles="never"),
+    "The bubble has p - 1 slots, not p, because a step with one stage has none.": slip(bubbles="p"),
+    "The last stage has the head, so it sets the pace, but the slots of the bubble have no head.": slip(
         head_fills=True
     ),
-    "The pipeline fills and empties with two messages a stage, forward and backward.": slip(filling=1),
-    "The pipeline fills with messages as well: (p - 1) times slot / v and two messages.": slip(filling=0),
-    "That is one microbatch: a step has m, each with its slot, head and messages.": slip(repeats="1"),
-    "m is the number of microbatches, batch / (dp microbatch): one has several sequences.": slip(
+    "The pipeline fills and empties with two messages per stage, in forward and also in backward.": slip(
+        filling=1
+    ),
+    "The pipeline fills with messages as well, so count (p - 1) times slot / v and two messages.": slip(
+        filling=0
+    ),
+    "Only one microbatch is counted, but a step has m, each with its slot, head and messages.": slip(
+        repeats="1"
+    ),
+    "m is the number of microbatches, batch / (dp microbatch), because one has several sequences.": slip(
         repeats="dp"
     ),
-    "m is batch / (dp microbatch): ranks of cp share the sequences of a microbatch.": slip(
+    "m is batch / (dp microbatch), because ranks of cp share the sequences of a microbatch.": slip(
         repeats="dp and cp"
     ),
-    "The tokens are not divided by cp: a rank has s/cp of each sequence.": slip(tokens_cut=False),
-    "A slot has all layers of the model: a stage has L/p of them.": slip(layers_cut=False),
-    "tp cuts the head as well: its products and the logits are divided by t.": slip(head_cut=False),
-    "The head's products run at e of the peak, as all others.": slip(head_reached=False),
-    "Only sequence parallelism divides the stream by t: without it, norms and residuals are whole.": slip(
+    "The tokens are not divided by cp, but a rank has only s/cp of each sequence.": slip(tokens_cut=False),
+    "A slot has all layers of the model, but a stage has only L/p of them.": slip(layers_cut=False),
+    "tp also cuts the head, so its products and the logits are divided by t.": slip(head_cut=False),
+    "The head's products run at e of the peak, as all others do.": slip(head_reached=False),
+    "Only sequence parallelism divides the stream by t, so without it norms and residuals are whole.": slip(
         stream_cut="always"
     ),
-    "With sequence parallelism, t divides the stream's 44 and 22 bytes as well.": slip(stream_cut="never"),
-    "Two messages a microbatch and chunk: an activation one way, a gradient the other way.": slip(messages=1),
-    "Each chunk sends messages: a microbatch has 2v of them, and not 2.": slip(of_chunks=False),
-    "Two stages may share a node, if 2 dp cp t GPUs fit into it: their messages take NVLink.": slip(
+    "With sequence parallelism, t also divides the stream's 44 and 22 bytes.": slip(stream_cut="never"),
+    "Count two messages per microbatch and chunk, because an activation goes one way, and a gradient the "
+    "other way.": slip(
+        messages=1
+    ),
+    "Each chunk sends messages, so a microbatch has 2v of them, not 2.": slip(of_chunks=False),
+    "Two stages may share a node if 2 dp cp t GPUs fit into it, and then their messages take NVLink.": slip(
         neighbours="never share a node"
     ),
-    "A message to another node takes the network: two stages share a node only if 2 dp cp t GPUs fit.": slip(
+    "A message to another node takes the network, because two stages share a node only if 2 dp cp t GPUs "
+    "fit.": slip(
         neighbours="are always near"
     ),
-    "The next stage is in another node if dp cp t GPUs fill one: both have to fit, 2 dp cp t.": slip(
+    "The next stage is in another node if dp cp t GPUs fill one, because both stages have to fit, 2 dp cp "
+    "t.": slip(
         neighbours="share a node"
     ),
-    "All of the ring runs on NVLink: the ranks in other nodes need a ring over the network.": slip(
+    "The whole ring runs on NVLink, but the ranks in other nodes need a ring over the network.": slip(
         one_node=True
     ),
     IN_16_BITS: slip(stream_bytes=4),
     f"{IN_16_BITS} ": slip(stream_bytes=4, message_bytes=4),
-    "Gradients travel in 16 bits: 2 P' bytes.": slip(gradient_bytes=4),
-    "The waits for cp are missing: 3/2 of an all-reduce of the keys and values.": slip(over_cp=0),
-    "A layer waits for 3/2 of an all-reduce over cp: forward half of one, backward one.": slip(over_cp=1),
-    "Ranks of cp hold the same parameters: gradients are summed over dp and cp.": slip(over_dp_alone=True),
-    "P' has the table's part besides the layers: V h / t.": slip(of_table=False),
-    "In each microbatch ZeRO-3 sends 3/2 of an all-reduce: two gathers, and a reduce-scatter.": slip(
+    "Gradients travel in 16 bits, so count 2 P' bytes.": slip(gradient_bytes=4),
+    "The waits for cp are missing, so add 3/2 of an all-reduce of the keys and values.": slip(over_cp=0),
+    "A layer waits for 3/2 of an all-reduce over cp, because forward waits for half of one, and backward for "
+    "one.": slip(
+        over_cp=1
+    ),
+    "Ranks of cp hold the same parameters, so gradients are summed over dp and cp.": slip(over_dp_alone=True),
+    "P' also has the table's part besides the layers, V h / t.": slip(of_table=False),
+    "In each microbatch ZeRO-3 sends 3/2 of an all-reduce, because it has two all-gathers and a "
+    "reduce-scatter.": slip(
         gathers_3=1
     ),
-    "ZeRO-3 sends in every microbatch: m times 3/2 of an all-reduce.": slip(of_microbatches=False),
-    "ZeRO-3 hides behind the head, too.": slip(behind_head=False),
-    "ZeRO-3 hides behind products and other operations, and not behind waits: links are busy then.": slip(
+    "ZeRO-3 sends in every microbatch, so count m times 3/2 of an all-reduce.": slip(of_microbatches=False),
+    "ZeRO-3 also hides behind the head.": slip(behind_head=False),
+    "ZeRO-3 hides behind products and other operations, but not behind waits, because the links are busy "
+    "then.": slip(
         behind_waits=True
     ),
-    "The answers are in milliseconds; seconds were asked for.": lambda *args: 1e3 * right(*args),
-    "The bubble is not divided by v: interleaved stages begin after a chunk, not after all layers.": slip(
+    "The answers are in milliseconds, but seconds were asked for.": lambda *args: 1e3 * right(*args),
+    "The bubble is not divided by v, but interleaved stages begin after a chunk, not after all layers.": slip(
         chunked=False
     ),
-    "The replicas sum the gradients of the whole model: a rank holds P/(t p), and the table's part.": slip(
+    "The replicas sum the gradients of the whole model, but a rank holds only P/(t p) and the table's "
+    "part.": slip(
         whole=True
     ),
-    "The communication is added once: every microbatch waits for its own all-reduces and messages.": slip(
+    "The communication is added only once, but every microbatch waits for its own all-reduces and "
+    "messages.": slip(
         once=True
     ),
-    "All ranks of a node use one card: each has its own, so that g rings across carry 1/g each.": slip(
+    "All ranks of a node use one card, but each has its own. So g rings run across, and each carries "
+    "1/g.": slip(
         cards=False
     ),
-    "Products reach `efficiency` of the data sheet's peak: here they run at the peak.": slip(reached=False),
-    "ZeRO-3's messages count at least 0: compute hides no more of them than there are.": slip(below_0=True),
-    "Products run forward and twice in backward, so that 24 tokens h^2 count `runs` times.": slip(
+    "Products run at the peak here, but they reach only `efficiency` of the data sheet's peak.": slip(
+        reached=False
+    ),
+    "ZeRO-3's messages count at least 0, because compute hides no more of them than there are.": slip(
+        below_0=True
+    ),
+    "Products run forward and twice in backward, so 24 tokens h^2 count `runs` times.": slip(
         forward_alone=True
     ),
-    "The head's products run forward and twice in backward: 6 tokens h V.": slip(head_forward_alone=True),
-    "t divides the bytes of the scores as well: a rank has a/t heads.": slip(scores_over_t=False),
-    "The tokens are those of one sequence: a microbatch has several.": slip(sequences=False),
+    "The head's products run forward and twice in backward, so count 6 tokens h V.": slip(
+        head_forward_alone=True
+    ),
+    "t also divides the bytes of the scores, because a rank has a/t heads.": slip(scores_over_t=False),
+    "Only the tokens of one sequence are counted, but a microbatch has several.": slip(sequences=False),
     NO_HEAD: slip(head=False),
     f"{NO_HEAD} ": slip(head_runs=False),
-    "Data sheets are not reached: links and memory move bytes at 0.8 of theirs.": slip(memory=1, wires=1),
+    "Data sheets are not reached, because links and memory move bytes at 0.8 of theirs.": slip(
+        memory=1, wires=1
+    ),
     "Memory is read at 0.8 of its data sheet.": slip(memory=1),
     "Links send at 0.8 of their data sheets.": slip(wires=1),
-    "The alphas are missing: a ring has 2 (n - 1) rounds, a message one.": slip(rounds=0),
-    "A ring over n ranks has 2 (n - 1) rounds, and each of them an alpha: one for a ring is too few.": (
+    "The alphas are missing, although a ring has 2 (n - 1) rounds, and a message has one.": slip(rounds=0),
+    "A ring over n ranks has 2 (n - 1) rounds, each with an alpha, so one alpha per ring is too few.": (
         slip(rounds=1)
     ),
-    "e is the share that products reach, and only that: memory moves bytes at 0.8 of its data sheet.": slip(
+    "e is only the share that products reach, while memory moves bytes at 0.8 of its data sheet.": slip(
         of_products=False
     ),
-    "The waits are missing: a layer waits for its all-reduces over tp, and over cp.": slip(waiting="nowhere"),
-    "The bubble's slots lack the waits: a pipeline that fills waits for its all-reduces as well.": slip(
+    "The waits are missing, but a layer waits for its all-reduces over tp, and also over cp.": slip(
+        waiting="nowhere"
+    ),
+    "The bubble's slots lack the waits, but a pipeline that fills also waits for its all-reduces.": slip(
         waiting="outside the bubble"
     ),
-    "Without ZeRO nothing divides the optimizer: each replica updates all parameters of its rank.": slip(
+    "Without ZeRO nothing divides the optimizer, so each replica updates all parameters of its rank.": slip(
         by_zero=False
     ),
-    "ZeRO divides the optimizer: each of dp cp ranks updates its share of the parameters.": slip(owned=False),
-    "ZeRO-3 hides what it sends behind the compute of all microbatches: only the rest counts.": slip(hides=0),
+    "ZeRO divides the optimizer, so each of dp cp ranks updates only its share of the parameters.": slip(
+        owned=False
+    ),
+    "ZeRO-3 hides its messages behind the compute of all microbatches, so only the rest counts.": slip(
+        hides=0
+    ),
     "A group whose ranks are a stride apart has per_node // stride of them in a node.": slip(strides=False),
     "After the ring inside the node each card carries X/g, not X.": slip(shared=False),
-    "With full recomputation a layer waits for six all-reduces: two run forward again.": slip(six=False),
-    "The logits move 16 bytes each, besides the products of the head.": slip(logits=False),
+    "With full recomputation a layer waits for six all-reduces, because two run forward again.": slip(
+        six=False
+    ),
+    "The logits also move 16 bytes each, in addition to the products of the head.": slip(logits=False),
     "Without sequence parallelism a message also takes half an all-reduce of M over tp.": slip(gathers=False),
-    "Scatter-gather is missing: each rank of tp sends 1/t, and the other stage gathers along tp.": slip(
+    "Scatter-gather is missing. Each rank of tp sends only 1/t, and then the other stage gathers along "
+    "tp.": slip(
         scatter=False
     ),
-    "Each rank of tp sends M/t to the next stage, and not M: parts are gathered there.": slip(parts=False),
-    "A ring over n ranks sends 2 (n - 1) / n of its bytes: here half of them are counted.": slip(of_ring=0.5),
+    "Each rank of tp sends M/t to the next stage, not M, because the parts are gathered there.": slip(
+        parts=False
+    ),
+    "A ring over n ranks sends 2 (n - 1) / n of its bytes, but here half of them are counted.": slip(
+        of_ring=0.5
+    ),
     "The replicas' sum is missing.": slip(summed=0),
-    "The replicas sum their gradients once a step, and not in each microbatch.": slip(summed_once=False),
-    "An all-reduce sends 2 (n - 1) / n of its bytes: here half of them are counted for the replicas.": slip(
+    "The replicas sum their gradients once per step, not in each microbatch.": slip(summed_once=False),
+    "An all-reduce sends 2 (n - 1) / n of its bytes, but half of them are counted for the replicas.": slip(
         summed=0.5
     ),
-    "ZeRO-3 sends 3/2 of an all-reduce for each microbatch, of which computation hides a part.": slip(
+    "ZeRO-3 sends 3/2 of an all-reduce for each microbatch, but computation hides a part of it.": slip(
         third=False
     ),
-    "The optimizer is missing: it moves 34 bytes a parameter.": slip(update=0),
-    "The optimizer moves 34 bytes a parameter, and not the 16 that it keeps.": slip(update=16 / 34),
-    "Norms, GELU, softmax and dropout are missing: they compute little, and move bytes.": slip(
+    "The optimizer is missing, although it moves 34 bytes per parameter.": slip(update=0),
+    "The optimizer moves 34 bytes per parameter, not the 16 it keeps.": slip(update=16 / 34),
+    "Norms, GELU, softmax and dropout are missing. They compute little, but they move bytes.": slip(
         pointwise=False
     ),
-    "A layer waits for four all-reduces, or six: two forward, two backward, and two forward again.": slip(
+    "A layer waits for four all-reduces, or six: two in forward, two in backward, and two if it runs forward "
+    "again.": slip(
         reduces=0.5
     ),
 }  # fmt: skip
@@ -320,7 +365,7 @@ def of_the_peak(
 
 
 OF_THE_PEAK = (
-    "Those are the FLOPs over a share of the peak. A step also waits for messages, moves bytes of memory and "
-    "has a bubble: its parts are in the table."
+    "Your seconds are the FLOPs over a share of the peak. But a step also waits for messages, moves bytes of "
+    "memory and has a bubble, so add the parts in the table."
 )
 SLIPS[OF_THE_PEAK] = of_the_peak

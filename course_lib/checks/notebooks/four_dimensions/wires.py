@@ -23,29 +23,30 @@ def named(crosses: Callable[[Sizes, str, int], bool]) -> Callable[..., str]:
     return lambda sizes, axis, per_node: ACROSS if crosses(sizes, axis, per_node) else INSIDE
 
 
-TP_ALONE = "tp stays in a node only if it fits: 16 ranks of a node of 8 do not."
+TP_ALONE = "tp stays in a node only if it fits, but 16 ranks do not fit into a node of 8."
 # Each mistake: (sizes, axis, per_node) -> the name that it gives.
 WIRES: dict[str, Callable[..., str]] = {
-    "The size of the axis alone does not tell: its neighbours are as many ranks apart as the axes inside it "
-    "hold together. Multiply by this stride.": named(lambda sizes, axis, node: sizes[axis] > node),
-    "The stride alone does not tell: the group reaches over stride x size ranks.": named(
+    "The size of the axis is not enough, because two neighbours on it are as many ranks apart as the axes "
+    "inside it hold together. Multiply by this stride.": named(lambda sizes, axis, node: sizes[axis] > node),
+    "The stride is not enough, because the group reaches over stride x size ranks.": named(
         lambda sizes, axis, node: reach(sizes, axis) // sizes[axis] >= node
     ),
     TP_ALONE: named(lambda sizes, axis, node: axis != "tp" and sizes[axis] > 1),
     f"{TP_ALONE} ": named(lambda sizes, axis, node: axis != "tp"),
-    "A group that fills its node lies in it: stride x size may be equal to per_node.": named(
+    "A group that fills its node stays inside it, so stride x size may be equal to per_node.": named(
         lambda sizes, axis, node: reach(sizes, axis) >= node
     ),
-    "All ranks are in one node: no group leaves it, whether its size divides the node or not.": named(
+    "All ranks are in one node, so no group leaves it, whether its size divides the node or not.": named(
         lambda sizes, axis, node: sizes[axis] > 1 and node % reach(sizes, axis) != 0
     ),
-    "An axis of one rank has no neighbours: it sends nothing over the network.": named(
+    "An axis of one rank has no neighbours, so it sends nothing over the network.": named(
         lambda sizes, axis, node: node % reach(sizes, axis) != 0 and prod(sizes.values()) > node
     ),
-    "A group may be smaller than a node and still cross its border: nodes of 6 cut groups of 4.": named(
+    "A group may be smaller than a node but still cross its border. For example, nodes of 6 cut groups of "
+    "4.": named(
         lambda sizes, axis, node: sizes[axis] > 1 and reach(sizes, axis) > node
     ),
-    "The axes are counted from the wrong end: the last one is innermost.": (
+    "The axes are counted from the wrong end, because the last one is innermost.": (
         lambda sizes, axis, node: right_wire(dict(reversed(sizes.items())), axis, node)
     ),
 }  # fmt: skip
