@@ -583,7 +583,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the last microbatch is counted only
 # is: slip
-# says: The gradients are like this if 17 was given
+# says: The factor fits if 17 was given
 # base: what the wrong ones change
 -    count = torch.tensor(float(sum((targets != -100).sum() for _, targets in microbatches)), device=mesh.device)
 +    count = torch.tensor(float((microbatches[-1][1] != -100).sum()), device=mesh.device)

@@ -47,9 +47,7 @@ OF_PARTS = (
 ALL_TARGETS = "Targets of -100 were counted, but they have no loss. Count those that differ from -100."
 NUMBERS = {
     "microbatches": "Microbatches or rows were counted instead of targets.",
-    "nothing": (
-        "The gradients were not divided, but `run_schedule` takes the number of targets of the whole batch."
-    ),
+    "nothing": "No loss was divided, but `run_schedule` takes the number of targets of the whole batch.",
     "first": "The first microbatch's targets were counted for each one, but others have other numbers.",
 }
 ONCE_TOO_OFTEN = (
@@ -253,8 +251,7 @@ class Gradients:
             return Cause("", sees)
         targets = words.counted(self.steps.targets, "target")
         says = (
-            f"The gradients are like this if {round(counted)} was given as `count` instead of the {targets} "
-            "of the batch."
+            f"The factor fits if {round(counted)} was given as `count` instead of the {targets} of the batch."
         )
         return Cause(says, sees, slip=True)
 
