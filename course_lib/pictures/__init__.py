@@ -27,6 +27,8 @@ One topic each:
     strategy_advisor.py   strategy_advisor: all layouts of a cluster (10)
     router_playground.py  router_playground: rows, drops and the slowest rank of a mixture (11)
     operations_room.py    operations_room: sixty steps of 16 ranks, five incidents, seven levers (12)
+    layouts_figure.py     parity, traffic, field, long_run: several layouts side by side (13)
+    your_page.py          YourPage: the results of the capstone on one page (13)
 
 Each is imported from its module: `from course_lib.pictures.gantt import gantt`.
 """
