@@ -1,12 +1,13 @@
 """Axis types: is this tensor a copy, a part or a term of a sum, and where does a line mix them up?
 
-types.py      AxisTypes: follows a program, forward and backward. Begin here
-trials.py     an operation tried on two imaginary ranks
-storages.py   types that follow the memory: views, and parts that are written in place
-kinds.py      R, S(dim), P, V, and the sentences about them
-trusted.py    functions that are believed, by their signature
-silent.py     process groups whose other ranks answer immediately
-lines.py      the line of the program, also in backward
+types.py        AxisTypes: follows a program, forward and backward. Begin here
+trials.py       an operation tried on two imaginary ranks
+storages.py     types that follow the memory: views, and parts that are written in place
+kinds.py        R, S(dim), P, V, and the sentences about them
+collectives.py  how a collective changes kinds
+trusted.py      functions that are believed, by their signature
+silent.py       process groups whose other ranks answer immediately
+lines.py        the line of the program, also in backward
 
     with axis_types(tp=2) as types:
         types.set(x, tp=R)

@@ -11,6 +11,7 @@
     run.py         run_schedule: a schedule done on real ranks; plan.py, messages.py, halves.py and shared.py
                    hold its order of messages, the messages, the split backward, and shared parameters
     checked.py     run_schedule as the package exports it: it refuses what cannot be done
+    timeline.py    the measured run of a schedule; stopwatch.py times its passes, clocks.py has the clocks
     stash.py       run_pipedream: an update after every backward, with a stash of weights or without
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
 
