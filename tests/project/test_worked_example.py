@@ -45,10 +45,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lay_out(TEXT, tmp_path_factory.mktemp("clone") / "course")
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python in the copy, whose packages are found before the installed ones."""
+def run(folder: Path, *arguments: str, beside: str = "") -> subprocess.CompletedProcess[str]:
+    """Python in the copy, whose packages are found before the installed ones, as are those in `beside`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    own |= {"PYTHONPATH": str(folder)}
+    own |= {"PYTHONPATH": f"{folder}{os.pathsep}{folder / beside}"}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -134,14 +134,22 @@ def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
         text, count = re.subn(old, new, (clone / file).read_text("utf-8"), flags=re.MULTILINE)
         assert count == 1, file
         (clone / file).write_text(text, encoding="utf-8")
+    command_line = r"^PYTHONPATH=(\w+) \.venv/bin/python (-m .*)$"
+    ((beside, line),) = re.findall(command_line, TEXT, re.MULTILINE)
+    done = run(clone, *shlex.split(line), beside=beside)
+    assert done.returncode == 0, done.stderr
     tests = [
         f"tests/project/test_{topic}.py"
-        for topic in ("imports", "names", "sentences", "site", "style")
+        for topic in ("connections", "imports", "names", "sentences", "site", "style")
     ]
     tests.append("tests/notebooks/test_heads.py")
     style = "(names_say or noun_as_their) and course_lib"
     done = run(
-        clone, *COMMANDS["test"], *tests, "-k", f"{NAME} or imports or front_page or {style}"
+        clone,
+        *COMMANDS["test"],
+        *tests,
+        "-k",
+        f"{NAME} or connected and stragglers or imports or front_page or {style}",
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
