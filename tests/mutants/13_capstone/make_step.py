@@ -284,7 +284,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: microbatches of the whole batch
 # is: idea
-# says: Each replica has read the rows of all
+# says: Each replica has read the rows of all replicas
 # base: a page
 -        mine = microbatches_of(batch, m, mesh)
 +        mine = list(zip(*(part.tensor_split(m) for part in batch)))

@@ -48,7 +48,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: ZeRO is ignored
 # is: idea
-# says: So it is in plain data parallelism
+# says: Plain data parallelism does this
 # base: a page
 -    if layout.zero == 3:
 -        for stage in stages:
@@ -226,7 +226,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: stage 1 for all stages
 # is: slip
-# says: So it is with ZeRO-1, and the layout has zero=
+# says: ZeRO-1 sends this much, but the layout has zero=
 # base: a page
 -    if layout.zero == 3:
 -        for stage in stages:
@@ -241,7 +241,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: stage 2 for stage 1
 # is: slip
-# says: So it is with ZeRO-2, and the layout has zero=1
+# says: ZeRO-2 sends this much, but the layout has zero=1
 # base: a page
 -        optimizer = Zero1Optimizer(params, torch.optim.SGD, group=replicas, **options)
 +        optimizer = Zero2Optimizer(params, torch.optim.SGD, group=replicas, **options)
@@ -249,7 +249,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: stage 3 for all stages
 # is: slip
-# says: So it is with ZeRO-3, and the layout has zero=
+# says: ZeRO-3 sends this much, but the layout has zero=
 # base: a page
 -    if layout.zero == 3:
 +    if layout.zero:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.capstone.layout_numbers import FLOAT32, all_near, all_right, near, share
-from course_lib.checks.notebooks.capstone.layout_record import OTHERS, ROWS_BY_RANK, Record
+from course_lib.checks.notebooks.capstone.layout_record import OTHERS, ROWS_BY_RANK, TWICE, Record
 from course_lib.checks.notebooks.capstone.layout_run import RATE, STEPS, LayoutRun, Way
 from course_lib.checks.rank.notebooks.capstone.stepping import BEFORE
 
@@ -86,7 +86,7 @@ OVER_ALL = (
     "Ranks of tp and pp hold other parameters, or sums that are complete. Gradients meet over "
     'mesh.group(("dp", "cp")) alone.'
 )
-WITHOUT = "The gradients met over {} alone: sum over dp and cp."
+WITHOUT = "Ranks of dp and of cp hold terms of one sum, so sum over dp and cp, and not over {} alone."
 SHARDS_ADDED = "ZeRO's own sum was added up once more. Leave out your sum where layout.zero > 0."
 TP_TOO = "Gradients were summed over tp as well. The layers have made their sums already."
 
@@ -251,7 +251,10 @@ class Losses:
             return Cause(GONE if zero == 2 else ZERO_MEAN, sees)
         if times < 1 and any(near(times * size, 1) for size in (run.layout.dp, run.layout.cp)):
             return Cause(PART_OF_N.format(run.n), sees)
-        return Cause(ZERO_TWICE if near(times, run.n) else TERMS, sees)
+        if not near(times, run.n):
+            return Cause(TERMS, sees)
+        # Either ZeRO has divided a sum that the student made, or the terms are n^2 times as large.
+        return Cause(TWICE if self.record.summed_twice else ZERO_TWICE, sees)
 
     def of_record(self) -> Cause:
         """The cause that the messages show, if no number explains the losses."""

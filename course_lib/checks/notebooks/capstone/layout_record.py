@@ -23,10 +23,18 @@ ROWS_BY_RANK = (
     "Only dp cuts the rows of a batch: ranks of pp, cp and tp get the same rows. Take them from "
     "`microbatches_of`."
 )
-ALL_ROWS = "Each replica has read the rows of all. It reads its own, which `microbatches_of` gives."
-NO_CHUNKS = "So it is with one stage per rank. For layout.chunks > 1 make the interleaved schedule."
-NO_SEQUENCE = 'So it is if tp does not cut the sequence: hand `sequence="keep"` to `mesh_stages`.'
-REGATHERED = 'So it is with sequence="regather", which gathers again in backward. Hand over "keep".'
+ALL_ROWS = (
+    "Each replica has read the rows of all replicas. It needs only its own, which `microbatches_of` gives."
+)
+NO_CHUNKS = (
+    "A pipeline with one stage per rank sends this much. Where layout.chunks > 1, make the interleaved "
+    "schedule."
+)
+NO_SEQUENCE = (
+    "Ranks of tp send this much if they do not cut the sequence. Where layout.sequence is True, hand "
+    '`sequence="keep"` to `mesh_stages`.'
+)
+REGATHERED = 'With sequence="regather" tp gathers again in backward, so hand over "keep" instead.'
 NOT_CUT = (
     "Every rank has done the work of all. A replica reads its own rows (`microbatches_of`), and "
     "`mesh_stages` cuts the model."
@@ -37,7 +45,7 @@ MANY_SUMS = "Make one sum, after the last backward."
 WITHOUT_PP = "Gradients meet on the ranks of dp x cp alone."
 MESSAGES = "m is layout.microbatches(batch_size), since batch_size counts the rows of all replicas."
 PLAIN = (
-    "So it is in plain data parallelism. With ZeRO a rank gets its own shard of the sum alone, by a "
+    "Plain data parallelism does this. With ZeRO a rank gets its own shard of the sum alone, by a "
     "reduce-scatter."
 )
 
@@ -83,6 +91,14 @@ class Record:
 
     def over_replicas(self, rank: int) -> list[Operation]:
         return [o for o in self.operations[rank] if o.bytes_sent and self.axis(o, rank) == "dp"]
+
+    @cached_property
+    def summed_twice(self) -> bool:
+        """Whether gradients that ZeRO sums were also all-reduced over the replicas."""
+        return any(
+            {"all_reduce", "reduce_scatter"} <= {o.op for o in self.over_replicas(rank)}
+            for rank in range(self.mesh.n)
+        )
 
     def most(self, rank: int, axis: str) -> float:
         """Bytes that are not too many: without ZeRO the sum may be made over dp, and then over cp."""
@@ -137,7 +153,7 @@ class Record:
             return PLAIN
         for zero in (1, 2, 3):
             if zero != layout.zero and as_in(replace(layout, zero=zero)) and "reduce_scatter" in kinds:
-                return f"So it is with ZeRO-{zero}, and the layout has zero={layout.zero}."
+                return f"ZeRO-{zero} sends this much, but the layout has zero={layout.zero}."
         if abs(2 * amount / due - 1) <= SPARE:
             return HALF
         if not layout.zero and amount > due:
