@@ -583,7 +583,8 @@ report.points(5)
 #
 # **Measure.** The cell makes 19 runs of a tiny GPT, which takes about 30 s. A step fails if one of its three losses is
 # more than 1e-9 away from one process. The last lines show how far the losses are off on the axes that were found. This
-# tells you something, because a mistake in forward shows in the first loss, but a wrong gradient not before the second.
+# tells you something, because the first loss is wrong if forward is, or if a run begins with wrong parameters. A wrong
+# gradient doesn't show before the second.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -670,7 +671,8 @@ report.points(3)
 # stages. Learned positions are added once, in the embedding, but rotary ones turn the queries and keys of every block.
 # So give all stages the positions of their tokens. <code>step_c</code> takes ranks that are next to each other for
 # replicas. But with pp, dp and tp in this order, the neighbours of a rank are its tp partners, which hold different
-# parameters. Take the group from the mesh instead.</details>
+# parameters. And since <code>Zero1Optimizer</code> begins by giving all ranks of its group the same parameters, even
+# the first loss is wrong. Take the group from the mesh instead.</details>
 
 # %% [markdown]
 # **Break it.** Why does this notebook train with SGD? The next cell trains the model on one rank, first with the right
