@@ -64,10 +64,18 @@ my_layout = Layout({"pp": 16, "dp": 2}, microbatch=1, zero=1, recompute="none")
 
 # %% wrong: a shorter pipeline
 # is: idea
-# says: Replicas of one stage lie in several nodes
+# says: Cut the layers into more stages
 from course_lib.planning import Layout
 
 my_layout = Layout({"pp": 4, "dp": 8}, microbatch=1, zero=1, recompute="none")
+
+
+# %% wrong: short pipelines inside the nodes
+# is: idea
+# says: Replicas of one stage lie in several nodes
+from course_lib.planning import Layout
+
+my_layout = Layout({"dp": 8, "pp": 4}, microbatch=1, zero=1, recompute="none")
 
 
 # %% wrong: the pipeline inside the node

@@ -140,8 +140,13 @@ REASONS: tuple[tuple[Callable[[Layout], bool], str], ...] = (
         "The sizes are good. A smaller microbatch or more chunks make the bubble shorter.",
     ),
     (
-        lambda each: each.dp > 4,
+        lambda each: CLUSTER.crosses(each.replica_ranks()),
         "Replicas of one stage lie in several nodes, so their gradients are summed over 10 Gb/s.",
+    ),
+    (
+        lambda each: CLUSTER.crosses(each.ranks("pp")[:2]),
+        "The first two stages lie in different nodes, so for the planner each message between stages takes "
+        "10 Gb/s. Cut the layers into more stages, so that these two share a node.",
     ),
     (
         lambda each: each.pp > 8,
