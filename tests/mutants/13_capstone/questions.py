@@ -31,7 +31,7 @@ answer_2 = "b"
 
 # %% wrong: the busy share
 # is: slip
-# says: The share is the busy one
+# says: the step in which a stage is busy
 answer_1 = 16 / 23
 answer_2 = "b"
 
@@ -66,6 +66,6 @@ answer_2 = "d"
 
 # %% wrong: in percent
 # is: slip
-# says: The share is in percent
+# says: Your number is in percent
 answer_1 = 30.4
 answer_2 = "b"

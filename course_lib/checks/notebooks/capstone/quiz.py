@@ -11,15 +11,15 @@ ROWS, STAGES, REPLICAS = 256, 8, 16
 M = ROWS // REPLICAS  # microbatches of a replica
 BUBBLE = (STAGES - 1) / (M + STAGES - 1)
 SHARES = {
-    (STAGES - 1) / M: "The share is the idle time over the busy time. Idle and busy together are the step.",
-    (STAGES - 1) / (ROWS + STAGES - 1): "The share is for a replica that reads all 256 rows. The 16 replicas "
-    "divide them.",
-    STAGES / (M + STAGES): "The share is for eight idle moments. The last of p stages begins after p - 1 "
+    (STAGES - 1) / M: "Your number is the idle time over the busy time, but the step has both.",
+    (STAGES - 1) / (ROWS + STAGES - 1): "Your number is right for a replica that reads all 256 rows, but the "
+    "16 replicas divide them.",
+    STAGES / (M + STAGES): "Your number has eight idle moments, but the last of p stages begins after p - 1 "
     "forwards.",
-    M / (M + STAGES - 1): "The share is the busy one.",
-    100 * BUBBLE: "The share is in percent. Write it as a number between 0 and 1.",
-    (REPLICAS - 1) / (M + REPLICAS - 1): "The share is for a pipeline over the 16 replicas. Only the stages "
-    "wait for each other.",
+    M / (M + STAGES - 1): "Your number is the share of the step in which a stage is busy.",
+    100 * BUBBLE: "Your number is in percent. Write it as a number between 0 and 1.",
+    (REPLICAS - 1) / (M + REPLICAS - 1): "Your number is right for a pipeline over the 16 replicas, but only "
+    "the stages wait for each other.",
 }
 STAGES_OF_ZERO = {
     "a": "ZeRO-2 sends all gradients in each backward, since their owner has the only whole sum.",
