@@ -124,6 +124,16 @@ def make_step(config, layout, mesh, batch_size, lr, optimizer=(torch.optim.SGD, 
 +            total = torch.stack(list(losses.values())).sum().double()
 
 
+# %% wrong: a step that stops at a loss which is no number
+# is: form
+# says: floats have no values
+# base: without ZeRO
+-        return float(total)
++        if torch.isnan(total):
++            raise ValueError("the run has diverged")
++        return float(total)
+
+
 # %% wrong: the step keeps the model that was cut
 # is: slip
 # says: the model from before it was cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -33,8 +34,8 @@ GATHERED = (
 )
 EACH_MICROBATCH = "Gradients add up in `.grad`. Sum them once, after the last backward."
 EACH_PARAMETER = (
-    "The bytes are the same, but each call costs a latency. Put all gradients into one row, as "
-    "`sum_over_replicas` does."
+    "Each call costs a latency, even if all of them together send no more bytes. Put all gradients into one "
+    "row, as `sum_over_replicas` does."
 )
 ALL_ROWS = (
     "A replica reads its own rows, one of 16 parts of the batch. `microbatches_of` cuts them into "
@@ -52,6 +53,13 @@ WHOLE_MODEL = (
 OWN_GROUPS = (
     "`dist.new_group` waits for all 1,024 ranks, each time. The mesh has made the groups that a step needs: "
     "mesh.group(axes)."
+)
+NO_VALUES = (
+    "In a dry run floats have no values. If a condition on a loss or a gradient has led to this error, take "
+    "the condition out of the step."
+)
+OF_A_CONDITION = re.compile(
+    r"\b(ValueError|AssertionError|ArithmeticError|FloatingPointError|RuntimeError)\b"
 )
 MIDDLE = (
     "This stage is neither the first nor the last of the pipeline. With two stages, there is none like it: "
@@ -238,7 +246,9 @@ def case(draw: kit.Draw, stage: int, hidden: bool = False) -> kit.Case:
 
 
 def trouble(case: kit.Case, kind: str, text: str) -> str:
-    return MIDDLE if kind == "error" and case.title == "stage 3" else ""
+    if kind == "error" and case.title == "stage 3":
+        return MIDDLE
+    return NO_VALUES if kind == "error" and OF_A_CONDITION.search(text) else ""
 
 
 @kit.exercise(points=4, objects=("make_step",), references=REFERENCES, hint=trouble, point=POINT)
