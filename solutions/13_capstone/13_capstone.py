@@ -1170,9 +1170,9 @@ home.cleanup()
 # **Predict.** The rule of thumb is to use tp up to the node, then pp, then dp. How far is that from the best layout
 # here? And which axis should use the slow wire between nodes?
 #
-# <details><summary>Answer</summary>With tp 8 and dp 4, a step takes three and a half times as long as with the best
-# layout, since PCIe has a tenth of NVLink's bandwidth and tp waits in every layer. The axis that sends least should be
-# the one between nodes.</details>
+# <details><summary>Answer</summary>With tp 8 and dp 4, a step takes at least three and a half times as long as with the
+# best layout, since PCIe has a tenth of NVLink's bandwidth and tp waits in every layer. The axis that sends least
+# should be the one between nodes.</details>
 #
 # **Build.** Write a layout of all 32 GPUs. By the planner's model of notebook 10, its step must be at most 5 % longer
 # than the step of the best layout. You can use everything in `course_lib.planning`, such as `Cluster`, `Wire` and
