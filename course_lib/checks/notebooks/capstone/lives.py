@@ -39,6 +39,10 @@ NOT_LAST = (
 AT_START = "Before the first step there is nothing to save."
 TWICE = "Some steps are saved twice. The last step may be one after which a save is due anyway."
 TOO_OFTEN = "A save takes time. Save only if the number of finished steps is a multiple of `every`."
+NOT_DUE = (
+    "The run went on from a save that was not due. Save only if the number of finished steps is a multiple "
+    "of `every`, or equal to `steps`."
+)
 SHIFTED = "`every` counts finished steps, and after the step with number k there are k + 1."
 STALE = (
     "`held()` gives the pieces as they are now. Call it for each save, because a step may replace its "
@@ -79,6 +83,15 @@ class Call:
 
     def numbers(self, what: str) -> list[int]:
         return [number for event, number in self.reply.events if event == what]
+
+    @property
+    def saved_its_last(self) -> bool:
+        return self.numbers("saved")[-1:] == [self.script.steps]
+
+    @property
+    def saved_out_of_turn(self) -> bool:
+        """Whether it saved after a step after which no save is due."""
+        return any(n % self.script.every and n != self.script.steps for n in self.numbers("saved"))
 
     def count(self, what: str) -> int:
         return len(self.numbers(what))
@@ -245,8 +258,10 @@ def why(call: Call) -> str:
     return ""
 
 
-def repeated(call: Call) -> kit.Finding:
-    """A call after a kill does the steps that were not saved, and no other ones."""
+def repeated(call: Call, otherwise: str = "") -> kit.Finding:
+    """A call after a kill does the steps that were not saved, and no other ones.
+
+    otherwise: what the calls before did wrong, as the cause if this one did nothing wrong."""
     if (finding := broken(call)) is not None:
         return finding
     done, left = call.count("stepped"), call.script.steps - call.due
@@ -259,7 +274,7 @@ def repeated(call: Call) -> kit.Finding:
         f"called again, train did {words.counted(done, 'step')}; {left} of {call.script.steps} were left.",
         "called again, train did another number of steps than were left.",
     )
-    cause = call.begun_anew() if call.due or call.one_more else ""
+    cause = (call.begun_anew() if call.due or call.one_more else "") or otherwise
     return kit.wrong(said, cause, cause=cause or "steps", misses_point=cause in IDEAS)
 
 

@@ -74,7 +74,9 @@ def saves(life: Life) -> kit.Finding:
 
 
 def steps_done(life: Life) -> kit.Finding:
-    return first_wrong(lives.repeated(call) for call in life.calls() if not killed(call))
+    calls = list(life.calls())
+    otherwise = lives.NOT_DUE if any(call.saved_out_of_turn for call in calls) else ""
+    return first_wrong(lives.repeated(call, otherwise) for call in calls if not killed(call))
 
 
 def killed(call: Call) -> bool:
@@ -95,8 +97,9 @@ def nothing_left(life: Life) -> kit.Finding:
         return finding
     if second.count("stepped") or second.count("batch"):
         said = "train was called for a finished run, and did steps."
-        cause = second.begun_anew() or lives.NO_STEP
-        return kit.wrong(said, cause, cause=f"finished {cause}", misses_point=cause in lives.IDEAS)
+        cause = second.begun_anew() or (lives.NO_STEP if first.saved_its_last else lives.NOT_LAST)
+        key = cause if cause == lives.NOT_LAST else f"finished {cause}"
+        return kit.wrong(said, cause, cause=key, misses_point=cause in lives.IDEAS)
     if second.reply.losses != second.expected:
         return kit.wrong("train was called for a finished run, and returned other losses.", lives.LOST)
     return kit.RIGHT
@@ -104,11 +107,11 @@ def nothing_left(life: Life) -> kit.Finding:
 
 def longer(life: Life) -> kit.Finding:
     """The second call is told more steps."""
-    _, second = life.calls()
+    first, second = life.calls()
     finding = lives.right_losses(second, "with more steps")
     if not finding.ok:
         return finding
-    if not (finding := lives.repeated(second)).ok:
+    if not (finding := lives.repeated(second, "" if first.saved_its_last else lives.NOT_LAST)).ok:
         return finding
     if second.numbers("saved")[-1:] != [second.script.steps]:
         return kit.wrong("with more steps, the last step was not saved.", lives.NOT_LAST)
