@@ -310,8 +310,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # so divide the losses by n times fewer targets. That works for all stages, since the factor is in the loss and
 # therefore in every gradient. But then you have to divide the loss you return by n again.</details>
 #
-# **Build.** The last line of the stub gives the function four attributes, because §6 needs them to save a run. So call
-# your stages `stages`, your optimizer `optimizer` and your function `step`.
+# **Build.** The stub's line before `return step` gives the function four attributes, because §6 needs them to save a
+# run. So call your stages `stages`, your optimizer `optimizer` and your function `step`.
 
 
 # %% nbgrader={"grade_id": "make_step", "solution": true}
@@ -776,11 +776,11 @@ if rank_517 := tried(as_rank_517, mine):
     display(rank_517.table())
 
 # %% [markdown]
-# The middle column shows what your program does, and the right one shows what the closed forms of notebooks 04, 06, 07
+# The column *dry run* shows what your program does, and *closed form* shows what the formulas of notebooks 04, 06, 07
 # and 10 say. For all three axes, the bytes, the parameters and the kept activations agree to the byte.
 #
 # But look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
-# rank would need 701 GB before the first step. This line of your program can never run on a real cluster. This is why
+# rank would need 702 GB before the first step. This line of your program can never run on a real cluster. This is why
 # Megatron-LM builds parts, and why others build on the meta device.
 #
 # **Check.** It runs your step as ranks of three stages of pp 8 x dp 16 x tp 8, on a small GPT of 8 layers with 8
