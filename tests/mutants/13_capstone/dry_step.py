@@ -72,7 +72,7 @@ def make_step(config, layout, mesh, batch_size, lr, optimizer=(torch.optim.SGD, 
 
 # %% wrong: an all-reduce for each parameter
 # is: slip
-# says: each call costs a latency
+# says: Each call costs a latency
 # base: without ZeRO
 -        sum_over_replicas(params, mesh, ("dp", "cp"))
 +        for p in params:
