@@ -243,7 +243,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. A model larger than one GPU
 # is built on the meta device, then sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
-# need all of it immediately.
+# need all of it immediately. A schedule of the learning rate, such as lecture 001's warm-up and cosine, is a function of
+# the step. If the global batch stays the same on more GPUs, nothing of the schedule depends on N.
 #
 # **Question.** How many units does your `distribute` make, and which one can't be freed between forward and backward?
 # (It makes one per block, and the root. The root can't be freed, because it contains the last norm and the head, with
@@ -1428,6 +1429,8 @@ report = check(
 #   explains which axis goes where.
 # - Liang et al. (2024), *TorchTitan*. The library makes its cuts in the same order, and also has tests of parity.
 # - The Ultra-Scale Playbook (Hugging Face, 2025) measures layouts on up to 512 GPUs.
+# - Pope et al. (2022), *Efficiently Scaling Transformer Inference*, cuts the same layers for serving. This course only
+#   trains, but reinforcement learning from a model's own answers alternates between both, so it needs both layouts.
 # - `course_lib/trainer/` is best read after you have written yours. Begin with `step.py`.
 # - `examples/train.py --mesh pp=2,dp=2,tp=2` does the same as a program for several machines, under `torchrun`.
 
