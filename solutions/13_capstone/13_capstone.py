@@ -243,7 +243,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. A model larger than one GPU
 # is built on the meta device, then sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
-# need all of it immediately. A schedule of the learning rate, such as lecture 001's warm-up and cosine, is a function of
+# need all of it immediately. A schedule of the learning rate, such as a warm-up and then a cosine, is a function of
 # the step. If the global batch stays the same on more GPUs, nothing of the schedule depends on N.
 #
 # **Question.** How many units does your `distribute` make, and which one can't be freed between forward and backward?
