@@ -26,7 +26,7 @@
 
 # %% wrong: naive as GPipe
 # is: slip
-# says: on one of the p - 1 others: m times as long
+# says: on one of the p - 1 others, so m times as long
 # base: by cases
 -        return stages - 1
 +        return (stages - 1) / microbatches
@@ -59,7 +59,7 @@
 
 # %% wrong: interleaving makes it longer
 # is: slip
-# says: That multiplies by the chunks
+# says: Your bubble is multiplied by the chunks
 # base: by cases
 -        return ratio / chunks
 +        return ratio * chunks
@@ -107,7 +107,7 @@
 
 # %% wrong: ranks counted from the wrong end
 # is: slip
-# says: the wrong way round: the first rank
+# says: the wrong way round. The first rank
 # base: by cases
 -    return min(microbatches, below + 1)
 +    return min(microbatches, rank + 1 if schedule == "one_f_one_b" else below + 1)
@@ -123,7 +123,7 @@
 
 # %% wrong: the forward after the warm-up forgotten
 # is: slip
-# says: counts, too, before its backward
+# says: also counts before its backward
 # base: by cases
 -        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
 +        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages)

@@ -72,7 +72,7 @@ answer_5 = "forward and backward see the same weights"
 
 # %% wrong: GPipe's memory
 # is: slip
-# says: That is GPipe
+# says: GPipe holds all 32
 answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
@@ -81,7 +81,7 @@ answer_5 = "forward and backward see the same weights"
 
 # %% wrong: stage 0's memory
 # is: slip
-# says: That is stage 0
+# says: Stage 0 holds this much
 answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
@@ -99,7 +99,7 @@ answer_5 = "forward and backward see the same weights"
 
 # %% wrong: the other way round
 # is: slip
-# says: The other way round
+# says: The wrong way round
 answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
@@ -117,7 +117,7 @@ answer_5 = "gradients are not stale"
 
 # %% wrong: versions to save memory
 # is: slip
-# says: It needs more
+# says: A stage needs more memory
 answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"

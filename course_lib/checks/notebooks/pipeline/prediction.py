@@ -47,93 +47,92 @@ def instead(schedule: str, says: Idle) -> Idle:
 
 
 PLAIN: Mapping[str, Idle] = {
-    "That is the sum over all ranks: the fraction of one is asked for, and it is the same for all.": (
+    "This fraction is the sum over all ranks. Give the fraction of one rank, which is the same for all.": (
         lambda s, p, m, v: p * ideal(s, p, m, v)
     ),
-    "A naive rank idles while each of the m microbatches is on one of the p - 1 others: m times as long.": (
-        instead("naive", lambda s, p, m, v: (p - 1) / m)
-    ),
-    "One of p ranks works at a time under the naive schedule: p - 1 idle for one that works.": (
+    "A naive rank idles while each of the m microbatches is on one of the p - 1 others, so m times as "
+    "long.": (instead("naive", lambda s, p, m, v: (p - 1) / m)),
+    "Under the naive schedule one of p ranks works at a time, so p - 1 idle for one that works.": (
         instead("naive", lambda s, p, m, v: (p - 1) / p)
     ),
-    "1F1B has GPipe's bubble, as long to fill and to drain. It saves memory, not time.": (
+    "1F1B has GPipe's bubble, because it takes as long to fill and to drain. It saves memory, not time.": (
         instead("one_f_one_b", lambda s, p, m, v: 0)
     ),
-    "p ranks are filled in p - 1 steps: the first works from the start.": (
+    "p ranks are filled in p - 1 steps, because the first works from the start.": (
         lambda s, p, m, v: p if s == "naive" else p / m
     ),
-    "That is the time to fill alone; the pipeline drains as well, so forwards and backwards both wait.": (
+    "Only the time to fill is counted. The pipeline also drains, so forwards and backwards both wait.": (
         lambda s, p, m, v: ideal(s, p, m, v) / 3
     ),
-    "Filling waits for forwards, draining for backwards: (p-1)(F+B) in all, (p-1)/m of m (F+B). It is not "
-    "counted twice.": lambda s, p, m, v: 2 * ideal(s, p, m, v),
+    "The bubble is counted twice. Filling waits for forwards and draining for backwards, so it is (p-1)(F+B) "
+    "in all, (p-1)/m of m (F+B).": lambda s, p, m, v: 2 * ideal(s, p, m, v),
 }
 SPLIT: Mapping[str, Idle] = {
-    "Interleaving divides the bubble by the chunks: the pipeline fills in steps of 1/v of a stage.": (
+    "Interleaving divides the bubble by the chunks, because the pipeline fills in steps of 1/v of a stage.": (
         instead(LOOP, lambda s, p, m, v: (p - 1) / m)
     ),
-    "That multiplies by the chunks. They divide the bubble, and multiply the messages.": (
+    "Your bubble is multiplied by the chunks. They divide the bubble, but multiply the messages.": (
         instead(LOOP, lambda s, p, m, v: v * (p - 1) / m)
     ),
-    "That has p v stages in a row. A rank works on v of them, so the pipeline fills in p - 1 steps of 1/v.": (
-        instead(LOOP, lambda s, p, m, v: (p * v - 1) / (m * v))
-    ),
-    "ZB-H1 fills the bubble with the weights' halves, for which no rank waits: (p-1)(F+I-W) is left of it.": (
+    "Your bubble has p v stages in a row. A rank works on v of them, so the pipeline fills in p - 1 steps of "
+    "1/v.": (instead(LOOP, lambda s, p, m, v: (p * v - 1) / (m * v))),
+    "ZB-H1 fills the bubble with the weights' halves, for which no rank waits, so (p-1)(F+I-W) is left.": (
         instead(HALVES, lambda s, p, m, v: (p - 1) / m)
     ),
-    "ZB-H1 has a bubble still, (p-1)(F+I-W); ZB-H2 has none, and holds twice as much.": (
+    "ZB-H1 still has a bubble, (p-1)(F+I-W). ZB-H2 has none, but holds twice as much.": (
         instead(HALVES, lambda s, p, m, v: 0)
     ),
-    "A microbatch takes F + I + W = 3, and what is left of the bubble is (p-1)(F+I-W) = p - 1: a third of "
-    "1F1B's.": instead(HALVES, lambda s, p, m, v: 2 * (p - 1) / (3 * m)),
-    "With F = I = W = 1 a microbatch takes 3, not 1, also under ZB-H1: (p-1)/(3 m).": (
+    "A microbatch takes F + I + W = 3, and (p-1)(F+I-W) = p - 1 is left of the bubble, so a third of 1F1B's "
+    "bubble.": instead(HALVES, lambda s, p, m, v: 2 * (p - 1) / (3 * m)),
+    "With F = I = W = 1 a microbatch takes 3, not 1, even under ZB-H1. This gives (p-1)/(3 m).": (
         instead(HALVES, lambda s, p, m, v: (p - 1) / (2 * m))
     ),
 }
 OTHER_DENOMINATOR = {
-    "ideal": "That is the bubble over the whole time. The ideal time is what a rank computes alone, m (F+B): "
-    "(p-1)/m for GPipe.",
-    "total": "That is the bubble over the ideal time, as Megatron-LM's papers have it. Of the total, which "
-    "has the bubble in it, it is (p-1)/(m+p-1).",
+    "ideal": "Your fraction is the bubble over the whole time. The ideal time is only the time a rank spends "
+    "computing, m (F+B). For GPipe this gives (p-1)/m.",
+    "total": "Your fraction is the bubble over the ideal time, as in Megatron-LM's papers. Of the total, "
+    "which has the bubble in it, it is (p-1)/(m+p-1).",
 }
-PERCENT = "A share is asked for, 0.25 and not 25."
-TIME_ALONE = "That is the bubble's time. Divide it by the time that the rank computes, m (F+B)."
+PERCENT = "Give a share, so 0.25 and not 25."
+TIME_ALONE = "Your result is the bubble's time. Divide it by the rank's computing time, m (F+B)."
 PEAK: Mapping[str, kit.Formula] = {
-    "That is 1F1B's. GPipe does no backward before its last forward: it holds all m.": (
+    "Your peak is 1F1B's peak. GPipe does no backward before its last forward, so it holds all m.": (
         lambda s, p, m, rank, v=1: min(m, p - rank) if s == "gpipe" else peak(s, p, m, rank, v)
     ),
-    "Under 1F1B a rank holds the microbatches between it and the last stage: p - i, fewer towards the end.": (
+    "Under 1F1B a rank holds the microbatches between it and the last stage, p - i, so fewer "
+    "towards the end.": (
         lambda s, p, m, rank, v=1: min(m, p) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
-    "Never more than there are: with fewer microbatches than stages, m.": (
+    "A rank never holds more than there are, so with fewer microbatches than stages, m.": (
         lambda s, p, m, rank, v=1: p - rank if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
-    "The forward before the first backward counts, too: p - 1 - i to warm up, and one more.": (
+    "The forward before the first backward also counts, so p - 1 - i to warm up, and one more.": (
         lambda s, p, m, rank, v=1: min(m, p - 1 - rank) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
-    "Ranks are counted from 0: rank i has p - 1 - i behind it, and the last holds one.": (
+    "Ranks are counted from 0, so rank i has p - 1 - i behind it, and the last holds one.": (
         lambda s, p, m, rank, v=1: min(m, p - rank + 1) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
-    "That is the wrong way round: the first rank waits longest for its backwards, and holds most.": (
+    "Your peak is the wrong way round. The first rank waits longest for its backwards, so it holds most.": (
         lambda s, p, m, rank, v=1: min(m, rank + 1) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
-    "A naive rank is done with a microbatch before the next one comes: it holds one.": (
+    "A naive rank is done with a microbatch before the next one arrives, so it holds one.": (
         lambda s, p, m, rank, v=1: m if s == "naive" else peak(s, p, m, rank, v)
     ),
 }
 SPLIT_PEAK: Mapping[str, kit.Formula] = {
-    "That is 1F1B's. A rank of the loop warms up with 2 (p-1-i) + (v-1) p forwards, and does one more.": (
-        lambda s, p, m, rank, v=1: min(m, p - rank) if s == LOOP else peak(s, p, m, rank, v)
-    ),
-    "That is 1F1B's, once for each chunk. A loop is deeper: 2 (p-1-i) + (v-1) p to warm up, and one more.": (
+    "Your peak is 1F1B's. But a rank of the loop warms up with 2 (p-1-i) + (v-1) p forwards, and does one "
+    "more.": (lambda s, p, m, rank, v=1: min(m, p - rank) if s == LOOP else peak(s, p, m, rank, v)),
+    "Your peak is 1F1B's, once for each chunk. But a loop is deeper. It takes 2 (p-1-i) + (v-1) p to "
+    "warm up, and one more.": (
         lambda s, p, m, rank, v=1: min(m * v, v * (p - rank)) if s == LOOP else peak(s, p, m, rank, v)
     ),
-    "The forward after the warm-up counts, too, before its backward: one more.": (
+    "The forward after the warm-up also counts before its backward, so there is one more.": (
         lambda s, p, m, rank, v=1: (
             min(m * v, 2 * (p - 1 - rank) + (v - 1) * p) if s == LOOP else peak(s, p, m, rank, v)
         )
     ),
-    "Never more than there are: m v.": (
+    "A rank never holds more than there are, so at most m v.": (
         lambda s, p, m, rank, v=1: (
             2 * (p - 1 - rank) + (v - 1) * p + 1 if s == LOOP else peak(s, p, m, rank, v)
         )
@@ -141,10 +140,10 @@ SPLIT_PEAK: Mapping[str, kit.Formula] = {
     "Count chunks, each of 1/v of a rank's layers, not whole ranks' worth.": (
         lambda s, p, m, rank, v=1: peak(s, p, m, rank, v) / (v if s == LOOP else 1)
     ),
-    "ZB-H1 was made to hold what 1F1B does; twice as much is ZB-H2.": (
+    "ZB-H1 holds as much as 1F1B, while ZB-H2 holds twice as much.": (
         lambda s, p, m, rank, v=1: 2 * (p - 1 - rank) + 1 if s == HALVES else peak(s, p, m, rank, v)
     ),
-    "Do not count activations that await only their W: an activation is given up at I.": (
+    "Do not count activations that await only their W, because an activation is freed at I.": (
         lambda s, p, m, rank, v=1: min(m, p) if s == HALVES else peak(s, p, m, rank, v)
     ),
 }
@@ -156,28 +155,32 @@ def sent(down: Callable[[int, int, int], int], up: Callable[[int, int, int], int
 
 
 SENT: Mapping[str, kit.Formula] = {
-    "That is activations alone: each comes back as a gradient of the same size.": (
+    "Only the activations are counted, but each comes back as a gradient of the same size.": (
         sent(lambda p, r, v: v - (r == p - 1), lambda p, r, v: 0)
     ),
     "The model's last stage sends no activation, and its first no gradient.": (
         sent(lambda p, r, v: v, lambda p, r, v: v)
     ),
-    "In a loop the last rank sends to the first. Only the model's last chunk sends nothing on, and only its "
-    "first sends nothing back.": (sent(lambda p, r, v: v * (r < p - 1), lambda p, r, v: v * (r > 0))),
-    "With v chunks each microbatch passes a rank v times: it sends v times as much.": (
+    "In a loop, the last rank sends to the first, so only the model's last chunk sends nothing on, and only "
+    "its first chunk sends nothing back.": (
+        sent(lambda p, r, v: v * (r < p - 1), lambda p, r, v: v * (r > 0))
+    ),
+    "With v chunks each microbatch passes a rank v times, so the rank sends v times as much.": (
         sent(lambda p, r, v: int(r < p - 1), lambda p, r, v: int(r > 0))
     ),
-    "That is of one microbatch: each of the m is sent.": (
+    "Only one microbatch is counted, but each of the m is sent.": (
         lambda p, m, rank, nbytes, v=1: facts.pipeline_bytes_sent(p, 1, rank, nbytes, v)
     ),
-    "That is the sum over all ranks: one rank's bytes are asked for.": (
+    "Your result is the sum over all ranks. Give the bytes of one rank.": (
         lambda p, m, rank, nbytes, v=1: sum(
             facts.pipeline_bytes_sent(p, m, each_rank, nbytes, v) for each_rank in range(p)
         )
     ),
-    "That is what it receives. The last stage receives activations and sends gradients, the first the other "
-    "way round.": sent(lambda p, r, v: v - (r == 0), lambda p, r, v: v - (r == 0)),
-    "One stage sends nothing: there is no other rank.": (
+    "Your result is the bytes a rank receives. The last stage receives activations and sends gradients, "
+    "while the first stage does the opposite.": sent(
+        lambda p, r, v: v - (r == 0), lambda p, r, v: v - (r == 0)
+    ),
+    "One stage sends nothing, because there is no other rank.": (
         lambda p, m, rank, nbytes, v=1: (
             m * nbytes * (2 * v - 2) if p == 1 else facts.pipeline_bytes_sent(p, m, rank, nbytes, v)
         )
@@ -196,7 +199,7 @@ def bubble(index: int, which: str, formula: kit.Formula, arguments: Sequence[tup
         slips[TIME_ALONE] = of_ideal(lambda name, p, m, v: 3 * m * ideal(name, p, m, v))
     otherwise = {
         "ideal": "The bubble of one rank over its computing time, m (F+B) with F = 1 and B = 2.",
-        "total": "The bubble of one rank over bubble and computing together: r / (1 + r), where r is "
+        "total": "The bubble of one rank over bubble and computing together, so r / (1 + r), where r is "
         "bubble_of_ideal.",
     }
     title = f"bubble_of_{which}: {'interleaved 1F1B, ZB-H1' if split else 'naive, GPipe, 1F1B'}"
@@ -210,8 +213,8 @@ def activations(arguments: Sequence[tuple]) -> kit.Prediction:
     return kit.Prediction(
         "peak_activations", 2, arguments, peak, SPLIT_PEAK if split else PEAK,
         title=f"peak_activations: {'interleaved 1F1B, ZB-H1' if split else 'naive, GPipe, 1F1B'}",
-        otherwise="Write the rank's list out for small p and m: one more with each F, one less with each "
-        "backward. The most is asked for.",
+        otherwise="Write the rank's list out for small p and m, then count one more with each F and one less "
+        "with each backward. Give the most.",
     )  # fmt: skip
 
 
@@ -250,8 +253,8 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 [(p, m, 0, nbytes), (p, m, 2, nbytes), (p, m, p - 1, nbytes), (4, 8, 0, nbytes, 2),
                  (4, 8, 1, nbytes, 2), (4, 8, 3, nbytes, 3), (1, m, 0, nbytes)],
                 facts.pipeline_bytes_sent, SENT,
-                otherwise="For each microbatch: an activation from each of its stages but the model's last, "
-                "and a gradient from each but the model's first.",
+                otherwise="For each microbatch, a rank sends an activation from each of its stages except "
+                "the model's last, and a gradient from each except the model's first.",
             ),
         ]
     )  # fmt: skip

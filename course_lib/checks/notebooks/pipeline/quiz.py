@@ -10,29 +10,30 @@ from course_lib.checks.notebooks.pipeline.references import REFERENCES
 STAGES, MICROBATCHES, GIGABYTES, STAGE = 8, 32, 1.5, 2
 IDLE = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
 SHARES = {
-    (STAGES - 1) / MICROBATCHES: "That is over the *ideal* time, the lecture's (N-1)/M. The "
-    "total has the bubble in it: (p-1)/(m+p-1).",
-    1 - IDLE: "That is the share that computes.",
-    STAGES / MICROBATCHES: "The first stage works from the start: p - 1 steps of filling, over m + p - 1.",
-    STAGES / (MICROBATCHES + STAGES): "The first stage works from the start: p - 1 steps of filling.",
-    (STAGES - 1) / STAGES: "That is the naive schedule's: microbatches follow one another into the pipeline.",
-    100 * IDLE: "As a share, between 0 and 1.",
+    (STAGES - 1) / MICROBATCHES: "Your share is over the *ideal* time, the lecture's (N-1)/M. But "
+    "the total has the bubble in it, so the share is (p-1)/(m+p-1).",
+    1 - IDLE: "Your answer is the share that computes.",
+    STAGES / MICROBATCHES: "The first stage works from the start, so p - 1 steps of filling, over m + p - 1.",
+    STAGES / (MICROBATCHES + STAGES): "The first stage works from the start, so filling takes p - 1 steps.",
+    (STAGES - 1) / STAGES: "Your share is the naive schedule's, but microbatches follow one another "
+    "into the pipeline.",
+    100 * IDLE: "Give a share, between 0 and 1.",
 }
 ENOUGH = {
-    70: "That is a tenth of the *ideal* time. The total has the bubble in it: 7 / (m + 7) <= 0.1.",
-    64: "One less is enough: 7 / (63 + 7) is a tenth.",
+    70: "Your bubble is a tenth of the *ideal* time, but the total includes it, so 7 / (m + 7) <= 0.1.",
+    64: "One less is enough, because 7 / (63 + 7) is a tenth.",
     62: "7 / (62 + 7) is more than a tenth.",
-    72: "The first stage works from the start: p - 1 = 7 steps are idle, not 8.",
-    80: "The first stage works from the start, and the total has the bubble in it: 7 / (m + 7) <= 0.1.",
+    72: "The first stage works from the start, so p - 1 = 7 steps are idle, not 8.",
+    80: "The first stage works from the start, and the total has the bubble in it, so 7 / (m + 7) <= 0.1.",
 }
 HELD = {
-    MICROBATCHES * GIGABYTES: "That is GPipe, which holds all 32. 1F1B goes back as soon as it can.",
-    STAGES * GIGABYTES: "That is stage 0: the further down, the sooner a microbatch is back.",
-    (STAGES - STAGE - 1) * GIGABYTES: "Five forwards warm up; one more comes before the first backward.",
-    (STAGES - STAGE + 1) * GIGABYTES: "Stages are counted from 0: stage 2 has five behind it.",
-    (STAGE + 1) * GIGABYTES: "The other way round: the first stage waits longest, and holds most.",
-    GIGABYTES: "That is the last stage, which goes back at once; five come behind stage 2.",
-    STAGES - STAGE: "That is how many microbatches: times 1.5 GB.",
+    MICROBATCHES * GIGABYTES: "GPipe holds all 32, but 1F1B goes backward as soon as it can.",
+    STAGES * GIGABYTES: "Stage 0 holds this much. The further down, the sooner a microbatch is back.",
+    (STAGES - STAGE - 1) * GIGABYTES: "Five forwards warm up, but one more comes before the first backward.",
+    (STAGES - STAGE + 1) * GIGABYTES: "Stages are counted from 0, so stage 2 has five behind it.",
+    (STAGE + 1) * GIGABYTES: "The wrong way round, because the first stage waits longest and holds most.",
+    GIGABYTES: "The last stage holds this much, since it goes back immediately. Stage 2 has five behind it.",
+    STAGES - STAGE: "Your answer is the number of microbatches. Multiply it by 1.5 GB.",
 }
 SMALLER = ("the bubble", "the peak of activations", "the bytes sent")
 VERSIONS = (
@@ -53,7 +54,7 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
         [
             kit.Answer(
                 "answer_1", IDLE, slips=SHARES,
-                otherwise="p - 1 steps to fill and drain, beside m that compute: (p-1)/(m+p-1).",
+                otherwise="p - 1 steps fill and drain while m compute, so the share is (p-1)/(m+p-1).",
             ),
             kit.Answer(
                 "answer_2", 63, slips=ENOUGH, unit="microbatches", tolerance=1e-9,
@@ -62,8 +63,8 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Answer(
                 "answer_3", ("the peak of activations",), options=SMALLER,
                 slips={
-                    "the bubble": "The lecture says so, but both take as long to fill and drain: (p-1)(F+B). "
-                    "Interleaving makes it smaller.",
+                    "the bubble": "The lecture says so, but both take as long to fill and drain, (p-1)(F+B). "
+                    "Instead, interleaving makes the bubble smaller.",
                     "the bytes sent": "Each activation goes down and each gradient up, once, in any order.",
                 },
             ),
@@ -74,9 +75,11 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Answer(
                 "answer_5", ("forward and backward see the same weights",), options=VERSIONS,
                 slips={
-                    "gradients are not stale": "They are, by up to p - 1 updates (the lecture is wrong). "
-                    "The version only makes a gradient one of *some* weights, those that the forward saw.",
-                    "a stage needs less memory": "It needs more: up to p versions of its weights.",
+                    "gradients are not stale": "Gradients are stale, by up to p - 1 updates (the lecture is "
+                    "wrong). The version only makes a gradient one of *some* weights, the "
+                    "weights its forward saw.",
+                    "a stage needs less memory": "A stage needs more memory, because it keeps up to p "
+                    "versions of its weights.",
                 },
             ),
         ]
