@@ -7,7 +7,7 @@ def dualpipe(stages, microbatches):
 
 # %% wrong: 1F1B on one copy
 # is: idea
-# says: That is one copy of the model
+# says: Your schedule has one copy of the model
 from course_lib.pipeline import Action
 
 

@@ -7,7 +7,7 @@ def gpipe(stages, microbatches):
 
 # %% wrong: one microbatch at a time
 # is: idea
-# says: That is the naive schedule
+# says: This is the naive schedule
 from course_lib.pipeline import Action
 
 
@@ -17,7 +17,7 @@ def gpipe(stages, microbatches):
 
 # %% wrong: 1F1B sold as GPipe
 # is: idea
-# says: That is 1F1B, which comes later
+# says: This is 1F1B, which comes later
 from course_lib.pipeline import Action
 
 

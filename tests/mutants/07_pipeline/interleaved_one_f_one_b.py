@@ -36,7 +36,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: a V instead of a loop
 # is: idea
-# says: That is a V, as of ZB-V and DualPipeV
+# says: Your layout is a V, as in ZB-V and DualPipeV
 # base: the k-th action by arithmetic
 -        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
 +        stage = chunk * stages + (stages - 1 - rank if chunk % 2 else rank)
@@ -71,7 +71,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: backward goes through the chunks as forward does
 # is: form
-# says: The first backward of rank 0 is 0B0: the gradient comes from the last stage
+# says: The first backward of rank 0 is 0B0, but the gradient comes from the last stage
 # base: the k-th action by arithmetic
 -        if kind == "B":
 -            chunk = chunks - 1 - chunk
@@ -79,7 +79,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: the warm-up of plain 1F1B
 # is: form
-# says: That is the warm-up of plain 1F1B
+# says: Your warm-up is the warm-up of plain 1F1B
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
 +        warm = stages - rank - 1
@@ -95,7 +95,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: a warm-up through all chunks
 # is: slip
-# says: Rank 0 does 15 forwards before its first backward; 11 are enough
+# says: Rank 0 does 15 forwards before its first backward, but 11 are enough
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
 +        warm = min(total, 2 * (stages - rank - 1) + chunks * stages)
@@ -103,7 +103,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: the last rank one forward too many
 # is: slip
-# says: Rank 3 does 6 forwards before its first backward; 5 are enough
+# says: Rank 3 does 6 forwards before its first backward, but 5 are enough
 # base: the k-th action by arithmetic
 -        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
 +        warm = min(total, max(1, 2 * (stages - rank - 1)) + (chunks - 1) * stages)

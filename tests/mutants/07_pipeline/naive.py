@@ -19,7 +19,7 @@ def naive(stages, microbatches):
 
 # %% wrong: GPipe, all microbatches go in at once
 # is: idea
-# says: That is GPipe
+# says: This is GPipe
 from course_lib.pipeline import Action
 
 

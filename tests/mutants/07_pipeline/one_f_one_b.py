@@ -7,7 +7,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: GPipe sold as 1F1B
 # is: idea
-# says: That is GPipe's order, and GPipe's memory: rank 0 does 8 forwards before its first backward
+# says: This is GPipe's order, and GPipe's memory, since rank 0 does 8 forwards before its first backward
 from course_lib.pipeline import Action
 
 
@@ -20,7 +20,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: one microbatch at a time
 # is: idea
-# says: That is the naive schedule
+# says: This is the naive schedule
 from course_lib.pipeline import Action
 
 
@@ -36,7 +36,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the warm-up is one too short
 # is: slip
-# says: Rank 0 does 3 forwards before its first backward; the pipeline stays full with 4
+# says: Rank 0 does 3 forwards before its first backward, but the pipeline stays full with 4
 from course_lib.pipeline import Action
 
 
@@ -54,7 +54,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the first rank's warm-up is two too short
 # is: form
-# says: Rank 0 does 2 forwards before its first backward, rank 1 3: it needs 3 from rank 0 first
+# says: Rank 0 does 2 forwards before its first backward, but rank 1 does 3. So rank 1 needs 3 from rank 0 first
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
 +        ahead = stages - rank if rank else max(1, stages - 2)
@@ -62,7 +62,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the warm-up is one too long
 # is: slip
-# says: Rank 0 does 5 forwards before its first backward; 4 are enough
+# says: Rank 0 does 5 forwards before its first backward, but 4 are enough
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
 +        ahead = stages - rank + 1
@@ -70,7 +70,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the last stage waits for a second microbatch
 # is: slip
-# says: It is the last rank: it can go backward as soon as it went forward
+# says: The last rank needs no warm-up, because it can go backward as soon as it went forward
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
 +        ahead = max(2, stages - rank) if stages > 1 else 1
@@ -78,7 +78,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the warm-up grows from the first rank to the last
 # is: idea
-# says: A stage must run further ahead than the one after it
+# says: A stage must run further ahead than the stage after it
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
 +        ahead = rank + 1
@@ -86,7 +86,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: every rank warms up as long as the first
 # is: idea
-# says: Rank 1 does 4 forwards before its first backward; 3 are enough
+# says: Rank 1 does 4 forwards before its first backward, but 3 are enough
 # base: as many in flight as there are stages to come
 -        ahead = stages - rank
 +        ahead = stages
@@ -94,7 +94,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: two forwards and two backwards take turns
 # is: slip
-# says: does 0F. and 0F. in a row, after its first backward
+# says: does 0F. and 0F. in a row after its first backward
 from course_lib.pipeline import Action
 
 
@@ -115,7 +115,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the warm-up does not come back
 # is: form
-# says: As many backwards stand at its end as forwards in its warm-up: 3 are missing
+# says: It must end with as many backwards as there are forwards in its warm-up, but 3 are missing
 from course_lib.pipeline import Action
 
 

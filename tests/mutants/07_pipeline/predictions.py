@@ -99,7 +99,7 @@
 
 # %% wrong: more than there are
 # is: slip
-# says: with fewer microbatches than stages, m
+# says: m is the peak with fewer microbatches than stages
 # base: by cases
 -    return min(microbatches, below + 1)
 +    return below + 1

@@ -99,7 +99,7 @@ answer_5 = "forward and backward see the same weights"
 
 # %% wrong: the other way round
 # is: slip
-# says: The wrong way round
+# says: Your order is reversed
 answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"

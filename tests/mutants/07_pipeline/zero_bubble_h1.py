@@ -7,7 +7,7 @@ def zero_bubble_h1(stages, microbatches):
 
 # %% wrong: W at once, which is 1F1B
 # is: idea
-# says: that is 1F1B with its backward cut in two
+# says: this is 1F1B with its backward cut in two
 from course_lib.pipeline import Action
 
 
@@ -74,7 +74,7 @@ def zero_bubble_h1(stages, microbatches):
 
 # %% wrong: one microbatch at a time
 # is: idea
-# says: That is the naive schedule
+# says: This is the naive schedule
 from course_lib.pipeline import Action
 
 
@@ -87,7 +87,7 @@ def zero_bubble_h1(stages, microbatches):
 
 # %% wrong: ZB-H2
 # is: idea
-# says: That is ZB-H2
+# says: This is ZB-H2
 # base: lists, emptied from the front
 -    if microbatches < stages:
 -        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
@@ -134,7 +134,7 @@ def zero_bubble_h1(stages, microbatches):
 
 # %% wrong: the warm-up is one too short
 # is: slip
-# says: Rank 0 does 3 forwards before its first backward; the pipeline stays full with 4
+# says: Rank 0 does 3 forwards before its first backward, but the pipeline stays full with 4
 # base: lists, emptied from the front
 -    if microbatches < stages:
 -        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
@@ -145,7 +145,7 @@ def zero_bubble_h1(stages, microbatches):
 
 # %% wrong: the last rank waits for a second microbatch
 # is: slip
-# says: It is the last rank: it can go backward as soon as it went forward
+# says: The last rank needs no warm-up, because it can go backward as soon as it went forward
 # base: lists, emptied from the front
 -    if microbatches < stages:
 -        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")

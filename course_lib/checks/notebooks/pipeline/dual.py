@@ -25,14 +25,14 @@ def one_direction(sizes: Sizes, rows: Rows) -> str:
     p = sizes.stages
     if all(action.stage < p for row in rows for action in flat(row)):
         return (
-            "That is one copy of the model: DualPipe has two, and the second half of the microbatches enters "
-            "at the last rank, which holds stage p, the first of the second copy."
+            "Your schedule has one copy of the model, but DualPipe has two. The second half of the "
+            "microbatches enters at the last rank, which holds stage p, the first of the second copy."
         )
     held = [{action.stage for action in flat(row)} for row in rows]
     if all(own == {rank, p + rank} for rank, own in enumerate(held)):
         return (
-            "Both copies run from rank 0 to the last: the second runs the other way, and begins on the last "
-            "rank. Rank i holds its stage p-1-i, which is numbered p + (p-1-i)."
+            "Both copies run from rank 0 to the last, but the second copy must run the other way and "
+            "begin on the last rank. Rank i holds its stage p-1-i, which is numbered p + (p-1-i)."
         )
     return ""
 
@@ -42,15 +42,15 @@ def each_copys_own(sizes: Sizes, rows: Rows) -> str:
     half = sizes.microbatches // 2
     second = [action for row in rows for action in flat(row) if action.stage >= sizes.stages]
     if any(action.microbatch < half for action in second):
-        return "The first m/2 microbatches belong to the first copy, the others to the second."
+        return "The first m/2 microbatches belong to the first copy, and the rest to the second copy."
     return ""
 
 
 def no_pairs(sizes: Sizes, rows: Rows) -> str:
     if not any(isinstance(entry, Pair) for row in rows for entry in row):
         return (
-            "Nothing is overlapped: write Pair(F, B) for a forward of one direction and a backward of the "
-            "other, which a rank then does as one block."
+            "Nothing is overlapped. Write Pair(F, B) for a forward of one direction and a backward of the "
+            "other direction, so that a rank does them as one block."
         )
     return ""
 
@@ -59,8 +59,8 @@ def whole_backwards(sizes: Sizes, rows: Rows) -> str:
     """No backward is cut, so that W is on the way of the others."""
     if not any(of_kind(row, "I") for row in rows):
         return (
-            "Every backward is whole. While the pipeline fills and empties the next rank waits for I only: "
-            "cut these backwards, and put W into the gaps."
+            "Every backward is whole. While the pipeline fills and empties, the next rank waits only for "
+            "I, so cut these backwards and put W into the gaps."
         )
     return ""
 
@@ -71,10 +71,10 @@ def one_after_the_other(sizes: Sizes, rows: Rows) -> str:
         copies = [action.stage >= sizes.stages for action in flat(row)]
         if copies in (sorted(copies), sorted(copies, reverse=True)):
             return kit.Sentence(
-                f"Rank {rank} does all of one direction before anything of the other: they are to run at "
-                "once, and fill each other's gaps.",
-                "A rank does all of one direction before anything of the other: they are to run at once, and "
-                "fill each other's gaps.",
+                f"Rank {rank} does all of one direction before anything of the other direction, but they "
+                "must run at the same time and fill each other's gaps.",
+                "A rank does all of one direction before anything of the other direction, but they must "
+                "run at the same time and fill each other's gaps.",
             )
     return ""
 
@@ -118,7 +118,7 @@ def overlaps(sizes: Sizes, rows: Rows) -> kit.Finding:
     if total <= least + CLOSE * least:
         return kit.RIGHT
     sentence = kit.Sentence(
-        f"{sizes.call(NAME)}: where a pair takes 2 and F = I = W = 1 the step takes {words.number(total)}; "
+        f"{sizes.call(NAME)}: if a pair takes 2 and F = I = W = 1, the step takes {words.number(total)}, but "
         f"{words.number(least)} is possible.",
         f"with {NAME} the step takes longer than it needs to where pairs are shorter than F + B.",
     )

@@ -114,7 +114,7 @@ class Form:
             return kit.RIGHT
         sentence = kit.Sentence(
             f"{sizes.call(self.name)}: {said}.",
-            f"{self.name} writes a schedule that cannot be done: `validate` says what is wrong with it.",
+            f"{self.name} writes a schedule that cannot be done. Let `validate` say what is wrong with it.",
         )
         return kit.wrong(sentence, kit.usual(self.disorder, sizes, rows), cause="not a schedule")
 
@@ -128,7 +128,8 @@ class Form:
                     sentence = kit.Sentence(
                         f"{sizes.call(self.name)}: rank {rank} does {action} as its action {index}, but it "
                         f"holds {stages}: {self.layout}.",
-                        f"{self.name} gives a rank actions of a stage that it does not hold: {self.layout}.",
+                        f"{self.name} gives a rank actions of a stage it does not hold, because "
+                        f"{self.layout}.",
                     )
                     return kit.wrong(sentence, kit.usual(self.disorder, sizes, rows), cause="not a schedule")
         return None
@@ -139,7 +140,7 @@ class Form:
             for entry in row:
                 kinds = {action.kind for action in flat([entry])}
                 if isinstance(entry, Pair) and not self.pairs:
-                    what, why = f"the pair {entry}", "here every action stands alone"
+                    what, why = f"the pair {entry}", "here every action is separate"
                 elif "B" in kinds and "B" not in self.kinds:
                     what, why = f"{entry}, a whole backward", "here it is cut in two, I and W"
                 elif kinds & {"I", "W"} and "W" not in self.kinds:
@@ -174,7 +175,7 @@ class Form:
     def slow(self, sizes: Sizes, rows: Rows, setting: str, run: Simulation, least: float) -> kit.Finding:
         sentence = kit.Sentence(
             f"{setting}: the step takes {words.number(run.total)}, and a rank idles "
-            f"{words.number(max(run.bubble))} of it; {words.number(least)} is enough, {self.idle}.",
+            f"{words.number(max(run.bubble))} of it, but {words.number(least)} is enough, {self.idle}.",
             f"with {self.name} a rank idles longer than {self.idle}.",
         )
         return kit.wrong(sentence, kit.usual(self.late, sizes, rows), cause="time", misses_point=True)

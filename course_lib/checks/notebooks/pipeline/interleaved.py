@@ -39,14 +39,14 @@ def other_layout(sizes: Sizes, rows: Rows) -> str:
         return all(own == set(stages(rank)) for rank, own in enumerate(held))
 
     if lies(lambda rank: [rank]):
-        return "Each rank holds v stages: its chunk c is stage c p + i of the model."
+        return "Each rank holds v stages, so its chunk c is stage c p + i of the model."
     if lies(lambda rank: [rank * v + chunk for chunk in range(v)]):
         return (
-            "Neighbouring stages on one rank are one longer stage: the pipeline fills no sooner. On a loop "
-            "chunk c of rank i is stage c p + i."
+            "Neighbouring stages on one rank are one longer stage, so the pipeline fills no sooner. On a "
+            "loop chunk c of rank i is stage c p + i."
         )
     if v == 2 and lies(lambda rank: [rank, 2 * p - 1 - rank]):
-        return "That is a V, as of ZB-V and DualPipeV. On a loop rank i holds stages i and p + i."
+        return "Your layout is a V, as in ZB-V and DualPipeV. But on a loop rank i holds stages i and p + i."
     return ""
 
 
@@ -60,18 +60,19 @@ def without_groups(sizes: Sizes, rows: Rows) -> str:
         if m > p and len({action.stage for action in done[:m]}) == 1:
             return kit.Sentence(
                 f"Rank 0 takes all {m} microbatches {name} through stage {done[0].stage} before it goes on "
-                f"to another of its stages. Microbatches go round in groups of p = {p}: a group through one "
-                "chunk, then through the next; then the next group.",
+                f"to another of its stages. But microbatches go around in groups of p = {p}. A group goes "
+                "through one chunk and then through the next, before the next group follows.",
                 f"Rank 0 takes all microbatches {name} through one stage before it goes on to another of its "
-                "stages. They go round in groups of p: a group through one chunk, then through the next.",
+                "stages. But microbatches go around in groups of p, first through one chunk, then through "
+                "the next.",
             )
         if p > 1 and len(done) > 1 and done[0].stage != done[1].stage:
             return kit.Sentence(
-                f"Rank 0 goes from {done[0]} on to {done[1]}, another of its stages. Round the loop a "
-                f"microbatch is under way for p = {p} ranks: meanwhile the other {p - 1} of its group go "
-                "through the first one.",
-                "Rank 0 goes from one of its stages to another after one microbatch: a group of p goes "
-                "through one chunk before any of them is back from the loop.",
+                f"Rank 0 goes from {done[0]} on to {done[1]}, another of its stages. But a microbatch "
+                f"passes p = {p} ranks on its way around the loop, so the other {p - 1} of its group go "
+                "through the first stage in that time.",
+                "Rank 0 goes from one of its stages to another after one microbatch, but a group of p goes "
+                "through one chunk before any of its microbatches is back from the loop.",
             )
     return ""
 
@@ -82,9 +83,9 @@ def backward_order(sizes: Sizes, rows: Rows) -> str:
         done, last = of_kind(row, "B"), looped(sizes, rank)[-1]
         if done and done[0].stage != last:
             return kit.Sentence(
-                f"The first backward of rank {rank} is {done[0]}: the gradient comes from the last stage, so "
-                f"that stage {last}, the rank's last chunk, is first. Backward goes through the chunks in "
-                "reverse.",
+                f"The first backward of rank {rank} is {done[0]}, but the gradient comes from the last "
+                f"stage, so stage {last}, the rank's last chunk, is first. Backward goes through the "
+                "chunks in reverse.",
                 "Backward goes through a rank's chunks in reverse, the last one first.",
             )
     return ""
@@ -109,8 +110,8 @@ def plain_warm_up(sizes: Sizes, rows: Rows) -> str:
     p, v = sizes.stages, sizes.v
     if v > 1 and p > 1 and all(ahead(row) == p - rank for rank, row in enumerate(rows)):
         return (
-            "That is the warm-up of plain 1F1B, p-1-i. Here the first microbatch has to go round v times "
-            "before any gradient comes: 2(p-1-i) + (v-1)p."
+            "Your warm-up is the warm-up of plain 1F1B, p-1-i. But here the first microbatch has to go "
+            "around v times before any gradient comes, so it takes 2(p-1-i) + (v-1)p."
         )
     return ""
 
@@ -146,7 +147,7 @@ def interleaved_one_f_one_b(draw: kit.Draw) -> Iterator[kit.Case]:
     yield schedules_case("schedules", with_one_each, lines)
     few = Sizes(4, 6, None, default=2)
     here = f"{few.microbatches} microbatches are not whole groups of {few.stages}"
-    why = "the last group would be short, and ranks wait for it."
+    why = "the last group would be short, so ranks wait for it."
     yield refusal_case(NAME, few, "m is not a multiple of p", here, why)
     if draw.hidden:
         p = draw.integer(5, 8)

@@ -82,7 +82,8 @@ def not_there(sizes: Sizes, rows: Rows) -> str:
     outside = any(action.microbatch >= sizes.microbatches for row in rows for action in flat(row))
     few = sizes.microbatches < sizes.stages * sizes.v
     return (
-        "With fewer microbatches than stages a rank has no more than m forwards: its warm-up ends with them."
+        "With fewer microbatches than stages a rank has no more than m forwards, so its warm-up ends with "
+        "them."
         if outside and few
         else ""
     )
@@ -96,9 +97,10 @@ def not_come_back(sizes: Sizes, rows: Rows) -> str:
             lost = forwards - backwards
             return kit.Sentence(
                 f"Rank {rank} does {words.counted(forwards, 'forward')} and "
-                f"{words.counted(backwards, 'backward')}. As many backwards stand at its end as forwards in "
-                f"its warm-up: {lost} {words.verb([0] * lost, 'is', 'are')} missing.",
-                "A rank has as many backwards as forwards: those of its warm-up come back at its end.",
+                f"{words.counted(backwards, 'backward')}. It must end with as many backwards as there are "
+                f"forwards in its warm-up, but {lost} {words.verb([0] * lost, 'is', 'are')} missing.",
+                "A rank has as many backwards as forwards, because the warm-up's microbatches come back at "
+                "its end.",
             )
     return ""
 
@@ -108,7 +110,7 @@ def ranks_reversed(sizes: Sizes, rows: Rows) -> str:
     p = sizes.stages
     firsts = [{action.stage % p for action in flat(row) if action.stage < p} for row in rows]
     if p > 1 and firsts == [{p - 1 - rank} for rank in range(p)]:
-        return "The lists are in the reverse order: the first of them is for rank 0, with the first stage."
+        return "The lists are in the reverse order. The first list is for rank 0, which has the first stage."
     return ""
 
 
@@ -120,11 +122,11 @@ def orders_differ(sizes: Sizes, rows: Rows) -> str:
             before = orders.get(stage - 1, order)
             if order != before and sorted(order) == sorted(before):
                 return kit.Sentence(
-                    f"Stage {stage - 1} takes the microbatches {name} in the order {shown(before)}, stage "
-                    f"{stage} in the order {shown(order)}: one of them waits for an action that the other "
-                    "does later.",
-                    f"All stages take the microbatches {name} in one order: otherwise one waits for an "
-                    "action that the other does later.",
+                    f"Stage {stage - 1} takes the microbatches {name} in the order {shown(before)}, but "
+                    f"stage {stage} in the order {shown(order)}, so one stage waits for an action the other "
+                    "stage does later.",
+                    f"All stages take the microbatches {name} in one order. Otherwise one stage waits "
+                    "for an action the other stage does later.",
                 )
     return ""
 
@@ -135,10 +137,12 @@ def behind_the_next(sizes: Sizes, rows: Rows) -> str:
         own, needed = ahead(row), ahead(below)
         if own < needed and of_kind(row, "BI"):
             return kit.Sentence(
-                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward, rank "
-                f"{rank + 1} {needed}: it needs {needed} from rank {rank} first, and rank {rank} waits for "
-                "its gradient. A stage must run further ahead than the one after it.",
-                "A stage must run further ahead than the one after it: otherwise each waits for the other.",
+                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward, but "
+                f"rank {rank + 1} does {needed}. So rank {rank + 1} needs {needed} from rank {rank} first, "
+                f"while rank {rank} waits for its gradient. A stage must run further ahead than the stage "
+                "after it.",
+                "A stage must run further ahead than the stage after it, because otherwise each waits for "
+                "the other stage.",
             )
     return ""
 
@@ -165,9 +169,9 @@ def warm_up(needed: Callable[[Sizes, int], int], why: str) -> tuple[Hint, Hint]:
     def short(sizes: Sizes, rows: Rows) -> str:
         for rank, own, right in wrong_ranks(sizes, rows, -1):
             return kit.Sentence(
-                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward; the pipeline "
-                f"stays full with {right}: {why}.",
-                f"A rank does too few forwards before its first backward to keep the pipeline full: {why}.",
+                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward, but the "
+                f"pipeline stays full with {right} ({why}).",
+                f"A rank does too few forwards before its first backward to keep the pipeline full ({why}).",
             )
         return ""
 
@@ -175,12 +179,12 @@ def warm_up(needed: Callable[[Sizes, int], int], why: str) -> tuple[Hint, Hint]:
         ranks_ahead = list(wrong_ranks(sizes, rows, 1))
         last = sizes.stages - 1
         if len(ranks_ahead) == 1 and ranks_ahead[0][0] == last and last and ranks_ahead[0][2] == 1:
-            return "It is the last rank: it can go backward as soon as it went forward, and needs no warm-up."
+            return "The last rank needs no warm-up, because it can go backward as soon as it went forward."
         for rank, own, right in ranks_ahead:
             return kit.Sentence(
-                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward; {right} "
-                f"{words.verb([0] * right, 'is', 'are')} enough: {why}.",
-                f"A rank does more forwards before its first backward than are needed: {why}.",
+                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward, but {right} "
+                f"{words.verb([0] * right, 'is', 'are')} enough ({why}).",
+                f"A rank does more forwards before its first backward than are needed ({why}).",
             )
         return ""
 
@@ -194,8 +198,8 @@ def two_forwards(sizes: Sizes, rows: Rows) -> str:
         for action, following in pairwise(rest):
             if action.kind == following.kind == "F":
                 return kit.Sentence(
-                    f"Rank {rank} does {action} and {following} in a row, after its first backward: from "
-                    "there on one forward and one backward take turns.",
+                    f"Rank {rank} does {action} and {following} in a row after its first backward, but "
+                    "from there on one forward and one backward take turns.",
                     "After the first backward one forward and one backward take turns.",
                 )
     return ""
@@ -219,7 +223,10 @@ def one_at_a_time(sizes: Sizes, rows: Rows) -> bool:
 
 def is_naive(sizes: Sizes, rows: Rows) -> str:
     if sizes.stages > 1 and sizes.microbatches > 1 and one_at_a_time(sizes, rows):
-        return "That is the naive schedule: the next microbatch enters only when the one before is done."
+        return (
+            "This is the naive schedule, because the next microbatch enters only when the previous one "
+            "is done."
+        )
     return ""
 
 

@@ -104,7 +104,7 @@ PEAK: Mapping[str, kit.Formula] = {
     "towards the end.": (
         lambda s, p, m, rank, v=1: min(m, p) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
-    "A rank never holds more than there are, so with fewer microbatches than stages, m.": (
+    "No rank holds more than all m, so m is the peak with fewer microbatches than stages.": (
         lambda s, p, m, rank, v=1: p - rank if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
     "The forward before the first backward also counts, so p - 1 - i to warm up, and one more.": (
@@ -132,7 +132,7 @@ SPLIT_PEAK: Mapping[str, kit.Formula] = {
             min(m * v, 2 * (p - 1 - rank) + (v - 1) * p) if s == LOOP else peak(s, p, m, rank, v)
         )
     ),
-    "A rank never holds more than there are, so at most m v.": (
+    "A rank never holds more than there are, so it holds at most m v.": (
         lambda s, p, m, rank, v=1: (
             2 * (p - 1 - rank) + (v - 1) * p + 1 if s == LOOP else peak(s, p, m, rank, v)
         )

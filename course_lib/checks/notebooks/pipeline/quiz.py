@@ -20,7 +20,8 @@ SHARES = {
     100 * IDLE: "Give a share, between 0 and 1.",
 }
 ENOUGH = {
-    70: "Your bubble is a tenth of the *ideal* time, but the total includes it, so 7 / (m + 7) <= 0.1.",
+    70: "Your bubble is a tenth of the *ideal* time, but the total has the bubble in "
+    "it, so 7 / (m + 7) <= 0.1.",
     64: "One less is enough, because 7 / (63 + 7) is a tenth.",
     62: "7 / (62 + 7) is more than a tenth.",
     72: "The first stage works from the start, so p - 1 = 7 steps are idle, not 8.",
@@ -31,7 +32,7 @@ HELD = {
     STAGES * GIGABYTES: "Stage 0 holds this much. The further down, the sooner a microbatch is back.",
     (STAGES - STAGE - 1) * GIGABYTES: "Five forwards warm up, but one more comes before the first backward.",
     (STAGES - STAGE + 1) * GIGABYTES: "Stages are counted from 0, so stage 2 has five behind it.",
-    (STAGE + 1) * GIGABYTES: "The wrong way round, because the first stage waits longest and holds most.",
+    (STAGE + 1) * GIGABYTES: "Your order is reversed. The first stage waits longest, so it holds most.",
     GIGABYTES: "The last stage holds this much, since it goes back immediately. Stage 2 has five behind it.",
     STAGES - STAGE: "Your answer is the number of microbatches. Multiply it by 1.5 GB.",
 }

@@ -47,7 +47,7 @@ def uneven(draw: kit.Draw) -> Durations:
 
 def gpipes_memory(sizes: Sizes, rows: Rows) -> str:
     if all_forwards_first(sizes, rows):
-        return "That is GPipe: all microbatches go in before the first one comes back."
+        return "This is GPipe, because all microbatches go in before the first one comes back."
     return "The next microbatch goes into the first stage only after the one before has come back to it."
 
 
@@ -80,7 +80,7 @@ def forwards_first(sizes: Sizes, rows: Rows) -> kit.Finding:
                 "gpipe does a backward before all forwards are done. In GPipe all forwards come first.",
             )
             early = all(ahead(row) == min(m, sizes.stages - r) for r, row in enumerate(rows))
-            later = "That is 1F1B, which comes later." if early else ""
+            later = "This is 1F1B, which comes later." if early else ""
             return kit.wrong(
                 sentence, is_naive(sizes, rows) or later, cause="backward first", misses_point=True
             )
@@ -121,10 +121,10 @@ def sold_as_1f1b(sizes: Sizes, rows: Rows) -> str:
     if m <= p or not all_forwards_first(sizes, rows):
         return ""
     return kit.Sentence(
-        f"That is GPipe's order, and GPipe's memory: rank 0 does {m} forwards before its first backward. "
-        f"Stage 0 of {p} needs {p}: then the first gradient can be back.",
-        "That is GPipe's order, and GPipe's memory: all forwards before the first backward. Stage 0 of p "
-        "needs p: then the first gradient can be back.",
+        f"This is GPipe's order, and GPipe's memory, since rank 0 does {m} forwards before its first "
+        f"backward. Stage 0 of {p} needs {p}, because then the first gradient can be back.",
+        "This is GPipe's order, and GPipe's memory, since all forwards come before the first backward. "
+        "Stage 0 of p needs p, because then the first gradient can be back.",
     )
 
 

@@ -23,7 +23,7 @@ from course_lib.checks.notebooks.pipeline.schedules import PASSES, WHY, forwards
 from course_lib.pipeline.actions import flat
 
 NAME = "zero_bubble_h1"
-KEEP = "Rank i has i of them in store when it comes to its last I: they fill the time until the step ends."
+KEEP = "Rank i has i W in store when it comes to its last I, because they fill the time until the step ends."
 
 
 def stored(row: Row) -> int:
@@ -40,8 +40,8 @@ def at_once(sizes: Sizes, rows: Rows) -> str:
             if action.kind == "I" and (following is None or following != action._replace(kind="W")):
                 return ""
     return (
-        "Every W stands directly after its I: that is 1F1B with its backward cut in two. A gradient is sent "
-        f"a W sooner, but no W fills a gap: put each where the rank would idle. {KEEP}"
+        "Every W follows directly after its I, so this is 1F1B with its backward cut in two. A gradient is "
+        f"sent a W sooner, but no W fills a gap. Put each W where the rank would idle. {KEEP}"
     )
 
 
@@ -50,8 +50,8 @@ def first_rank_stores(sizes: Sizes, rows: Rows) -> str:
     p = sizes.stages
     if p > 1 and all(stored(row) == p - 1 - rank for rank, row in enumerate(rows)):
         return (
-            "Rank 0 keeps the most W for its end, the last rank none. It is the other way round: the last "
-            f"rank has its last I first. {KEEP}"
+            "Rank 0 keeps the most W for its end, the last rank none. But it must be the opposite, because "
+            f"the last rank has its last I first. {KEEP}"
         )
     return ""
 
@@ -71,7 +71,7 @@ def all_at_the_end(sizes: Sizes, rows: Rows) -> str:
     """No W before the last I."""
     if sizes.microbatches > sizes.stages > 1 and all(stored(row) == sizes.microbatches - 1 for row in rows):
         return (
-            "Every rank keeps all its W for the end, and with them the activations of all microbatches. "
+            "Every rank keeps all its W for the end, so it also keeps the activations of all microbatches. "
             f"{KEEP} Before that, do an older W after each I."
         )
     return ""
@@ -80,13 +80,13 @@ def all_at_the_end(sizes: Sizes, rows: Rows) -> str:
 def second_handmade(sizes: Sizes, rows: Rows) -> str:
     p, m = sizes.stages, sizes.microbatches
     if p > 1 and all(ahead(row) == min(m, 2 * (p - r) - 1) for r, row in enumerate(rows)):
-        return "That is ZB-H2: its warm-up is twice as long, and holds up to 2p-1 microbatches."
+        return "This is ZB-H2, because its warm-up is twice as long and holds up to 2p-1 microbatches."
     return ""
 
 
 def all_first(sizes: Sizes, rows: Rows) -> str:
     if sizes.microbatches > sizes.stages and all_forwards_first(sizes, rows):
-        return "All forwards come before the first I, as in GPipe: that is GPipe's memory."
+        return "All forwards come before the first I, as in GPipe, so this takes GPipe's memory."
     return ""
 
 
@@ -140,7 +140,7 @@ def zero_bubble_h1(draw: kit.Draw) -> Iterator[kit.Case]:
     yield schedules_case("schedules", wanted, lines)
     few = Sizes(4, 3)
     here = f"with {few.microbatches} microbatches rank 0 waits for its first I"
-    why = "rank 0 has no forward left to do until its first I, and idles longer than (p-1)(F+I-W)."
+    why = "rank 0 has no forward left to do until its first I, so it idles longer than (p-1)(F+I-W)."
     yield refusal_case(NAME, few, "m is less than p", here, why)
     if draw.hidden:
         larger = [some(draw, 6, most=9), Sizes(7, 7)]
