@@ -23,7 +23,7 @@ class PipeDreamStage:
 
 # %% wrong: no versions, forward once more
 # is: idea
-# says: that of the newest weights, which this microbatch's forward has not seen
+# says: the gradient of the newest weights, which this microbatch's forward has not seen
 class PipeDreamStage:
     def __init__(self, module, optimizer):
         self.module, self.optimizer, self.inputs = module, optimizer, {}
@@ -66,7 +66,7 @@ class PipeDreamStage:
 
 # %% wrong: weights overwritten behind autograd's back
 # is: idea
-# says: that of the newest weights, which this microbatch's forward has not seen|is wrong
+# says: the gradient of the newest weights, which this microbatch's forward has not seen|is wrong
 class PipeDreamStage:
     def __init__(self, module, optimizer):
         self.module, self.optimizer = module, optimizer
@@ -175,7 +175,7 @@ class PipeDreamStage:
 
 # %% wrong: a new optimizer for each version
 # is: slip
-# says: The optimizer's momentum begins anew with each step
+# says: The optimizer's momentum begins again with each step
 # base: what the wrong ones change
 -        self.optimizer.step()
 +        lr = self.optimizer.param_groups[0]["lr"]
@@ -184,7 +184,7 @@ class PipeDreamStage:
 
 # %% wrong: a version for every microbatch, for ever
 # is: slip
-# says: versions of its weights; .* under way need as many
+# says: versions of its weights, but .* under way need as many
 class PipeDreamStage:
     def __init__(self, module, optimizer):
         self.module, self.optimizer = module, optimizer
@@ -234,7 +234,7 @@ class PipeDreamStage:
 
 # %% wrong: the step comes before the gradients are handed over
 # is: slip
-# says: hand the gradients over, then step
+# says: First hand the gradients over, then step
 from torch.func import functional_call
 
 

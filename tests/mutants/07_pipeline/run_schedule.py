@@ -31,7 +31,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 # %% wrong: divided by the microbatches once more
 # is: slip
-# says: do not divide by the number of microbatches
+# says: do not also divide by the number of microbatches
 # base: receives by name, sends in passing
 -                y = stage.loss(y, targets) / count
 +                y = stage.loss(y, targets) / count / len(microbatches)
@@ -47,7 +47,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 # %% wrong: GPipe, whatever the schedule says
 # is: idea
-# says: All forwards came first: that is GPipe
+# says: All forwards came first, so this is GPipe
 # base: receives by name, sends in passing
 -    for action in actions[rank]:
 +    for action in sorted(actions[rank], key=lambda one: one.kind == "B"):
@@ -377,7 +377,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 # %% wrong: a barrier behind the messages
 # is: slip
-# says: wait for handles alone
+# says: Wait only for handles
 from course_lib.pipeline import simulate
 
 

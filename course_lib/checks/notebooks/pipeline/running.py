@@ -34,8 +34,8 @@ from course_lib.pipeline.generators import gpipe, naive, one_f_one_b
 SUB_GROUP = (0, 2)  # of three ranks
 POINT = "doing the schedule that is given, in its order and with its memory"
 BY_HAND = (
-    "PyTorch's schedules and stages send and receive by themselves. That is what you are to build, with "
-    "isend and irecv."
+    "PyTorch's schedules and stages send and receive by themselves. But you are to build this yourself, "
+    "with isend and irecv."
 )
 REFUSED = {name: BY_HAND for name in SCHEDULES} | {
     "torch.distributed.pipelining.stage:_PipelineStageBase": BY_HAND
@@ -45,13 +45,14 @@ NO_GRADIENT = (
     "x.requires_grad_(). The first stage's inputs have none, and no rank waits for one."
 )
 OF_THE_GROUP = (
-    "Do you count ranks within the group? They differ from the world's: dist.get_rank(group) and "
-    "dist.get_world_size(group), group_src= and group_dst= beside group=."
+    "Do you count ranks within the group? They differ from the ranks of the world, so use "
+    "dist.get_rank(group) and dist.get_world_size(group), with group_src= and group_dst= in addition to "
+    "group=."
 )
 ONE_ORDER = (
-    "Sender and receiver must post in one order: walk through simulate(actions).events, the actions of all "
+    "Sender and receiver must post in one order. Walk through simulate(actions).events, the actions of all "
     "ranks in the order of time, and post the isend or irecv of each message when its action comes, without "
-    "waiting. Wait only for the message that the next action needs. If a gradient is never sent: is x.grad "
+    "waiting. Wait only for the message that the next action needs. If a gradient is never sent, is x.grad "
     "None, because the input was not asked for one (x.requires_grad_())?"
 )
 
@@ -67,43 +68,43 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     if "two ends of a message differ" in text:
         return (
             "The buffer must fit the message: torch.empty(stage.shape(inputs), dtype=stage.dtype), of the "
-            "microbatch that the sender did. Messages between two ranks come in the order in which they were "
-            "sent: if stages do the microbatches in different orders, post each receive in the sender's "
-            "order, as it stands in simulate(actions).events."
+            "sender's microbatch. Messages between two ranks come in the order in which they were sent, "
+            "so if stages do the microbatches in different orders, post each receive in the sender's "
+            "order, as listed in simulate(actions).events."
         )
     if "only Tensors of floating point" in text:
-        return "Tokens have no gradient: the first stage's input needs no requires_grad_()."
+        return "Tokens have no gradient, so the first stage's input needs no requires_grad_()."
     if "backward through the graph a second time" in text:
         return (
-            "A microbatch goes backward once. A tensor from another rank is new, cut off from every graph; "
-            "cut an output off, too, before you keep it to be sent (detach())."
+            "A microbatch goes backward once. A tensor from another rank is new and cut off from every "
+            "graph. Also cut an output off before you keep it to be sent (detach())."
         )
     if "grad can be implicitly created only for scalar" in text:
         return (
-            "Only the loss needs no gradient from outside: every other output gets the one that the next "
-            "stage sends back."
+            "Only the loss needs no gradient from outside, because every other output gets the gradient the "
+            "next stage sends back."
         )
     if "is on the compute graph" in text or "requires grad. Only Tensors" in text:
         return "Send tensors without a graph: output.detach()."
     if "tuple index out of range" in text or "nvalid destination rank" in text:
         return (
             "Is something sent to a rank that does not exist? Before the first stage and behind the last "
-            "there is no rank: stage.first and stage.last."
+            "there is no rank, so look at stage.first and stage.last."
         )
     if "must match the size of tensor" in text or "to match target batch_size" in text:
         return (
-            "Is that the tensor of another microbatch? Their sizes differ: keep what arrives by its kind "
+            "Is this the tensor of another microbatch? Their sizes differ, so keep what arrives by its kind "
             "and its microbatch."
         )
     if "'NoneType' object has no attribute" in text:
         return NO_GRADIENT
     if "differentiated Tensors" in text:
         return (
-            "torch.autograd.grad adds nothing to the parameters' gradients, and tokens have none: "
-            "torch.autograd.backward(output, gradient), and then x.grad."
+            "torch.autograd.grad adds nothing to the parameters' gradients, and tokens have none. "
+            "Instead, call torch.autograd.backward(output, gradient), then read x.grad."
         )
     if "does not require grad" in text:
-        return "An input from another stage must ask for a gradient: x.requires_grad_()."
+        return "An input from another stage must ask for a gradient, so call x.requires_grad_()."
     return ""
 
 

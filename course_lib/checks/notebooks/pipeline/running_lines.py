@@ -16,19 +16,19 @@ from course_lib.pipeline import KINDS
 
 NOT_TOLD = "rank {} did not report its stage's actions."
 FREE = (
-    "After a microbatch's backward nothing of it is needed any more: neither its graph (retain_graph), nor "
-    "its input, nor its output. Drop them from every list and dict (pop), when the schedule says B; detach "
-    "an output that you send or return (output.detach())."
+    "After a microbatch's backward, neither its graph (retain_graph) nor its input nor its output is needed. "
+    "Drop them from every list and dict (pop) when the schedule says B. Also detach an output you send or "
+    "return (output.detach())."
 )
 ALL_FORWARDS = (
-    "All forwards came first: that is GPipe, whichever schedule was asked for. If one backward goes through "
-    "a sum of losses, it does all microbatches at once."
+    "All forwards came first, so this is GPipe, whichever schedule was asked for. If one backward goes "
+    "through a sum of losses, it does all microbatches at once."
 )
 ONE_BY_ONE = "Do the actions of `actions[rank]` one after the other, whichever schedule it is."
-NO_BARRIER = "In a barrier every rank waits for the slowest, and no message needs it: wait for handles alone."
+NO_BARRIER = "In a barrier every rank waits for the slowest, but no message needs it. Wait only for handles."
 STEP = 7  # activations: the memory of one forward or backward, with the messages meanwhile
 PAGES = 2_000_000  # bytes of libraries and of the heap
-COPIES = " Copies count, too, of inputs, of outputs and of gradients."
+COPIES = " Copies of inputs, of outputs and of gradients also count."
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def misordered(rank: int, passes: Sequence[Done], wanted: Sequence[tuple[str, in
     says = why_misordered(did, wanted)
     return kit.wrong(
         kit.Sentence(
-            f"as its action {first} rank {rank} did the {here}; its list says: the {there}.".replace(
+            f"as its action {first} rank {rank} did the {here}, but its list says the {there}.".replace(
                 "the nothing", "nothing"
             ),
             f"rank {rank} did other actions than its list says.",
@@ -110,16 +110,16 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
     often = Counter(did)
     forwards = [action for action in did if action[0] == "F"]
     if not did:
-        return "The stage was never called: stage.module(x) is its forward."
+        return "The stage was never called. Call stage.module(x) for its forward."
     if len(forwards) == len(did):
         return (
-            "No gradient ever came through the stage: call backward on its output, with the gradient that "
+            "No gradient ever came through the stage. Call backward on its output, with the gradient that "
             "came back."
         )
     if any(count > 1 for (kind, _), count in often.items() if kind == "F"):
-        return "A microbatch goes forward once; its graph is kept for the backward, not made again."
+        return "A microbatch goes forward once, because its graph is kept for the backward, not made again."
     if any(count > 1 for (kind, _), count in often.items() if kind == "B"):
-        return "A microbatch goes backward once: retain_graph is not needed, and costs memory."
+        return "A microbatch goes backward once, so retain_graph is not needed, and costs memory."
     all_of_it = sorted(map(str, did)) == sorted(map(str, wanted))
     if all_of_it and forwards == list(did[: len(forwards)]):
         return ALL_FORWARDS
@@ -167,18 +167,21 @@ def too_many(rank: int, peer: int, sizes: list[int], wanted: list[int]) -> kit.F
     general = f"rank {rank} sent other messages to rank {peer} than it should"
     said = kit.Sentence(
         f"rank {rank} sent {words.counted(len(sizes), 'message')} of {words.number(sum(sizes))} bytes to "
-        f"rank {peer}; {words.counted(len(wanted), 'message')} of {words.number(sum(wanted))} bytes "
+        f"rank {peer}, but {words.counted(len(wanted), 'message')} of {words.number(sum(wanted))} bytes "
         f"{words.verb([0] * len(wanted), 'is', 'are')} enough.",
         f"{general}.",
     )
     if not wanted:
-        why = "They are not neighbours: an activation goes to the next stage, its gradient to the one before."
+        why = (
+            "They are not neighbours. An activation goes to the next stage, and its gradient to the "
+            "previous stage."
+        )
         return kit.wrong(said, why, cause=why, misses_point=True)
-    why = "One activation, or one gradient of its size, for each microbatch."
+    why = "Send one activation, or one gradient of its size, for each microbatch."
     if len(sizes) > len(wanted):
         why = (
-            "Send activations and gradients alone. The rest is known already: shapes from "
-            "stage.shape(inputs), targets and their number from the microbatches."
+            "Send only activations and gradients, because the rest is already known. Take shapes from "
+            "stage.shape(inputs), and targets and their number from the microbatches."
         )
     return kit.wrong(said, why, cause=why)
 

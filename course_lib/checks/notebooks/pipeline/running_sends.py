@@ -22,8 +22,9 @@ CALLED = {"F": "activation", "B": "gradient"}
 NEVER = float("inf")
 EARLY = (
     "dist.send and dist.recv, and isend and irecv whose wait follows at once, let a rank compute only when "
-    "its message is through: on NCCL all that it computes after them waits as well. Begin a receive (irecv, "
-    "or batch_isend_irecv) before the computation that runs meanwhile, and wait where the tensor is needed."
+    "its message is through, and on NCCL everything it computes after them also waits. Instead, begin a "
+    "receive (irecv, or batch_isend_irecv) before the computation that runs meanwhile, and wait where the "
+    "tensor is needed."
 )
 
 

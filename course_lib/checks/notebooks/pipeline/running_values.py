@@ -17,12 +17,12 @@ from course_lib.checks.rank.notebooks.pipeline.running import ScheduleReply
 
 SAME = 1e-5  # of a share, when it is compared with that of a mistake
 NOTHING_CAME = (
-    "No gradient came back to this stage. The output that a stage passes on is cut off from its graph: the "
-    "next stage sends the gradient of its input back (x.grad, after x.requires_grad_()); then "
+    "No gradient came back to this stage. The output a stage passes on is cut off from its graph, so the "
+    "next stage sends the gradient of its input back (x.grad, after x.requires_grad_()). Then call "
     "output.backward(that)."
 )
 MIXED = (
-    "Is each gradient given to backward, and for the output that it belongs to? Between two ranks messages "
+    "Is each gradient given to backward, and for the output it belongs to? Between two ranks, messages "
     "come in the order in which they were sent, whatever their microbatches are called."
 )
 DIVIDE = "Divide each microbatch's sum by the number of targets of all microbatches together"
@@ -120,7 +120,7 @@ def alike(shares: Sequence[float], wanted: Sequence[float]) -> bool:
 
 def before(share: float) -> str:
     if alike([share], [0]):
-        return "The gradients that were there before are gone: add to param.grad, as backward does by itself."
+        return "The gradients that were there before are gone. Add to param.grad instead, as backward does."
     general = "The gradients that were there before must count once"
     return kit.Sentence(f"{general}, not {words.number(round(share, 4))} times.", f"{general}.")
 
@@ -131,22 +131,24 @@ def divided(run: ScheduleRun, shares: Sequence[float]) -> str:
     elements = sum(targets.numel() for _, targets in run.batch)
     for wanted, says in (
         ([total / count for count in counts],
-         f"Each microbatch was divided by its own number of targets: that is the sum of {m} means, {m} times "
-         f"too large. {DIVIDE}."),
+         f"Each microbatch was divided by its own number of targets, so the result is the sum of {m} means, "
+         f"{m} times too large. {DIVIDE}."),
         ([total / count / m for count in counts],
-         "That is the mean of the microbatches' means. They have different numbers of targets, and a target "
-         f"of a small one counts more. {DIVIDE}."),
-        ([total] * m, f"The losses were summed up, not averaged. {DIVIDE}: stage.count(targets)."),
+         "Your result is the mean of the microbatches' means. But they have different numbers of targets, "
+         f"so a target of a small microbatch counts more. {DIVIDE}."),
+        ([total] * m, f"The losses were summed up, not averaged. {DIVIDE} (stage.count(targets))."),
         ([total / m] * m,
-         f"The sum of the losses was divided by the number of microbatches. {DIVIDE}: stage.count(targets)."),
+         f"The sum of the losses was divided by the number of microbatches. {DIVIDE} "
+         "(stage.count(targets))."),
         ([total / elements] * m,
-         "Targets that do not count (-100) were counted: stage.count says how many do."),
-        ([m] * m, f"That is {m} times too large, once for each microbatch: the sum is over all already."),
-        ([1 / m] * m, f"That is {m} times too small: if you divide by the number of all targets, do not "
-                      "divide by the number of microbatches as well."),
-        ([run.size] * m, f"That is {run.size} times too large: once for each stage."),
-        ([1 / run.size] * m, f"That is {run.size} times too small: stages are not replicas, and nothing is "
-                             "averaged over them."),
+         "Targets that do not count (-100) were counted, but stage.count says how many do."),
+        ([m] * m, f"The result is {m} times too large, once for each microbatch, but the sum is already "
+                  "over all."),
+        ([1 / m] * m, f"The result is {m} times too small. If you divide by the number of all targets, do "
+                      "not also divide by the number of microbatches."),
+        ([run.size] * m, f"The result is {run.size} times too large, once for each stage."),
+        ([1 / run.size] * m, f"The result is {run.size} times too small. Stages are not replicas, so "
+                             "nothing is averaged over them."),
     ):  # fmt: skip
         if alike(shares, wanted):
             return says
@@ -163,8 +165,8 @@ def often(shares: Sequence[float]) -> str:
     if never and len(never) == len(shares) - 1:
         (only,) = (k for k in range(len(shares)) if k not in never)
         return (
-            f"Only microbatch {only} counts: the others' gradients were overwritten, or cleared. They add up "
-            "in param.grad."
+            f"Only microbatch {only} counts, because the other gradients were overwritten or cleared. But "
+            "they must add up in param.grad."
         )
     told_of = [f"{which(never)} never"] if never else []
     for k in other[:3]:
@@ -225,7 +227,8 @@ def unlike_a_dict(rank: int, came: ScheduleReply, count: int) -> str:
     if len(keys) != count or any(k not in keys for k in range(count)):
         return kit.Sentence(
             f"rank {rank}, which has the last stage, returned {words.counted(len(keys), 'part')} of the "
-            f"loss, for {keys[:4]}{' ...' if len(keys) > 4 else ''}; there are {count} microbatches, from 0.",
+            f"loss, for {keys[:4]}{' ...' if len(keys) > 4 else ''}, but there are {count} microbatches, "
+            "from 0.",
             f"rank {rank}, which has the last stage, did not return one part of the loss for each "
             "microbatch.",
         )
@@ -239,7 +242,7 @@ def elsewhere_line(run: ScheduleRun, title: str = "{} on the other ranks", weigh
         for stage, rank in list(enumerate(members(observed)))[:-1]:
             if reply(run, observed, stage).returned != []:
                 return kit.wrong(
-                    f"rank {rank} has no part of the loss, and must return an empty dict.",
+                    f"rank {rank} has no part of the loss, so it must return an empty dict.",
                     "Only the last stage knows the loss.",
                     cause="elsewhere",
                 )

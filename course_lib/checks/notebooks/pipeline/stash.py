@@ -26,7 +26,7 @@ from course_lib.pipeline.generators import one_f_one_b
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.updates:updates"
 ADAM = ("Adam", {"lr": 0.02})
 POINT = "a gradient of the weights that the forward saw, stepped into the newest"
-LEFT_OVER = "A version is needed from a microbatch's forward to its backward: drop it then (pop)."
+LEFT_OVER = "A version is needed from a microbatch's forward to its backward, so drop it then (pop)."
 
 
 def values_line(
@@ -89,8 +89,8 @@ def held_line(run: StashRun, title: str, weight: float) -> kit.Line:
                 return kit.wrong(
                     kit.Sentence(
                         f"after {kind} of microbatch {k} the stage holds {words.number(nbytes)} bytes, some "
-                        f"{versions} versions of its weights; {words.counted(under_way, 'microbatch')} under "
-                        "way need as many, and one is the newest.",
+                        f"{versions} versions of its weights, but {words.counted(under_way, 'microbatch')} "
+                        "under way need as many, and one is the newest.",
                         "the stage holds more versions than there are microbatches under way.",
                     ),
                     LEFT_OVER,
@@ -108,17 +108,17 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     if "modified by an inplace operation" in text:
         return (
             "The optimizer changes weights in place, and a microbatch that is under way still needs the old "
-            "ones: let its forward run on copies of them (param.detach().clone(), by functional_call; or a "
-            "copy of the module)."
+            "weights, so let its forward run on copies of them (param.detach().clone(), by "
+            "functional_call, or a copy of the module)."
         )
     if "does not require grad" in text:
         return "Is the version cut off from autograd? param.detach().clone().requires_grad_()."
     if "only Tensors of floating point" in text:
-        return "Tokens have no gradient: x.requires_grad_() is for floating-point inputs."
+        return "Tokens have no gradient, so use x.requires_grad_() only for floating-point inputs."
     if "backward through the graph a second time" in text:
-        return "Each microbatch has a graph of its own: cut x off from other graphs (detach())."
+        return "Each microbatch has a graph of its own, so cut x off from other graphs (detach())."
     if "grad can be implicitly created only for scalar" in text:
-        return "Give the gradient on: output.backward(gradient)."
+        return "Pass the gradient on with output.backward(gradient)."
     return ""
 
 

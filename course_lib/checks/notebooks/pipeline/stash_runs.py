@@ -200,17 +200,17 @@ class Twice(Trained):
 
 
 SLIPS: dict[str, type[Trained]] = {
-    "The gradient is that of the newest weights, which this microbatch's forward has not seen: keep the "
-    "version that it saw, and go backward through that one.": NoVersions,
+    "The gradient is the gradient of the newest weights, which this microbatch's forward has not seen. "
+    "Keep the version it saw, and go backward through this version.": NoVersions,
     "Every forward sees the weights that were there at first. A new microbatch sees the newest.": OnlyFirst,
     "The step was taken from the weights that this microbatch's forward saw, and the updates since then are "
-    "lost: step the newest, with the old version's gradient.": FromOld,
-    "The gradients of earlier backwards are still there: clear them after a step (zero_grad).": Accumulating,
-    "The weights changed only at the end, as with a flush. PipeDream steps after each backward.": NoStep,
-    "The weights never change: after a backward the module's parameters get the version's gradients "
+    "lost. Step the newest, with the old version's gradient.": FromOld,
+    "The gradients of earlier backwards are still there. Clear them after a step (zero_grad).": Accumulating,
+    "The weights changed only at the end, as with a flush, but PipeDream steps after each backward.": NoStep,
+    "The weights never change. After a backward the module's parameters get the version's gradients "
     "(param.grad), and then the optimizer steps. A version needs requires_grad_() to have any.": Never,
-    "Each step took the gradient of the backward before it: hand the gradients over, then step.": Late,
-    "The optimizer's momentum begins anew with each step: the optimizer that was given keeps it.": (
+    "Each step took the gradient of the backward before it. First hand the gradients over, then step.": Late,
+    "The optimizer's momentum begins again with each step, but the optimizer you were given keeps it.": (
         NewOptimizer
     ),
     "Each gradient was stepped twice.": Twice,
