@@ -33,7 +33,7 @@ def naive(stages, microbatches):
 
 # %% wrong: the next microbatch enters before the one before is back
 # is: idea
-# says: goes into the first stage only after the one before has come back
+# says: goes into the first stage only after the previous one has come back
 from course_lib.pipeline import Action
 
 

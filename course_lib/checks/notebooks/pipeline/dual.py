@@ -102,7 +102,7 @@ FORM = Form(
     idle="(p/2-1)(F&B + B - 3W), F&B = F + B here",
     held="p + 1",
     stages=both_ways,
-    layout="rank i holds stage i of one copy and p-1-i of the other, numbered p + (p-1-i)",
+    layout="rank i holds stage i of one copy and p-1-i of the other copy, numbered p + (p-1-i)",
     kinds="FBIW",
     pairs=True,
     copies=2,

@@ -74,7 +74,7 @@ def turned_round(sizes: Sizes, rows: Rows) -> str:
         named = {action.microbatch % sizes.stages for action in flat(row)}
         if not row or named != {rank} or sizes.stages == 1:
             return ""
-    return "Have stage and microbatch changed places? It is Action(stage, kind, microbatch)."
+    return "Have stage and microbatch changed places? Write Action(stage, kind, microbatch)."
 
 
 def not_there(sizes: Sizes, rows: Rows) -> str:

@@ -121,10 +121,10 @@ PEAK: Mapping[str, kit.Formula] = {
     ),
 }
 SPLIT_PEAK: Mapping[str, kit.Formula] = {
-    "Your peak is 1F1B's. But a rank of the loop warms up with 2 (p-1-i) + (v-1) p forwards, and does one "
-    "more.": (lambda s, p, m, rank, v=1: min(m, p - rank) if s == LOOP else peak(s, p, m, rank, v)),
-    "Your peak is 1F1B's, once for each chunk. But a loop is deeper. It takes 2 (p-1-i) + (v-1) p to "
-    "warm up, and one more.": (
+    "Your peak is the peak of 1F1B. But a rank of the loop warms up with 2 (p-1-i) + (v-1) p forwards, and "
+    "does one more.": (lambda s, p, m, rank, v=1: min(m, p - rank) if s == LOOP else peak(s, p, m, rank, v)),
+    "Your peak counts 1F1B's peak once for each chunk. But a loop is deeper, so a rank takes 2 (p-1-i) + "
+    "(v-1) p to warm up, and one more.": (
         lambda s, p, m, rank, v=1: min(m * v, v * (p - rank)) if s == LOOP else peak(s, p, m, rank, v)
     ),
     "The forward after the warm-up also counts before its backward, so there is one more.": (

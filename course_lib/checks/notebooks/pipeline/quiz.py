@@ -15,7 +15,7 @@ SHARES = {
     1 - IDLE: "Your answer is the share that computes.",
     STAGES / MICROBATCHES: "The first stage works from the start, so p - 1 steps of filling, over m + p - 1.",
     STAGES / (MICROBATCHES + STAGES): "The first stage works from the start, so filling takes p - 1 steps.",
-    (STAGES - 1) / STAGES: "Your share is the naive schedule's, but microbatches follow one another "
+    (STAGES - 1) / STAGES: "Your share is for the naive schedule, but microbatches follow one another "
     "into the pipeline.",
     100 * IDLE: "Give a share, between 0 and 1.",
 }

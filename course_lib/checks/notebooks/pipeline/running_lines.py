@@ -24,7 +24,7 @@ ALL_FORWARDS = (
     "All forwards came first, so this is GPipe, whichever schedule was asked for. If one backward goes "
     "through a sum of losses, it does all microbatches at once."
 )
-ONE_BY_ONE = "Do the actions of `actions[rank]` one after the other, whichever schedule it is."
+ONE_BY_ONE = "Do the actions of `actions[rank]` in their order, whichever schedule it is."
 NO_BARRIER = "In a barrier every rank waits for the slowest, but no message needs it. Wait only for handles."
 STEP = 7  # activations: the memory of one forward or backward, with the messages meanwhile
 PAGES = 2_000_000  # bytes of libraries and of the heap
@@ -172,10 +172,7 @@ def too_many(rank: int, peer: int, sizes: list[int], wanted: list[int]) -> kit.F
         f"{general}.",
     )
     if not wanted:
-        why = (
-            "They are not neighbours. An activation goes to the next stage, and its gradient to the "
-            "previous stage."
-        )
+        why = "They are not neighbours. Send activations to the next stage, gradients to the previous one."
         return kit.wrong(said, why, cause=why, misses_point=True)
     why = "Send one activation, or one gradient of its size, for each microbatch."
     if len(sizes) > len(wanted):

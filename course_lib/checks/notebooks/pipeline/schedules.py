@@ -48,7 +48,7 @@ def uneven(draw: kit.Draw) -> Durations:
 def gpipes_memory(sizes: Sizes, rows: Rows) -> str:
     if all_forwards_first(sizes, rows):
         return "This is GPipe, because all microbatches go in before the first one comes back."
-    return "The next microbatch goes into the first stage only after the one before has come back to it."
+    return "The next microbatch goes into the first stage only after the previous one has come back."
 
 
 NAIVE = Form("naive", disorder=IMPOSSIBLE, late=nothing, heavy=gpipes_memory, held="one microbatch at a time")
