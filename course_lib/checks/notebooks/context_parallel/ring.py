@@ -198,8 +198,8 @@ def layouts(draw: kit.Draw, way: str, n: int, batch: int, heads: int) -> kit.Cas
 
 
 def unequal_parts(draw: kit.Draw, way: str, n: int) -> kit.Case:
-    """Causal, in zigzag of 2n chunks of 1 or 2 tokens: parts differ in length."""
-    seq = draw.integer(2 * n + 1, 4 * n)
+    """Causal, in zigzag of 2n chunks of 1 or 2 tokens. Parts differ in length, as seq is no multiple of n."""
+    seq = n * draw.integer(2, 3) + draw.integer(1, n - 1)
     drawn = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="unequal")
     spread, title = judged(way, drawn), f"causal, zigzag, {words.counted(n, 'rank')}"
     return case([spread], [values(spread, title, 0.5, short=True)], title)
