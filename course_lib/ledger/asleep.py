@@ -1,15 +1,15 @@
 """Is a rank asleep in C++, where it waits for an operation and calls no method of the recorder?
 
-C++ code may ask for the future of an operation and wait for that: DDP does, for its buckets and for what a
-communication hook returns. A rank that has begun an operation and computes for long looks the same from
-outside, and must not be taken for one that waits. So a thread of the rank looks at the kernel's view of it.
-The rank is asleep if between two looks
+C++ code can ask for the future of an operation and wait for the future. DDP does so for its buckets and for
+the result of a communication hook. A rank that has begun an operation and then computes for long looks the
+same from outside, but it must not be mistaken for a rank that waits. So a thread of the rank looks at the
+kernel's view of the rank. The rank is asleep if, between two looks,
 
-* its program has been in one and the same call of `futex` without a time-out, and has not run meanwhile,
-* no other thread of its process runs or could run (C++ may compute in threads of its own), and
-* there is no other thread of Python's (a program may wait for one that goes on later).
+* its program has been in the same call of `futex` without a time-out, and has not run in between,
+* no other thread of its process runs or could run (C++ can compute in threads of its own), and
+* Python has no other thread (a program can wait for a thread that goes on later).
 
-On a kernel that does not show these, such as gVisor, a rank is never asleep, and its launch times out.
+If the kernel does not show these (gVisor does not), a rank never counts as asleep, and its launch times out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sleep:
 
 
 def still_wait() -> str:
-    """The endless wait in which this process is, in words that stay as they are until it ends; else ""."""
+    """The endless wait of this process, in words that do not change until the wait ends; else ""."""
     main = os.getpid()  # the thread that a fork has left; `native_id` would be that of the parent's
     others = [t for t in threading.enumerate() if t is not threading.main_thread()]
     if not all(thread.name.startswith(OWN) for thread in others):

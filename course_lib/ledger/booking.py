@@ -1,10 +1,10 @@
-"""The bytes that the ledger books for a built-in collective.
+"""The bytes booked by the ledger for a built-in collective.
 
 The ledger cannot see the messages of a backend inside a collective, so it books the bytes of the
 bandwidth-optimal algorithm, the convention of nccl-tests (`doc/PERFORMANCE.md` there): a ring for all-reduce,
 all-gather and reduce-scatter, pairwise exchange for all-to-all, a pipelined chain for broadcast and
-reduce, the root's own links for gather and scatter. gloo's reduce-scatter is an all-reduce on the wire,
-so there the wire carries twice the booked bytes.
+reduce, the root's own links for gather and scatter. gloo carries out a reduce-scatter as an all-reduce,
+so it sends twice the booked bytes.
 """
 
 from __future__ import annotations

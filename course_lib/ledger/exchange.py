@@ -1,7 +1,7 @@
-"""A rank's parts in an all-to-all: those that it sends to the members, and those that it expects of them.
+"""A rank's parts in an all-to-all: the parts it sends to the members, and those it expects from them.
 
-The parts may be unequal, and a backend does not compare them: where a rank expects less than is sent, gloo
-ends its process, and where it expects more, the rest is whatever lay there.
+The parts can be unequal, and a backend does not compare them. If a rank expects less than is sent, gloo
+ends its process, and if it expects more, the rest is whatever was in memory before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _as_base = torch._C.DisableTorchFunctionSubclass
 
 @dataclass(frozen=True)
 class Part:
-    """The part that goes to a member, or comes from it. rows: its count is of rows, and not of elements.
+    """The part that goes to a member, or comes from it. rows: it counts rows instead of elements.
 
     of: the members that share these rows equally, if there is no whole number of rows for each.
     """
@@ -46,14 +46,14 @@ class Exchange:
         return sum(part.nbytes for part in self.goes) - self.goes[place].nbytes
 
     def carried(self, place: int) -> float:
-        """Bytes of an all-to-all with equal parts that takes as long: the fuller direction decides."""
+        """Bytes of an all-to-all with equal parts that takes as long. The fuller direction decides."""
         n = len(self.goes)
         came = sum(part.nbytes for part in self.comes) - self.comes[place].nbytes
         return max(self.bytes_sent(place), came) * n / (n - 1) if n > 1 else 0.0
 
 
 def parts(tensors: Tensor | Sequence[Tensor], splits: Sequence[int], n: int) -> tuple[Part, ...]:
-    """Of a list of n tensors, or of one tensor: its rows by `splits`, or equally many for each."""
+    """The parts of a list of n tensors, or of one tensor, cut by `splits` or into equally many rows."""
     with _as_base():  # a subclass may report another size
         if not isinstance(tensors, Tensor):
             return tuple(Part(_numel(x) * _element_size(x), _numel(x), False) for x in tensors)

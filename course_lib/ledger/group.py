@@ -1,11 +1,11 @@
-"""The process group that records: every method of the real one, with a row in the ledger.
+"""The process group that records. It has every method of the real group, and writes a row in the ledger.
 
-The recorded program gets only this object, from `torch.distributed`. Therefore the real group is not an
-attribute of it, and writing a row is not a method.
+The recorded program gets only this object, from `torch.distributed`. This is why the real group is not an
+attribute of it, and why writing a row is not a method.
 
 PyTorch calls these methods from Python (`torch.distributed.*`) and from C++ (DDP's reducer, functional
 collectives). Their names changed over the releases (2.13 renames `_allgather_base` to
-`all_gather_single`); both sets are here, so that 2.6 and later work.
+`all_gather_single`), so both sets are defined here, and 2.6 and later work.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RecordingGroup(ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, nccl: bool):
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
         inner = _real[self] = ProcessGroup(store, rank, size)
-        # The shell gets the backends too, since C++ asks it for its device types and its store. Each is
-        # registered under a type of its own: under one that is taken, PyTorch reuses the first backend.
+        # The shell also gets the backends, since C++ asks it for its device types and its store. Each is
+        # registered under a type of its own, because PyTorch reuses the first backend of a type.
         kinds = ProcessGroup.BackendType
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
         inner._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
@@ -48,7 +48,7 @@ class RecordingGroup(ProcessGroup):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             fast = dist.ProcessGroupNCCL(dist.PrefixStore("nccl/", store), rank, size, options)
-            # All members make the communicator now: else the first message would make it, and would
+            # All members make the communicator now. Otherwise the first message would make it, and would
             # wait for ranks that have no part in that message.
             if hasattr(fast, "eager_connect_single_device"):
                 fast.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
@@ -226,7 +226,7 @@ _METHODS = {
 
 
 def real(group: Any) -> Any:
-    """The process group behind the one that records; any other is itself."""
+    """The process group behind a recording group; any other group is returned as it is."""
     return _real.get(group, group)
 
 
@@ -308,13 +308,13 @@ for _kind, _names in FAMILIES.items():
 
 
 def size(tensors: Any) -> int:
-    """Bytes by PyTorch's own methods: a subclass may override them and report another size."""
+    """Bytes by PyTorch's own methods, because a subclass can override them and report another size."""
     with _as_base():
         return sum(_numel(t) * _element_size(t) for t in flatten(tensors))
 
 
 def count(tensors: Any) -> int:
-    """How many tensors a collective has; if they are sparse, how many elements they store."""
+    """How many tensors a collective has and, if they are sparse, how many elements they store."""
     listed = flatten(tensors)
     if not any(tensor.layout == torch.sparse_coo for tensor in listed):
         return len(listed)

@@ -23,8 +23,9 @@ def install(
 ) -> None:
     """From now on every process group of this process is a `RecordingGroup`.
 
-    Also one that a student makes with `new_group(backend="gloo")` or `init_process_group("gloo")`:
-    both end in the same private function of PyTorch, the only place that no group gets round.
+    This holds also for a group that a student makes with `new_group(backend="gloo")` or
+    `init_process_group("gloo")`, because both end in the same private function of PyTorch. It is the only
+    place that no group bypasses.
 
     kind: the class of the groups.
     """
@@ -63,7 +64,7 @@ def replace(name: str, function: Callable) -> None:
 
 
 def recorded_new_group(new_group: Callable) -> Callable:
-    """Making a group is a collective of all ranks: a rank that skips it makes the others wait."""
+    """Making a group is a collective of all ranks, so a rank that skips it makes the others wait."""
 
     @functools.wraps(new_group)
     def wrapper(ranks=None, *args: Any, **kwargs: Any):

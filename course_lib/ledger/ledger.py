@@ -22,11 +22,11 @@ class Ledger(Record):
     operations: one list for each rank, in order of issue.
     backend: "gloo" or "nccl".
     ended: when the run ended, in seconds since it began; None takes the last time in `operations`.
-    damaged: ranks that overwrote their record: their operations here are incomplete.
+    damaged: ranks that overwrote their record, so that their operations here are incomplete.
 
-    For a built-in collective `bytes_sent` is the volume of the bandwidth-optimal algorithm, the
-    convention of nccl-tests: with M bytes in the full tensor and N ranks 2 (N-1)/N M for an
-    all-reduce, (N-1)/N M for all-gather, reduce-scatter and all-to-all, M for every rank but one
+    For a built-in collective, `bytes_sent` is what the bandwidth-optimal algorithm sends, which is the
+    convention of nccl-tests. With M bytes in the full tensor and N ranks, this is 2 (N-1)/N M for an
+    all-reduce, (N-1)/N M for all-gather, reduce-scatter and all-to-all, and M for every rank except one
     of a broadcast or reduce (a chain).
     """
 
@@ -47,10 +47,10 @@ class Ledger(Record):
         """Ranks are rows, time runs right, grey is blocked, arrows are messages.
 
         window: seconds since the first operation, from and to; None shows the whole run.
-        after: name of a built-in, such as "barrier": time 0 is when the first rank left its first
+        after: name of a built-in, such as "barrier". Time 0 is when the first rank left its first
             call, and the time before (mostly gloo connecting) is not shown.
         axes: sizes of a mesh, outermost axis first, such as {"pp": 2, "dp": 2, "tp": 2}, or a mesh that has
-            them: operations are filled by axis instead of grey, and those of several axes are striped.
+            them. Operations are then filled by axis instead of grey; operations of several axes are striped.
         """
         from course_lib.pictures.ledger_figures import (
             timeline,  # matplotlib takes half a second to import
@@ -59,7 +59,7 @@ class Ledger(Record):
         return timeline(self, window, title, after, axes)
 
     def matrix_figure(self, title: str | None = None) -> Picture:
-        """`matrix()` as a picture: senders are rows, receivers columns."""
+        """`matrix()` as a picture, in which senders are rows and receivers are columns."""
         from course_lib.pictures.ledger_figures import matrix_figure
 
         return matrix_figure(self, title)

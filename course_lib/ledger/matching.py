@@ -1,8 +1,8 @@
 """Which send belongs to which receive, and which calls of the ranks are one collective.
 
-Both are found from the order of issue: messages between two ranks with the same tag, in the same
-group, do not overtake each other, and the k-th collective of a group is the k-th call of each of its
-members. Times are not looked at, so the answer is the same in every run.
+Both follow from the order of issue, because messages between two ranks with the same tag in the same
+group do not overtake each other, and the k-th collective of a group is the k-th call of each of its
+members. Times play no part, so the answer is the same in every run.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def pair(operations: Sequence[Sequence[Operation]]) -> tuple[list[Message], list
     """Pair sends with receives, first in, first out, per (src, dst, tag, group).
 
     Returns the messages, ordered by sender and its order of issue, and the sends and receives
-    without a partner. A receive from any source takes a send that the receives with a source have left,
-    the earliest issued send first (only here times are looked at).
+    without a partner. A receive from any source takes one of the sends left over by the receives with a
+    source, the earliest issued send first (times play a part only here).
     """
     sends: dict[tuple, deque[Operation]] = defaultdict(deque)
     for send in _flat(operations, "send"):

@@ -28,7 +28,7 @@ TAGS = (
 
 @dataclass(frozen=True)
 class Remark:
-    """One thing that NCCL would do otherwise.
+    """One thing NCCL would do differently.
 
     said: the observation; general: the same without naming operations; advice: the remedy. places: the lines
     of code that did it.
@@ -65,7 +65,7 @@ def remarks(ledger: Ledger) -> Iterator[Remark]:
 def side_by_side(operations: Sequence[Operation]) -> bool:
     """Whether this rank ever begins an operation in a group while an earlier one is under way.
 
-    If no rank does, each operation waits for the one before on gloo as well.
+    If no rank does, each operation waits for the previous operation on gloo as well.
     """
     over: dict[tuple, float] = {}  # of each group: when its last operation was known to be complete
     for operation in operations:

@@ -10,16 +10,17 @@ model of NCCL as this course and `init_process_group(..., device_id=...)` set it
   own: a swap still hangs, a circle of three does not.)
 * The messages of a batch are one operation: they are done side by side (NCCL user guide, "Point-to-point
   communication": calls that need to progress concurrently must be merged into one group).
-* A message is done when both ends have come to it, a collective when the members whose data it needs have
-  come. (NCCL may take in a small message before its receive has begun, but does not promise it. And a send
-  that it reports as done proves nothing: on an H100, NCCL 2.30, in a swap of 16 bytes, each rank's send
-  before its receive, both sends were done and both receives waited for ever.)
-* `wait()` makes the rank's CUDA stream wait, not its program: an operation that is begun after it, in any
-  group, starts when the awaited one is done. A synchronous call begins its operation and waits for it.
-* There are no tags: the k-th send to a rank in a group meets that rank's k-th receive.
+* A message is done when both ends have reached it, and a collective when the members whose data it needs have
+  reached it. (NCCL can take in a small message before its receive has begun, but does not promise to. And a
+  send reported as done proves nothing. On an H100 with NCCL 2.30, in a swap of 16 bytes in which each rank's
+  send came before its receive, both sends were done and both receives waited for ever.)
+* `wait()` makes the rank's CUDA stream wait, not its program. An operation that is begun after it, in any
+  group, starts when the awaited operation is done. A synchronous call begins its operation and waits for it.
+* There are no tags, so the k-th send to a rank in a group meets that rank's k-th receive.
 
 Lanes of different groups run side by side. (NCCL asks for one order over communicators as well, in case a GPU
-cannot run two kernels at once: "Using multiple NCCL communicators concurrently". That is not modelled.)
+cannot run two kernels at the same time; see "Using multiple NCCL communicators concurrently". This rule is
+not modelled.)
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ Lane = Hashable  # of a rank: the name and the members of the group
 
 @dataclass(eq=False)
 class Exchange:
-    """A message or a collective: the parts of the ranks that have issued theirs."""
+    """A message or a collective, as the parts of the ranks that have issued theirs."""
 
     parts: dict[int, Part] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Part:
-    """One rank's part of an exchange. needs: ranks that must come to their parts before it is done."""
+    """One rank's part of an exchange. needs: ranks that must reach their parts before it is done."""
 
     operation: Operation
     exchange: Exchange
@@ -55,9 +56,9 @@ class Part:
 
 @dataclass(eq=False)
 class Step:
-    """The operations that a rank begins at once: a single one, or the messages of a batch.
+    """The operations a rank begins at the same time: a single one, or the messages of a batch.
 
-    issued: the rank's stream has reached it; begun: so has its lane; ended: every part is done, too.
+    issued: the rank's stream has reached it; begun: so has its lane; ended: every part is also done.
     """
 
     rank: int
@@ -76,10 +77,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Held:
-    """A rank in a circle: it is at `first`, which waits for another rank, and does `then` only after it.
+    """A rank in a circle. It is at `first`, which waits for another rank, and does `then` only after it.
 
     in_lane: True if an operation of the rank waits in a lane behind `first`; False if the rank waits for
-    `first` itself before it issues `then`. An operation that it has not issued yet has the index -1.
+    `first` itself before it issues `then`. An operation it has not issued yet has the index -1.
     """
 
     first: Operation
@@ -215,7 +216,7 @@ class Order:
     # ---- the operations that hold them up
 
     def held_by(self, step: Step) -> tuple[Step, bool]:
-        """The step of this rank that must end before `step` can: itself, once it has begun.
+        """The step of this rank that must end before `step` can; `step` itself, once it has begun.
 
         The second value says whether it holds up the steps behind it in its lane.
         """
@@ -263,7 +264,7 @@ class Order:
         )
 
     def next_of(self, step: Step) -> tuple[Step, Held | None]:
-        """The step at which the awaited rank stands, and why; None if that rank may still come."""
+        """The step the awaited rank is at, and why; None if that rank can still arrive."""
         part = step.waiting
         rank = min(part.needs)
         other = part.exchange.parts.get(rank)

@@ -1,10 +1,10 @@
-"""Operations that run on a GPU's stream: the host has gone on, or waits somewhere else.
+"""Operations that run on a GPU's stream while the host has gone on, or waits somewhere else.
 
-With NCCL, `wait()` only tells the stream to wait; the host hangs later, in `.item()` or
+With NCCL, `wait()` only tells the stream to wait. The host hangs later, in `.item()` or
 `torch.cuda.synchronize()`, far from the operation that never ends. So each wait leaves an event on the
 stream behind it. A thread asks whether the events have passed, and books when they did. To explain a hang,
-look for the oldest operation for which a stream waits and that is not booked. The thread itself may be held
-up, too: a kernel that is loaded when it is first used waits for the stream, with the driver locked.
+look for the oldest operation for which a stream waits and that is not booked. The thread itself can be held
+up as well, because a kernel that is loaded at its first use waits for the stream while the driver is locked.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Mark(Protocol):
     def passed(self) -> bool: ...
 
     def moment(self) -> float:
-        """When the stream passed it, by `time.monotonic`; call it afterwards."""
+        """When the stream passed it, by `time.monotonic`. Call it only afterwards."""
         ...
 
 
 class EventMark:
-    """A CUDA event on the current stream: it holds no tensor, and has its time to the microsecond."""
+    """A CUDA event on the current stream. It holds no tensor, and its time is exact to the microsecond."""
 
     def __init__(self, clock: DeviceClock):
         self.clock, self.event = clock, torch.cuda.Event(enable_timing=True)
@@ -77,7 +77,7 @@ class Open:
 
 
 class Pending:
-    """The operations of one rank that the host has waited for and the stream has not finished."""
+    """The operations of one rank for which the host has waited, but which the stream has not finished."""
 
     def __init__(self, completed: Callable[[int, float, float], None]):
         """completed: gets an operation's row, the moment of its end, and seconds of waiting on the stream."""
@@ -88,7 +88,7 @@ class Pending:
         self.clock: DeviceClock | None = None
 
     def mark(self, work: Work | None = None) -> Mark:
-        """The place at which the current stream is now; with `work`, the end of that operation."""
+        """The point the current stream has reached; with `work`, the end of that operation."""
         if work is not None:
             return WorkMark(work)
         if self.clock is None:
@@ -98,7 +98,7 @@ class Pending:
     def add(self, row: int, before: Mark | None, work: Work | None = None) -> None:
         """The current stream waits for this operation now, and did not yet wait at `before`.
 
-        With `work` no stream of this program waits: other code may ask for the handle's future.
+        With `work`, no stream of this program waits, but other code can ask for the handle's future.
         """
         self.open.append(Open(row, self.mark(work), before))
         if self.thread is None:  # started here, since a process with threads must not be forked
@@ -132,7 +132,7 @@ class Pending:
         return True
 
     def clear(self) -> None:
-        """Forget a task's operations: the next task's rows have the same numbers."""
+        """Forget a task's operations, because the rows of the next task have the same numbers."""
         with self.lock:
             self.open.clear()
 

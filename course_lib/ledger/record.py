@@ -1,7 +1,7 @@
 """The communication between the ranks of one run in numbers: bytes, messages, collectives, rounds.
 
-A `Record` is made from the operations that the recorder wrote down, rank by rank, in order of issue. Counts
-and bytes are the same in every run of the same program; times are not. `Ledger` adds a table and figures.
+A `Record` is made from the operations written down by the recorder, rank by rank, in order of issue. Counts
+and bytes are the same in every run of the same program, but times are not. `Ledger` adds a table and figures.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Record:
         ]
 
     def bytes_sent(self, rank: int) -> int | float:
-        """Bytes that this rank sent; an int if the number is whole, as it always is for messages."""
+        """Bytes sent by this rank; an int if the number is whole, as it always is for messages."""
         total = math.fsum(operation.bytes_sent for operation in self.operations(rank))
         return _whole(total)
 
@@ -74,9 +74,9 @@ class Record:
         """Bytes sent from rank to rank: numpy, (world_size, world_size), [src][dst].
 
         int64 if every entry is whole, else float64. A message counts in the column of its receiver. A
-        built-in collective counts where the algorithm that is booked for it sends: to the next rank of the
-        group (rings and chains), spread over the group (scatter), to the root (gather). Of an all-to-all each
-        part counts where it goes.
+        built-in collective counts where the algorithm booked for it sends: to the next rank of the group
+        (rings and chains), spread over the group (scatter), or to the root (gather). Each part of an
+        all-to-all counts in the column of the rank that receives it.
         """
         sent = np.zeros((self.world_size, self.world_size))
         for operation in self.operations():
@@ -104,7 +104,7 @@ class Record:
         return collectives(self._operations)
 
     def rounds(self) -> list[Round]:
-        """Messages and collectives by round: how many had to follow one another (see `rounds`)."""
+        """Messages and collectives by round; the rounds had to follow one another (see `rounds`)."""
         return rounds(self._operations, self._pairing[0], self.collectives())
 
     # ---- helpers

@@ -8,7 +8,7 @@ rank's board (see `rows`). The recorder checks some rules that the backends do n
 * tensors are contiguous (gloo's all-reduce of a strided view is silently wrong);
 * both ends of a message have the same size and dtype (gloo aborts the process, or delivers garbage);
 * all members of a group call the same collective with the same shapes;
-* of an all-to-all each member expects from each other what that one sends (gloo aborts, or leaves garbage);
+* each member of an all-to-all expects from every other member what it sends (gloo aborts, or leaves garbage);
 * a tensor that is being sent is not changed before `wait`.
 
 Each violation raises `CommunicationError`, a sentence with both sides, before the backend is called.
@@ -109,7 +109,7 @@ class Recorder:
         self.board.write(self.rank, self.state)
 
     def begin_task(self, task: int) -> None:
-        """Empty the log for a new task: ranks that are kept from call to call start afresh."""
+        """Empty the log for a new task, so that ranks kept from call to call start afresh."""
         self.log.rows.end = self.state.rows = 0
         self.turns.clear()
         self.handles.clear()
@@ -140,7 +140,7 @@ class Recorder:
         return time.monotonic() - since
 
     def has_crossed(self, row: int) -> bool:
-        """Whether the operation, whose data has come, is over on the emulated wires, too."""
+        """Whether the operation, whose data has arrived, is also over on the emulated wires."""
         return self.wires is None or self.wires.due(row) <= time.monotonic()
 
     def crossing(self, row: int, future: torch.futures.Future) -> torch.futures.Future:
@@ -174,9 +174,9 @@ class Recorder:
 
     @contextlib.contextmanager
     def calling(self, row: int) -> Iterator[None]:
-        """Within this context, a backend call may hold up the host before there is a handle to wait for.
+        """Within this context, a backend call can hold up the host before there is a handle to wait for.
 
-        NCCL connects two ranks in the call in which they first meet, and each waits there for the other.
+        NCCL connects two ranks in the call in which they first meet, and each rank waits there for its peer.
         """
         self.state.blocked_row, self.state.since = row, time.monotonic()
         at = row * rows.ROW.size + rows.LINE_AT
@@ -194,7 +194,7 @@ class Recorder:
         self.pending.add(row, before, work)
 
     def gave_future(self, row: int) -> None:
-        """Other code has the operation's future, and may wait for it in C++."""
+        """Other code has the operation's future, and might wait for it in C++."""
         self.log.rows.map[row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED | rows.FUTURE
         self.sleep.watch()
 
@@ -224,7 +224,7 @@ class Recorder:
     def waited_in_backend(self, row: int, before: Mark | None) -> None:
         """The backend has waited in the call, and has returned no handle.
 
-        before: the place of the GPU's stream before the call, if the stream waits now.
+        before: the point the GPU's stream had reached before the call, if the stream waits now.
         """
         slept = self.cross(row)
         line, _ = students_line()
@@ -252,7 +252,7 @@ class Recorder:
             raise
 
     def never_waited(self) -> list[int]:
-        """Rows of messages that the student's own line began and never waited for."""
+        """Rows of messages the student's own line began but never waited for."""
         size, log = rows.ROW.size, self.log.rows.map
         forgotten = []
         for index in range(self.state.rows):

@@ -2,13 +2,14 @@
 
 A message belongs to round 1 + r, where r is the latest round that its sender had finished before it
 began to send or its receiver before it began to receive. Messages that are under way together are
-in one round; a rank that sends three messages, each after the last, needs three. So a ring
-all-reduce over N ranks has 2 (N-1) rounds, a binomial tree ceil(log2 N), and collecting N - 1 messages
-one by one N - 1. A message is "finished" when the program has waited for it: a handle without a wait delays
-nothing, and on a GPU, whose stream waits, the next message counts as later although the host runs ahead.
+in one round, but a rank that sends three messages, each after the last, needs three rounds. So a ring
+all-reduce over N ranks has 2 (N-1) rounds, a binomial tree has ceil(log2 N), and collecting N - 1 messages
+one by one takes N - 1. A message is "finished" when the program has waited for it, so a handle without a
+wait delays nothing. On a GPU, whose stream waits, the next message counts as later although the host runs
+ahead.
 
-A built-in collective is a round of its own for its members. A barrier holds them together and moves
-nothing, so it is not counted.
+A built-in collective is a round of its own for its members. A barrier holds them together but moves
+nothing, so it does not count.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def rounds(
 def events(operations: Sequence[Operation]) -> list[_Event]:
     """One rank's issues and completions in the order in which they happened.
 
-    Issues keep their order; a completion comes before the first issue that is not earlier.
+    Issues keep their order, and a completion comes before the first issue that is not earlier.
     """
     listed: list[_Event] = []
     pending: list[tuple[float, int]] = []
@@ -88,7 +89,7 @@ def known(operation: Operation) -> float | None:
 
 
 class _Depths:
-    """Walks through the ranks' events; a completion waits until both ends have issued."""
+    """Walks through the ranks' events. A completion waits until both ends have issued."""
 
     def __init__(
         self,
@@ -138,10 +139,10 @@ class _Depths:
         return True
 
     def release(self) -> None:
-        """Go on when every rank stands before a completion whose other end has not issued yet.
+        """Go on when every rank is at a completion whose other end has not issued yet.
 
-        That happens when a send completes from a buffer and its receive is posted after a later
-        message has come: the earliest completion goes ahead with the depth known so far.
+        This happens if a send completes from a buffer and its receive is posted only after a later
+        message has arrived. The earliest completion then goes ahead with the depth known so far.
         """
         waiting = [
             (known(queue[place].operation), rank)

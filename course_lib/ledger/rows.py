@@ -2,12 +2,12 @@
 
 Two things are written here, by the same code, for every communication operation:
 
-* a *row* in the rank's log: the ledger is read from it after the run, also when the rank was killed;
-* the rank's *board*: its present operation, from which the watching process explains a hang, and the
-  signatures of its latest operations, in which the other ranks notice a mismatch before the
+* a *row* in the rank's log, from which the ledger is read after the run, even if the rank was killed;
+* the rank's *board*, which holds its present operation, from which the watching process explains a hang, and
+  the signatures of its latest operations, in which the other ranks notice a mismatch before the
   backend sees it.
 
-All of it lives in anonymous memory files (`memfd_create`), whose descriptors are inherited: there is
+All of it lives in anonymous memory files (`memfd_create`), whose descriptors are inherited. They have
 no name in any folder, so nothing can be left behind.
 """
 
@@ -58,7 +58,7 @@ JUDGED = Most(1 << 16, 1 << 20)
 
 
 class Row(NamedTuple):
-    """One row, numbers and text identifiers as they stand in the log."""
+    """One row, with numbers and text identifiers as they are in the log."""
 
     op: int
     flags: int
@@ -80,8 +80,8 @@ class Row(NamedTuple):
 def anonymous_file(name: str, size: int = 0) -> int:
     """A file descriptor of memory without a name; an unlinked temporary file if there is no memfd.
 
-    With a `size`, the memory keeps it for good: a rank that cut it would end every process that maps it
-    (SIGBUS).
+    With a `size`, the memory keeps that size for good, because a rank that cut it would end every process
+    that maps it (SIGBUS).
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -129,7 +129,7 @@ REGION = SLOTS_AT + (MESSAGES + COLLECTIVES) * SLOT_SIZE
 
 @dataclass(slots=True)
 class RankState:
-    """The state of a rank, as it stands on its board."""
+    """The state of a rank, as written on its board."""
 
     task: int
     state: int
@@ -196,7 +196,7 @@ class Board:
 
 
 def cut(signature: str) -> str:
-    """A signature as the others read it from the board: a long one has lost its end."""
+    """A signature as the other ranks read it from the board, where a long one has lost its end."""
     return signature.encode()[:SIGNATURE].decode(errors="replace")
 
 
@@ -213,9 +213,9 @@ def channel_key(task: int, channel: tuple, turn: int, message: bool) -> int:
 def slot_at(rank: int, key: int) -> int:
     """The place on the board.
 
-    The operations of a channel stand one behind the other, so that a sender that is ahead of its receiver
-    does not overwrite an entry that the receiver has still to look up. Collectives have places of their
-    own: a barrier behind many sends leaves these alone.
+    The operations of a channel follow one another, so that a sender ahead of its receiver does not overwrite
+    an entry the receiver still has to look up. Collectives have places of their own, so a barrier after many
+    sends does not overwrite the entries of the sends.
     """
     number = (key >> 33) + (key >> 1 & 0x7FFFFFFF)
     slot = number % MESSAGES if key >> 32 & 1 else MESSAGES + number % COLLECTIVES
@@ -223,7 +223,7 @@ def slot_at(rank: int, key: int) -> int:
 
 
 class Log:
-    """A rank's own rows and texts: the rank writes them, every holder of the descriptors can read them."""
+    """A rank's own rows and texts. The rank writes them; every holder of the descriptors can read them."""
 
     def __init__(self, rows_fd: int, texts_fd: int):
         self.rows, self.texts = GrowingFile(rows_fd), GrowingFile(texts_fd)
@@ -260,8 +260,8 @@ def read_log(
 ) -> Reading:
     """The log that belongs to `state`, also when its writer is dead.
 
-    The memory is the rank's, and a rank can write anything there. The log is read as long as its rows make
-    sense; all that follows a row without sense is left out.
+    The memory belongs to the rank, and a rank can write anything there. The log is read as long as its rows
+    make sense, and everything after a row that does not is left out.
     """
     raw = os.pread(rows_fd, min(state.rows, most.rows) * ROW.size, 0)
     texts, whole = read_texts(os.pread(texts_fd, min(state.text_bytes, most.text), 0))

@@ -1,6 +1,6 @@
 """An algorithm as a sequence of steps: the state before, the messages of a round, the state after.
 
-The rounds come from the ledger, the states and the contents of the messages from the ranks' films (see
+The rounds come from the ledger; the states and the contents of the messages come from the ranks' films (see
 `watch`). Without films there are only the messages.
 """
 
@@ -64,7 +64,7 @@ def steps(ledger: Ledger, states: Sequence[Film] | np.ndarray | None = None) -> 
     """Put a run together.
 
     states: the ranks' films, in the order of ranks; or counts of your own, (rounds + 1, world_size,
-    elements, world_size); or None for the messages alone.
+    elements, world_size); or None for only the messages.
     """
     n = ledger.world_size
     rounds = ledger.rounds()
@@ -163,8 +163,8 @@ def _after(
 ) -> np.ndarray:
     """The state of a rank after round k, when it turns to a later round.
 
-    That is: after the last arrival of rounds up to k, the waits for sends that follow it at once,
-    and the computation after them.
+    This is its state after the last arrival of rounds up to k, the waits for sends that follow the arrival
+    immediately, and the computation after them.
     """
     if k == rounds:
         return film.states[-1]

@@ -1,7 +1,7 @@
 """The ledger as a table: one row for each operation of each line of the student's code.
 
 Ranks that did the same there (calls, bytes, kind of peer) share a row. Counts and bytes are the
-same in every run; the blocked time is not, and can be left out.
+same in every run. The blocked time is not, so it can be left out.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _span(seconds: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Total:
-    """The bytes that one rank sent: in messages, and booked for built-in collectives."""
+    """The bytes sent by one rank in messages, and those booked for its built-in collectives."""
 
     messages: int
     in_messages: float

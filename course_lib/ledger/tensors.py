@@ -27,7 +27,7 @@ def describe(tensors: list[torch.Tensor]) -> str:
 
 
 def comparable(signature: str) -> str:
-    """The part of a signature that must agree: the number of elements counts, not the shape."""
+    """The part of a signature that must agree. The number of elements counts, not the shape."""
     head, bracket, rest = signature.partition("[")
     if not bracket:
         return signature
@@ -42,9 +42,9 @@ MOST_LABEL = 48  # letters
 
 
 def label_of(tensors: list[torch.Tensor]) -> str:
-    """The name that a wrapper has given one of the tensors, as its attribute `label`; else "".
+    """The name a wrapper has given one of the tensors in its attribute `label`; else "".
 
-    Ranks that bring tensors of different names into one collective are told.
+    Ranks that bring tensors of different names into one collective get a message about it.
     """
     label = next((str(t.label) for t in tensors if hasattr(t, "label")), "")  # pyright: ignore[reportAttributeAccessIssue]
     return label if len(label) <= MOST_LABEL else f"...{label[3 - MOST_LABEL :]}"

@@ -2,7 +2,7 @@
 
 The values encode where they come from. `contribution(4)` gives rank r four integers that say "rank r,
 element 0" to "rank r, element 3". However they are copied and added on the way, any sum of them can be
-decoded: it shows whose contributions it holds, how often, and of which element. In a rank:
+decoded. It shows whose contributions it holds, how often, and of which element. In a rank:
 
     tensor = contribution(4)
     with watch(tensor) as film:          # or watch(input=tensor, output=other)
@@ -12,9 +12,9 @@ decoded: it shows whose contributions it holds, how often, and of which element.
 The algorithm is not changed. A film is small, and the launching process puts the ranks' films together
 (`course_lib.ledger.steps`, shown by `stepper`).
 
-The code is a number in base 2^DIGIT above POSITION bits: digit r counts rank r's contributions, the
-low bits add up the element numbers. Dividing the latter by the number of contributions gives the
-element, provided that all came from the same one.
+The code is a number in base 2^DIGIT above POSITION bits. Digit r counts rank r's contributions, and the
+low bits add up the element numbers. Their sum divided by the number of contributions is the element,
+provided that all contributions are of the same element.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOWHERE = -1  # the element of an empty place, or of a sum of different elements
 def contribution(numel: int, first: int = 0, device: torch.device | str = "cpu") -> torch.Tensor:
     """This rank's coded contribution: int64, (numel,), elements `first` to `first + numel - 1`.
 
-    A sum of contributions can be decoded if each rank is in it at most 7 times.
+    A sum of contributions can be decoded if it holds each rank at most 7 times.
     """
     if first + numel > MOST_ELEMENTS or dist.get_world_size() > MOST_RANKS:
         raise ValueError(
@@ -73,8 +73,8 @@ class Film:
     names: the watched tensors' names with their number of elements.
     events: ("issue" or "done", index of the operation in the rank's ledger), in order.
     states: int64 codes, one array of all watched elements for each event, as they were just before
-        it (without messages that were not yet waited for), and one for the end.
-    carried: int64 codes that each message held, by the index of its send.
+        it (without messages for which the rank had not yet waited), and one for the end.
+    carried: int64 codes held by each message, by the index of its send.
     """
 
     rank: int
@@ -111,7 +111,7 @@ def watch(*tensors: torch.Tensor, **named: torch.Tensor) -> Iterator[Film]:
 class _Camera:
     """Fills a film.
 
-    A receive under way may write into its place at any moment; in the film this place keeps its old value
+    A receive under way can write into its tensor at any moment. In the film, this tensor keeps its old values
     until the receive is done, so that a film is the same in every run.
     """
 
@@ -132,7 +132,7 @@ class _Camera:
             self._note(index, tensor, state)
 
     def _note(self, index: int, tensor: torch.Tensor, state: np.ndarray) -> None:
-        """Remember the contents of a send, and the place into which a receive may write."""
+        """Remember the contents of a send, and the memory into which a receive can write."""
         if tensor.dtype == torch.int64:
             self.film.carried[index] = _values(tensor)
         start = tensor.data_ptr()

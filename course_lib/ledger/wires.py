@@ -1,23 +1,23 @@
-"""Emulated wires: an operation becomes as slow as the link that it would take on a cluster.
+"""Emulated wires make an operation as slow as the link it would take on a cluster.
 
-The ranks of a launch share one machine, so that a message to a GPU of another node costs as little as one to
-a neighbour. With `launch(..., wires=cluster)` an operation lasts `alpha + bytes x beta`, by the link that its
-members would use. The data still travels as fast as it can: results, order and deadlocks stay the same. Only
-the answer comes late, and the rank *sleeps* meanwhile, so that the machine's cores belong to the other ranks.
+The ranks of a launch share one machine, so a message to a GPU of another node costs as little as one to a
+neighbour. With `launch(..., wires=cluster)` an operation lasts `alpha + bytes x beta`, by the link its
+members would use. The data still travels as fast as it can, so results, order and deadlocks stay the same.
+Only the answer is late. The rank *sleeps* until then, which leaves the machine's cores to the other ranks.
 
-    alpha + bytes x beta   seconds; alpha once an operation, bytes of the busiest member (see `booking`)
+    alpha + bytes x beta   seconds; alpha once per operation, bytes of the busiest member (see `booking`)
     begins                 when the last member has begun it whose part it needs, and when the rank's link has
                            carried what the rank began on it before
     ends                   in `Work.wait`, in a blocking call, in `is_completed` or in a handle's future;
                            `wait(timeout=)` raises gloo's RuntimeError if it would end later
 
-A rank that computes between the beginning and the wait pays only the rest: communication can be hidden, as
-on a GPU. The members learn from the board (`rows`) when each of them was ready, on the clock of the machine
-that they share.
+A rank that computes between the beginning and the wait pays only the rest, so communication can be hidden, as
+on a GPU. The members learn from the board (`rows`) when each of them was ready, by the clock of the machine
+they share.
 
-Simplified: links are full duplex and belong to one GPU each, so that two ranks of a node do not share a card
-of the network; a collective takes the outgoing half of a link alone; messages from any source begin
-when they are received; the making of a group costs nothing.
+The model simplifies four things. Links are full duplex and belong to one GPU each, so two ranks of a node do
+not share a network card. A collective takes only the outgoing half of a link. Messages from any source begin
+when they are received. Making a group costs nothing.
 
 Source of the model: Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994); the same in
 `course_lib.facts.costs`.
@@ -45,11 +45,11 @@ FREE_OF_CHARGE = ("new_group",)
 
 
 class TimedOut(RuntimeError):
-    """A `wait(timeout=)` ended before its operation was over on the wires; the data has come."""
+    """A `wait(timeout=)` ended before its operation was over on the wires, but the data has arrived."""
 
 
 class Link(Protocol):
-    """A kind of link. alpha: seconds an operation; beta: seconds a byte."""
+    """A kind of link. alpha: seconds per operation; beta: seconds per byte."""
 
     @property
     def alpha(self) -> float: ...
@@ -99,8 +99,8 @@ def check_link(link: object, a: int, b: int) -> None:
 def busiest_bytes(op: str, group: tuple[int, ...], nbytes: float, root: int) -> float:
     """Bytes that the busiest link of a member carries in one direction, in an operation of `nbytes`.
 
-    Those of `booking.logical_bytes` for the rank that sends most; into the root of a gather come as many as a
-    scatter's root sends. Two ranks: an all-reduce of M bytes carries M, on 8 ranks 1.75 M.
+    They are the bytes of `booking.logical_bytes` for the rank that sends most. The root of a gather receives
+    as many as the root of a scatter sends. An all-reduce of M bytes carries M on two ranks, and 1.75 M on 8.
     """
     if op in ("send", "recv"):
         return nbytes
@@ -162,7 +162,7 @@ class Wires:
     def begin(
         self, row: int, op: str, group: tuple[int, ...], peer: int, nbytes: int, key: int
     ) -> float:  # fmt: skip
-        """The rank begins an operation. Returns when its part is ready, for the board; 0: at once."""
+        """The rank begins an operation. Returns when its part is ready, for the board; 0: immediately."""
         if op in FREE_OF_CHARGE or len(group) < 2:
             return 0.0
         message = op in ("send", "recv")
@@ -188,9 +188,9 @@ class Wires:
         return self.links[ranks]
 
     def due(self, row: int) -> float:
-        """When the operation is over, on the monotonic clock. Call it once the data has come.
+        """When the operation is over, on the monotonic clock. Call it once the data has arrived.
 
-        Until then not every member may have said when it was ready.
+        Until then, some members might not have said when they were ready.
         """
         flight = self.flights.get(row)
         if flight is None:
@@ -212,7 +212,7 @@ class Wires:
         return begin + seconds
 
     def land(self, row: int) -> float:
-        """`due`, and the operation is forgotten: a second wait costs nothing."""
+        """Returns `due` and forgets the operation, so that a second wait costs nothing."""
         due = self.due(row)
         self.flights.pop(row, None)
         return due
@@ -236,7 +236,7 @@ class Wires:
         return delayed
 
     def sleep_until(self, moment: float, alive: Callable[[], None]) -> None:
-        """Sleep, and call `alive` from time to time: a rank that sleeps is not in a deadlock."""
+        """Sleep, and call `alive` from time to time, since a rank that sleeps is not in a deadlock."""
         while (left := moment - self.now()) > 0:
             time.sleep(min(left, TICK))
             alive()

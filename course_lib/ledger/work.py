@@ -1,4 +1,4 @@
-"""The handle of an operation: passes everything on to the real one, and books the waiting."""
+"""The handle of an operation. It passes everything on to the real handle, and books the waiting."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from course_lib.ledger.recorder import CommunicationError, current_recorder
 from course_lib.ledger.tensors import describe
 from course_lib.ledger.wires import TimedOut
 
-# PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without a reference the
-# Python half, and with it `wait`, would be gone (DDP then hangs). From 2.8 on a reference to a collective's
-# handle would only hold a tensor's memory for which no program waits.
+# If C++ code asked for a handle, PyTorch before 2.8 keeps only its C++ half. Without a reference, the Python
+# half would be freed together with `wait`, and DDP would hang. From 2.8 on, a reference to a collective's
+# handle would only keep the memory of a tensor for which no program waits.
 VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
 KEEPS_HALF = VERSION < (2, 8)
 SMALL, SAMPLES = 1 << 14, 256  # bytes up to which a tensor in flight is watched whole; else samples
 
 
 def fingerprint(tensors: list[torch.Tensor]) -> int:
-    """A checksum of tensors in flight: whole when small, samples when large."""
+    """A checksum of tensors in flight. It reads small tensors whole, and samples of large ones."""
     value = 0
     for tensor in tensors:
         if tensor.numel() and tensor.device.type == "cpu":
-            # By address: a tensor whose memory NumPy got from torch can never be resized any more, and
+            # By address, because a tensor whose memory NumPy got from torch can never be resized again, and
             # a copy made by torch would be counted with the program's own allocations.
             memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
             flat = ctypeslib.as_array(memory)
@@ -47,7 +47,7 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
 
 @dataclass
 class Handle:
-    """The state of a `RecordingWork`. It is stored apart, so that a recorded program has no name for it.
+    """The state of a `RecordingWork`, stored apart so that a recorded program has no name for it.
 
     inner: the real handle; row: its row in the record; sent: the tensors of a message on its way out; peer:
     the other end; device: whether it runs on a GPU's stream, where wait() does not block the host; mark: the
@@ -76,7 +76,7 @@ def put_behind(work: RecordingWork, other: Any) -> None:
 
 
 class RecordingWork(Work):
-    """The handle of an operation: passes everything on to the real one, and books the waiting."""
+    """The handle of an operation. It passes everything on to the real handle, and books the waiting."""
 
     def __init__(
         self, inner: Work, row: int, sent: list[torch.Tensor],
@@ -170,7 +170,7 @@ def check_untouched(own: Handle) -> None:
 
 
 def check_first(own: Handle) -> None:
-    """gloo counts the messages that arrive: a second wait() would wait for one more, for ever."""
+    """gloo counts the messages that arrive, so a second wait() would wait for another one, for ever."""
     if own.waited and own.peer >= 0 and not own.device:
         raise CommunicationError(
             f"wait() was called before on this handle, of a message with rank {own.peer}: on gloo a "
@@ -179,7 +179,7 @@ def check_first(own: Handle) -> None:
 
 
 class Together(Work):
-    """The handle of operations that NCCL begins together: waiting for one of `parts` is waiting for all.
+    """The handle of operations that NCCL begins together. Waiting for one of `parts` is waiting for all.
 
     rows: the rows of these operations.
     """
