@@ -1,11 +1,11 @@
-"""A process for tasks that need no other rank: no process group, and a fresh fork of it for each task.
+"""A process for tasks that need no other rank. It has no process group, and forks afresh for each task.
 
 The process itself unpickles nothing and runs none of a student's code, so no task finds in memory anything
-that an earlier task left there. A fork answers and then waits to be ended, as every rank does; it is ended,
-with all processes that it started, when the next task comes. A fork that ends before it has answered takes
-the process with it, in the same way (exit code or signal): the watching process sees that task die, and asks
-for a new process for the next one. A fork takes milliseconds; a sandbox and a process group for each task
-would take tens of them.
+left there by an earlier task. A fork answers and then waits to be ended, as every rank does. It is ended,
+with all processes it started, when the next task arrives. A fork that ends before it has answered takes
+the process with it, in the same way (exit code or signal). The watching process then sees that task die, and
+asks for a new process for the next task. A fork takes milliseconds, while a sandbox and a process group for
+each task would take tens of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def start(order: dict, fds: list[int]) -> NoReturn:
 def run_in_fork(
     sock: socket.socket, recorder: Recorder, stack: int, task: dict, buffers: list
 ) -> None:
-    """Returns when the next task is there, or the fork is gone and has answered."""
+    """Returns when the next task has arrived, or the fork has ended and has answered."""
     recorder.set_state(rows.RUNNING)
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
@@ -75,7 +75,7 @@ def end_like(status: int) -> NoReturn:
 
 
 def end_with_descendants(pid: int) -> None:
-    """End a child and the processes that it left behind: orphans fall to this process."""
+    """End a child and the processes it left behind, since orphans become children of this process."""
     init.kill(pid)
     os.waitpid(pid, 0)
     while True:

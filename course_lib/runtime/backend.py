@@ -3,11 +3,11 @@
 One answer holds for a whole session, so that no notebook compares a run on GPUs with one on the CPU:
 
     NCCL, a GPU for each rank     if four ranks or more find room on the GPUs
-    gloo, on the CPU              otherwise, also with two or three GPUs
+    gloo, on the CPU              otherwise, even with two or three GPUs
 
-`backend=` in a call overrides it, and so does the environment variable COURSE_BACKEND. The variable is a
-wish: where there is no room over NCCL, a line says that the run is on the CPU. COURSE_RANKS_PER_GPU lets
-ranks share a GPU, which NCCL does from version 2.30 on.
+`backend=` in a call overrides it, and so does the environment variable COURSE_BACKEND. The variable is only a
+wish, so if there is no room over NCCL, a line says that the run is on the CPU. COURSE_RANKS_PER_GPU lets
+ranks share a GPU, which NCCL supports from version 2.30 on.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def choose(world_size: int, backend: str | None = None) -> str:
     """ "nccl" or "gloo" for `world_size` ranks: the backend asked for, else the session's.
 
     `backend`, then the environment variable COURSE_BACKEND, override the session's. A world that is too
-    large for the session's GPUs runs on the CPU, and a line says so; likewise if the variable asks for NCCL
-    where it is not to be had. ValueError if `backend` is "nccl" there.
+    large for the session's GPUs runs on the CPU, and a line says so. The same happens if the variable asks
+    for NCCL where it is not available. ValueError if `backend` is "nccl" there.
     """
     asked = backend or os.environ.get("COURSE_BACKEND") or None
     if asked not in (None, *BACKENDS):
@@ -133,7 +133,7 @@ def no_room(world_size: int) -> str:
 
 
 def broken_gpus() -> str:
-    """Why the GPUs cannot be used in the way asked for; "" if they can."""
+    """Why the GPUs cannot be used in the requested way; "" if they can."""
     tried = trial()
     if tried.error:
         return (
@@ -186,7 +186,7 @@ def on_nccl(group: dist.ProcessGroup | None = None) -> bool:
 def device() -> torch.device:
     """The device of this rank's tensors: its GPU under NCCL, else the CPU.
 
-    Outside of a rank it is the CPU, where ranks hand back their tensors.
+    Outside of a rank it is the CPU, on which ranks hand back their tensors.
     """
     if dist.is_available() and dist.is_initialized() and on_nccl():
         index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
@@ -195,10 +195,10 @@ def device() -> torch.device:
 
 
 def synchronize() -> None:
-    """Wait until this rank's GPU has done the work of the lines before; on the CPU it is done anyway.
+    """Wait until this rank's GPU has done the work of the lines before. On the CPU it is done anyway.
 
-    A clock that is read without it measures how long it took to *ask* for the work. Messages that were
-    begun and not yet waited for may go on.
+    A clock read without this wait measures how long it took to *ask* for the work. Messages that were
+    begun, but for which the rank has not yet waited, can go on.
     """
     if device().type == "cuda":
         torch.cuda.current_stream(device()).synchronize()

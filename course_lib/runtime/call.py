@@ -1,4 +1,4 @@
-"""In the rank: run the function that `launch` got."""
+"""In the rank: run the function passed to `launch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from course_lib.runtime.pickling import not_sent_back
 def call(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
     """Unpickle (function, args, kwargs), call the function, pickle its result.
 
-    A cluster may follow, on whose wires the function runs.
+    If a cluster follows, the function runs on its wires.
     """
     function, args, kwargs, *wires = wire.loads(buffers)
     for topology in wires:

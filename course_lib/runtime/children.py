@@ -38,7 +38,8 @@ class Forker(Protocol):
 class Children:
     """A few processes that were forked together and end together, in a sandbox or without one.
 
-    The constructor does not wait; the first question to them does. LaunchError if they could not be started.
+    The constructor does not wait, but the first question to them does. LaunchError if they could not be
+    started.
     """
 
     count = 0
@@ -51,7 +52,7 @@ class Children:
         place: int = 0,
         room: int = 0,
     ):
-        """place: the number of a standing sandbox (see `walls`), with room for so many; 0: their own."""
+        """place: the number of a standing sandbox (see `walls`) with room for them; 0: their own."""
         self.id, self.preloaded, self.sandbox = Children.number(), preloaded, sandbox
         self.place = place
         self.exits: dict[int, int] = {}
@@ -142,7 +143,7 @@ class Children:
         return self.exits.get(number)
 
     def signal(self, number: int, signum: int) -> None:
-        """Send a signal to one child; nothing happens if it has ended."""
+        """Send a signal to one child. Nothing happens if it has ended."""
         if self.sandbox is not None:
             self.preloaded.ask({"signal": [self.id, number, signum]})
             return
@@ -165,7 +166,7 @@ class Children:
         return self._loopback
 
     def measure(self, number: int) -> None:
-        """Have one child's memory measured, from outside of it: `measured` has it soon, or it has ended."""
+        """Have one child's memory measured from outside. `measured` has it soon, or the child has ended."""
         if self.sandbox is not None:
             self.preloaded.ask({"measure": [self.id, number]})
             return
@@ -173,7 +174,7 @@ class Children:
             self.measured[number] = held_with_children(self.pids[number])
 
     def end(self) -> None:
-        """Kill them and all that they started; returns when the order is given."""
+        """Kill them and everything they started. Returns when the order is given."""
         if self.ended:
             return
         self.ended = True

@@ -129,7 +129,7 @@ def failure(
 def error_failure(
     watch: Watch, causes: list[int], reports: dict[int, RankReport], world_size: int
 ) -> Failure:
-    """Ranks that raised: each one's own traceback, identical ones merged."""
+    """Ranks that raised, each with its own traceback; identical tracebacks are merged."""
     ours = all(watch.replies[r][0]["error"].get("ours") for r in causes)
     first = reports[causes[0]]
     if first.unwritten:
@@ -264,7 +264,7 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
 
 
 def deaths(hows: dict[int, str]) -> str:
-    """Which ranks died and how: a sentence for each cause, with the ranks that it ended."""
+    """Which ranks died and how, with a sentence for each cause that names the ranks it ended."""
     sentences = []
     for how in dict.fromkeys(hows.values()):
         ranks = [rank for rank in hows if hows[rank] == how]
@@ -305,7 +305,7 @@ def stub_met(error: dict) -> str:
 
 
 def name_lines(text: str) -> str:
-    """Places that a rank could only write as {{file|line}} become cells and lines."""
+    """Places a rank could only write as {{file|line}} become cells and lines."""
     return re.sub(r"\{\{([^{}]*\|\d+)\}\}", lambda m: f"at {line_text(m[1])}", text)
 
 
@@ -364,7 +364,7 @@ def sentence(report: RankReport) -> str:
 
 
 def stack_line(watch: Watch, rank: int) -> str:
-    """The line at which a rank's Python code is, from the stack that it dumps on a signal."""
+    """The line a rank's Python code is at, from the stack it dumps on a signal."""
     dump = watch.pool.stack(rank)
     blocks = [b for b in re.split(r"(?m)^(?=(?:Current thread|Thread) )", dump) if PACKAGE in b]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\w*)', blocks[-1] if blocks else dump)

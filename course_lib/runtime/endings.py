@@ -1,4 +1,4 @@
-"""Notice the end of a process: through a handle or, if the system gives none, by looking.
+"""Notice the end of a process, through a handle or, if the system provides none, by looking.
 
 A handle (pidfd_open) is a descriptor that is readable once the process has ended. Linux has them since
 5.3, but gVisor, the seccomp profile of Docker before 20.10 and some builds of Python (conda's) do not.

@@ -15,7 +15,7 @@ WIDTH = (
 
 
 def wrapped(text: str) -> str:
-    """Long lines broken between words; a browser breaks them anywhere."""
+    """Long lines, broken between words, because a browser breaks them anywhere."""
     lines = []
     for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip()) + 2)
@@ -33,7 +33,7 @@ class RankError(RuntimeError):
     ledger: Ledger | None = None
 
     def _render_traceback_(self) -> list[str]:
-        """In a notebook, show only the explanation: the frames of `launch` do not help a student."""
+        """In a notebook, show only the explanation, because the frames of `launch` do not help a student."""
         return [explained(self)]
 
 
@@ -45,11 +45,11 @@ def explained(error: RankError) -> str:
 
 
 class Deadlock(RankError):
-    """Ranks wait for each other, or for a rank that has finished: it can never end."""
+    """Ranks wait for each other, or for a rank that has finished, so the wait can never end."""
 
 
 class NotWritten(RankError):
-    """The ranks called a function of which only the stub is there. The text is a sentence that names it."""
+    """The ranks called a function that is still only a stub. The text is a sentence that names it."""
 
 
 class RankTimeout(RankError):

@@ -1,9 +1,9 @@
 """The GPUs of this machine: how many there are, whether they work, and how many ranks share one.
 
-Counting asks NVML, which starts nothing. Whether CUDA works is another question: NVML also counts a GPU whose
-driver is too old for this build of PyTorch, or which is too old for its kernels. So a separate process tries
-the GPUs once (`python -m course_lib.runtime.gpus`), before ranks use them: a CUDA context in the notebook's
-kernel would take memory from the ranks, and a failed context would stay.
+Counting asks NVML, which starts nothing. Whether CUDA works is another question, because NVML also counts a
+GPU whose driver is too old for this build of PyTorch, or which is too old for its kernels. So a process tries
+the GPUs once (`python -m course_lib.runtime.gpus`), before ranks use them. The process is separate because a
+CUDA context in the notebook's kernel would take memory from the ranks, and a failed context would stay.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from course_lib.runtime import libraries, reach
 PER_GPU = "COURSE_RANKS_PER_GPU"
 SHARING = 23000  # the first NCCL, as it numbers itself, in which ranks may share a GPU (2.30)
 TRIAL_SECONDS = 120
-# Settings of NCCL for several ranks on one GPU (user guide, NCCL_MULTI_RANK_GPU_ENABLE): channels of all
+# Settings of NCCL for several ranks on one GPU (user guide, NCCL_MULTI_RANK_GPU_ENABLE). The channels of all
 # ranks must fit on the GPU side by side, and NVLink's multicast (NVLS) can use a GPU only once.
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
 
 
 def gpu_count() -> int:
-    """GPUs that this process may use, counted without starting CUDA (by NVML)."""
+    """GPUs this process may use, counted without starting CUDA (by NVML)."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return torch.cuda.device_count()
 
@@ -42,7 +42,7 @@ def ranks_per_gpu() -> int:
 
 
 def places() -> int:
-    """How many ranks can run over NCCL on this machine at once, if its GPUs work."""
+    """How many ranks can run over NCCL on this machine at the same time, if its GPUs work."""
     return gpu_count() * ranks_per_gpu()
 
 
@@ -51,7 +51,7 @@ class Trial:
     """The result of processes that used the GPUs.
 
     error: why they could not, else ""; nccl: its version as it numbers itself, 22809 for 2.28.9, 0 if it was
-    not found; peers: whether the GPUs reach each other directly, and not only through the host's memory.
+    not found; peers: whether the GPUs reach each other directly instead of only through the host's memory.
     """
 
     error: str = ""
@@ -70,8 +70,8 @@ def trial() -> Trial:
     """The outcome of using each GPU once, and of a message between them; remembered.
 
     It takes as long as PyTorch takes to import, and some seconds more with several GPUs, so it runs only if
-    ranks would use the GPUs. Where GPUs do not reach each other directly, it sets NCCL_P2P_DISABLE for the
-    ranks to come.
+    ranks would use the GPUs. If GPUs do not reach each other directly, it sets NCCL_P2P_DISABLE for later
+    ranks.
     """
     variables = ("CUDA_VISIBLE_DEVICES", *libraries.READ_ONCE)
     # A wheel that pip has replaced meanwhile is another NCCL for the processes to come.
@@ -135,7 +135,7 @@ def use_every_gpu() -> Trial:
 
 
 def loaded_nccl() -> int:
-    """The version of the NCCL in this process. `torch.cuda.nccl.version()` is that of the build."""
+    """The version of the NCCL in this process. `torch.cuda.nccl.version()` is the version of the build."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))

@@ -1,7 +1,7 @@
 """Parts of PyTorch that a rank imports only when its code needs them, which takes a second or two.
 
-At its end a rank reports which of these it has, and the preloaded process imports them then, so that the time
-is spent once in a session and not in every rank of every launch (see `Preloaded.also_import`).
+At its end a rank reports which of these it has, and the preloaded process then imports them, so that the time
+is spent once in a session instead of in every rank of every launch (see `Preloaded.also_import`).
 """
 
 import sys
@@ -20,5 +20,5 @@ HEAVY = (
 
 
 def imported() -> list[str]:
-    """The parts that this process has imported; one that waits for its first use (`wire`) is not."""
+    """The parts this process has imported. A part that waits for its first use (`wire`) does not count."""
     return [name for name in HEAVY if type(sys.modules.get(name)) is ModuleType]

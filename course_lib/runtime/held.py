@@ -1,8 +1,8 @@
-"""The memory that a process holds, seen from outside: by the kernel's account of its pages.
+"""The memory held by a process, seen from outside through the kernel's account of its pages.
 
-One process measures another one, so code in the measured process cannot change the result through this
-module. Such code could hold memory that its own pages do not show; for ranks under a check, `sandbox.calls`
-leaves no place for it. Source: the kernel's filesystems/proc, "status".
+One process measures another, so code in the measured process cannot change the result through this
+module. Such code could hold memory that its own pages do not show, but for ranks under a check,
+`sandbox.calls` leaves no place for it. Source: the kernel's filesystems/proc, "status".
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Held(NamedTuple):
 def held(pid: int) -> Held:
     """The memory of process `pid` now. ProcessLookupError or FileNotFoundError if it has ended.
 
-    Pages that it shares with the process that forked it do not matter in practice: they were there before,
-    and callers take a difference. If a file that is memory is mapped, its pages are shared memory, too: the
-    larger of the two counts.
+    Pages it shares with the process that forked it do not matter in practice, because they existed before
+    and callers take a difference. If a file that is memory is mapped, its pages are also shared memory, so
+    the larger of the two counts.
     """
     kinds = dict.fromkeys(KINDS, 0)
     for line in contents(f"/proc/{pid}/status").splitlines():
@@ -64,7 +64,7 @@ def forget_the_peak(pid: int) -> int:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Within this context the process stands still, with all its threads: all readings are of one moment."""
+    """Within this context the process and all its threads stand still, so all readings are of one moment."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + STOPPING
     try:
@@ -78,9 +78,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def held_with_children(pid: int, still: bool = False) -> Held:
-    """The memory of this process and of all that it started; a process that has ended holds nothing.
+    """The memory of this process and of all it started. A process that has ended holds nothing.
 
-    still: stop each one meanwhile, so that no memory moves between two readings of one process.
+    still: stop each process while it is read, so that no memory moves between two readings of it.
     """
     with stopped(pid) if still else contextlib.nullcontext():
         amounts = [held(pid)]
@@ -108,7 +108,7 @@ def contents(path: str) -> str:
 
 
 def in_files(pid: int) -> int:
-    """Bytes of files that are memory: those of a sandbox's private folders, and those without a name."""
+    """Bytes of files that are memory, both in a sandbox's private folders and without a name."""
     nbytes = dict(files_without_a_name(pid))
     for folder in private_folders(pid):
         system = os.statvfs(f"/proc/{pid}/root{folder}")
@@ -118,7 +118,7 @@ def in_files(pid: int) -> int:
 
 
 def files_without_a_name(pid: int) -> Iterator[tuple[object, int]]:
-    """(file, bytes) of each file of `memfd_create` that the process has open."""
+    """(file, bytes) of each open file of the process that `memfd_create` made."""
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             path = f"/proc/{pid}/fd/{fd}"

@@ -17,7 +17,7 @@ _arrived = False  # while `never_lost` is under way: whether there was one
 
 @contextlib.contextmanager
 def never_lost() -> Iterator[None]:
-    """Within, `raise_lost` raises an interrupt that was lost; so does the end."""
+    """Within this context, `raise_lost` raises an interrupt that was lost. So does the end of the context."""
     global _arrived
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -41,20 +41,20 @@ def launch(
 ) -> Run:
     """Run `fn(*args, **kwargs)` on `world_size` ranks of this machine; returns a list of their results.
 
-    Inside `fn`, `torch.distributed` is initialised: use its own functions. Each rank is a process of its
-    own, fresh for this call, with one thread; rank r's random state starts from `seed + r`.
+    Inside `fn`, `torch.distributed` is initialised, so use its own functions. Each rank is a process of its
+    own, fresh for this call, with one thread. Rank r's random state starts from `seed + r`.
 
-    fn: any function, also one defined in a notebook cell, a closure or a lambda. It, its arguments and its
-        results are copied: views that shared memory no longer do, and a tensor that was computed from
+    fn: any function, even one defined in a notebook cell, a closure or a lambda. The function, its arguments
+        and its results are copied, so views no longer share memory, and a tensor that was computed from
         others comes back without its graph (only leaves keep `requires_grad`).
     timeout: seconds after which the ranks are ended and RankTimeout is raised.
-    backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl if there are enough GPUs. The
+    backend: "nccl" (one GPU per rank) or "gloo" (CPU); by default nccl if there are enough GPUs. The
         environment variable COURSE_BACKEND overrides the default.
-    wires: a cluster, such as `course_lib.planning.Cluster`: rank r runs on its GPU r, and each operation
-        takes as long as on the link that it would use there (see `course_lib.ledger.wires`). The ranks run
-        over gloo. None: operations are as fast as this machine.
+    wires: a cluster, such as `course_lib.planning.Cluster`. Rank r runs on its GPU r, and each operation
+        takes as long as on the link it would use there (see `course_lib.ledger.wires`). The ranks run
+        over gloo. With None, operations are as fast as this machine.
 
-    If the run over gloo could hang on NCCL, a note says so (COURSE_NCCL_NOTES=off: no notes).
+    If the run over gloo could hang on NCCL, a note says so (COURSE_NCCL_NOTES=off turns notes off).
 
     Raises RankError if a rank raised or died, Deadlock if ranks wait for each other or for a rank that
     has finished, NotWritten if a rank met a stub, RankTimeout; ValueError or TypeError if the call itself is

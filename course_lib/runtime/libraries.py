@@ -1,4 +1,4 @@
-"""The shared libraries that ranks load at their start, and the NCCL that they may get instead of PyTorch's.
+"""The shared libraries that ranks load at their start, and an NCCL they can load instead of PyTorch's.
 
 A process reads these variables once. Ranks are forked from a process that has imported torch, so a change
 made in a notebook reaches them only through a new such process, which `pools.preloaded` then starts.
@@ -36,7 +36,7 @@ def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def wheels() -> list[str]:
-    """The NCCL packages that are installed, such as "nvidia-nccl-cu12 2.27.5": pip may have replaced one."""
+    """The installed NCCL packages, such as "nvidia-nccl-cu12 2.27.5"; pip might have replaced one."""
     installed = []
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -9,7 +9,7 @@ MOST = 10.0
 
 
 def slowdown() -> float:
-    """How many times longer a process takes since others compute, too: 1 if cores are free, MOST at most.
+    """How many times longer a process takes because others compute; 1 if cores are free, MOST at most.
 
     It counts the processes that compute or wait for a core, in the mean of the last minute; 1 if the system
     does not report them.
@@ -23,11 +23,11 @@ def slowdown() -> float:
 
 
 def take_turns() -> None:
-    """From now on this process's threads, when they are woken, interrupt no other: each waits for its turn.
+    """From now on, threads of this process that are woken wait for their turn and interrupt no other.
 
     gloo's thread for messages skips a connection while another thread of its rank holds the connection's
-    lock, and tries again at once. If that thread was interrupted while it held the lock, by a thread that its
-    own message woke, the first one spins on the core that the second one needs. With more ranks than cores,
+    lock, and tries again immediately. If the holder was interrupted by a thread woken by its own message,
+    the thread for messages spins on the core that the holder needs. With more ranks than cores,
     which is how most students run them, an all-reduce then takes about four times as long.
     """
     if hasattr(os, "SCHED_BATCH"):

@@ -1,9 +1,9 @@
 """At a named moment a rank waits until another process has measured its memory.
 
-In the rank `reach` reports the moment to the watching process, and waits. There `Moments` has the process
+In the rank, `reach` reports the moment to the watching process, and waits. There, `Moments` has the rank
 measured (see `held`) by the process next to it: its sandbox's init, or the watching process itself. No count
-from inside the rank is believed, except on a GPU, whose driver does not report to other processes: there the
-rank reports the bytes that its allocator gave out.
+from inside the rank is believed, except on a GPU. Since the driver does not report to other processes, the
+rank reports the bytes its allocator gave out.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ NOTHING = Held(0, 0)
 class Progress(NamedTuple):
     """How far a rank is at a moment, from outside.
 
-    rows: operations that it had begun, as its board has it; sent: bytes that the network of all ranks had
-    carried since the rank's START, None if that is not known.
+    rows: operations it had begun, according to its board; sent: bytes carried by the network of all ranks
+    since the rank's START, None if their number is not known.
     """
 
     rows: int
@@ -72,7 +72,7 @@ def measured_over(sock: socket.socket) -> None:
 def reach(*names: str, on_gpu: int | None = None) -> None:
     """Wait here until this process was measured, under each of these names.
 
-    on_gpu: bytes that it holds on its GPU, if these are the ones that count.
+    on_gpu: bytes it holds on its GPU, if these bytes count.
     """
     (sock,) = _channel
     sock.send(_dumps([names, on_gpu]).encode())
@@ -101,13 +101,13 @@ class Moments:
     """The memory of a task's ranks at their moments, and by how much it rose between them.
 
     known: the names of the moments of this task; None: any. A moment that does not come from the recipe would
-    begin the count anew.
+    restart the count.
     enough: for each rank, bytes above its base that are enough, by the names of moments. If it holds more, it
     is measured again for a while, since gloo's threads let go of a message's tensors a moment after the wait
-    for it is over, and on a busy machine that moment is long; memory that a solution keeps is still there
-    then. Once that was in vain it is not tried again under that name, and only for PAUSES under another.
+    for it is over, and on a busy machine that moment is long. Memory kept by a solution is still held
+    then. Once this was in vain, it is not tried again under that name, and only for PAUSES under another.
     room: bytes that libraries and objects may take between START and a base. Memory that a student's code
-    took by then can be given back later: a base that counted it would hide as much.
+    took by then can be given back later, so a base that counted it would hide as much.
     """
 
     pool: Pool
@@ -154,16 +154,16 @@ class Moments:
             self.pool.children.measure(rank)
 
     def replied(self, rank: int) -> None:
-        """A rank's answer is there: measure it once more, since code of its own may have run since a moment.
+        """A rank has answered. Measure it once more, since its own code might have run since a moment.
 
-        On a GPU nothing is measured from outside, and nothing here.
+        On a GPU nothing is measured from outside, so nothing happens here.
         """
         if self.known and rank not in self.waiting and self.pool.backend != "nccl":
             self.waiting[rank] = Waiting((REPLY,), time.monotonic(), replied=True)
             self.pool.children.measure(rank)
 
     def ended(self, rank: int) -> None:
-        """A rank has ended: it is measured no more."""
+        """A rank has ended, so it is no longer measured."""
         self.waiting.pop(rank, None)
 
     def is_due(self, rank: int, name: str) -> bool:
@@ -200,7 +200,7 @@ class Moments:
                 self.pool.children.measure(rank)
 
     def held_for(self, rank: int) -> int:
-        """Bytes of files in memory that this process made for the rank, which may let them grow."""
+        """Bytes of files in memory that this process made for the rank, which can let them grow."""
         own = (*self.pool.logs[rank], self.pool.stacks[rank])
         return sum(512 * os.fstat(fd).st_blocks for fd in own)
 
@@ -213,14 +213,14 @@ class Moments:
         )
 
     def above(self, rank: int, name: str, held: Held | None) -> int:
-        """Bytes above the base, of the kind that the name is about."""
+        """Bytes above the base, of the kind the name is about."""
         before, pages, _ = name.rpartition(PAGES)
         (base,) = self.readings[rank].get(f"{before}{pages}{BASE}", [NOTHING])[:1]
         kind = "anonymous" if name == ANONYMOUS else "whole"
         return getattr(held, kind) - getattr(self.at_most(rank, base), kind)
 
     def at_most(self, rank: int, base: Held) -> Held:
-        """The part of a base that counts: no more than START and the room above it."""
+        """The part of a base that counts, which is at most START and the room above it."""
         if self.pool.backend == "nccl" or START not in self.readings[rank]:
             return base  # libraries take as much of a GPU as they like
         (start,) = self.readings[rank][START]
@@ -241,7 +241,7 @@ class Moments:
                 self.pool.moments[rank].send(GO)
 
     def look(self, rank: int) -> Progress:
-        """The rank's progress now: its operations, and the bytes that went by."""
+        """The rank's progress now, in operations and in bytes sent on the network."""
         sent = self.pool.children.sent.get(rank)
         if sent is not None:
             sent -= self.sent.setdefault(rank, sent)

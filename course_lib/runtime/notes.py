@@ -1,4 +1,4 @@
-"""Notes beside the result of a launch: mistakes on another backend that are not errors here.
+"""Notes next to the result of a launch, about mistakes on another backend that are not errors here.
 
 COURSE_NCCL_NOTES=off leaves them out.
 """
@@ -17,7 +17,7 @@ _told: set[tuple] = set()
 
 
 def on_nccl(ledger: Ledger) -> None:
-    """After a run that went well over gloo, print what NCCL would do otherwise: in a cell once a line."""
+    """After a run that went well over gloo, print what NCCL would do differently, once per line in a cell."""
     if os.environ.get("COURSE_NCCL_NOTES") == "off":
         return
     for remark in remarks(ledger):
@@ -29,7 +29,7 @@ def on_nccl(ledger: Ledger) -> None:
 
 
 def cell() -> int:
-    """The number of the cell that runs now; outside of a notebook all is one cell."""
+    """The number of the cell that runs now. Outside of a notebook, everything is one cell."""
     shell = sys.modules.get("IPython")
     shell = shell.get_ipython() if shell is not None else None
     return shell.execution_count if shell is not None else 0

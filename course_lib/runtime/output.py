@@ -26,14 +26,14 @@ OnOutput = Callable[[int, str, str], None]
 
 
 def show(rank: int, stream: str, line: str) -> None:
-    """Print a rank's line in the cell. Warnings too go to stdout: graders fail cells that use stderr."""
+    """Print a rank's line in the cell. Warnings also go to stdout, as graders fail cells that use stderr."""
     tag = f"[rank {rank}]" if stream == "out" else f"[rank {rank}, stderr]"
     sys.stdout.write(f"{tag} {line if stream == 'out' else with_cells(line)}\n")
     sys.stdout.flush()
 
 
 def with_cells(line: str) -> str:
-    """The line; if it names the file of a notebook's cell in the stack of a crash, the cell instead."""
+    """The line; in the stack of a crash, a notebook's cell is named by its number instead of its file."""
     place = OF_A_CRASH.fullmatch(line)
     if place is None or not is_cell(place[1]):
         return line
@@ -41,7 +41,7 @@ def with_cells(line: str) -> str:
 
 
 class Output:
-    """Reads the ranks' pipes; passes on the first lines of each rank, keeps the last of a storm."""
+    """Reads the ranks' pipes. It passes on the first lines of each rank and keeps the last of a storm."""
 
     def __init__(self, world_size: int, on_line: OnOutput | None):
         self.on_line = on_line
@@ -99,7 +99,7 @@ class Output:
         return False
 
     def finish(self) -> None:
-        """After the last byte: unfinished lines, lines that a storm left out, ranks that repeated a line."""
+        """After the last byte: unfinished lines, lines left out in a storm, ranks that repeated a line."""
         for (rank, stream), rest in self.partial.items():
             if rest:
                 self.take(rank, stream, rest)

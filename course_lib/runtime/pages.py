@@ -1,13 +1,14 @@
 """The memory that ranks are forked with: large pages, and room for small objects.
 
-A fork copies one entry for each page of a process, and its end takes each down again: for PyTorch's imports
-37,000 of 4 KB, or about 80 of 2 MB. The kernel copies 4 KB all the same when a rank writes, and a rank's
-later allocations stand on small pages, so that its memory is measured as finely as ever. Source: the
+A fork copies one entry for each page of a process, and its end takes each down again. PyTorch's imports fill
+37,000 pages of 4 KB, or about 80 of 2 MB. When a rank writes, the kernel still copies only 4 KB, and a rank's
+later allocations use small pages, so that its memory is measured as finely as ever. Source: the
 manual page madvise(2), MADV_COLLAPSE, since Linux 6.1; on older kernels the pages stay as they are.
 
-Python keeps small objects in arenas of 1 MB. The modules and classes that a rank reads go where the imports
-left places free, or into a new arena, whose pages count as the rank's own: up to 0.7 MB, by the luck of the
-imports before. So every rank begins with room for them, and no more: a solution could hide tensors there.
+Python keeps small objects in arenas of 1 MB. The modules and classes read by a rank go where the imports
+left room, or into a new arena, whose pages count as the rank's own. These are up to 0.7 MB, depending on
+the imports before. So every rank begins with room for them, but no more, since a solution could hide tensors
+there.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ KEPT_EVERY = 200_000  # bytes: several in an arena
 
 
 def room_for_small_objects(nbytes: int = ROOM) -> list[bytes]:
-    """Python's arenas have so many bytes free, and in memory, as long as the result is kept.
+    """Python's arenas have this many bytes free, and in memory, as long as the result is kept.
 
-    The objects fill what is free already, and new arenas. Nearly all of them are freed at once; the few that
-    are returned hold their arenas.
+    The objects fill what is free already, and new arenas. Nearly all of them are freed immediately, but the
+    few that are returned hold their arenas.
     """
     objects = [bytes(OBJECT) for _ in range(nbytes // OBJECT)]
     return objects[:: KEPT_EVERY // OBJECT]

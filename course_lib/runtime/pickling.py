@@ -1,4 +1,4 @@
-"""Why something cannot be sent to the ranks, by the name that the student gave it."""
+"""Why something cannot be sent to the ranks, by the name the student gave it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERWISE = "Make it inside the function, on the rank that uses it."
 
 
 def explain(fn: Callable, args: tuple, kwargs: dict, error: Exception) -> str:
-    """A sentence that names the variable that cannot be pickled: the innermost that has a name."""
+    """A sentence that names the innermost variable with a name that cannot be pickled."""
     name = getattr(fn, "__name__", type(fn).__name__)
     candidates = [(f"argument {i}", value) for i, value in enumerate(args)]
     candidates += [(f"argument {key!r}", value) for key, value in kwargs.items()]

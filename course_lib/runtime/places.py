@@ -17,7 +17,7 @@ CELL = re.compile(r"(?:^|/)(?:ipykernel_\d+/\d+|ipython-input-[\d-]+)\.py$")
 def where(place: str) -> tuple[str, str]:
     """ "file|line" -> ("Cell In[5], line 3", the text of the line); ("", "") for any other text.
 
-    The text comes from a rank's record, into which a rank can write anything.
+    The text comes from a rank's record, into which the rank can write anything.
     """
     file, _, number = place.rpartition("|")
     if not file or "\0" in file or not number.isdecimal() or len(number) > LONGEST:
@@ -54,9 +54,9 @@ def is_cell(file: str) -> bool:
 def cell_name(shell: Any, file: str) -> str | None:
     """ "Cell In[5]" for the file of a cell that was run in IPython's `shell`; None for another file.
 
-    IPython knows the number of a cell's file since 8.8. Before (Colab has 7.34) the history is searched
-    for the file's text: the file's name is a hash of the text, so of equal cells the newest is meant, as
-    it is since 8.8.
+    IPython knows the number of a cell's file since 8.8. In older versions (Colab has 7.34) the history is
+    searched for the file's text. Since the file's name is a hash of the text, the newest of equal cells is
+    meant, as it is since 8.8.
     """
     if hasattr(shell.compile, "format_code_name"):
         words = shell.compile.format_code_name(file)

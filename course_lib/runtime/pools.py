@@ -114,7 +114,7 @@ class Pool:
         )
 
     def end(self) -> None:
-        """Kill every rank and all that it started; give all memory and descriptors back."""
+        """Kill every rank and everything it started; give all memory and descriptors back."""
         if self.ended:
             return
         self.ended = True
@@ -162,14 +162,14 @@ def preload(*modules: str, environment: dict[str, str] | None = None) -> None:
 
 
 class SeparateProcess:
-    """A preloaded process that forks no ranks for `pool`, but other processes on request; `close` ends it."""
+    """A preloaded process that forks no ranks for `pool`, but other processes on request. `close` ends it."""
 
     def __init__(self, *modules: str, environment: dict[str, str] | None = None):
         self.modules, self.environment = modules, environment
         self.process()
 
     def process(self) -> Preloaded:
-        """The process, started anew if it has ended."""
+        """The process, started again if it has ended."""
         process = _others.get(self)
         if process is None or not process.alive():
             process = _others[self] = Preloaded(self.modules, self.environment)
@@ -182,8 +182,8 @@ def pool(
 ) -> Pool:  # fmt: skip
     """Ranks that wait for a task: the spare ones if there are any, else new ones.
 
-    Spare ranks that were forked before the preloaded process was asked for `imports` are ended: each would
-    import them again, at the same time as the others.
+    Spare ranks that were forked before the preloaded process was asked for `imports` are ended, because each
+    would import them again, at the same time as the others.
     """
     process = preloaded(on_gpus=backend == "nccl")
     environment = read_at_the_start(process, sandbox)
@@ -218,7 +218,7 @@ def healthy(pool: Pool) -> bool:
 def keep(pool: Pool) -> None:
     """Keep ranks that are clean for the next call (see `run.KEPT`).
 
-    No other ranks on GPUs are kept: each rank's CUDA context takes up to a gigabyte of GPU memory.
+    No other ranks on GPUs are kept, because each rank's CUDA context takes up to a gigabyte of GPU memory.
     """
     if pool.backend == "nccl":
         end_kept("nccl")
@@ -234,7 +234,7 @@ def end_kept(backend: str) -> None:
 def spare(
     world_size: int, backend: str = "gloo", record: bool = True, sandbox: Sandbox | None = None
 ) -> None:
-    """Fork ranks ahead of the next call; returns at once. One spare pool of each size, three sizes."""
+    """Fork ranks ahead of the next call; returns immediately. One spare pool of each size, three sizes."""
     process = preloaded(on_gpus=backend == "nccl")
     environment = read_at_the_start(process, sandbox)
     key = (world_size, backend, record, sandbox, environment)

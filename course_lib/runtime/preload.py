@@ -1,4 +1,4 @@
-"""The preloaded process: torch imported, nothing run, ready to fork ranks in milliseconds.
+"""The preloaded process has imported torch and run nothing, so it can fork ranks in milliseconds.
 
 It is started fresh, not forked from the notebook's kernel, which has threads and perhaps a CUDA context
 that a fork would break. It has one thread, runs no tensor operation and never asks for CUDA, so that
@@ -53,7 +53,7 @@ def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
 
 
 def make_ready() -> None:
-    """Make once the objects that every rank would make anew after its fork, in some milliseconds."""
+    """Make once the objects that every rank would otherwise make after its fork, in some milliseconds."""
     from course_lib.runtime.rank import DEPRECATED
 
     for pattern in DEPRECATED:
@@ -109,7 +109,7 @@ class Server:
             self.end()
 
     def end(self) -> NoReturn:
-        """The kernel is gone: end every process and all that it started."""
+        """The kernel is gone, so end every process and everything it started."""
         for group in self.groups.values():
             with contextlib.suppress(ProcessLookupError):  # this one ended before
                 os.killpg(group, signal.SIGKILL)
@@ -207,7 +207,7 @@ class Server:
     # ---- in a sandbox: a keeper, its init, and the children below that
 
     def fork_sandboxed(self, order: dict, fds: list[int]) -> None:
-        """Fork in the sandbox that the order names, if it stands already; else in a new one."""
+        """Fork in the sandbox named by the order if it exists already; else in a new one."""
         place, group = order["place"], order["fork"]
         if place in self.links:
             self.places[group] = place, self.links[place][1]
@@ -308,5 +308,5 @@ def die_with(parent: int) -> None:
 
 
 def serve(arguments: dict, fds: list[int]) -> NoReturn:
-    """Entry of a server inside a sandbox: it forks for another process there, which holds the other end."""
+    """Entry of a server inside a sandbox. It forks for another process there, which holds the other end."""
     Server(socket.socket(fileno=fds[0]), None).serve()

@@ -60,12 +60,12 @@ class Preloaded:
         return self.owner == os.getpid() and self.process.poll() is None
 
     def outdated(self, on_gpus: bool) -> bool:
-        """Whether it has loaded other libraries than a process that is started now; on_gpus: NCCL as well."""
+        """Whether it has loaded other libraries than a process started now would; on_gpus: NCCL as well."""
         changed = libraries.changed(self.environment, os.environ)
         return changed or (on_gpus and self.wheels != libraries.wheels())
 
     def environment_changes(self) -> dict[str, str | None]:
-        """The changes of os.environ since this process was started; None: the variable was removed."""
+        """The changes of os.environ since this process was started; None if the variable was removed."""
         before, now = self.environment, dict(os.environ)
         ours = {*ONE_THREAD, "COURSE_ROLE"}
         changed = {k: v for k, v in now.items() if before.get(k) != v and k not in ours}
@@ -90,7 +90,7 @@ class Preloaded:
             self.socket.send(json.dumps(request).encode())
 
     def also_import(self, modules: Sequence[str]) -> None:
-        """Import these before the next fork, unless they were asked for before; returns at once."""
+        """Import these before the next fork, unless they were asked for before. Returns immediately."""
         more = [name for name in modules if name not in self.imported]
         if more:
             self.imported.update(more)

@@ -1,6 +1,6 @@
-"""A rank: it joins its process group, then runs tasks until it is ended from outside.
+"""A rank joins its process group, then runs tasks until it is ended from outside.
 
-A rank never exits by itself, also not after an error: peers that are still connecting, or still
+A rank never exits by itself, not even after an error, because peers that are still connecting, or still
 receiving from it, would break with it and hide the cause.
 """
 
@@ -81,7 +81,7 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
 
 
 def open_anew(fd: int) -> None:
-    """Give a file that all ranks inherited a position of this rank's own: a common one would be a message."""
+    """Give a file inherited by all ranks a position of its own, since a common one would be a message."""
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(own, fd)
     os.close(own)
@@ -111,7 +111,7 @@ def join(order: dict, store_fd: int, recorder: Recorder) -> None:
 
 
 def tasks(sock: socket.socket) -> Iterator[tuple[dict, list[bytearray]]]:
-    """The tasks that the judge sends, until it hangs up."""
+    """The tasks sent by the judge, until it hangs up."""
     receiver = wire.Receiver(sock)
     while True:
         try:
@@ -123,11 +123,11 @@ def tasks(sock: socket.socket) -> Iterator[tuple[dict, list[bytearray]]]:
 
 
 def close_the_store(world_size: int) -> None:
-    """After this no rank can write into the file over which the ranks met: values could pass through it.
+    """From here on no rank can write into the file over which the ranks met, and pass values through it.
 
-    Every rank calls it before a check runs a student's code. The last rank to come seals the file for
-    all, since the others may still be making the check's groups. NCCL needs the file longer: it meets anew
-    for each pair of ranks. Without memory files (`rows.anonymous_file`) there are no seals.
+    Every rank calls it before a check runs a student's code. The last rank to arrive seals the file for
+    all, since the others might still be making the check's groups. NCCL needs the file longer, because it
+    meets again for each pair of ranks. Without memory files (`rows.anonymous_file`) there are no seals.
     """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_backend() != "gloo" or not hasattr(os, "memfd_create"):
@@ -140,7 +140,7 @@ def close_the_store(world_size: int) -> None:
 
 
 def redirect_output(out: int, err: int) -> None:
-    """Descriptors 1 and 2 become pipes to the kernel, so that the output of C code is caught too."""
+    """Descriptors 1 and 2 become pipes to the kernel, which also catch the output of C code."""
     os.dup2(out, 1)
     os.dup2(err, 2)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -195,7 +195,7 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
 
 
 def process_groups() -> tuple[bool, set]:
-    """Whether there is a default group, and all groups: a task has to leave both as they were."""
+    """Whether there is a default group, and all groups. A task has to leave both as they were."""
     return dist.is_initialized(), set(dist.distributed_c10d._world.pg_map)
 
 
@@ -216,9 +216,10 @@ def prepare(task: dict, rank: int) -> None:
 
 
 def seed_generator(seed: int) -> None:
-    """PyTorch's default generator; on GPUs torch.manual_seed, which seeds theirs, too.
+    """Seed PyTorch's default generator; on GPUs call torch.manual_seed, which seeds theirs as well.
 
-    Without GPUs it would only keep a stack trace for each kind of device, in case one begins later: 3 ms.
+    Without GPUs, that call would only keep a stack trace for each kind of device, in case one begins later,
+    which takes 3 ms.
     """
     if dist.is_initialized() and on_nccl():
         torch.manual_seed(seed)
@@ -227,7 +228,7 @@ def seed_generator(seed: int) -> None:
 
 
 def set_environment(changes: dict[str, str | None]) -> None:
-    """Give variables the values that the notebook gave them; None removes a variable.
+    """Give variables the values they have in the notebook; None removes a variable.
 
     A rank without a GPU of its own continues to see no GPU, whatever CUDA_VISIBLE_DEVICES is in the notebook.
     """
@@ -283,7 +284,7 @@ def flush() -> None:
 
 
 def describe_error(error: BaseException) -> dict:
-    """An exception as plain data: each link of its chain with type, text and the student's frames."""
+    """An exception as plain data, each link of its chain with type, text and the student's frames."""
     chain = []
     visited: set[int] = set()
     link: BaseException | None = error

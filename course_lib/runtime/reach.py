@@ -1,8 +1,8 @@
 """Do the GPUs of this machine reach each other? Some do not, and then the first all-reduce hangs.
 
-On some machines with GPUs on PCIe the copies from one GPU to another, "peer-to-peer", are broken: NCCL waits
-for ever (NVIDIA/nccl issues 631, 667 and 1999). NCCL_P2P_DISABLE=1 sends them through the host's memory. So a
-message is tried, in processes of their own, before ranks run on several GPUs:
+On some machines with GPUs on PCIe the copies from one GPU to another, "peer-to-peer", are broken, and NCCL
+waits for ever (NVIDIA/nccl issues 631, 667 and 1999). NCCL_P2P_DISABLE=1 sends them through the host's
+memory. So a message is tried, in separate processes, before ranks run on several GPUs:
 
     python -m course_lib.runtime.reach nccl FILE RANK SIZE      one of SIZE processes, which meet at FILE
 """

@@ -1,4 +1,4 @@
-"""The answer of a rank: a reply as `rank.perform` sends it, or a failure in place of anything else."""
+"""The answer of a rank: a reply as sent by `rank.perform`, or a failure in place of anything else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The traces that a task may leave in a rank that is kept for the next task.
+"""The traces a task can leave in a rank that is kept for the next task.
 
-Ranks over NCCL serve several calls. A function that was replaced in `torch.distributed`, a default device or
-a switch for TF32 would reach from one cell into the next: a rank in which one of these changed is not kept.
+Ranks over NCCL serve several calls. A function replaced in `torch.distributed`, a default device or a switch
+for TF32 would reach from one cell into the next, so a rank in which one of these changed is not kept.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def settings() -> tuple[Any, ...]:
 
 
 def free_gpu_memory() -> None:
-    """Give back the task's memory on the GPU, and begin its count of memory anew."""
+    """Give back the task's memory on the GPU, and restart its count of memory."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

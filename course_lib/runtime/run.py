@@ -64,9 +64,9 @@ _tasks = 0
 
 
 def write_down(world_size: int, backend: str) -> None:
-    """A line for each run, such as "4 nccl", in the file that the environment variable COURSE_LAUNCHES names.
+    """A line for each run, such as "4 nccl", in the file named by the environment variable COURSE_LAUNCHES.
 
-    `make gpu` reads it: a run that was meant for the GPUs and fell back to the CPU is then seen.
+    `make gpu` reads it, so that it notices a run that was meant for the GPUs and fell back to the CPU.
     """
     if file := os.environ.get("COURSE_LAUNCHES"):
         with open(file, "a") as lines:
@@ -82,17 +82,17 @@ def run_ranks(
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for a failure in them.
 
-    The function is called as function(header, buffers, rank) and returns (header, buffers); `header`
-    and `buffers` may be one for all ranks or a list with one for each. In a `sandbox` the ranks get
+    The function is called as function(header, buffers, rank) and returns (header, buffers). `header`
+    and `buffers` can be one for all ranks or a list with one for each. In a `sandbox` the ranks get
     nothing of this process's folder and environment. A rank whose answer is longer than `reply_limit`
-    bytes has failed. With backend ALONE the one rank has no process group, and is kept while it is clean:
-    `pools.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
-    at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
-    before `timeout` begins; if a rank needs other parts of PyTorch, the ranks to come find them imported.
+    bytes has failed. With backend ALONE, the one rank has no process group, and is kept while it is clean,
+    until `pools.end_kept` ends it. While the ranks run, `ahead` ranks are forked for the next task; at the
+    end, with `spare`, as many as have run. `imports`: modules that every rank needs, and imports before
+    `timeout` begins. If a rank needs other parts of PyTorch, later ranks find them imported.
     moments: names of the moments at which ranks are measured; enough: for each rank, bytes that are enough
     there; room: bytes that a base may have above the start; see `Moments`.
     longest: seconds that the ranks may have instead of `timeout` if a busy machine slows them down.
-    LaunchError if no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
+    LaunchError if no ranks can be started; KeyboardInterrupt passes through after the ranks were ended.
     """
     global _tasks
     _tasks += 1
@@ -155,7 +155,7 @@ def run_ranks(
 
 
 def wait_for_hello(watch: Watch, began: float) -> None:
-    """Nothing is sent before all ranks are connected: one that failed at once would break the rest."""
+    """Nothing is sent until all ranks are connected. A rank that failed earlier would break the rest."""
     pool = watch.pool
     for rank in set(range(pool.world_size)) - pool.hello:
         with selectors.DefaultSelector() as selector:
@@ -219,9 +219,9 @@ def cell_sources() -> dict[str, str]:
 
 
 def observe(watch: Watch, output: Output, timeout: float, longest: float) -> None:
-    """Read replies, output and exits until every rank is done, or it is clear that they never will.
+    """Read replies, output and exits until every rank is done, or it is clear that some never will be.
 
-    The time is counted from when the last rank has begun the task.
+    The time counts from the moment at which the last rank has begun the task.
     """
     pool, ready = watch.pool, False
     began, seconds = time.monotonic(), READY + timeout

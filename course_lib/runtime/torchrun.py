@@ -1,7 +1,7 @@
 """The ledger in ranks that `torchrun` started, on one machine or on several.
 
 Ranks of `launch` write their ledgers into memory that the notebook reads. Ranks on several machines share
-no memory, so each keeps its own record here, and all of them exchange their records at the end:
+no memory, so each rank keeps its own record here, and all of them exchange their records at the end:
 
     recording = Recording("gloo")          # before init_process_group
     dist.init_process_group("gloo")
@@ -10,7 +10,7 @@ no memory, so each keeps its own record here, and all of them exchange their rec
     print(recording.ledger.table())        # of all ranks, on every rank
 
 Each call is checked as under `launch` (contiguous tensors, right devices, buffers untouched while they are
-sent), but not against the calls of other ranks, and a deadlock is found by the backend's time-out only.
+sent), but not against the calls of other ranks, and only the backend's time-out finds a deadlock.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Recording:
         `torch.cuda.set_device` before).
     ledger: after a `with`, the `Ledger` of all ranks' operations in it; None before.
 
-    Entering and leaving `with` are collectives: all ranks do both, with no operation under way. Times
-    count from the barrier at its beginning, so that clocks of different machines need not agree.
+    Entering and leaving `with` are collectives, so all ranks do both, with no operation under way. Times
+    count from the barrier at its beginning, so that clocks of different machines do not have to agree.
 
     Raises RuntimeError outside of torchrun, after init_process_group, or for a second Recording in a process;
     ValueError for another backend. CommunicationError if more is sent in a `with` than fits into a record.
@@ -106,7 +106,7 @@ class Recording:
             self.ledger = Ledger(self.world_size, operations, self.backend, ended=last)
 
     def _operations(self) -> list[Operation]:
-        """This rank's rows. It wrote them itself, so that they need no checks as in `read_log`."""
+        """This rank's rows. It wrote them itself, so they do not need the checks of `read_log`."""
         state = self._recorder.state
         rows_file, texts_file = self._files
         texts, _ = rows.read_texts(os.pread(texts_file, self._recorder.log.texts.end, 0))
@@ -118,7 +118,7 @@ class Recording:
 
 
 class _ScopedRecorder(Recorder):
-    """Outside of `with` it overwrites its rows again and again, so that a long training can go on."""
+    """Outside of `with`, it overwrites its rows again and again, so that a long training can go on."""
 
     keeps = False
 
@@ -133,7 +133,7 @@ class _ScopedRecorder(Recorder):
         return super().add(*args, **kwargs)
 
     def forget(self) -> None:
-        """Begin anew. Handles of operations that are under way keep rows far from the first."""
+        """Begin again. Handles of operations under way keep rows far from the first."""
         self.pending.clear()
         self.log.rows.end = self.state.rows = 0
         self.turns.clear()

@@ -1,11 +1,11 @@
 """Which rank waits for which, and can it ever end? Read from the ranks' boards and logs.
 
 A blocked rank can go on if the other end of its operation was issued, or can still be issued by a
-rank that can go on. Ranks that cannot go on are in a deadlock, and this is certain: an operation that has
+rank that can go on. Ranks that cannot go on are in a deadlock. This is certain, because an operation that has
 not been issued yet cannot come from a rank that has finished or is itself in the deadlock.
 
-On NCCL it is not enough that the other end was issued: its rank does one operation after the other, and an
-earlier one may wait for ever (see `course_lib.ledger.order`).
+On NCCL it is not enough that the other end was issued, because its rank does one operation after another, and
+an earlier operation can wait for ever (see `course_lib.ledger.order`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Snapshot:
 
 
 def waits_for(snap: Snapshot) -> dict[int, set[int]]:
-    """For each rank blocked in an operation: the ranks that have not come to their part of it."""
+    """For each rank blocked in an operation: the ranks that have not reached their part of it."""
     if snap.in_order:
         order = snap.order()
         return {rank: order.waits_for(rank, index) for rank, index in snap.blocked().items()}
@@ -152,8 +152,9 @@ def stuck(snap: Snapshot, running: set[int], taken_in: bool = True) -> dict[int,
     """The ranks that can never go on, each with the ranks that it waits for.
 
     `running`: ranks whose process lives and whose function has not returned. A rank that meets all others
-    issues nothing before these come, and so no operation for which one of them waits. taken_in: see `Order`;
-    with False the answer is not a proof: use it for ranks with which nothing has happened for long.
+    issues nothing before these arrive, and so no operation for which one of them waits. taken_in: see
+    `Order`. With False the answer is not a proof, so use it only for ranks in which nothing has happened for
+    long.
     """
     running = {rank for rank in running if snap.states[rank].state != rows.MEETING}
     if snap.in_order:

@@ -1,9 +1,9 @@
-"""Sandboxes that stand while an exercise is judged: the ranks of one case after those of another.
+"""Sandboxes that stay while an exercise is judged, for the ranks of one case after another.
 
-Making a sandbox, and taking it down, costs as much as three ranks. Between two cases every process in it but
-its own is ended, and with them go their folders, shared memory, sockets and namespaces: the ranks of a case
-find nothing of those before them. While the ranks of a case run, those of the next one are forked in another
-sandbox, so there are two at a time.
+Making a sandbox and taking it down costs as much as three ranks. Between two cases, every process in it
+except its own is ended, and their folders, shared memory, sockets and namespaces end with them. So the ranks
+of a case find nothing left by earlier ranks. While the ranks of a case run, the ranks of the next case are
+forked in another sandbox, so there are two at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _standing: list[Walls] = []
 
 
 def take(process: Preloaded, sandbox: Sandbox | None, world_size: int) -> Walls | None:
-    """Walls for so many ranks, which may stand already; None if these need a sandbox of their own."""
+    """Walls for this many ranks, old or new; None if these ranks need a sandbox of their own."""
     if sandbox is None or not (sandbox.stands and sandbox.has(*NEEDED) and world_size <= ROOM):
         return None
     for walls in [walls for walls in _standing if walls.free()]:

@@ -34,7 +34,7 @@ class Watch:
         return self.alive - set(self.replies)
 
     def all_begun(self) -> bool:
-        """Whether every rank has begun the task; a student's code runs after that."""
+        """Whether every rank has begun the task. A student's code runs only afterwards."""
         states = [self.pool.board.read(rank) for rank in range(self.pool.world_size)]
         return all(state.task == self.task and state.state != rows.IDLE for state in states)
 

@@ -41,7 +41,7 @@ def view(buffer: Buffer) -> memoryview:
 
 
 def send(sock: socket.socket, header: dict, buffers: Sequence[Buffer] = ()) -> None:
-    """Send one message; blocks until the other end has read most of it."""
+    """Send one message. Blocks until the other end has read most of it."""
     parts = [view(json.dumps(header).encode()), *map(view, buffers)]
     head = COUNT.pack(len(parts)) + b"".join(SIZE.pack(part.nbytes) for part in parts)
     if sum(part.nbytes for part in parts) < 65536:
@@ -65,7 +65,7 @@ class Receiver:
         self.buffer, self.filled = bytearray(nbytes), 0
 
     def read(self) -> tuple[dict, list[bytearray]] | None:
-        """Read the bytes that are there: a whole message, or None if more is to come. EOFError at the end."""
+        """Read the bytes that have arrived: a whole message, or None if more follows. EOFError at the end."""
         while True:
             if self.filled < len(self.buffer):
                 try:
@@ -81,7 +81,7 @@ class Receiver:
                 return message
 
     def _advance(self) -> tuple[dict, list[bytearray]] | None:
-        """A piece is complete: a count, the sizes, or a part."""
+        """A piece (a count, the sizes, or a part) is complete."""
         if self.sizes is None and len(self.buffer) == COUNT.size and not self.parts:
             (count,) = COUNT.unpack(self.buffer)
             if not 1 <= count <= 1 << 16:
@@ -163,15 +163,16 @@ OPERATORS = (OpOverload, OpOverloadPacket)
 class _Pickler(cloudpickle.Pickler):
     """Functions and classes of a notebook travel by value, plain tensors as raw buffers.
 
-    By name go torch.ops and its contents, and modules of a class of their own, such as torch.backends.cudnn:
-    cloudpickle takes them along wherever a function mentions them, and pickle cannot.
+    torch.ops and its contents travel by name, and so do modules of a class of their own, such as
+    torch.backends.cudnn, because cloudpickle takes them along whenever a function mentions them, although
+    pickle cannot.
 
-    It takes torch.distributed.tensor along, too, with a function that says `dist.send` and `torch.tensor`,
-    once any code has imported it: that would cost each rank two seconds, most often for nothing.
+    cloudpickle also takes torch.distributed.tensor along with a function that says `dist.send` and
+    `torch.tensor`, once any code has imported it. This would cost each rank two seconds, most often in vain.
 
     A function with `functools.cache` travels by value, without what it has remembered.
 
-    Code keeps its file's name, by which a diagnosis knows the cell: cloudpickle 3.1.3 leaves it out.
+    Code keeps its file's name, by which a diagnosis knows the cell, although cloudpickle 3.1.3 leaves it out.
     """
 
     def reducer_override(self, obj: Any):
@@ -210,7 +211,7 @@ def has_plain_bytes(tensor: torch.Tensor) -> bool:
 
 
 def _name_of(obj: Any) -> str:
-    """ "torch.ops.aten.mm", of an operator or a module of a class of its own; "" of anything else."""
+    """ "torch.ops.aten.mm", for an operator or a module of a class of its own; "" for anything else."""
     if isinstance(obj, OPERATORS):
         return f"torch.ops.{obj}"
     return obj.__name__ if isinstance(obj, ModuleType) and type(obj) is not ModuleType else ""
@@ -238,7 +239,8 @@ def _when_it_is_used(name: str) -> ModuleType:
 class _Later(ModuleType):
     """A module of PyTorch until one of its attributes is read.
 
-    It is not in `sys.modules`: an import that finds half a module there, in the middle of others, fails.
+    It is not in `sys.modules`, because an import that finds half a module there, in the middle of other
+    imports, fails.
     """
 
     def __getattr__(self, name: str) -> Any:

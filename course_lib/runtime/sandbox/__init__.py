@@ -1,4 +1,4 @@
-"""Student code behind walls: find out which walls the machine allows, and make them.
+"""Student code runs behind walls. Find out which walls the machine allows, and make them.
 
 `spec.Sandbox` describes a sandbox, `probe.probe()` finds out which layers hold here, `init.keep` makes it in
 a fork of the preloaded process, and `enter` contains the steps.

@@ -1,4 +1,4 @@
-"""Whether control groups hold on this machine: the test takes more memory than such a group allows."""
+"""Whether control groups hold on this machine. The test takes more memory than such a group allows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WAIT = 30.0  # seconds
 
 
 def bounds_hold(preloaded: Preloaded) -> bool:
-    """Whether a sandbox gets a control group, and memory beyond its bound ends the processes in there.
+    """Whether a sandbox gets a control group, and memory beyond its bound ends the processes in it.
 
-    The test takes the memory as a file: no other layer counts that. It also makes the grader's own group
-    ready, and removes groups that killed graders left behind.
+    The test takes the memory as a file, which no other layer counts. It also makes the grader's own group
+    ready, and removes groups left behind by killed graders.
     """
     try:
         hierarchy.prepare()
@@ -45,7 +45,7 @@ def bounds_hold(preloaded: Preloaded) -> bool:
 
 
 def take_memory(arguments: dict, fds: list[int]) -> NoReturn:
-    """In the sandbox: fill a file in memory with so many bytes."""
+    """In the sandbox: fill a file in memory with this many bytes."""
     file, piece = os.memfd_create("taken"), bytes(PIECE)
     for _ in range(arguments["bytes"] // PIECE):
         os.write(file, piece)
@@ -62,7 +62,7 @@ def writable() -> bool:
 
 
 def can_be_written(path: str) -> bool:
-    """Try to open the file: access(2) does not know of Landlock. Nothing is written."""
+    """Try to open the file, because access(2) does not know of Landlock. Nothing is written."""
     try:
         os.close(os.open(path, os.O_WRONLY))
     except OSError:

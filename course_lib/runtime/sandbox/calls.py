@@ -1,21 +1,21 @@
-"""System calls: those that no process of a sandbox may make, and all that a rank under a check needs.
+"""The system calls no process of a sandbox may make, and all the calls a rank under a check needs.
 
 `forbid_everywhere` forbids every process of a sandbox the calls that lead out of it or let the kernel keep
 memory for it: namespaces, mounts, keys, other processes.
 
-`forbid` is for a rank of a check, once the ranks have met: it allows only the calls for computing, for
-messages on the connections that there are, and for the rank's own files. A namespace hides files, processes
-and memory of others, but the network is common to the ranks, and so are the files of Python: a socket's name,
-a lock on a file, an attribute are messages that no ledger counts. The memory of a rank is counted as the
-pages of this one process (`course_lib.runtime.held`): so there is no other process, no pipe, no segment of
-shared memory that could hold data instead, nor a set of descriptors (epoll), of which each entry has eight
-bytes of the caller's.
+`forbid` is for a rank of a check, once the ranks have met. It allows only the calls for computing, for
+messages on existing connections, and for the rank's own files. A namespace hides files, processes and memory
+of others, but the ranks share the network and the files of Python. A socket's name, a lock on a file or an
+attribute would be a message that no ledger counts. The memory of a rank is counted as the pages of this one
+process (`course_lib.runtime.held`). So no other process, no pipe and no segment of shared memory is allowed,
+since it could hold data instead, and no set of descriptors (epoll), since each of its entries holds eight
+bytes chosen by the caller.
 
 These calls fail with EPERM, in all threads and for good. Sources: seccomp(2), the kernel's
 userspace-api/seccomp_filter; numbers: its asm/unistd_64.h and asm-generic/unistd.h.
 
-The filter cannot forbid what every program has to do, such as taking time: a rank that can wait can signal,
-slowly.
+The filter cannot forbid what every program has to do, such as taking time. A rank that can wait can signal,
+although slowly.
 """
 
 from __future__ import annotations
@@ -124,19 +124,19 @@ Step = tuple[int, int, int, int]  # code, steps to leap when true, when false, o
 def forbid_everywhere() -> None:
     """In any process of a sandbox: calls that lead out of it fail from here on.
 
-    Needs `no_new_privileges`. OSError or KeyError if the kernel has no filters, or none that are known.
+    Needs `no_new_privileges`. OSError or KeyError if the kernel has no filters, or no known ones.
     """
     set_filter(packed(program_everywhere()))
 
 
 def forbid() -> None:
-    """In a rank under a check: all calls fail from here on but those that a check needs. Else as above."""
+    """In a rank under a check: all calls except those a check needs fail from here on. Else as above."""
     set_filter(program_of_ranks().replace(packed([own(ANY_RANK)]), packed([own(os.getpid())])))
 
 
 @functools.cache
 def program_of_ranks() -> bytes:
-    """The filter of a rank ANY_RANK, packed: the process that forks ranks makes it once for all of them."""
+    """The filter of a rank ANY_RANK, packed. The process that forks ranks makes it once for all of them."""
     return packed(program(ANY_RANK))
 
 

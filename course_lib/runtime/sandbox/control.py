@@ -1,13 +1,13 @@
-"""Control groups: the kernel bounds the memory and the number of all processes of a sandbox together.
+"""Control groups, in which the kernel bounds memory and number of all processes of a sandbox together.
 
-    keeper      enter()           makes a group, bounds it and goes in: its forks are born in there
+    keeper      enter()           makes a group, bounds it and enters it, so that its forks are born there
     init        Watch.reached()   asks the kernel whether a bound was reached
     preloaded   remove_groups()   the groups of sandboxes that have ended, and of graders that are gone
 
-A group of version 2 is one folder; of version 1 it is two of the same name, in the hierarchies of memory
-and of pids. They are made in the grader's own group, if that may be written to. Only the kernel can count
-memory that is shared or lies in files without a disk, at the moment when it is taken.
-Cost for each sandbox: 3 ms of work, and about 15 in which the kernel waits before it lets the
+A group of version 2 is one folder. A group of version 1 is two folders of the same name, in the hierarchies
+of memory and of pids. Groups are made in the grader's own group, if the grader may write there. Only the
+kernel can count memory that is shared or in files without a disk at the moment when it is taken.
+Each sandbox costs 3 ms of work, and about 15 in which the kernel waits before it lets the
 keeper in. Sources: the kernel's admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
@@ -43,7 +43,7 @@ FILES = {  # by which a group is watched, of both versions
 def enter(sandbox: Sandbox, count: int) -> Watch | None:
     """Make a bounded group for `count` children and go in; None if the sandbox does without.
 
-    ControlGroupError if it cannot be made: a sandbox is as strong as it says, or there is none.
+    ControlGroupError if it cannot be made, because a sandbox is as strong as it says, or there is none.
     """
     if not sandbox.has(spec.CONTROL_GROUPS):
         return None
@@ -90,7 +90,7 @@ def give_way() -> None:
 
 
 class Watch:
-    """The kernel's counts of one group. They are open descriptors: init cannot see these files."""
+    """The kernel's counts of one group, as open descriptors, because init cannot see these files."""
 
     def __init__(self, folders: list[str], processes: int):
         self.files: dict[str, int] = {}
@@ -103,7 +103,7 @@ class Watch:
         self.looked = self.since = time.monotonic()
 
     def forget(self) -> None:
-        """Bounds that were reached so far no longer count: the processes that reached them are gone."""
+        """Bounds reached so far no longer count, because the processes that reached them have ended."""
         self.ended, self.refused = self.count("memory", "oom_kill"), self.count("pids", "max")
         self.looked = self.since = time.monotonic()
 
@@ -203,5 +203,5 @@ def removed(folder: str) -> bool:
 
 
 def name_of(owner: int, keeper: int) -> str:
-    """A group's name, with its owner; a process's start distinguishes it from a later one of the same pid."""
+    """A group's name, with its owner. The start of a process tells it from a later one of the same pid."""
     return f"{PREFIX}-{owner}-{started(owner)}-{keeper}"

@@ -4,8 +4,8 @@
     init     build()         a root folder that holds only what may be seen; the loopback interface
     child    give_up_rights()   limits, another user, no capabilities: the last step before student code
 
-The keeper and init run nothing but this library. A child runs a student's code, and no call gives it back
-the rights that it has given up. Sources: the manual pages namespaces(7), user_namespaces(7),
+The keeper and init run only this library. A child runs a student's code, and no call gives it back
+the rights it has given up. Sources: the manual pages namespaces(7), user_namespaces(7),
 mount_namespaces(7), capabilities(7), landlock(7).
 """
 
@@ -38,7 +38,7 @@ KEPT_PREFIXES = (
 
 
 def leave_host(sandbox: Sandbox) -> None:
-    """New namespaces for this process and its children; its own pid stays in the old one."""
+    """New namespaces for this process and its children. Its own pid stays in the old namespace."""
     flags = sum(flag for layer, flag in FLAGS.items() if sandbox.has(layer))
     if not flags:
         return
@@ -66,7 +66,7 @@ def map_to_itself(user: int, group: int) -> None:
 
 
 def build(sandbox: Sandbox) -> None:
-    """The root folder of the sandbox, in its own mount namespace: it contains only the folders put there."""
+    """The root folder of the sandbox, in its own mount namespace. It contains only the folders put there."""
     os.umask(0o022)
     if sandbox.has(spec.MOUNT):
         kernel.mount(
@@ -96,7 +96,7 @@ def show(path: str) -> None:
 
 
 def point(target: str, *, is_folder: bool) -> None:
-    """An empty folder or file: something to mount on."""
+    """An empty folder or file to mount on."""
     os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
     if not is_folder:
         with open(target, "wb"):
@@ -120,7 +120,7 @@ def devices() -> None:
 
 
 def private_folders(sandbox: Sandbox) -> None:
-    """/tmp and /dev/shm: bounded, and in memory, so that nothing is left of them."""
+    """/tmp and /dev/shm, which are bounded and in memory, so that nothing is left of them."""
     for path, size in ((TEMPORARY, sandbox.disk), (SHARED_MEMORY, PRIVATE_SHARED_MEMORY)):
         os.makedirs(ROOT + path, exist_ok=True)
         private_folder(ROOT + path, size)
@@ -162,7 +162,7 @@ def process_folder(sandbox: Sandbox) -> None:
 def leave_siblings(sandbox: Sandbox) -> None:
     """In the child: temporary folders and shared memory that the other children of the sandbox do not have.
 
-    Ranks that could hand their tensors over in a file could send a ring's messages for show.
+    Ranks that could hand over their tensors in a file could send a ring's messages only for show.
     """
     if not sandbox.has(spec.MOUNT):
         return  # `place` makes a folder for each, and Landlock allows no other
@@ -225,8 +225,8 @@ def in_initial_user_namespace() -> bool:
 def harmless_environment() -> dict[str, str]:
     """The part of this process's environment that a sandbox may know: no token, no name, no personal path.
 
-    The preloaded process of a grader is started with it: the environment of its start stays readable in
-    /proc/self/environ, also in its forks.
+    The preloaded process of a grader is started with it, because the environment of its start stays readable
+    in /proc/self/environ, even in its forks.
     """
     return {
         name: value

@@ -1,7 +1,7 @@
-"""The place for control groups: the grader's own group, if the machine has given it that right.
+"""The place for control groups, which is the grader's own group if the machine has given it that right.
 
 Version 2 has one hierarchy of groups and allows children with limits only below a group that holds no
-process itself; version 1 has a hierarchy for each kind of limit. Source: cgroups(7).
+process itself. Version 1 has a hierarchy for each kind of limit. Source: cgroups(7).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOVES = 20  # attempts to move the grader's processes while new ones are forked
 
 
 class ControlGroupError(OSError):
-    """A control group could not be made; the text has the attempt and the reason."""
+    """A control group could not be made. The text names the attempt and the reason."""
 
 
 def parents() -> dict[str, str]:
@@ -38,7 +38,7 @@ def parents() -> dict[str, str]:
 
 
 def own_folders(groups: str, mounts: str) -> dict[str, str]:
-    """Controller -> folder of this process's own group, for those that are mounted and can be seen.
+    """Controller -> folder of this process's own group, for mounted controllers that can be seen.
 
     groups, mounts: the texts of /proc/self/cgroup and /proc/self/mountinfo.
     """
@@ -69,8 +69,8 @@ def mounted(mounts: str, controller: str) -> list[tuple[str, str]]:
 def prepare() -> None:
     """Once, in the grader: let its group hand on its controllers. ControlGroupError if it may not.
 
-    Version 2 allows that only to a group that holds no process itself, so the grader's processes move into a
-    leaf. If the group holds others, whose place is not ours to choose, there is no control group.
+    Version 2 allows this only to a group that holds no process itself, so the grader's processes move into a
+    leaf. If the group holds other processes, which are not ours to move, there is no control group.
     """
     folder = parents()[CONTROLLERS[0]]
     handed_on = f"{folder}/cgroup.subtree_control"

@@ -1,9 +1,9 @@
-"""Process 1 of a sandbox: forks its children, reports how they end, and ends all processes with itself.
+"""Process 1 of a sandbox forks its children, reports how they end, and ends all processes with itself.
 
-A standing sandbox (see `runtime.walls`) gets children again after the last ones were ended. Process 1 runs
-nothing but this library, and holds rights that the children do not have, so that they can neither stop nor
-trace it. At its end the kernel ends every process of the pid namespace. On a machine without such namespaces
-it ends its descendants itself, also those that left their session.
+A standing sandbox (see `runtime.walls`) gets new children after the last ones were ended. Process 1 runs
+only this library, and holds rights that the children do not have, so that they can neither stop nor
+trace it. When it ends, the kernel ends every process of the pid namespace. On a machine without such
+namespaces, it ends its descendants itself, including those that left their session.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def die_with_parent() -> None:
 
 
 class Init:
-    """The loop of process 1. group: the number of the children that there are now."""
+    """The loop of process 1. group: the number of the present children."""
 
     def __init__(
         self, sandbox: Sandbox, link: socket.socket, order: dict, fds: list[int], run: Run,
@@ -156,7 +156,7 @@ class Init:
             self.watch_memory()
 
     def receive(self) -> tuple[bytes, list[int]]:
-        """An order; b"" if the other end is gone, also if it has left messages of ours unread."""
+        """An order; b"" if the other end is gone, even if it has left messages of ours unread."""
         try:
             data, fds, _, _ = socket.recv_fds(self.link, 1 << 20, MOST_FDS)
         except ConnectionResetError:
@@ -212,7 +212,7 @@ class Init:
             self.end()
 
     def watch_memory(self) -> None:
-        """Bound the memory that all processes hold by themselves; shared, preloaded pages do not count."""
+        """Bound the memory all processes hold by themselves. Shared, preloaded pages do not count."""
         if self.ended or (self.watch is not None and self.watch.amount("held") <= self.limit):
             return  # the kernel counts all that is counted here, and more
         pids = self.inhabitants()
@@ -311,9 +311,9 @@ def private_bytes(pid: int) -> int:
 
 
 def bytes_without_a_name(pids: Iterable[int]) -> int:
-    """Bytes of files that are memory and have no name; each once, however many processes have it open.
+    """Bytes of files that are memory and have no name, each once, however many processes have it open.
 
-    A file that a process has mapped is among its private pages too. Nothing in the course needs such files.
+    A file mapped by a process is also among its private pages. Nothing in the course needs such files.
     """
     nbytes: dict[object, int] = {}
     for pid in pids:
@@ -325,8 +325,8 @@ def bytes_without_a_name(pids: Iterable[int]) -> int:
 def loopback_bytes() -> int:
     """Bytes sent on this sandbox's own loopback interface, counted by the kernel, without headers.
 
-    Small messages have more bytes of headers than of their own: a count of these would leave room for as many
-    bytes that no record shows.
+    Small messages have more bytes of headers than of their own. If the headers were counted, there would be
+    room for as many bytes that no record shows.
     """
     header = HEADER_6 if len(read("/proc/self/net/tcp6").splitlines()) > 1 else HEADER
     for line in read("/proc/self/net/dev").splitlines():

@@ -59,7 +59,7 @@ def unmount(target: str) -> None:
 
 
 def make_read_only(target: str) -> None:
-    """The mount at `target` and all mounts below it; nothing there gives another user's rights."""
+    """The mount at `target` and all mounts below it, where no file gives another user's rights."""
 
     class MountAttributes(ctypes.Structure):
         _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
@@ -98,11 +98,11 @@ def loopback_up() -> None:
 
 
 def no_loss_probes() -> None:
-    """Turn off TCP's loss probes: they would count bytes that no program sent.
+    """Turn off TCP's loss probes, because they would count as bytes that no program sent.
 
-    TCP sends one when an answer takes long, as it does on a busy machine. Nothing is lost on a loopback
-    interface. If this may not be set, it stays as it is. Each packet has a time stamp, so that all headers
-    have one size.
+    TCP sends a probe when an answer takes long, as on a busy machine. Nothing is lost on a loopback
+    interface. If this setting may not be changed, it stays as it is. Each packet has a time stamp, so that
+    all headers have one size.
     """
     for name, value in (("tcp_early_retrans", "0"), ("tcp_timestamps", "1")):
         with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w") as file:
@@ -148,7 +148,7 @@ def landlock_version() -> int:
 
 
 def landlock(readable: list[str], writable: list[str]) -> None:
-    """From here on nothing but `readable` can be read, and nothing but `writable` be written.
+    """From here on, only `readable` can be read, and only `writable` can be written.
 
     Needs `no_new_privileges`. Paths that do not exist are left out.
     """

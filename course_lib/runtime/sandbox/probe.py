@@ -1,4 +1,4 @@
-"""Which layers hold on this machine: found by putting a process behind them and looking around there."""
+"""Find out which layers hold on this machine, by putting a process behind them that looks around there."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ALWAYS = (spec.NO_PRIVILEGES, spec.CALLS, spec.LIMITS)
 
 
 def probe(preloaded: Preloaded, **options: object) -> Sandbox:
-    """The strongest sandbox that this machine allows; `options` are fields of `Sandbox`.
+    """The strongest sandbox this machine allows; `options` are fields of `Sandbox`.
 
-    Every layer that it names held in a sandbox that was really made.
+    Every layer it names has held in a sandbox that was really made.
     """
     base = Sandbox(visible=spec.visible_paths(), user=nobody(), **options)  # pyright: ignore[reportArgumentType]
     bounds = (spec.CONTROL_GROUPS,) if bounds_hold(preloaded) else ()
@@ -73,7 +73,7 @@ def nobody() -> int | None:
 def try_out(preloaded: Preloaded, sandbox: Sandbox) -> tuple[str, ...] | None:
     """The layers of `sandbox` that hold when it is made; None if it cannot be made.
 
-    Two children are in it: one leaves a note, and the other looks around, for that note too.
+    It holds two children. The first leaves a note, and the second looks around, also for the note.
     """
     ends = [socket.socketpair() for _ in range(2)]
     with contextlib.ExitStack() as stack:
@@ -113,7 +113,7 @@ def leave_note(arguments: dict, fds: list[int]) -> NoReturn:
 
 
 def look_around(arguments: dict, fds: list[int]) -> NoReturn:
-    """In the sandbox: which parts of the machine, and of a sibling, can still be seen?"""
+    """In the sandbox: which parts of the machine, and of a sibling, are still visible?"""
     sock = socket.socket(fileno=fds[0])
     sibling = json.loads(sock.recv(1 << 12))
     with open("/proc/self/status") as file:
@@ -141,7 +141,7 @@ def look_around(arguments: dict, fds: list[int]) -> NoReturn:
 
 
 def readable(path: str) -> bool:
-    """Try to read it: access(2) does not know of Landlock."""
+    """Try to read it, because access(2) does not know of Landlock."""
     try:
         with open(path, "rb") as file:
             file.read(1)

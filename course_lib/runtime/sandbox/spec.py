@@ -54,11 +54,11 @@ class Sandbox:
     """Plain data, so that it can be sent to the process that forks.
 
     layers: names from LAYERS that are used here (see `probe`).
-    visible: folders and files that can be read, and no others; masked: those inside them that cannot.
+    visible: the only folders and files that can be read; masked: those inside them that cannot.
     user: the user id without rights that root becomes; None if the grader is not root.
-    memory: bytes of all processes together, above those that they share with the preloaded process.
-    disk: bytes of the private folder (of each rank's, if ranks are kept apart). The rest are limits
-    of one process, but for `processes`. stands: whether it is kept for the ranks that come after (see
+    memory: bytes of all processes together, above the bytes they share with the preloaded process.
+    disk: bytes of the private folder (of each rank's folder, if ranks are kept apart). The rest are limits
+    of one process, except for `processes`. stands: whether it is kept for later ranks (see
     `runtime.walls`), until the grader ends it.
     """
 
@@ -96,10 +96,10 @@ class Sandbox:
 
 
 def python_folders() -> tuple[str, ...]:
-    """The folders that this Python needs to import: its environment, its standard library, this package.
+    """The folders this Python needs to import: its environment, its standard library, this package.
 
-    And the folders that PYTHONPATH or `pip install --target` added, as far as packages lie there that the
-    course uses.
+    Folders added by PYTHONPATH or `pip install --target` belong to them as well, if they hold packages
+    the course uses.
     """
     paths = sysconfig.get_paths()
     folders = {
@@ -117,7 +117,7 @@ def python_folders() -> tuple[str, ...]:
 
 
 def visible_paths() -> tuple[str, ...]:
-    """The least that Python, torch and shell commands need; nothing of the course's sources."""
+    """The least that Python, torch and shell commands need, without any of the course's sources."""
     there = [path for path in (*SYSTEM, *SETTINGS) if os.path.lexists(path)]
     return tuple(dict.fromkeys((*there, *python_folders())))
 
