@@ -56,7 +56,7 @@ def __getattr__(name: str):
 
 
 def _start_in_background() -> None:
-    """Start the process that forks the ranks, so that the first `launch` need not wait for it."""
+    """Start the process that forks the ranks, so that the first `launch` does not have to wait for it."""
     if os.environ.get("COURSE_ROLE") or "TORCHELASTIC_RUN_ID" in os.environ:
         return  # in a rank, or under torchrun: nothing to start
     from course_lib.runtime.pools import preload

@@ -1,7 +1,7 @@
 """Public names of a package that are imported when they are first used, each written once.
 
-While an exercise is graded, the modules that answer it are hidden, and their package must still be there for
-everything else. So such a package imports these names for type checkers alone, and the rest when it is used:
+While an exercise is graded, the modules that answer it are hidden, but everything else still needs their
+package. So such a package imports these names only for type checkers, and the rest when it is used:
 
     if TYPE_CHECKING:
         from .ring import ring_attention
@@ -42,9 +42,9 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 
 
 def late_names(package: str) -> dict[str, str]:
-    """The names that a package imports late, and their modules; none if it does not use `exports`.
+    """The names a package imports late, and their modules; none if it does not use `exports`.
 
-    No module is imported for it, and neither is the package.
+    Neither the modules nor the package are imported to find them.
     """
     late: dict[str, str] = {}
     for node in _body(package):

@@ -1,14 +1,15 @@
-"""The first messages: say which rank this is, swap with a neighbour, pass a tensor round a circle.
+"""The first messages: say which rank this is, swap with a neighbour, pass a tensor around a circle.
 
-All N processes run the same function at the same time; `dist.get_rank()` tells them apart. A message
-takes two: one process calls send, the other recv, and each waits until the other is there. So if you
-write both sides in one function, make sure that not all ranks wait at once. There are two ways:
+All N processes run the same function at the same time, and `dist.get_rank()` tells them apart. A message
+takes two ranks. The first calls send, the second calls recv, and each waits until its partner has made its
+call. So if you write both sides in one function, make sure that not all ranks wait at the same time. There
+are two ways:
 
-* break the symmetry: one of two partners sends first, the other receives first;
-* post both, the send and the receive, and wait for them together (`dist.batch_isend_irecv`).
+* break the symmetry, so that one of two partners sends first and the other receives first;
+* post both the send and the receive, and wait for them together (`dist.batch_isend_irecv`).
 
-The second way is used here: it needs no case for odd and even ranks, and works on every backend, also on
-NCCL, on which an isend that is followed by an irecv can still deadlock.
+The second way is used here, because it needs no case for odd and even ranks, and works on every backend,
+including NCCL, on which an isend followed by an irecv can still deadlock.
 
 Peers are ranks of the group (`group_peer`); plain `dist.send(tensor, dst)` counts in the whole world.
 """
@@ -30,7 +31,7 @@ def exchange(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> No
     """Swap `tensor` with the neighbour rank ^ 1 (0 and 1, 2 and 3, ...), in place.
 
     tensor: any shape, contiguous or not; the same shape and dtype on both sides. With an odd number of
-    ranks the last one has no partner and keeps what it has.
+    ranks, the last rank has no partner and keeps its tensor.
     Sends the tensor's bytes once, in one round. Scratch: one tensor, since a tensor that is being sent
     must not be written.
     """

@@ -1,9 +1,9 @@
-"""The end of a program: its exit code, and no complaint if the program that reads it has gone.
+"""The end of a program: its exit code, and no complaint if the program that reads it has ended.
 
     python -m course_lib.progress | head -1
 
 `head` closes the pipe after a line. The next print raises BrokenPipeError, and Python complains once more
-when it flushes its streams at the end. A program of the shell ends without a word.
+when it flushes its streams at the end. Programs of the shell end silently instead.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Your points so far: of one notebook in its last cell, of all of them in a terminal.
+"""Your points so far, for one notebook in its last cell, and for all notebooks in a terminal.
 
     python -m course_lib.progress                  all notebooks of this folder
     python -m course_lib.progress work/05_fsdp     one of them
 
-The command reads the tables that the checks printed into the saved notebooks, and runs nothing. In a
-notebook, `progress.show("05_fsdp")` lists the checks that its kernel has run.
+The command reads the tables printed by the checks into the saved notebooks, and runs nothing. In a
+notebook, `progress.show("05_fsdp")` lists the checks its kernel has run.
 
-All of this is about the visible cases. A grader runs every check once more with hidden cases.
+The points count only the visible cases. A grader runs every check once more with hidden cases.
 """
 
 from __future__ import annotations

@@ -42,15 +42,15 @@ ABSENT = "Not in this file"  # in place of a section
 
 
 class UnreadableNotebook(Exception):
-    """A file that does not hold a notebook of the course; the text says why."""
+    """The file does not hold a notebook of the course. The text says why."""
 
 
 @dataclass(frozen=True)
 class Exercise:
     """An exercise and the last table that its check printed.
 
-    section: the heading above it. possible: the points that it gives, extra credit if `extra`. points: None
-    unless a table of it is in the file. state: one of the words above.
+    section: the heading above it. possible: the points it gives, extra credit if `extra`. points: None
+    unless the file contains a table for it. state: one of the words above.
     """
 
     name: str
@@ -63,9 +63,9 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A file of the course, with the exercises in the order in which they stand there.
+    """A file of the course, with the exercises in their order in the file.
 
-    Exercises whose check is not in the file are the last ones, as a cell may have been deleted.
+    Exercises whose check is not in the file come last, since a cell might have been deleted.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class Notebook:
 
 
 def read(path: Path) -> Notebook:
-    """The notebook in the file `path`. UnreadableNotebook, in a sentence, if it is none of the course's."""
+    """The notebook in the file `path`. UnreadableNotebook, with a sentence, if it is not of the course."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         cells = [(cell["cell_type"], _text(cell["source"]), cell) for cell in content["cells"]]
@@ -89,10 +89,11 @@ def read(path: Path) -> Notebook:
 
 
 def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
-    """The notebooks that `places` name: files, and folders that hold them up to one folder deeper.
+    """The notebooks named by `places`: files, and folders that hold them up to one folder deeper.
 
-    A place that is not here is looked for where a student works. A newer version beside a notebook counts
-    as soon as something is written in it. UnreadableNotebook if there is no such place, or none in a folder.
+    A place that is not in this folder is looked for where a student works. A newer version next to a notebook
+    counts as soon as something is written in it. UnreadableNotebook if there is no such place, or if a folder
+    holds no notebook.
     """
     for named in places:
         place = named if named.exists() else default_folder() / named
@@ -115,7 +116,7 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
 
 
 def default_folder() -> Path:
-    """Where a student works: `work/`, which `make lab` makes; on a rented machine in `course/`; else here."""
+    """Where a student works: `work/`, made by `make lab`; on a rented machine in `course/`; else here."""
     return next((Path(name) for name in ("work", "course/work") if Path(name).is_dir()), Path())
 
 
@@ -196,9 +197,9 @@ def _check(tree: ast.Module | None) -> tuple[str, str, list[str]] | None:
 
 
 def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dict[str, str]:
-    """The state of each name that a cell defines. A cell with a mistake in its grammar defines it, too.
+    """The state of each name a cell defines. A cell with a mistake in its grammar also defines it.
 
-    A function that uses one of the cells `above` that is not written is not written to its end either.
+    A function that uses an unwritten function of the cells `above` is not written to its end either.
     """
     if tree is None:
         return dict.fromkeys(DEFINES.findall(source), BROKEN)
@@ -217,7 +218,7 @@ def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dic
 
 
 def _assigned(target: ast.expr) -> Iterator[str]:
-    """The names that an assignment gives a value: of `a, b = 1, 2` both."""
+    """The names that get a value in an assignment, which in `a, b = 1, 2` are both."""
     if isinstance(target, ast.Name):
         yield target.id
     elif isinstance(target, ast.Tuple | ast.List):
@@ -226,7 +227,7 @@ def _assigned(target: ast.expr) -> Iterator[str]:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    """The names that a node may define, wherever in a cell it stands."""
+    """The names a node can define, wherever it is in a cell."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -236,7 +237,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 
 def _has_stub(node: ast.AST) -> bool:
-    """Whether a stub's line is left where it can be reached: below a `return` it does no harm."""
+    """Whether a stub's line is left where it can be reached, since below a `return` it does no harm."""
     if _is_stub(node):
         return True
     for _, part in ast.iter_fields(node):
@@ -259,7 +260,7 @@ def _is_stub(node: ast.AST) -> bool:
 
 
 def _has_dots(node: ast.AST) -> bool:
-    """Whether `...` stands where an answer belongs, and not in an index such as `x[..., 0]`."""
+    """Whether `...` is in place of an answer, and not part of an index such as `x[..., 0]`."""
     if isinstance(node, ast.Subscript):
         return _has_dots(node.value)
     if isinstance(node, ast.Constant):
@@ -268,7 +269,7 @@ def _has_dots(node: ast.AST) -> bool:
 
 
 def _parsed(source: str) -> ast.Module | None:
-    """The cell as Python, with IPython's own lines turned into calls; None if it has a mistake in it."""
+    """The cell as Python, with IPython's own lines turned into calls; None if it contains a mistake."""
     source = RUNS_ITS_CELL.sub("", source, count=1) if source.lstrip().startswith("%%") else source
     try:
         return ast.parse(TransformerManager().transform_cell(source))

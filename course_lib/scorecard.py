@@ -12,8 +12,8 @@ has counted the third, and `scorecard` puts them side by side:
 
     scorecard({"ring_shift": launch(job, world_size=4)}, unit=4_000_000)
 
-Both counts are exact and the same in every run: they come from the operations that PyTorch
-dispatches, not from clocks or the operating system. They do not include memory that a backend allocates
+Both counts are exact and the same in every run, because they come from the operations dispatched by
+PyTorch, not from clocks or the operating system. They do not include memory that a backend allocates
 inside itself.
 """
 
@@ -64,7 +64,7 @@ class JobRun(Protocol):
 
 @contextlib.contextmanager
 def costs(*resident: torch.Tensor) -> Iterator[Costs]:
-    """In a rank: count the operations of the block, and the bytes of tensors that are alive at once.
+    """In a rank: count the operations of the block, and the bytes of tensors alive at the same time.
 
     resident: tensors that exist already and belong to the job, such as its input. The counts are
     in the yielded `Costs`, during and after the block.
@@ -112,7 +112,7 @@ class _Meter(TorchDispatchMode):
         weakref.finalize(storage, self._given_back, key).atexit = False
 
     def look_again(self) -> None:
-        """Count storages anew that changed their size without an operation: so ZeRO-3 frees a row."""
+        """Recount storages that changed their size without an operation, which is how ZeRO-3 frees a row."""
         for key, (reference, before) in list(self.known.items()):
             storage = reference()
             if storage is not None and storage.nbytes() != before:
@@ -138,7 +138,7 @@ def _flops(func: Any, args: tuple, kwargs: dict, result: Any) -> int:
 
 
 def product_flops(func: Any, args: tuple, kwargs: dict, result: Any) -> int:
-    """The operations of a product or of attention, 0 of any other call; `addmm_` counts as `addmm` does."""
+    """The operations of a product or of attention, 0 for any other call; `addmm_` counts like `addmm`."""
     name = func._overloadpacket.__name__.removesuffix("_")
     fused = ATTENTION.match(name)
     if fused and fused[1]:
@@ -157,9 +157,10 @@ def product_flops(func: Any, args: tuple, kwargs: dict, result: Any) -> int:
 def _attention(name: str, args: tuple) -> int:
     """Two products forward and four backward, whichever kernel computes them, masked scores included.
 
-    The kernels compute the scores a second time in backward. This fifth product is theirs and not the
-    strategy's: it is left out, so that a step has the same FLOPs with every kernel and on every device, those
-    of `facts.transformer_flops`. PyTorch's registry has five on a GPU, and does not know the CPU's kernel.
+    The kernels compute the scores a second time in backward. This fifth product belongs to the kernel and not
+    to the strategy, so it is left out, and a step has the same FLOPs with every kernel and on every device,
+    namely the FLOPs of `facts.transformer_flops`. PyTorch's registry counts five products on a GPU, and does
+    not know the CPU's kernel.
     """
     backward = "backward" in name
     query, key, value = args[1:4] if backward else args[:3]
@@ -237,7 +238,7 @@ def scorecard(runs: Mapping[str, JobRun], *, unit: float, flops_alone: float = 0
     """The three criteria for several runs whose ranks each returned their `costs`.
 
     runs: by the strategy's name, the result of `launch`. unit: bytes of the job's tensor, called M.
-    flops_alone: FLOPs that one process needs for the same job; 0 if the job computes nothing.
+    flops_alone: FLOPs one process needs for the same job; 0 if the job computes nothing.
     ValueError if a rank returned something else.
     """
     return Scorecard([_row(name, run) for name, run in runs.items()], unit, flops_alone)

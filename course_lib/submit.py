@@ -4,8 +4,8 @@
     python -m course_lib.submit                     those of this folder in which something is written
 
 Each notebook is run from the top, in a kernel and a folder of its own, so your file stays as you saved it.
-Then it goes into a zip as `05_fsdp/05_fsdp.ipynb`, which is how the grader looks for it. Nothing is refused:
-a notebook that is not ready is packed, too, and you are told what is missing.
+Then it goes into a zip as `05_fsdp/05_fsdp.ipynb`, which is how the grader looks for it. Nothing is refused.
+A notebook that is not ready is packed as well, and you are told what is missing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _begun(notebooks: list[Notebook]) -> list[Notebook]:
-    """Those in which an exercise is written; all of them if there is none. A line says what was left out."""
+    """The notebooks in which an exercise is written; if none, all. A line says what was left out."""
     begun = [notebook for notebook in notebooks if is_begun(notebook)]
     if len(begun) in (0, len(notebooks)):
         return notebooks
@@ -145,7 +145,7 @@ def _minutes(word: str) -> float:
 
 
 def _one_each(notebooks: list[Notebook]) -> list[Notebook]:
-    """UnreadableNotebook if two files are the same notebook: only the student knows which one counts."""
+    """UnreadableNotebook if two files are the same notebook, as only the student knows which file counts."""
     for notebook in notebooks:
         same = [str(other.path) for other in notebooks if other.assignment == notebook.assignment]
         if len(same) > 1:
@@ -160,7 +160,7 @@ def _one_each(notebooks: list[Notebook]) -> list[Notebook]:
 
 
 def findings(notebook: Notebook, minutes: float | None) -> Iterator[tuple[bool, str]]:
-    """(whether that is ready, a sentence), one after the other. minutes: None leaves out the run."""
+    """(whether a part is ready, a sentence), one after the other. minutes: None leaves out the run."""
     yield _tried(notebook.exercises)
     if minutes is None:
         yield True, "it was not run from the top, because you said so"
@@ -172,7 +172,7 @@ OPEN = (UNWRITTEN, BROKEN, UNDEFINED, UNJUDGED)
 
 
 def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
-    """Extra credit need not be tried."""
+    """Extra credit does not have to be tried."""
     due = [exercise for exercise in exercises if not exercise.extra]
     left = [exercise for exercise in due if exercise.state in OPEN]
     if not left:
@@ -216,7 +216,7 @@ def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, st
 
 
 def run(path: Path, minutes: float) -> list[dict[str, Any]]:
-    """The notebook's cells after a run in a new kernel; the file is not written. It may raise CellTooLong."""
+    """The notebook's cells after a run in a new kernel; the file is not written. Can raise CellTooLong."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError
@@ -253,7 +253,7 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
 
 
 def _progress(codes: list[Any], cell: Any) -> None:
-    """A line that counts the cells, at a terminal; it is taken away at the end."""
+    """A line that counts the cells, at a terminal. It is erased at the end."""
     if not sys.stderr.isatty():
         return
     if cell is None:
@@ -264,7 +264,7 @@ def _progress(codes: list[Any], cell: Any) -> None:
 
 
 def _error(cell: dict[str, Any]) -> str:
-    """The first line of the cell and its error, if it ended in one that the notebook does not want."""
+    """The first line of the cell and its error, if it ended in an error the notebook does not want."""
     if "raises-exception" in cell.get("metadata", {}).get("tags", []):
         return ""
     for output in cell.get("outputs", []):
@@ -280,7 +280,7 @@ def where(cell: dict[str, Any]) -> str:
 
 
 def _read_again(notebook: Notebook, cells: list[dict[str, Any]]) -> Notebook:
-    """The notebook after the run, with the tables that the checks printed there."""
+    """The notebook after the run, with the tables printed there by the checks."""
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder) / notebook.path.name
         again.write_text(json.dumps({"cells": cells}), encoding="utf-8")
@@ -288,7 +288,7 @@ def _read_again(notebook: Notebook, cells: list[dict[str, Any]]) -> Notebook:
 
 
 def _points(saved: Notebook, again: Notebook) -> tuple[bool, str]:
-    """Whether the run earned what the saved tables say; the first is what a grader sees."""
+    """Whether the run earned what the saved tables say. A grader sees the result of a run."""
     due = [exercise for exercise in again.exercises if not exercise.extra]
     extra = earned(exercise for exercise in again.exercises if exercise.extra)
     points = (
@@ -305,7 +305,7 @@ def _points(saved: Notebook, again: Notebook) -> tuple[bool, str]:
 
 
 def here() -> str:
-    """Python and PyTorch of this machine beside what the course runs on."""
+    """Python and PyTorch of this machine, compared with the versions the course runs on."""
     try:
         needs = metadata.metadata("course-lib")["Requires-Python"]
     except metadata.PackageNotFoundError:  # run from a clone, without an installation

@@ -1,4 +1,4 @@
-"""Cells that need functions which a student may not have written yet.
+"""Cells that need functions a student might not have written yet.
 
 A notebook runs from top to bottom with any of its exercises left out, so a cell asks before it uses one:
 
@@ -11,8 +11,8 @@ A notebook runs from top to bottom with any of its exercises left out, so a cell
 
 In one cell the same sentence is printed once, however often the function is asked for.
 
-A function is not written while a `raise NotImplementedError` without a text stands in it, which is what a
-stub consists of, or in a function of the notebook that it calls.
+A function is not written while it, or a function of the notebook that it calls, contains a
+`raise NotImplementedError` without a text, which is what a stub consists of.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SET_UP = ("RESUME", "COPY_FREE_VARS", "MAKE_CELL", "NOP")
 def ready(*functions: Any) -> bool:
     """Whether functions or classes, and those of the notebook that they call, are written.
 
-    Prints a sentence for each that is not, so that a cell which waits for it is not silent. It calls none.
+    Prints a sentence for each one that is not, so that a cell waiting for it is not silent. It calls none.
     """
     sentences = dict.fromkeys(text for function in functions for text in _missing(function))
     for sentence in sentences:
@@ -63,7 +63,7 @@ def try_it(job: Callable, *args: Any, world_size: int = 4, **options: Any) -> Ru
 
 
 def said(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """The result of a call; NOT_YET, which prints as "?" and is false, if that ended in a stub."""
+    """The result of a call; NOT_YET, which prints as "?" and is false, if the call ended in a stub."""
     try:
         return function(*args, **kwargs)
     except NotImplementedError:
@@ -71,9 +71,10 @@ def said(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def tried(cell: Callable[[], Any], *functions: Any) -> Any:
-    """The result of `cell()` if the functions that it needs are `ready`; a line if it raises.
+    """The result of `cell()` if the functions it needs are `ready`; a line if it raises.
 
-    A function that is written, but wrong, such as one that returns None, ends in an error far from its cause.
+    A function that is written but wrong, for example because it returns None, ends in an error far from its
+    cause.
     """
     if not ready(*functions):
         return None
@@ -95,7 +96,7 @@ def text_of(number: Any, form: str = ",.0f") -> str:
 
 
 class NotYet:
-    """The number of a function that is not written yet: it prints as "?", with what is computed from it."""
+    """The number of a function that is not written yet. It and all computed from it print as "?"."""
 
     def __bool__(self) -> bool:
         return False
@@ -154,7 +155,7 @@ def _state(function: Any) -> str:
 
 
 def _stub(code: types.CodeType) -> str:
-    """WHOLE if `raise NotImplementedError` is all that the code does, PART if it is in there, or ""."""
+    """WHOLE if the code only does `raise NotImplementedError`, PART if it contains it, or ""."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in SET_UP]
     for place, step in enumerate(steps):
         if step.opname == "LOAD_GLOBAL" and step.argval == STUB:
@@ -176,7 +177,7 @@ def _codes(function: Any) -> Iterator[types.CodeType]:
 
 
 def _called(function: Any, known: set[int]) -> Iterator[Any]:
-    """The functions and classes of the same notebook whose names stand in it, and those in these."""
+    """The functions and classes of the same notebook that it names, and those that these name in turn."""
     for code in _codes(function):
         for name in code.co_names:
             other = _globals(function).get(name)
@@ -193,12 +194,12 @@ def _called(function: Any, known: set[int]) -> Iterator[Any]:
 
 
 def _globals(function: Any) -> dict[str, Any]:
-    """The names that a function, or the methods of a class, can use."""
+    """The names a function, or the methods of a class, can use."""
     return next((plain.__globals__ for plain in _functions(function)), {})
 
 
 def _functions(function: Any) -> Iterator[types.FunctionType]:
-    """The function without decorators; of a class its methods and properties."""
+    """The function without decorators; for a class, its methods and properties."""
     members = vars(function).values() if isinstance(function, type) else [function]
     for member in members:
         member = member.fget if isinstance(member, property) else member

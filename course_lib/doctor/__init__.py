@@ -39,7 +39,7 @@ def report() -> None:
 def main(arguments: Sequence[str] = ()) -> int:
     """Print the table, or with "--nccl" whether ranks can share a GPU; 0 if nothing is a problem, else 1.
 
-    With "--nccl --get" a newer NCCL is installed for the ranks alone.
+    With "--nccl --get" a newer NCCL is installed only for the ranks.
     """
     parser = argparse.ArgumentParser(prog="python -m course_lib.doctor", description=__doc__)
     parser.add_argument(
@@ -91,7 +91,7 @@ def examine() -> Iterator[Finding]:
 
 
 def two_ranks() -> Finding:
-    """A real launch: it also shows that ranks can be started and can talk."""
+    """A real launch, which also shows that ranks can be started and can talk."""
     try:
         measured = measure_link()
     except (RankError, LaunchError, ValueError, OSError) as error:

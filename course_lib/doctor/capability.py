@@ -1,8 +1,8 @@
 """Does this PyTorch hold code for these GPUs?
 
-A wheel of PyTorch holds machine code for some compute capabilities ("sm_80" is 8.0), which runs on later
-ones of the same major number too, and sometimes an intermediate code ("compute_90") that the driver
-translates for any later GPU. On a GPU that neither fits, tensors fail with "no kernel image is available".
+A wheel of PyTorch holds machine code for some compute capabilities ("sm_80" is 8.0), which also runs on later
+ones of the same major number. Sometimes it also holds an intermediate code ("compute_90") that the driver
+translates for any later GPU. If neither fits a GPU, tensors fail with "no kernel image is available".
 Source: NVIDIA's CUDA C++ Programming Guide, "Application Compatibility".
 """
 

@@ -71,7 +71,7 @@ def cores() -> Finding:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, its container's quota included."""
+    """Cores this process may use, its container's quota included."""
     count = len(os.sched_getaffinity(0))
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():

@@ -1,6 +1,6 @@
 """Can several ranks share a GPU over NCCL? `python -m course_lib.doctor --nccl`
 
-The course needs four ranks, and NCCL used to take a GPU for each. From 2.30 on ranks may share one
+The course needs four ranks, and NCCL used to take a GPU for each. From 2.30 on, ranks can share one
 (NCCL user guide, NCCL_MULTI_RANK_GPU_ENABLE, "experimental"). PyTorch's wheels before 2.14 bring an older
 NCCL. With `--get` the doctor installs a newer one into a folder of its own. It changes no package:
 COURSE_NCCL names the file, and only the ranks load it.

@@ -56,7 +56,7 @@ def pytorch(version: str = torch.__version__) -> Finding:
 def compiled(file: str = str(torch.__file__)) -> Finding | None:
     """A note if Python cannot keep its compiled files of PyTorch, which this process has just imported.
 
-    Measured with PyTorch 2.13 on two cores: a first launch of 7 s instead of 2 s.
+    With PyTorch 2.13 on two cores, a first launch then took 7 s instead of 2 s.
     """
     if Path(importlib.util.cache_from_source(file)).exists():
         return None
@@ -73,7 +73,7 @@ def compiled(file: str = str(torch.__file__)) -> Finding | None:
 
 
 def process_handles() -> Finding | None:
-    """A note if the system gives no handles of processes (see `endings`): everything works without them."""
+    """A note if the system gives no handles of processes (see `endings`). All works without them."""
     handle = endings.handle(os.getpid())
     if handle is not None:
         os.close(handle)

@@ -3,7 +3,7 @@
 A message of n bytes takes about `alpha + n * beta` seconds: alpha is the latency, the time of a message
 before its first byte arrives, and beta is the time of one byte, the inverse of the bandwidth
 (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, section 3). Both are measured here on the ranks
-that the course itself uses, its record of every message included, because the student's own
+used by the course itself, including its record of every message, because the student's own
 collectives will run on them.
 """
 
@@ -86,10 +86,10 @@ def ping_pong(sizes: Sequence[int]) -> list[tuple[int, float]]:
 def fit(table: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """(alpha, beta) with the least sum of squared *relative* errors of alpha + beta * bytes.
 
-    Relative, so that the small messages count as much as the large ones: a plain least-squares fit
-    would let the noise of the largest message decide the latency. If noise makes one of them negative,
+    The errors are relative so that the small messages count as much as the large ones. A plain least-squares
+    fit would let the noise of the largest message decide the latency. If noise makes alpha or beta negative,
     it becomes a hundredth of the time of the largest (beta) or smallest (alpha) message, and the other
-    is fitted to that.
+    number is fitted to that.
 
     table: pairs of bytes and seconds, of at least two different sizes; ValueError otherwise.
     """
