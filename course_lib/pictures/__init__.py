@@ -1,6 +1,6 @@
 """Pictures: every figure and every box with controls that a notebook shows.
 
-This is the only package that imports matplotlib and ipywidgets; the algorithms know nothing of it.
+Only this package imports matplotlib and ipywidgets, and the algorithms know nothing of it.
 
 The course's hand:
 
@@ -30,5 +30,5 @@ One topic each:
     layouts_figure.py     parity, traffic, field, long_run: several layouts side by side (13)
     your_page.py          YourPage: the results of the capstone on one page (13)
 
-Each is imported from its module: `from course_lib.pictures.gantt import gantt`.
+Import each from its module: `from course_lib.pictures.gantt import gantt`.
 """

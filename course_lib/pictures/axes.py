@@ -1,10 +1,10 @@
 """Operations by the axis of a mesh: the fills of `timeline(axes=...)`.
 
-An operation belongs to the axes in which the members of its group differ, a message to those in which its two
-ends differ. Axes are listed outermost first, and the last one varies fastest: on {"pp": 2, "dp": 2, "tp": 2}
-an all-reduce of ranks 4 and 5 is tp's, a message from 1 to 5 is pp's, and a sum over 1, 3, 5 and 7 is of two
-axes. Such an operation is drawn with a stripe for each of them. If the group is not all ranks of its axes,
-as {0, 5} is not, the operation belongs to no axis and stays grey.
+An operation belongs to the axes in which the members of its group differ, and a message to the axes in which
+its two ends differ. Axes are listed outermost first, and the last axis varies fastest. For example, on
+{"pp": 2, "dp": 2, "tp": 2} an all-reduce of ranks 4 and 5 belongs to tp, a message from 1 to 5 belongs to pp,
+and a sum over 1, 3, 5 and 7 belongs to two axes. Such an operation is drawn with a stripe for each axis. If
+the group is not all ranks of its axes, as {0, 5} is not, the operation belongs to no axis and stays grey.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ByAxis:
         self.striped = False  # whether an operation of several axes was drawn
 
     def of(self, operation: Operation) -> Names:
-        """The axes of an operation, in the order of the mesh; () for those of no axis."""
+        """The axes of an operation, in the order of the mesh; () if it belongs to no axis."""
         message = operation.op in ("send", "recv") and operation.peer is not None
         ranks = (operation.rank, operation.peer) if message else operation.group
         members = tuple(sorted({rank for rank in ranks if rank is not None}))
@@ -90,7 +90,7 @@ class ByAxis:
         self, spans: Sequence[tuple[float, float, int, Names]], limits: tuple[float, float],
         half_row: float,
     ) -> list[tuple[Polygon, Names]]:  # fmt: skip
-        """Columns of the time axis: each is filled from below, with a part for each group's share.
+        """Columns of the time axis, each filled from below, with a part for each group's share.
 
         spans: (first, last, rank, axes), as x of the figure.
         """

@@ -2,7 +2,7 @@
 
     calculator()
 
-In a notebook it is a box of ipywidgets whose bars the kernel draws anew. If widgets cannot be shown, the same
+In a notebook it is a box of ipywidgets whose bars the kernel redraws. If widgets cannot be shown, the same
 output shows the first setting. Every number comes from `course_lib.facts`.
 """
 
@@ -28,7 +28,7 @@ MOST_GPUS = 12  # as a power of two
 
 @dataclass(frozen=True)
 class Setting:
-    """The controls' values. batch: sequences of one GPU; checkpoint: one of CHECKPOINTS."""
+    """The controls' values. batch: sequences per GPU; checkpoint: one of CHECKPOINTS."""
 
     model: str
     batch: int = 1
@@ -68,10 +68,10 @@ class Calculator:
         return self.sentence(self.first)
 
     def bill(self, setting: Setting) -> dict[str, float]:
-        """Bytes on each GPU, by what they hold: those of `layout_bytes`, for any recipe.
+        """Bytes on each GPU, by what they hold, as `layout_bytes` counts them, for any recipe.
 
-        checkpoint "selective": without attention's scores, which a flash kernel does not keep either; so the
-        other choices are with the flash kernel, and "selective" leaves out its input and output as well:
+        checkpoint "selective": without attention's scores, which a flash kernel does not keep either. So the
+        other choices are with the flash kernel, and "selective" also leaves out its input and output, because
         attention's part runs again from q, k and v, which are kept.
         """
         shape, named = self.configs[setting.model], recipe(setting.recipe)
@@ -126,7 +126,7 @@ class Calculator:
         return figure
 
     def widget(self) -> Any:
-        """The ipywidgets box: controls above the bar, its table beside."""
+        """The ipywidgets box: controls above the bar, with its table next to it."""
         import ipywidgets as widgets
 
         controls = self._controls(widgets)

@@ -1,7 +1,7 @@
-"""The course's colours, and how a figure is made: one grammar for every chart.
+"""The course's colours, and how a figure is made, with one grammar for every chart.
 
-Ranks are rows from the top, time runs right. Hues are Okabe and Ito's (2008), which the colour-blind
-tell apart; if two fills could meet in greyscale, a hatch tells them apart as well.
+Ranks are rows from the top, and time runs right. The hues are from Okabe and Ito (2008), and the colour-blind
+can tell them apart. If two fills could meet in greyscale, a hatch tells them apart as well.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FAINT = "#D9D9D9"  # lines that guide the eye
 QUIET = "#6E6E6E"  # text that comes second
 ALARM = "#D55E00"  # vermilion: no rank at the other end
 
-# Whose contribution: one colour for each rank. Neighbours differ in lightness too; from the ninth
-# rank on the colours come again, hatched.
+# Whose contribution: one colour for each rank. Neighbours also differ in lightness. From the ninth
+# rank on, the colours repeat, hatched.
 RANKS = (
     "#0072B2",
     "#E69F00",
@@ -44,7 +44,7 @@ PARTIAL, COMPLETE = "#B8B8B8", "#5F5F5F"  # a sum, no matter whose contributions
 
 
 def tint(colour: str) -> str:
-    """The same hue, much lighter: the background of a mark in the colour itself."""
+    """The same hue, much lighter, as the background of a mark in the colour itself."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(255 - 0.35 * (255 - part)):02X}" for part in parts)
 
@@ -56,7 +56,7 @@ SMALL = 7.5
 
 
 class Picture(Figure):
-    """A matplotlib figure that a notebook shows once, and that leaves pyplot's state alone."""
+    """A matplotlib figure that a notebook shows once, and that does not change pyplot's state."""
 
     def _repr_png_(self) -> bytes:
         with io.BytesIO() as file:
@@ -78,14 +78,14 @@ def rank_hatch(rank: int) -> str:
 
 
 def axis_colour(axis: str) -> str:
-    """The fill of an axis of a mesh; "" is for operations of no axis, which have communication's grey."""
+    """The fill of an axis of a mesh; "" is for operations of no axis, which are grey as communication is."""
     if not axis:
         return COMMUNICATION
     return AXES.get(axis) or OTHER_AXES[sum(map(ord, axis)) % len(OTHER_AXES)]
 
 
 def axis_hatch(axis: str, legend: bool = False) -> str:
-    """The hatch of an axis; the small patch of a legend needs more lines."""
+    """The hatch of an axis. The small patch of a legend needs more lines."""
     if not axis:
         return ""
     return AXIS_HATCHES.get(axis, "---") * (2 if legend else 1)

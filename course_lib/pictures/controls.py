@@ -1,9 +1,9 @@
 """A choice among options that can be made from the keyboard.
 
-JupyterLab and Notebook 7 take the arrow keys for commands unless the cursor is in a field of text: they go to
+JupyterLab and Notebook 7 take the arrow keys for commands unless the cursor is in a text field, so they go to
 the next cell, and a Dropdown keeps its value. Notebook 7 does the same to sliders. Buttons keep their keys
-(Tab, then Space) in every front end. Fields do, too, and the number beside a slider of numbers is one. So
-`choice` makes buttons of a few short options, and a slider of others; `stepped` puts two buttons beside it.
+(Tab, then Space) in every front end. So do fields, such as the number next to a slider of numbers. So
+`choice` makes buttons of a few short options, and a slider of others; `stepped` puts two buttons next to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def choice(
 
 
 def as_buttons(options: Sequence[Any]) -> bool:
-    """Whether all options are seen at once. Two always are, since a slider cuts long ones off."""
+    """Whether all options show at the same time. Two always do, since a slider cuts long ones off."""
     if len(options) <= 2:
         return True
     if all(isinstance(option, int | float) for option in options):
@@ -45,7 +45,7 @@ def as_buttons(options: Sequence[Any]) -> bool:
 
 
 def stepped(widgets: Any, controls: Iterable[Any]) -> list[Any]:
-    """The controls as they are laid out: beside each slider of options stand buttons for the next ones."""
+    """The laid-out controls. Each slider of options has buttons for the next options next to it."""
     return [
         _with_steps(widgets, control) if isinstance(control, widgets.SelectionSlider) else control
         for control in controls

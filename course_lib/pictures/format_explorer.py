@@ -34,7 +34,7 @@ def rounded(value: float, form: Format) -> float:
 
 
 def power_of_two(value: float) -> float:
-    """`value` in e8m0: the power of two below it; NaN for 0 and below, which e8m0 does not have."""
+    """`value` in e8m0, as the power of two below it; NaN for 0 and below, which e8m0 cannot represent."""
     if not value > 0 or math.isinf(value):
         return math.nan
     return 2.0 ** min(max(math.frexp(value)[1] - 1, -127), 127)
@@ -114,7 +114,7 @@ class Formats:
         return f"<p>{said}</p><table>{head}{''.join(cells)}</table>"
 
     def chart(self) -> Picture:
-        """The bits of the number in each format, in boxes, beside its value there."""
+        """The bits of the number in each format, in boxes, next to its value there."""
         rows = self.table(self.value)
         figure = picture(9.2, 0.5 + 0.27 * len(rows))
         axes = figure.subplots()
@@ -219,7 +219,7 @@ def number_line(names: Sequence[str], low: float, high: float) -> Picture:
 def gradients(magnitudes: Tensor, form: str = "fp16") -> Histogram:
     """Show the magnitudes of gradients over a format's range, with a slider for the loss's scale.
 
-    magnitudes: any shape, of float32 gradients; zeros are counted and not drawn.
+    magnitudes: any shape, of float32 gradients; zeros are counted but not drawn.
     """
     logs = magnitudes.detach().flatten().abs().double().log2()
     return Histogram(logs, form)
@@ -227,7 +227,7 @@ def gradients(magnitudes: Tensor, form: str = "fp16") -> Histogram:
 
 @dataclass(frozen=True)
 class Histogram:
-    """The result of `gradients`. `shares(k)`: of gradients that are 0 and infinite at the scale 2^k."""
+    """The result of `gradients`. `shares(k)`: shares of gradients that are 0 and infinite at scale 2^k."""
 
     logs: Tensor
     form: str = "fp16"

@@ -1,7 +1,7 @@
 """A training step as a picture: the arithmetic above, the wire below, and how many units are whole.
 
-Time runs right. Forward is blue, backward orange, a gather grey, a reduce crosshatched, waiting white; the
-numbers are the units'.
+Time runs right. Forward is blue, backward is orange, a gather is grey, a reduce is crosshatched, and waiting
+is white. The numbers name the units.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     fsdp_explorer()                   the library's generator
     fsdp_explorer(fsdp_schedule)      yours
 
-In a notebook it is a box of ipywidgets, whose picture the kernel draws anew. If widgets cannot be shown, the
+In a notebook it is a box of ipywidgets, whose picture the kernel redraws. If widgets cannot be shown, the
 same output shows one picture.
 """
 
@@ -173,7 +173,7 @@ class Explorer:
         }  # fmt: skip
 
     def _controls(self, widgets: Any) -> dict[str, Any]:
-        """By name: those of a schedule in the order of `Settings`, then those of `Times`."""
+        """The controls by name: a schedule's in the order of `Settings`, then those of `Times`."""
         style = {"description_width": "130px"}
 
         def whole(name: str, value: int, least: int, most: int) -> Any:

@@ -1,8 +1,8 @@
-"""A schedule as a chart, simulated or measured: ranks are rows from the top, time runs right.
+"""A schedule as a chart, simulated or measured. Ranks are rows from the top, and time runs right.
 
-Forward is blue, backward (whole, or its input half) orange, the weight half green, idle white; if a rank has
-several chunks, every second one is paler. The number in a cell is the microbatch. An overlapped pair is one
-cell, with its forward above its backward.
+Forward is blue, backward (whole, or its input half) is orange, the weight half is green, and idle is white.
+If a rank has several chunks, every second chunk is paler. The number in a cell is the microbatch. An
+overlapped pair is one cell, with its forward above its backward.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def gantt(
 
     now: a moment to mark; actions that have not begun by then are drawn as outlines.
     critical: frame the actions that bound the total time; only for a simulation.
-    seconds: times are seconds, and shown as milliseconds; else they have no unit.
+    seconds: times are in seconds and shown as milliseconds; otherwise they have no unit.
     """
     figure = colours.picture(WIDTH, _height(times))
     ax = _axes(figure, times, 0, float(times.total), title, seconds)
@@ -64,7 +64,7 @@ def gantt(
 
 
 def gantts(charts: Mapping[str, Times], seconds: bool = False) -> colours.Picture:
-    """Draw several charts, one below the other, with one scale of time: {title: times}."""
+    """Draw several charts below each other, with one scale of time: {title: times}."""
     if not charts:
         raise ValueError("there is nothing to draw: give at least one chart, by its title")
     until = max(float(times.total) for times in charts.values())

@@ -2,7 +2,7 @@
 
 parity     the losses of each layout, and how far they are from those of the first
 traffic    bytes that a rank sends in a step, by axis
-field      memory at the peak against bytes sent: a point for each layout
+field      memory at the peak against bytes sent, with a point for each layout
 long_run   the losses of a run that was killed and went on
 """
 
@@ -29,9 +29,9 @@ Sent = Mapping[str, Mapping[str, float]]  # {layout: {axis: bytes}}
 
 
 def parity(losses: Mapping[str, Sequence[float]]) -> Picture:
-    """Left the curves, right the largest distance of each from the first, on a logarithmic scale.
+    """The curves on the left, and on the right the largest distance of each from the first, on a log scale.
 
-    losses: {layout: losses in nats}, equally many of each; the first is what the others are compared with.
+    losses: {layout: losses in nats}, equally many of each; the others are compared with the first.
     """
     figure = picture(8.6, 0.6 + 0.21 * max(len(losses), 8))
     if not losses:
@@ -60,7 +60,7 @@ def parity(losses: Mapping[str, Sequence[float]]) -> Picture:
 def traffic(
     sent: Sent, predicted: Mapping[tuple[str, str], float] | None = None, halve: bool = False
 ) -> Picture:
-    """A bar for each layout, cut by axis; a cross where a prediction lies, in the bar's own units.
+    """A bar for each layout, cut by axis, and a cross at each prediction, in the bar's own units.
 
     sent: {layout: {axis: bytes}} of one rank and step. predicted: {(layout, axis): bytes}; a layout that did
     not run has a cross and no bar. halve: the bytes of a run in float64 are drawn as those of float32.

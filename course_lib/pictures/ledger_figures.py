@@ -1,8 +1,8 @@
 """The ledger as pictures: the timeline and the matrix.
 
-Timeline: ranks are rows from the top, time runs right. A row is grey while its rank is blocked in
-communication and white while it runs its own code; an arrow is a message, from the moment its sender
-issued it to the moment its receiver knew that it had come; a band over several rows is a built-in
+In the timeline, ranks are rows from the top, and time runs right. A row is grey while its rank is blocked in
+communication and white while it runs its own code. An arrow is a message, from the moment its sender
+issued it to the moment its receiver knew that it had arrived. A band over several rows is a built-in
 collective. A ledger with thousands of messages is drawn as bundles, and says so.
 """
 
@@ -87,8 +87,8 @@ def _origin(ledger: Record, after: str | None) -> float:
 def _end(ledger: Record, origin: float) -> float:
     """The end of the picture, in seconds since `origin`.
 
-    If ranks waited in vain until the run was ended, most of the waiting is left out: it would press all
-    other events into a corner.
+    If ranks waited in vain until the run was ended, most of the waiting is left out, because it would press
+    all other events into a corner.
     """
     whole = max(ledger.ended - origin, 1e-6)
     waiting = [
@@ -180,7 +180,7 @@ def _legend(ax: Axes, ledger: Record, waiting: bool, by_axis: ByAxis | None = No
 
 
 def matrix_figure(ledger: Record, title: str | None = None) -> colours.Picture:
-    """Bytes from rank to rank: senders are rows, receivers columns, darker is more."""
+    """Bytes from rank to rank. Senders are rows, receivers are columns, and darker is more."""
     sent, ranks = ledger.matrix(), range(ledger.world_size)
     side = 1.6 + max(1.6, min(6.0, 0.62 * len(ranks)))
     figure = colours.picture(side, side)

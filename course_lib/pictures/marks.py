@@ -61,7 +61,7 @@ def blocked_span(operation: Operation, ended: float) -> tuple[float, float] | No
 
 
 def blocked(ax: Axes, ledger: Record, clock: Clock, axes: ByAxis | None = None) -> bool:
-    """Grey where a rank is blocked; hatched when it still was at the end. Returns if one was.
+    """Grey where a rank is blocked; hatched if it still was at the end. Returns whether one was.
 
     axes: fill by the axis of the operation, instead of grey.
     """
@@ -103,7 +103,7 @@ def blocked(ax: Axes, ledger: Record, clock: Clock, axes: ByAxis | None = None) 
 def _shares(
     spans: Sequence[Sequence[tuple[float, float]]], clock: Clock
 ) -> tuple[list[list[tuple[float, float]]], list[tuple[float, float, float]]]:
-    """Columns of the time axis: the greyer, the larger the share for which the rank was blocked."""
+    """Columns of the time axis, greyer for a larger share of time for which the rank was blocked."""
     edges = np.linspace(*clock.limits, BINS + 1)
     full, white = np.array(to_rgb(colours.COMMUNICATION)), np.ones(3)
     boxes, shades = [], []
@@ -123,8 +123,8 @@ def collective_bands(
 ) -> None:
     """A band over the members, from each one's call to the moment it returned.
 
-    axes: each rank's part is filled by the axis. No bands: ranks of an outer axis are not neighbours, and a
-    band from one to the other would cover those between them.
+    axes: each rank's part is filled by the axis, without bands, because ranks of an outer axis are not
+    neighbours, and a band between two of them would cover the ranks in between.
     """
     bands, boxes, labels, pieces = [], [], [], []
     for collective in collectives:
@@ -163,7 +163,7 @@ def collective_bands(
 
 
 def _labels(ax: Axes, labels: Sequence[tuple[str, int, tuple[float, float]]], clock: Clock) -> None:
-    """Names above the boxes on the topmost rank: the longest calls first, and no name upon another."""
+    """Names above the boxes on the topmost rank, the longest calls first, so that no two names overlap."""
     low, high = clock.limits
     taken: list[tuple[int, float, float]] = []
     for label, rank, (first, last) in sorted(labels, key=lambda label: label[2][0] - label[2][1]):
@@ -200,7 +200,7 @@ def message_segment(message: Message, clock: Clock) -> Segment:
 
 
 def arrows(ax: Axes, messages: Sequence[Message], clock: Clock, bundled: bool = True) -> list[str]:
-    """Draw the messages; returns the figure's notes on messages that it does not show.
+    """Draw the messages; returns the figure's notes on messages it does not show.
 
     bundled: many are drawn as bundles. Otherwise they are left out, since they would hide the bars.
     """
@@ -225,7 +225,7 @@ def arrows(ax: Axes, messages: Sequence[Message], clock: Clock, bundled: bool = 
 
 
 def _bundles(ax: Axes, segments: Sequence[Segment], clock: Clock) -> str:
-    """Many messages: those of two ranks that begin at about one time become their mean."""
+    """Many messages. Those between two ranks that begin at about the same time become their mean."""
     bins, groups = 2 * BINS, _by_start(segments, 2 * BINS, clock)
     while len(groups) > BUNDLES and bins > 8:
         bins //= 2
@@ -251,7 +251,7 @@ def _by_start(segments: Sequence[Segment], bins: int, clock: Clock) -> list[list
 
 
 def lonely(ax: Axes, ledger: Record, clock: Clock) -> list[str]:
-    """Sends and receives without a partner: a stub towards the peer, with a cross at its end."""
+    """Sends and receives without a partner, as a stub towards the peer with a cross at its end."""
     alone = [operation for operation in ledger.unmatched() if not _out_of_sight(operation, clock)]
     for operation in alone[:MANY]:
         x = clock.x(operation.issued)

@@ -1,7 +1,7 @@
 """The memory of a step, and the layouts that fit, drawn.
 
-Colours say what memory holds: weights blue, gradients orange, the optimizer's state green, activations
-purple, the rest grey; hatches tell them apart in grey as well.
+Colours say what memory holds. Weights are blue, gradients orange, the optimizer's state green, activations
+purple, and the rest grey. Hatches also tell them apart in greyscale.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def memory_figure(
     """The bytes alive after each operation, stacked; the phases' names above, and the peak marked.
 
     timelines: one, or several by their names, which are drawn below each other with one scale. unit: bytes of
-    the axis's unit; 1e6: MB.
+    the axis's unit, such as 1e6 for MB.
     """
     rows = timelines if isinstance(timelines, Mapping) else {title: timelines}
     room = (
@@ -176,7 +176,7 @@ class StrategyMap:
     def answers(self, room: float, seq: int) -> list[list[tuple[int, bool] | None]]:
         """A row for each model, the smallest first; a column for each number of GPUs.
 
-        ValueError, with the answer, if `fits` gives something that is not a layout.
+        ValueError, with the answer, if `fits` returns something that is not a layout.
         """
         rows = [
             [self.fits(config, n, room, self.batch, seq) for n in self.gpus]

@@ -3,9 +3,10 @@
     mesh_explorer()
     mesh_explorer(axis_ranks=mine)      groups by another function (rank, sizes, axis) -> ranks
 
-In a notebook it is a box of ipywidgets: nodes are frames, GPUs are buttons. A click on a GPU shows its
-layers, heads, rows and places, and gives the ranks of its groups the colours of their axes. If widgets cannot
-be shown, the same output shows the first setting. The bytes of each axis are those of `facts.axis_bytes`.
+In a notebook it is a box of ipywidgets, in which nodes are frames and GPUs are buttons. A click on a GPU
+shows its layers, heads, rows and places, and gives the ranks of its groups the colours of their axes. If
+widgets cannot be shown, the same output shows the first setting. `facts.axis_bytes` counts the bytes of each
+axis.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ AxisRanks = Callable[[int, dict[str, int], Any], Sequence[int]]
 
 @dataclass(frozen=True)
 class Task:
-    """A model and a step. rows: of the global batch; width_bytes: of a number that is sent."""
+    """A model and a step. rows: of the global batch; width_bytes: of an element that is sent."""
 
     shape: Shape
     rows: int
@@ -119,7 +120,7 @@ class MeshExplorer:
         return f"rank {setting.rank} of {setting.gpus}: {named}"
 
     def marks(self, setting: Setting) -> dict[int, str]:
-        """The axis along which each rank shares a group with the chosen one; "" for itself."""
+        """The axis along which each rank shares a group with the chosen rank; "" for that rank itself."""
         others = {
             rank: axis
             for axis in setting.order
@@ -170,7 +171,7 @@ class MeshExplorer:
         return "\n".join(lines)
 
     def chart(self, setting: Setting) -> Picture:
-        """Nodes are frames and GPUs boxes; the groups of the chosen rank have their axes' fills."""
+        """Nodes are frames and GPUs are boxes. The groups of the chosen rank have their axes' fills."""
         return mesh_figure(
             setting.gpus, setting.per_node, self.marks(setting), setting.order, self.title(setting)
         )
@@ -265,19 +266,19 @@ def span(part: range) -> str:
 
 
 def amount(nbytes: float) -> str:
-    """To the byte, as the ledger counts a small model; a large one's in its unit."""
+    """Bytes, exact for a small model, as the ledger counts them; in a larger unit for a large model."""
     return f"{nbytes:,.0f}" if nbytes < 1e9 else wording.size(nbytes)
 
 
 def listed(ranks: Sequence[int], most: int = 8) -> str:
-    """The ranks; of many the first ones and the last."""
+    """The ranks; if there are many, the first ones and the last."""
     if len(ranks) <= most:
         return ", ".join(map(str, ranks))
     return f"{', '.join(map(str, ranks[: most - 2]))}, ..., {ranks[-1]}"
 
 
 def _dress(button: Any, rank: int, axis: str | None) -> None:
-    """A GPU's button; the axis is told by colour and by name, the chosen GPU by black and a white frame.
+    """A GPU's button. Colour and name show its axis; black and a white frame mark the chosen GPU.
 
     The other GPUs have no colours of their own, so that they follow the theme of the page, light or dark.
     """

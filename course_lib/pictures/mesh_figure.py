@@ -20,7 +20,7 @@ def mesh_figure(
 ) -> Picture:
     """gpus GPUs in nodes of per_node.
 
-    marks: the axis along which a rank shares a group with the chosen one, "" for the chosen one. order: the
+    marks: the axis along which a rank shares a group with the chosen rank, "" for the chosen rank. order: the
     axes, outermost first, for the legend.
     """
     nodes, wide = ceil(gpus / per_node), min(IN_A_ROW, per_node)

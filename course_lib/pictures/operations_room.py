@@ -2,8 +2,8 @@
 
     operations_room()
 
-In a notebook it is a box of ipywidgets whose picture the kernel draws again. If widgets cannot be shown, the
-same output shows the first setting. No rank runs: the steps are drawn by `course_lib.operation.recording`,
+In a notebook it is a box of ipywidgets whose picture the kernel redraws. If widgets cannot be shown, the
+same output shows the first setting. No rank runs. `course_lib.operation.recording` makes up the steps,
 and `course_lib.operation.levers` computes what a lever changes.
 """
 
@@ -101,7 +101,7 @@ class Room:
         return "\n".join(f"{name:24}{value}" for name, value in each.items())
 
     def chart(self, setting: Setting) -> colours.Picture:
-        """A heat map of the run, rank by step, and beside it the shares of each rank in the step."""
+        """A heat map of the run, rank by step, and next to it the shares of each rank in the step."""
         figure = colours.picture(WIDE, HIGH)
         _heat(figure.add_axes((0.05, 0.14, 0.5, 0.74)), self.recording, setting)
         bars = figure.add_axes((0.6, 0.14, 0.38, 0.74))
@@ -110,7 +110,7 @@ class Room:
         return figure
 
     def widget(self) -> Any:
-        """The ipywidgets box: controls beside the numbers, and the picture below."""
+        """The ipywidgets box: controls next to the numbers, and the picture below."""
         import ipywidgets as widgets
 
         controls = self._controls(widgets)
@@ -148,7 +148,7 @@ class Room:
 
 
 def _heat(ax: Axes, recording: Recording, setting: Setting) -> None:
-    """One quantity of all ranks (down) and steps (across); a frame marks the step."""
+    """One quantity of all ranks (down) and steps (across). A frame marks the step."""
     title, values = QUANTITIES[setting.show]
     columns = [values(run) for run in recording.profiles]
     rows = list(zip(*columns, strict=True))
@@ -168,7 +168,7 @@ def _heat(ax: Axes, recording: Recording, setting: Setting) -> None:
 
 
 def _shares(ax: Axes, run: Profile, setting: Setting) -> None:
-    """A bar for each rank, cut by what its seconds went into; lines for the median and for the lever."""
+    """A bar for each rank, cut by what its seconds went into, with lines for the median and the lever."""
     parts = {
         name: [run.bubble] * RANKS if name == "bubble" else getattr(run, name) for name in FILLS
     }

@@ -17,8 +17,8 @@ from course_lib.pictures import colours
 
 Point = tuple[float, float]
 Polygon = list[Point]
-# "sums": a stripe for each rank. "copies": nothing is ever added, so the cell wears the colour of its
-# one rank as well. "gauge": filled as far as the sum is complete, for cells too narrow for stripes.
+# "sums": a stripe for each rank. "copies": nothing is ever added, so the cell also has the colour of its
+# one rank. "gauge": filled as far as the sum is complete, for cells too narrow for stripes.
 Style = Literal["sums", "copies", "gauge"]
 CHIP = 0.28  # inches: how wide the picture of a message is
 
@@ -115,7 +115,7 @@ class Paper:
         )  # fmt: skip
 
     def contents(self, counts: np.ndarray, box: Box, style: Style) -> None:
-        """The ranks whose contributions a cell holds, and a number if one is there more than once."""
+        """The ranks whose contributions a cell holds, with a number if it holds one more than once."""
         self.fill(box, "white")
         if style == "gauge":
             self._gauge(counts, box)
@@ -138,7 +138,7 @@ class Paper:
             self.fill(stripe, colours.rank_colour(rank), colours.rank_hatch(rank))
 
     def chip(self, parcel: Parcel, left: float, y: float, height: float, style: Style) -> float:
-        """The load of a message: a number and a cell for each run of elements that hold the same.
+        """The load of a message: a number and a cell for each run of elements with the same contents.
 
         Returns where it ends on the right.
         """

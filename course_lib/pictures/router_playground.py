@@ -2,8 +2,8 @@
 
     router_playground()
 
-In a notebook it is a box of ipywidgets whose picture the kernel draws anew. If widgets cannot be shown, the
-same output shows the first setting. No rank runs: the numbers are `course_lib.planning.mixture_traffic`'s.
+In a notebook it is a box of ipywidgets whose picture the kernel redraws. If widgets cannot be shown, the same
+output shows the first setting. No rank runs. The numbers come from `course_lib.planning.mixture_traffic`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Playground:
         return figure
 
     def widget(self) -> Any:
-        """The ipywidgets box: controls beside the numbers, the picture below, or a sentence in its place."""
+        """The ipywidgets box: controls next to the numbers, with the picture, or else a sentence, below."""
         import ipywidgets as widgets
 
         controls = self._controls(widgets)
@@ -125,7 +125,7 @@ def in_mb(size: float) -> str:
 
 
 def _experts(ax: Axes, traffic: Traffic) -> None:
-    """A bar for each expert in its rank's colour; assignments without a place are light, above."""
+    """A bar for each expert in its rank's colour. Assignments without a place are light, at its top."""
     setting = traffic.setting
     wanted, kept = traffic.counts.sum(0).tolist(), traffic.kept.sum(0).tolist()
     held = setting.experts // setting.ranks
@@ -146,7 +146,7 @@ def _experts(ax: Axes, traffic: Traffic) -> None:
 
 
 def _matrix(ax: Axes, traffic: Traffic) -> None:
-    """The rows from rank (down) to rank (across); lines part the nodes."""
+    """The rows from rank (down) to rank (across). Lines separate the nodes."""
     white_to_blue = LinearSegmentedColormap.from_list("rows", ["#FFFFFF", colours.FORWARD])
     ax.imshow(traffic.rows.numpy(), cmap=white_to_blue, vmin=0)
     for edge in range(NODE, traffic.setting.ranks, NODE):

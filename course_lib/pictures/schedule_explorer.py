@@ -2,7 +2,7 @@
 
     explorer({"gpipe": gpipe, "mine": my_schedule})
 
-In a notebook it is a box of ipywidgets whose chart the kernel draws anew. If widgets cannot be shown, the
+In a notebook it is a box of ipywidgets whose chart the kernel redraws. If widgets cannot be shown, the
 same output shows the chart of the first schedule.
 """
 
@@ -65,7 +65,7 @@ class Explorer:
     def simulation(
         self, name: str, stages: int, microbatches: int, chunks: int, durations: Durations
     ) -> Simulation:
-        """Simulate a schedule; `durations` are those of all layers of a rank.
+        """Simulate a schedule; `durations` are for all layers of a rank together.
 
         Raises ValueError with a sentence if there is no such schedule, or if it is wrong.
         """
@@ -79,7 +79,7 @@ class Explorer:
         self, name: str, stages: int, microbatches: int, chunks: int, durations: Durations,
         moment: int = STEPS, critical: bool = False,
     ) -> Picture:  # fmt: skip
-        """The chart, with time marked after `moment` of 100 steps; after the last step no mark is drawn."""
+        """The chart, with a mark after `moment` of 100 steps of time, but none after the last step."""
         simulation = self.simulation(name, stages, microbatches, chunks, durations)
         now = None if moment >= STEPS else simulation.total * moment / STEPS
         title = f"{name}: {stages} ranks, {microbatches} microbatches"
@@ -88,8 +88,8 @@ class Explorer:
     def widget(self) -> Any:
         """The ipywidgets box: sliders above the chart, or above a sentence if there is no chart.
 
-        A slider without effect is greyed, such as the chunks for most schedules. The square beside the play
-        button goes back to the beginning, before the first action; played at its end, time begins anew.
+        A slider without effect is greyed, such as the chunks for most schedules. The square next to the play
+        button goes back to the beginning, before the first action. Played at its end, time begins again.
         """
         import ipywidgets as widgets
 

@@ -1,4 +1,4 @@
-"""A schedule by hand: actions are placed on ranks one by one, and an illegal one is refused with its reason.
+"""A schedule by hand: you place actions on ranks one by one, and an illegal action is refused with a reason.
 
     Workbench(3, 4).place("0F0 1F0 2F0 2B0")
 
@@ -6,7 +6,7 @@ In a notebook it is a box of ipywidgets with buttons for each rank, whose chart 
 widgets cannot be shown, the same output shows the actions placed so far. Without a notebook, `place` and
 `undo` do the same, and the bench prints its numbers beside those of generators.
 
-An action can be placed once its input is there. So no rank ever waits for an action that is missing, ranks
+An action can be placed once its input is ready. So no rank ever waits for a missing action, ranks
 never wait for each other in a cycle, and the clock can run at every moment.
 """
 
@@ -35,10 +35,10 @@ Generator = Callable[[int, int], Schedule]
 
 
 class Workbench:
-    """A schedule that is placed by hand: rank r holds stage r, and each of F, I and W takes 1, so B takes 2.
+    """A schedule placed by hand. Rank r holds stage r, and each of F, I and W takes 1, so B takes 2.
 
-    stages, microbatches: how many. generators: by name, functions of both for comparison; left out, three of
-    the library's.
+    stages, microbatches: how many. generators: by name, functions of both for comparison; by default three of
+    the library's generators.
     rows: for each rank the actions placed so far, in its order.  refused: how many were refused.
     """
 
@@ -60,8 +60,8 @@ class Workbench:
     def place(self, actions: str) -> Workbench:
         """Place actions such as "0F0 1F0", each at the end of its rank's list; returns the bench.
 
-        Raises ScheduleError with the reason at the first illegal one; those before it stay. ValueError for a
-        text that is not an action.
+        Raises ScheduleError with the reason at the first illegal action; the actions before it stay.
+        ValueError for a text that is not an action.
         """
         (row,) = from_text(",".join(actions.split())) or [[]]
         for action in row:
@@ -119,9 +119,9 @@ class Workbench:
         return None
 
     def _finished(self, rows: list[list[Action]]) -> list[list[Action]]:
-        """The rows, and behind them all other actions, each as soon as its input is there.
+        """The rows, and behind them all other actions, each as soon as its input is ready.
 
-        The rest can always be done, so a violation is the fault of the action that was placed last.
+        The rest can always be done, so the action placed last is at fault for a violation.
         """
         rows, moved = [list(row) for row in rows], True
         while moved:
@@ -134,7 +134,7 @@ class Workbench:
         return rows
 
     def _left(self, stage: int, row: list[Action]) -> list[Action]:
-        """The actions that a stage has not done yet; a backward is whole unless its first half is done."""
+        """The actions a stage has not done yet. A backward is whole unless its first half is done."""
         done, every = {*row}, range(self.microbatches)
         halves = [Action(stage, "I", k) in done for k in every]
         left = [Action(stage, "F", k) for k in every]
@@ -184,7 +184,7 @@ class Workbench:
     def widget(self) -> Any:
         """The ipywidgets box: for each rank a button for each kind of action, then numbers and the chart.
 
-        A button places the next microbatch of its kind. Below the buttons stands the reason of a refusal.
+        A button places the next microbatch of its kind. The reason for a refusal appears below the buttons.
         """
         import ipywidgets as widgets
 

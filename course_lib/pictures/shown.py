@@ -1,6 +1,6 @@
 """The forms of a picture with controls in a notebook: widgets, a still picture, and a line of text.
 
-Jupyter asks an object for all its forms at once and shows the richest that it can.
+Jupyter asks an object for all its forms at the same time and shows the richest it can.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def forms(text: str, still: Picture, widget: Callable[[], Any]) -> dict[str, Any]:
-    """The forms of a picture, by their MIME types; `widget` is called in a notebook's kernel alone."""
+    """The forms of a picture, by their MIME types; `widget` is called only in a notebook's kernel."""
     png = base64.b64encode(small_png(still, dpi=STILL_SHARPNESS)).decode()
     bundle: dict[str, Any] = {"text/plain": text, "image/png": png}
     if os.environ.get(STILL) != "1" and in_a_kernel():
@@ -31,7 +31,7 @@ def forms(text: str, still: Picture, widget: Callable[[], Any]) -> dict[str, Any
 
 
 def widget_view(widget: Any) -> dict[str, Any]:
-    """The message by which a browser finds the widget; ipywidgets 7 (Colab has it) cannot be asked for it."""
+    """The message by which a browser finds the widget. ipywidgets 7 (used by Colab) does not offer it."""
     if hasattr(widget, "_repr_mimebundle_"):
         bundle = widget._repr_mimebundle_()
         return {kind: data for kind, data in bundle.items() if kind == VIEW}
@@ -48,7 +48,7 @@ def in_a_kernel() -> bool:
 
 
 def small_png(picture: Picture, dpi: int = SHARPNESS) -> bytes:
-    """A figure as a PNG of at most 128 colours: a quarter of the bytes that a notebook would keep."""
+    """A figure as a PNG of at most 128 colours, which is a quarter of the bytes a notebook would keep."""
     with io.BytesIO() as raw, io.BytesIO() as small:
         picture.savefig(raw, format="png", dpi=dpi, facecolor="white")
         with Image.open(raw) as image:

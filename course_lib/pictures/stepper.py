@@ -3,9 +3,9 @@
     stepper(run.ledger, run)            # the ranks returned films, see `watch`
     stepper(run.ledger)                 # messages only
 
-In a notebook it is a slider and a play button over pictures that are drawn once; they are switched in
-the browser, so it also works in a saved notebook or a web page made from one. With ipywidgets 7 (Colab)
-the kernel changes the picture, so it works while the kernel runs. If widgets cannot be shown at all, the
+In a notebook it is a slider and a play button over pictures that are drawn once. The browser switches
+them, so the stepper also works in a saved notebook or a web page made from one. With ipywidgets 7 (Colab)
+the kernel changes the picture, so it works only while the kernel runs. If widgets cannot be shown at all, the
 same output holds a still picture of all rounds.
 """
 

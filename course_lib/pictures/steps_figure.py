@@ -1,10 +1,10 @@
-"""Steps as pictures: ranks are rows, time runs right, colours say whose contributions.
+"""Steps as pictures. Ranks are rows, time runs right, and colours say whose contributions they are.
 
-A column of cells shows the ranks' tensors: a row for each rank, a cell for each element, and in each
-cell a stripe for each rank whose contribution it holds, always in the same place, so that a full cell
-is a complete sum and greyscale loses nothing. Between two columns run the messages of one round, each
-with its contents. Cells that changed in the round have a dark frame; a number in a cell names the
-element if it is not the one of its column. A tensor that never changes, such as an input, is
+A column of cells shows the ranks' tensors, with a row for each rank and a cell for each element. In each
+cell there is a stripe for each rank whose contribution it holds, always in the same place, so that a full
+cell is a complete sum and greyscale loses nothing. The messages of one round run between two columns, each
+with its contents. Cells that changed in the round have a dark frame. A number in a cell names the
+element if it is not the element of its column. A tensor that never changes, such as an input, is
 drawn once in a strip.
 """
 
@@ -68,7 +68,7 @@ class FigureSizes:
 
 
 def blocks_of(film: Steps) -> tuple[Block, ...]:
-    """The watched tensors; a tensor that never changes is fixed, unless no tensor changes."""
+    """The watched tensors. A tensor that never changes is fixed, unless no tensor changes."""
     blocks, start = [], 0
     for name, size in film.names:
         part = slice(start, start + size)
@@ -195,7 +195,7 @@ def _row(
     paper: Paper, film: Steps, sizes: FigureSizes, k: int, rank: int, block: Block,
     at: tuple[float, float],
 ) -> None:  # fmt: skip
-    """One rank's cells of one tensor; those that changed, side by side, share a dark frame."""
+    """One rank's cells of one tensor. Changed cells that are side by side share a dark frame."""
     height = 0.6 * sizes.pitch
     part = slice(block.start, block.start + block.size)
     counts, elements = film.counts[k, rank, part], film.elements[k, rank, part]
@@ -218,7 +218,7 @@ def _row(
 
 
 def _spans(flags: np.ndarray) -> list[tuple[int, int]]:
-    """[0, 1, 1, 0, 1] -> [(1, 2), (4, 4)]: where flags are set, first and last."""
+    """[0, 1, 1, 0, 1] -> [(1, 2), (4, 4)]: the first and last index of each run of set flags."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(int), [0]])))
     return [(int(first), int(end) - 1) for first, end in edges.reshape(-1, 2)]
 

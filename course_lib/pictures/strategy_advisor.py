@@ -2,11 +2,11 @@
 
     strategy_advisor()
 
-In a notebook it is a box of ipywidgets. Bars show where memory and time of the best layouts go; a table ranks
-all that fit, and says of every other one the first reason why it was dropped. If widgets cannot be shown, the
-same output shows the bars of the first question. The numbers are those of `advise`, `memory_parts` and
-`step_parts`: a model of data sheets and one fitted constant, which is up to 8 % off on published steps, and
-knows no straggler.
+In a notebook it is a box of ipywidgets. Bars show what fills the memory and the time of the best layouts. A
+table ranks all layouts that fit, and for every other layout it states the first reason why it was dropped. If
+widgets cannot be shown, the same output shows the bars of the first question. The numbers come from `advise`,
+`memory_parts` and `step_parts`, a model made of data sheets and one fitted constant. It is up to 8 % off on
+published steps, and knows no straggler.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TIME_FILLS = {
 
 @dataclass(frozen=True)
 class Question:
-    """The controls' values. gpu: of GPUS; network: between nodes of 8; batch: sequences of a step."""
+    """The controls' values. gpu: of GPUS; network: between nodes of 8; batch: sequences per step."""
 
     model: str = "GPT-3"
     gpus: int = 1024
@@ -137,7 +137,7 @@ class StrategyAdvisor:
         )
 
     def utilization(self, question: Question, seconds: float) -> float:
-        """The model's FLOPs a second, as a share of the GPUs' peak; recomputation does not count."""
+        """The model's FLOPs per second, as a share of the GPUs' peak. Recomputation does not count."""
         shape, causal = self.models[question.model], question.work.causal
         flops = transformer_flops(shape, question.batch, question.seq, causal=causal)
         return flops / (question.gpus * seconds * gpu(question.gpu).flops)
@@ -149,7 +149,7 @@ class StrategyAdvisor:
         return memory, step_parts(shape, layout, batch, question.cluster, question.work, seq)
 
     def ranking(self, question: Question) -> str:
-        """Every layout, a line each: those that fit by their time, then the others with their reasons."""
+        """A line for every layout: those that fit, by their time, then the others with their reasons."""
         lines = [
             f"{'s':>8} {'GB':>4} {'peak':>5}  layout (the dropped ones at the end, with the first reason)"
         ]
@@ -166,7 +166,7 @@ class StrategyAdvisor:
         return "\n".join(lines)
 
     def chart(self, question: Question) -> Picture:
-        """Bars of memory and of time of the best layouts; of those that need least, if none fits."""
+        """Bars of memory and time of the best layouts or, if none fits, of the layouts that need least."""
         verdicts = [v for v in self.verdicts(question) if v.fits][:BARS]
         if not verdicts:
             held = [verdict for verdict in self.verdicts(question) if verdict.nbytes is not None]
@@ -237,7 +237,7 @@ class StrategyAdvisor:
 
 
 def usable(question: Question) -> float:
-    """GB of a GPU that a layout may fill."""
+    """GB of a GPU that a layout can fill."""
     return (gpu(question.gpu).memory - RESERVED) / 1e9
 
 

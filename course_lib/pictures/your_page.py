@@ -105,7 +105,7 @@ class YourPage:
 
 
 class Shown:
-    """The page in a notebook; a line of text where HTML is not shown."""
+    """The page in a notebook; a line of text if HTML is not shown."""
 
     def __init__(self, page: YourPage, name: str):
         self.page, self.name = page, name
