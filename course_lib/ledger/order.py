@@ -7,8 +7,8 @@ model of NCCL as this course and `init_process_group(..., device_id=...)` set it
   order in which the rank begins them. (PyTorch, ProcessGroupNCCL.cpp, `pointToPoint`: in eager initialization
   "unbatched P2P ops are treated as independent collective ops, and are thus serialized with all other ops on
   this ProcessGroup". Without a device_id each pair of ranks that sends outside of batches gets a lane of its
-  own: a swap still hangs, a circle of three does not.)
-* The messages of a batch are one operation: they are done side by side (NCCL user guide, "Point-to-point
+  own, so a swap still hangs, but a circle of three does not.)
+* The messages of a batch are one operation and are done side by side (NCCL user guide, "Point-to-point
   communication": calls that need to progress concurrently must be merged into one group).
 * A message is done when both ends have reached it, and a collective when the members whose data it needs have
   reached it. (NCCL can take in a small message before its receive has begun, but does not promise to. And a

@@ -1,4 +1,4 @@
-"""The ledger as a table: one row for each operation of each line of the student's code.
+"""The ledger as a table, with one row for each operation of each line of the student's code.
 
 Ranks that did the same there (calls, bytes, kind of peer) share a row. Counts and bytes are the
 same in every run. The blocked time is not, so it can be left out.

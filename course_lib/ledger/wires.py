@@ -58,7 +58,7 @@ class Link(Protocol):
 
 
 class Topology(Protocol):
-    """A cluster, as far as its wires matter: rank r runs on GPU r."""
+    """A cluster, as far as its wires matter, on which rank r runs on GPU r."""
 
     @property
     def gpus(self) -> int: ...

@@ -1,4 +1,4 @@
-"""A mesh as a picture: nodes are frames, GPUs boxes, and the groups of one rank have their axes' fills."""
+"""A mesh as a picture. Nodes are frames, GPUs are boxes; axes' fills mark the groups of one rank."""
 
 from __future__ import annotations
 

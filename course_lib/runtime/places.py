@@ -1,4 +1,4 @@
-"""Places in code, as a student knows them: notebook cells by number, files by their last part."""
+"""Places in code, as a student knows them, with notebook cells by number and files by their last part."""
 
 from __future__ import annotations
 
