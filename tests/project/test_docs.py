@@ -150,7 +150,7 @@ def test_the_messages_in_the_readme_are_printed_by_a_notebook() -> None:
     ]
     printed = {line.rstrip() for text in outputs for line in text.splitlines()}
     other = [line for line in quoted.splitlines() if line and line not in printed]
-    assert not other, "README.md quotes lines that the notebooks print no longer, or with other cells"
+    assert not other, "README.md quotes lines that no notebook prints, such as a cell's old number"
 
 
 def test_the_pictures_in_the_readme_are_drawn_by_a_notebook() -> None:
