@@ -261,7 +261,7 @@ def why(call: Call) -> str:
 def repeated(call: Call, otherwise: str = "") -> kit.Finding:
     """A call after a kill does the steps that were not saved, and no other ones.
 
-    otherwise: what the calls before did wrong, as the cause if this one did nothing wrong."""
+    otherwise: the mistake of the calls before, told as the cause if this call makes none."""
     if (finding := broken(call)) is not None:
         return finding
     done, left = call.count("stepped"), call.script.steps - call.due
