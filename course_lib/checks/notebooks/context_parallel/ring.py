@@ -198,7 +198,7 @@ def layouts(draw: kit.Draw, way: str, n: int, batch: int, heads: int) -> kit.Cas
 
 
 def unequal_parts(draw: kit.Draw, way: str, n: int) -> kit.Case:
-    """Causal, in zigzag of 2n chunks of 1 or 2 tokens. Parts differ in length, as seq is no multiple of n."""
+    """Causal, in zigzag of 2n chunks of 1 or 2 tokens. n does not divide seq, so parts differ in length."""
     seq = n * draw.integer(2, 3) + draw.integer(1, n - 1)
     drawn = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="unequal")
     spread, title = judged(way, drawn), f"causal, zigzag, {words.counted(n, 'rank')}"
