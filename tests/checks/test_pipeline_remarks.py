@@ -150,7 +150,7 @@ def test_messages_that_are_waited_for_at_once_are_told(how: str) -> None:
     ledger = launch(body, world_size=2, backend="gloo").ledger
     said = takes_turns([ledger.operations(rank) for rank in range(2)])
     assert bool(said) == (how in ("recv", "irecv and wait"))
-    assert not said or "Begin a receive (irecv, or batch_isend_irecv)" in said[0]
+    assert not said or "begin a receive (irecv, or batch_isend_irecv)" in said[0]
 
 
 # --- right, and yet not for NCCL -----------------------------------------------------------------

@@ -210,7 +210,7 @@ def zigzag(draw: kit.Draw) -> Iterator[kit.Case]:
         ("2n does not divide it", [(29, 4), *uneven], 1.5, False),
         # with n or n + 1 tokens, parts in succession are the same
         ("fewer tokens than chunks", [(draw.integer(n + 2, 2 * n), n), (3, 2)], 1.0, False),
-        ("1 rank", [(2 * draw.integer(2, 15) + 1, 1)], 0.5, True),
+        ("1 rank", [(2 * draw.integer(2, 15), 1)], 0.5, True),
     ]
     if draw.hidden:
         table.append(("longer ones", [(draw.integer(500, 900), draw.integer(6, 9))], 0.5, False))

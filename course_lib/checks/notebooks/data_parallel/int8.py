@@ -38,8 +38,10 @@ class Inputs:
         self.tensor, self.error = (asked - error).float().double(), error.float().double()
         self.asked = self.tensor + self.error
         self.mean = self.asked.mean(0)
-        wide = self.widest(asked)
-        of_mean = self.widest(self.mean[None])[0] + wide.mean(0) / LARGEST
+        # without such an element, one scale for all is as good: no draw may tell it from one a block
+        widest = self.widest if spread else self.of_the_largest
+        wide = widest(asked)
+        of_mean = widest(self.mean[None])[0] + wide.mean(0) / LARGEST
         self.bound = SLACK * (wide.mean(0) / 2 + of_mean / 2)
         self.left = SLACK * (wide / 2 + n * of_mean / 2)  # a rank's own, and a shard's owner's
 
@@ -48,6 +50,10 @@ class Inputs:
         reach = 2 * BLOCK - 1
         peaks = F.max_pool1d(rows.abs()[:, None], reach, 1, BLOCK - 1)[:, 0]
         return peaks / LARGEST
+
+    def of_the_largest(self, rows: torch.Tensor) -> torch.Tensor:
+        """The step that one scale for the whole row has, at each element."""
+        return rows.abs().amax(1, keepdim=True).expand_as(rows) / LARGEST
 
 
 def close_to_the_mean(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed], kit.Finding]:

@@ -147,7 +147,7 @@ def all_to_all_bytes(draw: kit.Draw) -> Iterator[kit.Case]:
         ("2 ranks, one expert each", [(pair, 0, width), (pair, 1, width)], 1.5),
         ("4 ranks, one expert each", [(popular, rank, width) for rank in range(4)], 1.5),
         ("several experts a rank", [*((several, r, width) for r in range(3)), ([[3, 4]], 0, width)], 2.0),
-        ("other numbers of bytes", [(several, 2, width, 4), (pair, 0, width, 8)], 1.0),
+        ("other numbers of bytes", [(several, 2, width, 4), *((pair, r, width, 8) for r in (0, 1))], 1.0),
     ]
     if draw.hidden:
         large = drawn(draw, 8, 16, 5)
