@@ -25,6 +25,7 @@ ALL, NAMED = "COURSE_ALL_TESTS", "COURSE_TESTS_NAMED"  # the second is set by a 
 SINCE = "COURSE_TEST_SINCE"
 EXERCISES = "course_lib.checks.notebooks."
 FOLDER = EXERCISES.replace(".", "/")
+MOST = 20  # files of exercises in a change; if it has more, not all of the exercises run with all answers
 # Of the tests in a file of these folders, beside its first, if no change touches what the file imports.
 SHARES = {"tests/algorithms": 0.4, "tests/examples": 0.4, "tests/ledger": 0.4}
 # Modules that a file imports when a name is first used, and nearly all who import the file use no such name.
@@ -65,22 +66,31 @@ def changed_files() -> frozenset[str]:
     return frozenset(changed)
 
 
-def is_touched(exercise: str, module: str) -> bool:
+def is_touched(exercise: str, module: str, seed: int) -> bool:
     """Whether a change touches an exercise, such as "05_fsdp/clip": its answers, or what judges it.
 
-    module: of the exercise. Code that all exercises share (the judge, the kit) does not count.
+    module: of the exercise. Code that all exercises share (the judge, the kit) does not count. A change of
+    more than MOST files, as when the messages of whole notebooks are worded anew, would run the answers of
+    nearly all exercises, which takes hours: then the seed draws among those that it touches.
     """
     own = {file for file in files_of(module) if file.startswith(FOLDER)}
-    return bool({f"tests/mutants/{exercise}.py", *own} & changed_files())
+    if not {f"tests/mutants/{exercise}.py", *own} & changed_files():
+        return False
+    return is_drawn(exercise, MOST / max(MOST, len(changed_exercises())), seed)
+
+
+def changed_exercises() -> list[str]:
+    """The changed files that exercises are made of."""
+    return sorted(file for file in changed_files() if file.startswith(("tests/mutants/", FOLDER)))
 
 
 def header() -> str:
     """A sentence about the share that a run draws."""
     if everything():
         return "nothing is drawn: all answers of tests/mutants and all tests run, of those that were named"
-    changed = changed_files()
-    named = _few(sorted(file for file in changed if file.startswith(("tests/mutants/", FOLDER))))
-    touched = f", and all of the exercises that {named} touch" if named else ""
+    changed = changed_exercises()
+    all_or_some = "all" if len(changed) <= MOST else "some"
+    touched = f", and {all_or_some} of the exercises that {_few(changed)} touch" if changed else ""
     folders = ", ".join(["tests/mutants", *SHARES])
     return f"a share of {folders} and of tests marked `drawn`, by the seed{touched} ({ALL}=1: all)"
 

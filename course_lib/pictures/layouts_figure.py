@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from course_lib.pictures.colours import (
     ALARM,
@@ -52,6 +53,7 @@ def parity(losses: Mapping[str, Sequence[float]]) -> Picture:
     apart.set_xlabel("largest difference of a loss, nats", size=SMALL)
     curves.set_xlabel("step", size=SMALL), curves.set_ylabel("loss, nats a byte", size=SMALL)
     curves.set_title(f"{len(losses)} curves", size=SMALL, color=QUIET)
+    curves.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (curves, apart):
         _plain(axes)
     return figure
@@ -135,6 +137,13 @@ def field(
             textcoords="offset points",
             size=SMALL,
             color=INK,
+            zorder=5,  # over the arrows, which must not cross out a name
+            bbox={
+                "facecolor": axes.get_facecolor(),
+                "edgecolor": "none",
+                "alpha": 0.85,
+                "pad": 0.5,
+            },
         )
         places[name] = total, peak
     for start, end in arrows:

@@ -129,7 +129,7 @@ def step_seconds(
     # a microbatch's messages, forward and backward, for v chunks
     message = 0.0
     if pp > 1:
-        inside = 2 * replicas * t <= links["per_node"]
+        inside = pp * replicas * t <= links["per_node"]
         alpha = links["NVLink alpha" if inside else "network alpha"]
         speed = links["NVLink"] / 2 if inside else links["network"] / 8
         message = alpha + 2 * tokens * h / t / (REACHED * speed)

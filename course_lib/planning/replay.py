@@ -286,9 +286,7 @@ class OnMesh(Rerun):
     mesh: Mesh | None = None
 
     def link(self, operation: Operation) -> object:
-        axis = self.axis(operation)
-        ranks = self.of(axis)
-        return self.cluster.link(ranks[:2] if axis == "pp" else ranks)
+        return self.cluster.link(self.of(self.axis(operation)))
 
     def seconds(self, operation: Operation, nbytes: float) -> float:
         assert self.mesh is not None

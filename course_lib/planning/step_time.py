@@ -124,8 +124,11 @@ def context_seconds(shape: Shape, layout: Layout, seq: int, cluster: Cluster) ->
 
 
 def message_seconds(cluster: Cluster, layout: Layout, stream: float) -> float:
-    """An activation, or its gradient, to the next stage: 1/t from each rank, then a gather along tp."""
-    wire = cluster.link(layout.ranks("pp")[:2]).slower(1 / REACHED)
+    """An activation, or its gradient, to the next stage: 1/t from each rank, then a gather along tp.
+
+    A pipeline is as fast as its slowest stage, so one hop between nodes makes all messages take that long.
+    """
+    wire = cluster.link(layout.ranks("pp")).slower(1 / REACHED)
     gather = 0.0 if layout.sequence else all_reduce_seconds(cluster, layout.ranks("tp"), stream) / 2
     return wire.seconds(stream / layout.tp) + gather
 

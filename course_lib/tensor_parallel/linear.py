@@ -231,7 +231,8 @@ class _GatheredLinear(torch.autograd.Function):
 def checked(sequence: Any) -> Sequences:
     if sequence not in (None, "keep", "regather"):
         raise ValueError(
-            f"sequence={sequence!r}: None (whole sequences), 'keep' or 'regather' (parts) are known"
+            f"sequence={sequence!r}, but it must be 'keep' or 'regather' if tp cuts the tokens between the "
+            "layers, and None if it does not"
         )
     return sequence
 

@@ -49,6 +49,9 @@ def held_state(step: Built) -> Pieces:
     They are the tensors the step changes. If an optimizer has not stepped yet, it gets the state of its
     start, so that there is something to load into. Its next step is still the step it would have made anyway.
     Nothing is sent.
+
+    Raises TypeError if `step.optimizer` is no optimizer, or has no shards although the layout asks for ZeRO,
+    because the states of whole parameters would then be left out of a checkpoint without a word.
     """
     if isinstance(step.optimizer, tuple):
         raise TypeError(
@@ -63,6 +66,12 @@ def held_state(step: Built) -> Pieces:
     ]
     if step.layout.zero == 0:
         return held_boxes(inner, step.optimizer)
+    if not any(True for _ in _shards(step)):
+        raise TypeError(
+            f"the layout asks for ZeRO-{step.layout.zero}, but `step.optimizer` "
+            f"({type(step.optimizer).__name__}) holds whole parameters. Let make_step cut the states, or "
+            "take a layout with zero=0."
+        )
     sharded = step.optimizer
     optimizer = sharded.optimizer if isinstance(sharded, ShardedOptimizer) else sharded
     if not optimizer.state:

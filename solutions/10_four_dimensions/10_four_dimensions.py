@@ -1420,7 +1420,7 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # | the other operations | add three terms. (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
-# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if 2 · dp · cp · t GPUs fit into a node, else the network's values. Without sequence parallelism, add half an all-reduce of M over tp |
+# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if all p · dp · cp · t GPUs fit into a node. Otherwise take the network's, because a pipeline is as fast as its slowest message. Without sequence parallelism, add half an all-reduce of M over tp |
 # | slot | L/p layers with their waits |
 # | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages), since the last stage has the head and sets the pace of all |
 # | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3, take m · 3/2 of it, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
@@ -1473,7 +1473,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
     message = 0.0
     if p > 1:
-        near = 2 * replicas * t <= links["per_node"]
+        near = p * replicas * t <= links["per_node"]
         message = links["NVLink alpha" if near else "network alpha"]
         message += 2 * tokens * h / t / (0.8 * (fast if near else slow))
         if not layout["sequence"]:

@@ -9,8 +9,14 @@ from course_lib.models import PUBLISHED, GPTConfig
 from course_lib.planning import Cluster, Layout, Wire, published
 from course_lib.planning.advisor import A100_EFFICIENCY, RESERVED, advise, best_layout, sizes_of
 from course_lib.planning.memory import layer_activations, memory_parts, memory_per_gpu, stage_layers
-from course_lib.planning.roofline import Work
-from course_lib.planning.step_time import all_reduce_seconds, step_parts, step_seconds, step_tflops
+from course_lib.planning.roofline import REACHED, Work
+from course_lib.planning.step_time import (
+    all_reduce_seconds,
+    message_seconds,
+    step_parts,
+    step_seconds,
+    step_tflops,
+)
 from course_lib.planning.topology import a100_cluster, h100_cluster
 
 E = published.fitted(published.FITTED)
@@ -166,6 +172,21 @@ def test_tensor_parallelism_across_nodes_doubles_the_step() -> None:
     inside = step_tflops(GPT, layout, 1536, cluster, work)
     across = step_tflops(GPT, layout.ordered("tp", "pp", "dp", "cp"), 1536, cluster, work)
     assert 1.7 < inside / across < 2.6
+
+
+def test_one_hop_between_nodes_sets_the_pace_of_all_messages() -> None:
+    """Four stages, of which two share a node: the first hop is inside a node, and the second is not."""
+    cluster = Cluster(16, 8, gpu("A100 SXM"), link("NVLink 3 (A100)"), link("InfiniBand HDR"))
+    two_a_node = Layout({"pp": 4, "dp": 4, "cp": 1, "tp": 1})
+    assert not cluster.crosses(two_a_node.ranks("pp")[:2])
+    nbytes = 2**24
+    assert message_seconds(cluster, two_a_node, nbytes) == pytest.approx(
+        cluster.wire("across").slower(1 / REACHED).seconds(nbytes)
+    )
+    in_a_node = Layout({"dp": 4, "pp": 4, "cp": 1, "tp": 1})
+    assert message_seconds(cluster, in_a_node, nbytes) == pytest.approx(
+        cluster.wire("inside").slower(1 / REACHED).seconds(nbytes)
+    )
 
 
 def test_the_parts_are_the_step() -> None:

@@ -285,3 +285,20 @@ def test_a_rank_that_is_killed_by_the_system_costs_no_loss(tmp_path: Path) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(launch(job, str(tmp_path / "run"), None, **run)) == list(wanted)
+
+
+def test_an_optimizer_whose_states_would_be_left_out_is_refused() -> None:
+    def job() -> list[str]:
+        layout, said = Layout({"dp": 2}, 4, zero=1), []
+        step = make_step(CONFIG, layout, Mesh(layout.sizes), ROWS, 1e-2, optimizer=ADAMW)
+        parameters = [param for stage in step.stages for param in stage.module.parameters()]
+        for optimizer in (ADAMW, torch.optim.AdamW(parameters)):
+            step.optimizer = optimizer
+            with pytest.raises(TypeError) as error:
+                held_state(step)
+            said.append(str(error.value))
+        return said
+
+    for pair, whole in launch(job, world_size=2, backend="gloo"):
+        assert "is a pair (class, options), and not an optimizer" in pair
+        assert "asks for ZeRO-1, but `step.optimizer` (AdamW) holds whole parameters" in whole

@@ -50,8 +50,22 @@ def test_an_exercise_is_touched_by_its_answers_and_by_what_judges_it(
     changed: str, touched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawn, "changed_files", lambda: frozenset({changed}))
-    assert drawn.is_touched("05_fsdp/clip_grad_norm", CLIP) is touched
+    assert drawn.is_touched("05_fsdp/clip_grad_norm", CLIP, seed=1) is touched
     assert (changed in drawn.header()) is changed.startswith(("tests/mutants", "course_lib"))
+
+
+def test_of_many_touched_exercises_some_run_with_all_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = [f"05_fsdp/exercise_{number}" for number in range(5 * drawn.MOST)]
+    monkeypatch.delenv(drawn.NAMED, raising=False)
+    monkeypatch.delenv(drawn.ALL, raising=False)
+    monkeypatch.setattr(
+        drawn, "changed_files", lambda: frozenset(f"tests/mutants/{name}.py" for name in many)
+    )
+    touched = sum(drawn.is_touched(name, CLIP, seed=1) for name in many)
+    assert drawn.MOST / 2 < touched < 2 * drawn.MOST
+    assert "and some of the exercises that" in drawn.header()
 
 
 def test_what_git_does_not_know_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
     message = 0
     if p > 1:
-        near = 2 * n * t <= links["per_node"]
+        near = p * n * t <= links["per_node"]
         speed = links["NVLink"] / 2 if near else links["network"] / 8
         message = links["NVLink alpha" if near else "network alpha"]
         message += 2 * tokens * h / t / (0.8 * speed)

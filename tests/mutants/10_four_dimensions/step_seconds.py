@@ -30,7 +30,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
     message = 0
     if p > 1:
-        near = 2 * n * t <= links["per_node"]
+        near = p * n * t <= links["per_node"]
         speed = links["NVLink"] / 2 if near else links["network"] / 8
         message = links["NVLink alpha" if near else "network alpha"]
         message += 2 * tokens * h / t / (0.8 * speed)
@@ -323,20 +323,28 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 +RUNS = {"none": (3, 3, 4), "selective": (3, 3, 4), "full": (4, 4, 6)}
 
 
-# %% wrong: two stages are never in one node
+# %% wrong: stages are never in one node
 # is: detail
-# says: Two stages may share a node
+# says: Stages may share a node if all p dp cp t GPUs fit
 # base: what the wrong ones change
--        near = 2 * n * t <= links["per_node"]
+-        near = p * n * t <= links["per_node"]
 +        near = False
 
 
 # %% wrong: a stage that fills its node has the next beside it
 # is: detail
-# says: both stages have to fit, 2 dp cp t
+# says: all stages have to fit, p dp cp t
 # base: what the wrong ones change
--        near = 2 * n * t <= links["per_node"]
+-        near = p * n * t <= links["per_node"]
 +        near = n * t <= links["per_node"]
+
+
+# %% wrong: the first two stages decide
+# is: detail
+# says: The first two stages share a node, but others don't
+# base: what the wrong ones change
+-        near = p * n * t <= links["per_node"]
++        near = 2 * n * t <= links["per_node"]
 
 
 # %% wrong: ZeRO-3 sends once what replicas send, in each microbatch
@@ -498,7 +506,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
     head = tokens * shape.vocab_size / t * (6 * h / rate + 16 / memory)
     message = 0
     if p > 1:
-        link = fast if 2 * dp * cp * t <= links["per_node"] else slow
+        link = fast if p * dp * cp * t <= links["per_node"] else slow
         message = link[1] + 2 * tokens * h / t / link[0]
         message += 0 if layout["sequence"] else gather(2 * tokens * h, t, 1)
     slot = shape.layers / p * (layer + waits)
@@ -540,7 +548,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 # is: detail
 # says: A message to another node takes the network
 # base: what the wrong ones change
--        near = 2 * n * t <= links["per_node"]
+-        near = p * n * t <= links["per_node"]
 +        near = True
 
 

@@ -43,44 +43,68 @@ my_layout = Layout({"dp": 32}, microbatch=1, recompute="none")
 # says: More is recomputed
 from course_lib.planning import Layout
 
-my_layout = Layout({"pp": 8, "dp": 4}, microbatch=1, chunks=2, zero=1, recompute="full")
+my_layout = Layout({"pp": 4, "dp": 8}, microbatch=1, zero=1, recompute="full")
 
 
 # %% wrong: large microbatches
 # is: idea
-# says: make the bubble shorter
+# says: A smaller microbatch makes the bubble shorter
 from course_lib.planning import Layout
 
-my_layout = Layout({"pp": 8, "dp": 4}, microbatch=4, zero=1, recompute="none")
+my_layout = Layout({"pp": 4, "dp": 8}, microbatch=2, zero=1, recompute="none")
+
+
+# %% wrong: large microbatches, for which layers run again
+# is: idea
+# says: nothing needs to be recomputed
+from course_lib.planning import Layout
+
+my_layout = Layout({"pp": 4, "dp": 8}, microbatch=4, zero=1, recompute="full")
+
+
+# %% wrong: chunks
+# is: idea
+# says: a microbatch has v times as many messages
+from course_lib.planning import Layout
+
+my_layout = Layout({"pp": 4, "dp": 8}, microbatch=1, chunks=2, zero=1, recompute="none")
+
+
+# %% wrong: ZeRO-2 between the nodes
+# is: idea
+# says: ZeRO-2 scatters the gradients of every microbatch
+from course_lib.planning import Layout
+
+my_layout = Layout({"pp": 2, "dp": 16}, microbatch=1, zero=2, recompute="none")
 
 
 # %% wrong: a longer pipeline
 # is: idea
-# says: The bubble is longer
+# says: each of them has fewer microbatches to send
 from course_lib.planning import Layout
 
 my_layout = Layout({"pp": 16, "dp": 2}, microbatch=1, zero=1, recompute="none")
 
 
-# %% wrong: a shorter pipeline
+# %% wrong: two stages in each node
 # is: idea
-# says: Cut the layers into more stages
+# says: each of them has fewer microbatches to send
 from course_lib.planning import Layout
 
-my_layout = Layout({"pp": 4, "dp": 8}, microbatch=1, zero=1, recompute="none")
+my_layout = Layout({"pp": 8, "dp": 4}, microbatch=1, zero=1, recompute="none")
 
 
-# %% wrong: short pipelines inside the nodes
+# %% wrong: the right pipelines, each inside a node
 # is: idea
-# says: Replicas of one stage lie in several nodes
+# says: axes are listed outermost first
 from course_lib.planning import Layout
 
 my_layout = Layout({"dp": 8, "pp": 4}, microbatch=1, zero=1, recompute="none")
 
 
-# %% wrong: the pipeline inside the node
+# %% wrong: a longer pipeline inside the node
 # is: idea
-# says: axes are listed outermost first
+# says: Replicas of one stage lie in several nodes
 from course_lib.planning import Layout
 
 my_layout = Layout({"dp": 4, "pp": 8}, microbatch=1, chunks=2, zero=1, recompute="none")
@@ -121,4 +145,16 @@ my_layout = best_layout(PUBLISHED["LLaMA-7B"], 32, 256, four_nodes, work=Work(0.
 # %% right: plain 1F1B without ZeRO
 from course_lib.planning import Layout
 
-my_layout = Layout({"pp": 8, "dp": 4, "cp": 1, "tp": 1}, recompute="none")
+my_layout = Layout({"pp": 4, "dp": 8, "cp": 1, "tp": 1}, recompute="none")
+
+
+# %% right: two stages of two nodes each
+from course_lib.planning import Layout
+
+my_layout = Layout({"pp": 2, "dp": 16}, microbatch=1, zero=1, recompute="none")
+
+
+# %% right: replicas alone, whose gradients are sent while layers run
+from course_lib.planning import Layout
+
+my_layout = Layout({"dp": 32}, microbatch=4, zero=2, recompute="full")

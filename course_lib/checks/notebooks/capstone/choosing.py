@@ -132,25 +132,35 @@ REASONS: tuple[tuple[Callable[[Layout], bool], str], ...] = (
         "activations there.",
     ),
     (
+        lambda each: each.zero == 2 and better(each, zero=1),
+        "ZeRO-2 scatters the gradients of every microbatch, and not once per step.",
+    ),
+    (
         lambda each: each.recompute != "none" and better(each, recompute="none"),
         "More is recomputed than the memory demands.",
     ),
     (
-        lambda each: any(better(each, microbatch=size, chunks=v) for size in (1, 2) for v in (1, 2, 4)),
-        "The sizes are good. A smaller microbatch or more chunks make the bubble shorter.",
+        lambda each: each.chunks > 1 and better(each, chunks=1),
+        "The sizes are good. But with v chunks, a microbatch has v times as many messages, and here "
+        "they take more time than the bubble loses.",
+    ),
+    (
+        lambda each: any(better(each, microbatch=size) for size in (1, 2) if size < each.microbatch),
+        "The sizes are good. A smaller microbatch makes the bubble shorter.",
+    ),
+    (
+        lambda each: better(each, recompute="none", microbatch=1, chunks=1, zero=1),
+        "The sizes are good. Small microbatches keep few activations, so nothing needs to be recomputed, and "
+        "chunks only add messages here.",
     ),
     (
         lambda each: CLUSTER.crosses(each.replica_ranks()),
         "Replicas of one stage lie in several nodes, so their gradients are summed over 10 Gb/s.",
     ),
     (
-        lambda each: CLUSTER.crosses(each.ranks("pp")[:2]),
-        "The first two stages lie in different nodes, so for the planner each message between stages takes "
-        "10 Gb/s. Cut the layers into more stages, so that these two share a node.",
-    ),
-    (
-        lambda each: each.pp > 8,
-        "The bubble is longer than it has to be: (p - 1) / v of a microbatch's time is idle.",
+        lambda each: each.pp > 4,
+        "Each pipeline sends all of its microbatches over 10 Gb/s to the next node. With fewer stages there "
+        "are more replicas, so each of them has fewer microbatches to send.",
     ),
 )  # fmt: skip
 

@@ -223,7 +223,7 @@ def careful(task: Task, layout: dict[str, Any]) -> str:
 
 
 REASONS = (
-    leanest,
+    leanest, careful,
     always(
         "chunks", 1, "Your layout is the best without chunks, so also try v = 2 and v = 4.",
         "Your layout is the best without chunks. But with other sizes they fit, so the step is faster.",
@@ -242,7 +242,7 @@ REASONS = (
     always(
         "microbatch", 1, "Your layout is the best with one sequence in a microbatch, so also try 2 and 4."
     ),
-    largest_tp, cp_alone, within_a_node, no_zero_3, careful, at_the_peak,
+    largest_tp, cp_alone, within_a_node, no_zero_3, at_the_peak,
     option("chunks", "Chunks make the bubble shorter, so try all of them."),
     option("microbatch", "The microbatch makes the difference, so try all of them."),
 )  # fmt: skip
@@ -430,7 +430,7 @@ def tasks_of(hidden: bool) -> tuple[Task, ...]:
         Task("48 A100s in nodes of 4", gpt(96, 24, 3072), 48, 80, GPU, four),
         Task("8 A100s, 175B", GPT3, 8, 8, GPU, LINKS),
         Task("a long context", gpt(40, 40, 5120, 131_072), 64, 16, GPU, LINKS),
-        Task("24 A100s of 40 GB", gpt(72, 48, 6144), 24, 48, small, LINKS),
+        Task("24 A100s of 40 GB", gpt(72, 48, 6144), 24, 36, small, LINKS),
         Task("a small model", gpt(32, 32, 4096), 64, 256, GPU, LINKS),
         Task("short sequences", gpt(36, 42, 5376, 1024), 48, 48, GPU, LINKS),
         Task("96 A100s of 40 GB in nodes of 4", gpt(48, 80, 10_240, 32_768), 96, 384, small, four),

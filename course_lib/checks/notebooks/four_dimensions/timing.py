@@ -136,7 +136,8 @@ def step_seconds(draw: kit.Draw) -> Iterator[kit.Case]:
         asked(gpt(32, 32, 4096), plan(1, 256, 1, zero=3, recompute="none"), 512),
         asked(gpt(32, 32, 4096, 65_536), plan(2, 4, 4, cp=4, recompute="selective", sequence=True), 32),
         asked(GPT3, plan(4, 8, 16), 256),
-        # two stages in a node, two that fill it each, a fill of many stages, and a ZeRO-3 that hides in part
+        # two stages in a node, two that fill it each, a fill of many stages of which the first two share a
+        # node, and a ZeRO-3 that hides in part
         asked(gpt(24, 32, 4096, 256), plan(2, 1, 4), 2),
         asked(gpt(24, 32, 4096, 256), plan(2, 1, 8), 2),
         asked(gpt(64, 32, 4096, 128), plan(32, 1, 1), 2),

@@ -128,7 +128,8 @@ def seconds(
     of_head *= head / (t if head_cut else 1)
     message = 0.0
     if pp > 1:
-        near = (1 if neighbours == "share a node" else 2) * replicas * t <= links["per_node"]
+        stages = {"share a node": 1, "of the first two stages count": 2}.get(neighbours, pp)
+        near = stages * replicas * t <= links["per_node"]
         near = (near and neighbours != "never share a node") or neighbours == "are always near"
         alpha, speed = links["NVLink alpha" if near else "network alpha"], fast if near else slow
         message = alpha * (rounds != 0) + message_bytes * tokens * h / (t if scatter and parts else 1) / (
@@ -219,16 +220,20 @@ SLIPS: dict[str, Formula] = {
         messages=1
     ),
     "Each chunk sends messages, so a microbatch has 2v of them, not 2.": slip(of_chunks=False),
-    "Two stages may share a node if 2 dp cp t GPUs fit into it, and then their messages take NVLink.": slip(
+    "Stages may share a node if all p dp cp t GPUs fit into it, and then their messages take NVLink.": slip(
         neighbours="never share a node"
     ),
-    "A message to another node takes the network, because two stages share a node only if 2 dp cp t GPUs "
+    "A message to another node takes the network, because the stages share a node only if p dp cp t GPUs "
     "fit.": slip(
         neighbours="are always near"
     ),
-    "The next stage is in another node if dp cp t GPUs fill one, because both stages have to fit, 2 dp cp "
+    "The next stage is in another node if dp cp t GPUs fill one, because all stages have to fit, p dp cp "
     "t.": slip(
         neighbours="share a node"
+    ),
+    "The first two stages share a node, but others don't, and the slowest message sets the pace of all. So "
+    "all p dp cp t GPUs have to fit.": slip(
+        neighbours="of the first two stages count"
     ),
     "The whole ring runs on NVLink, but the ranks in other nodes need a ring over the network.": slip(
         one_node=True
