@@ -357,8 +357,10 @@ gradients(magnitudes)
 
 # %% [markdown]
 # **Predict.** The largest gradient of this histogram is about 1.45 · 10⁻⁴. At which power of two does the
-# scale make it overflow? (As you saw in §1, the edge is not 65,504 but 65,520. Divided by the largest
-# gradient, it is 2^28.8, so the answer is 2²⁹.)
+# scale make it overflow?
+#
+# <details><summary>Answer</summary>At 2²⁹. As you saw in §1, the edge is not 65,504 but 65,520, and divided by
+# the largest gradient it is 2^28.8.</details>
 #
 # The loss is multiplied by the scale, and so is every gradient, by the chain rule. Between a scale at which
 # the small gradients survive and the scale at which the largest overflows, there is room. Where it is depends
@@ -619,17 +621,17 @@ losses_picture()
 # | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
-# bf16 has range enough but few numbers, only 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004, and an
-# update of 0.001 is less than half of it. So 1 − 0.001 is 1.
+# bf16 has range enough but few numbers, only 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004.
 #
 # **Predict.** A weight starts at 1 and loses 0.001 in each of 1,000 steps. In float32 it ends at 0. Where
 # does it end in bf16?
 #
-# It doesn't move once. The usual remedy is a **master copy** in float32 for the optimizer to change, which
-# costs 4 more bytes per parameter (notebook 01 §4). The other remedy is chance. A number between two
-# neighbours becomes
+# <details><summary>Answer</summary>At 1, because it doesn't move once. An update of 0.001 is less than half of
+# the step, so 1 − 0.001 is rounded to 1.</details>
 #
-# the upper one with probability (x − lower) / (upper − lower), else the lower one.
+# The usual remedy is a **master copy** in float32 for the optimizer to change, which costs 4 more bytes per
+# parameter (notebook 01 §4). The other remedy is chance. A number between two neighbours becomes the upper one
+# with probability (x − lower) / (upper − lower), else the lower one.
 #
 # Then the *expected* value is x, and of a thousand small updates, some arrive as a full step.
 #
@@ -793,8 +795,8 @@ if "stochastic" in ROUNDINGS:
 # **Predict.** How many bytes does a value cost, its share of a float32 scale included, in tiles of 1 × 128,
 # in MX's blocks of 32 (whose scale is *one* byte, a power of two), and in blocks of 128 × 128?
 #
-# Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte, 1.0312 bytes, which is 3 % more
-# than the values. Blocks of 128 × 128 cost 1.0002.
+# <details><summary>Answer</summary>Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte,
+# 1.0312 bytes, which is 3 % more than the values. Blocks of 128 × 128 cost 1.0002.</details>
 #
 # **Build.** `block` is a pair, the numbers of rows and columns that share a scale. −1 stands for all of them,
 # so (−1, −1) is a scale for the tensor, (1, −1) is one for each row, (1, 128) is DeepSeek-V3's tile of an
@@ -1078,8 +1080,10 @@ for name, numbers in (("signed", DYNAMIC_SIGNED), ("unsigned", DYNAMIC_UNSIGNED)
 
 # %% [markdown]
 # **Predict.** How many bytes per parameter do both moments take with blocks of 64, 256 and 2,048? And the
-# signed map has 1 but no −1. By how much does a block's largest magnitude shrink if it is negative? (Two bytes
-# and 8/block, so 2.1250, 2.0312 and 2.0039. −1 comes back as −0.9930.)
+# signed map has 1 but no −1. By how much does a block's largest magnitude shrink if it is negative?
+#
+# <details><summary>Answer</summary>They take two bytes and 8/block, so 2.1250, 2.0312 and 2.0039. −1 comes back
+# as −0.9930, so the magnitude shrinks by 0.7 %.</details>
 #
 # **Build.** A step widens a tensor's moments to float32, updates them, takes the parameter's step *from the
 # float32 ones*, and rounds them again. Only codes in uint8, scales in float32 and the count of steps stay in
