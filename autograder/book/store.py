@@ -39,6 +39,14 @@ class Store:
             if (result := read_result(path)) is not None:
                 yield result
 
+    def seconds(self) -> dict[str, list[float]]:
+        """How long the gradings took, by assignment, also of results that were set aside."""
+        seconds: dict[str, list[float]] = {}
+        for path in sorted([*self.folder.glob("*/*.json"), *self.folder.glob(f"{LAST}/*/*.json")]):
+            if (result := read_result(path)) is not None and result.seconds:
+                seconds.setdefault(result.assignment, []).append(result.seconds)
+        return seconds
+
     def write(self, result: Result) -> None:
         """Write a finished result: whole, or not at all."""
         write_result(result, self.path(result.assignment, result.student))

@@ -7,6 +7,7 @@ nothing but the check of an exercise has changed, the verdicts on the other exer
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Container
 from pathlib import Path
 
@@ -108,6 +109,11 @@ class Earlier:
                 (self.released / file).read_text(encoding="utf-8"),
             )
         return self._notebooks[assignment]
+
+    def checks(self, assignment: str) -> int:
+        """How many cells of an assignment are graded."""
+        cells = json.loads(self.texts(assignment)[1])["cells"]
+        return sum(bool(cell["metadata"].get("nbgrader", {}).get("grade")) for cell in cells)
 
 
 def rests_on(result: Result, mark: str) -> bool:

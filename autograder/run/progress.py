@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from typing import TextIO
 
 from autograder.book.table import Row
 from autograder.outcome import statuses
 from autograder.outcome.wording import shown
+from autograder.run.schedule import Schedule
 
 ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Writes to `stream` how many of `total` submissions are done, running and left.
+    """Writes to `stream` how many submissions of a schedule are done, running and left."""
 
-    clock: seconds, for tests.
-    """
-
-    def __init__(
-        self, stream: TextIO, total: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.stream, self.total, self.clock = stream, total, clock
+    def __init__(self, stream: TextIO, schedule: Schedule) -> None:
+        self.stream, self.schedule = stream, schedule
+        self.total = len(schedule.waiting)
         self.live = stream.isatty()
         self.done = self.failed = 0
-        self.running: dict[tuple[str, str], float] = {}
-        self.began = clock()
-
-    def started(self, student: str, assignment: str) -> None:
-        self.running[student, assignment] = self.clock()
-        self.refresh()
 
     def finished(self, row: Row, seconds: float) -> None:
         """A submission has its row; grading it took so many seconds."""
-        self.running.pop((row.student, row.assignment), None)
         self.done += 1
         self.failed += row.status == statuses.UNGRADED
         if not self.live:
             points = f"{shown(row.score)} of {shown(row.max_score)}"
-            left = f"; {_duration(self.seconds_left() or 0)} left" if self.done < self.total else ""
+            seconds_left = self.schedule.seconds_left() if self.done < self.total else None
+            left = "" if seconds_left is None else f"; {_duration(seconds_left)} left"
             self.say(
                 f"[{self.done}/{self.total}] {row.student} {row.assignment}: {points}, "
                 f"{row.status} ({seconds:.1f} s{left})"
@@ -49,7 +38,6 @@ class Progress:
 
     def repeated(self, student: str, assignment: str) -> None:
         """A submission ran into a time limit, or lost a process: it is not done yet."""
-        self.running.pop((student, assignment), None)
         if not self.live:
             self.say(
                 f"[-/{self.total}] {student} {assignment}: ran out of time or lost a process; it is graded "
@@ -78,22 +66,15 @@ class Progress:
             self.stream.flush()
 
     def line(self) -> str:
-        parts = [f"{self.done} of {self.total} graded", f"{len(self.running)} running"]
+        parts = [f"{self.done} of {self.total} graded", f"{len(self.schedule.running)} running"]
         if self.failed:
             parts.append(f"{self.failed} failed")
-        if (left := self.seconds_left()) is not None:
+        if (left := self.schedule.seconds_left()) is not None:
             parts.append(f"{_duration(left)} left")
-        if self.running:
-            student, assignment = min(self.running, key=lambda pair: self.running[pair])
-            seconds = self.clock() - self.running[student, assignment]
-            parts.append(f"{student} {assignment} for {_duration(seconds)}")
+        for submission, began in list(self.schedule.running.items())[:1]:  # the oldest
+            seconds = self.schedule.clock() - began
+            parts.append(f"{submission.student} {submission.assignment} for {_duration(seconds)}")
         return " · ".join(parts)
-
-    def seconds_left(self) -> float | None:
-        """At the pace so far; None before anything is done."""
-        if not self.done:
-            return None
-        return (self.clock() - self.began) / self.done * (self.total - self.done)
 
 
 def _duration(seconds: float) -> str:

@@ -32,6 +32,7 @@ from autograder.run.earlier import Earlier, nothing
 from autograder.run.jobs import TaskError, WorkerDiedError
 from autograder.run.lock import only_one
 from autograder.run.progress import Progress
+from autograder.run.schedule import Schedule
 from autograder.submission import fingerprint
 from autograder.submission.intake import (
     HandedIn,
@@ -171,8 +172,11 @@ class Session:
         executor = workers()
         try:
             self._make_ready(executor, stream)
+            earlier = self.records.store.seconds()
             due = self.records.begin(submissions, kept)
-            self.grade(due, executor, Progress(stream, len(due)))
+            checks = {name: self.earlier.checks(name) for name in {one.assignment for one in due}}
+            schedule = Schedule(due, executor.count, earlier=earlier, checks=checks)
+            self.grade(executor, Progress(stream, schedule))
         except BaseException:  # Ctrl-C too: grades that were finished by then are written
             executor.kill()
             raise
@@ -191,7 +195,7 @@ class Session:
         held = ", ".join(layers) or "none: submissions run with the rights of the user who grades"
         print(f"Sandbox: {held}.", file=stream, flush=True)
 
-    def grade(self, due: list[Submission], workers: Workers, progress: Progress) -> None:
+    def grade(self, workers: Workers, progress: Progress) -> None:
         """Give the due submissions to the workers, and write each grade when it comes.
 
         A result that rests on a time limit or on a process that was killed is not believed: its submission
@@ -200,35 +204,36 @@ class Session:
         """
         try:
             # one more than can run, so that no worker waits for this process
-            doubted = self._grade(due, workers, progress, workers.count + 1, believe=False)
-            self._grade(doubted, workers, progress, 1, believe=True)
+            self._grade(workers, progress, workers.count + 1, believe=False)
+            progress.schedule.alone()
+            self._grade(workers, progress, 1, believe=True)
         finally:
             progress.close()
 
-    def _grade(
-        self, due: list[Submission], workers: Workers, progress: Progress, most: int, believe: bool
-    ) -> list[Submission]:
-        """At most so many at a time. Returns those whose results were not believed, so not written."""
-        waiting, doubted = iter(due), []
+    def _grade(self, workers: Workers, progress: Progress, most: int, believe: bool) -> None:
+        """At most so many at a time. If a result is not believed, its submission is to be repeated."""
+        schedule = progress.schedule
         running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
         while True:
-            while len(running) < most and (submission := next(waiting, None)):
-                progress.started(submission.student, submission.assignment)
+            while len(running) < most and (submission := schedule.next()):
+                progress.refresh()
                 if isinstance(begun := self._begin(submission, workers), Done):
+                    schedule.finished(submission, graded=False)
                     progress.finished(self.records.finish(begun, ""), 0.0)
                 else:
                     future, handed_in, mark = begun
                     running[future] = submission, handed_in, mark
             if not running:
-                return doubted
+                return
             done, _ = wait(running, timeout=REFRESH, return_when=FIRST_COMPLETED)
             for future in done:
                 submission, handed_in, mark = running.pop(future)
                 outcome = self._outcome(future, submission, mark)
                 if outcome.result.by_chance and not believe:
-                    doubted.append(submission)
+                    schedule.repeat(submission)
                     progress.repeated(submission.student, submission.assignment)
                     continue
+                schedule.finished(submission, graded=outcome.result.seconds > 0)
                 row = self.records.finish(outcome, handed_in.stamp)
                 progress.finished(row, outcome.result.seconds)
             progress.refresh()

@@ -41,6 +41,7 @@ from autograder.outcome.result import Exercise, Result
 from autograder.run.jobs import LocalWorkers, TaskError
 from autograder.run.lock import BusyError, only_one
 from autograder.run.progress import Progress
+from autograder.run.schedule import Schedule
 from autograder.run.session import Course, NotReadyError, Summary, grade_class
 from autograder.submission.fingerprint import (
     of_course,
@@ -57,6 +58,7 @@ from tests.autograder import marking_double
 
 TOY = Path(__file__).resolve().parents[1] / "toy/solutions/00_toy/00_toy.py"
 SECRET = b"0123456789abcdef"
+REGISTER = ClassBook.register
 
 prefer_this_environment()
 # nbgrader 0.9.6 with SQLAlchemy 2.1: harmless, and the command sends them to its log.
@@ -246,6 +248,40 @@ def test_grades_do_not_depend_on_order_or_number(
         assert {row.student: row.score for row in shuffled.rows} == alone
         assert [one.to_json() for one in Store(toy.out).all()] == results
     assert toy.calls == 8
+
+
+def test_the_longest_assignment_goes_first_and_the_table_keeps_its_order(toy: Class) -> None:
+    """The times are those of the first run. In the first one, each assignment has its turn first."""
+    took, order = {"00_toy": 1.0, "01_long": 100.0}, []
+    shutil.copytree(toy.folder / "solutions/00_toy", toy.folder / "solutions/01_long")
+    for path in (toy.folder / "solutions/01_long").iterdir():
+        path.rename(path.with_name(path.name.replace("00_toy", "01_long")))
+    REGISTER(ClassBook(toy.out, toy.folder / "solutions"), list(took))
+    for student in ("ann", "bob", "cem"):
+        path = toy.hand_in(student, ALL, HALF)
+        folder = path.parents[1] / "01_long"
+        folder.mkdir()
+        shutil.copy(path, folder / "01_long.ipynb")
+
+    def grade(work: Work) -> dict[str, Any]:
+        order.append((work.student, work.assignment))
+        done = marking_double.grade(work)
+        return done | {"result": done["result"] | {"seconds": took[work.assignment]}}
+
+    submissions, _ = find_submissions(toy.folder / "class", list(took))
+    handed_in = [(submission.student, submission.assignment) for submission in submissions]
+    assert handed_in == [(student, name) for student in ("ann", "bob", "cem") for name in took]
+    tables = []
+    for again in (False, True):
+        summary = grade_class(
+            submissions, toy.course(grade=grade), InThisProcess, stream=toy.said, again=again
+        )
+        assert [(row.student, row.assignment) for row in summary.rows] == handed_in
+        tables.append((toy.out / "grades.csv").read_bytes())
+    first, second = order[:6], order[6:]
+    assert first[:2] == [("ann", "00_toy"), ("ann", "01_long")]
+    assert [name for _, name in second] == ["01_long"] * 3 + ["00_toy"] * 3
+    assert sorted(second) == sorted(first) == handed_in and tables[0] == tables[1]
 
 
 # ---- submissions that are graded again
@@ -986,13 +1022,20 @@ class Terminal(io.StringIO):
         return True
 
 
+def schedule_of(*students: str, clock: Callable[[], float]) -> Schedule:
+    return Schedule([Submission(name, "00_toy", Path()) for name in students], clock=clock)
+
+
 def test_progress_is_one_line_on_a_terminal() -> None:
     now = [0.0]
     stream = Terminal()
-    progress = Progress(stream, 3, clock=lambda: now[0])
-    progress.started("ann", "00_toy")
+    schedule = schedule_of("ann", "bob", "cem", clock=lambda: now[0])
+    progress = Progress(stream, schedule)
+    ann = schedule.next()
+    assert ann is not None
     now[0] = 30.0
     assert progress.line() == "0 of 3 graded · 1 running · ann 00_toy for 30 s"
+    schedule.finished(ann)
     progress.finished(Row("ann", "00_toy", None, 10, statuses.UNGRADED, ""), 30.0)
     assert progress.line() == "1 of 3 graded · 0 running · 1 failed · 1 min 00 s left"
     progress.close()
@@ -1003,9 +1046,12 @@ def test_progress_is_one_line_on_a_terminal() -> None:
 def test_progress_is_plain_lines_elsewhere() -> None:
     now = [0.0]
     stream = io.StringIO()
-    progress = Progress(stream, 2, clock=lambda: now[0])
-    progress.started("ann", "00_toy")
+    schedule = schedule_of("ann", "bob", clock=lambda: now[0])
+    progress = Progress(stream, schedule)
+    ann = schedule.next()
+    assert ann is not None
     now[0] = 80.0
+    schedule.finished(ann)
     progress.finished(Row("ann", "00_toy", 2.5, 10, statuses.GRADED, ""), 1.25)
     progress.say("a note")
     progress.finished(Row("bob", "00_toy", 10, 10, statuses.GRADED, ""), 3)
