@@ -110,10 +110,15 @@ class Earlier:
             )
         return self._notebooks[assignment]
 
-    def checks(self, assignment: str) -> int:
-        """How many cells of an assignment are graded."""
-        cells = json.loads(self.texts(assignment)[1])["cells"]
-        return sum(bool(cell["metadata"].get("nbgrader", {}).get("grade")) for cell in cells)
+    def checks(self, submissions: list[Submission]) -> dict[str, int]:
+        """How many graded cells the submissions' assignments have."""
+        return {
+            name: sum(
+                bool(cell["metadata"].get("nbgrader", {}).get("grade"))
+                for cell in json.loads(self.texts(name)[1])["cells"]
+            )
+            for name in {submission.assignment for submission in submissions}
+        }
 
 
 def rests_on(result: Result, mark: str) -> bool:

@@ -46,7 +46,7 @@ class Schedule:
         if not self.waiting:
             return None
         now = self.clock()
-        submission = max(self.waiting, key=lambda one: self._urgency(one, now))
+        submission = max(self.waiting, key=lambda waiting: self._urgency(waiting, now))
         self.waiting.remove(submission)
         self.begun.add(submission.assignment)
         self.handed_out.append(submission)
@@ -73,15 +73,15 @@ class Schedule:
         if not self.took:
             return None
         now = self.clock()
+        expected = {work: self._seconds(work, now) for work in self.handed_out + self.waiting}
         # the later a submission is, the longer it is expected to go on
-        free = [abs(self._seconds(one, now) + began - now) for one, began in self.running.items()]
+        free = [abs(expected.pop(work) + began - now) for work, began in self.running.items()]
         free += [0.0] * (self.workers - len(free))
         heapq.heapify(free)
-        ready = [one for one in self.handed_out if one not in self.running] + self.waiting
-        for seconds in sorted((self._seconds(one, now) for one in ready), reverse=True):
+        for seconds in sorted(expected.values(), reverse=True):
             heapq.heapreplace(free, free[0] + seconds)
         here = {*self.waiting, *self.handed_out}
-        return max(free) + sum(last for one, last in self.again.items() if one not in here)
+        return max(free) + sum(last for work, last in self.again.items() if work not in here)
 
     def _urgency(self, submission: Submission, now: float) -> tuple[bool, float, int]:
         name = submission.assignment
@@ -100,8 +100,8 @@ class Schedule:
         usual = fmean(map(fmean, self.took.values())) if self.took else 0.0
         of_assignment = [
             now - began
-            for one, began in self.running.items()
-            if one.assignment == submission.assignment
+            for work, began in self.running.items()
+            if work.assignment == submission.assignment
         ]
         return max(usual, 2 * max(of_assignment, default=0.0) - usual)
 

@@ -174,7 +174,7 @@ class Session:
             self._make_ready(executor, stream)
             earlier = self.records.store.seconds()
             due = self.records.begin(submissions, kept)
-            checks = {name: self.earlier.checks(name) for name in {one.assignment for one in due}}
+            checks = self.earlier.checks(due)
             schedule = Schedule(due, executor.count, earlier=earlier, checks=checks)
             self.grade(executor, Progress(stream, schedule))
         except BaseException:  # Ctrl-C too: grades that were finished by then are written

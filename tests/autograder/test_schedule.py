@@ -27,7 +27,7 @@ def of(student: str, assignment: str) -> Submission:
 CLASS = [of(student, name) for student in ("ann", "bob", "cem") for name in TOOK]
 
 
-class Run:
+class GradedClass:
     """A class graded on `workers` workers, each submission in the time that `took` gives its assignment.
 
     order: as the submissions began. ended: the time. said: (time, seconds left) at every second.
@@ -60,7 +60,7 @@ def test_the_longest_go_first_and_the_time_left_is_right(workers: int) -> None:
     """The last submission of a class would be a capstone, in the order in which it was handed in."""
     now = [0.0]
     earlier = {name: [seconds - 1, seconds + 1] for name, seconds in TOOK.items()}
-    run = Run(Schedule(CLASS, workers, earlier=earlier, clock=lambda: now[0]), now)
+    run = GradedClass(Schedule(CLASS, workers, earlier=earlier, clock=lambda: now[0]), now)
     assert run.names() == ["13_capstone"] * 3 + ["04_zero"] * 3 + ["02_collectives"] * 3
     assert [submission.student for submission in run.order] == ["ann", "bob", "cem"] * 3
     assert run.ended == {1: 855, 2: 500, 4: 250}[workers]
@@ -71,7 +71,7 @@ def test_one_of_each_new_assignment_goes_first_by_its_checks() -> None:
     """After that the capstone is known to be long, although no other run has graded one."""
     now = [0.0]
     earlier = {"04_zero": [20.0]}
-    run = Run(Schedule(CLASS, earlier=earlier, checks=CHECKS, clock=lambda: now[0]), now)
+    run = GradedClass(Schedule(CLASS, earlier=earlier, checks=CHECKS, clock=lambda: now[0]), now)
     assert run.names()[:2] == ["13_capstone", "02_collectives"]
     assert run.names()[2:4] == ["13_capstone", "13_capstone"]
     assert run.ended == 855
@@ -81,7 +81,7 @@ def test_a_capstone_that_was_never_graded_does_not_end_in_a_moment() -> None:
     """It has run for minutes, and the other assignments took seconds: "0 s left" would be wrong."""
     now = [0.0]
     class_ = [of("ann", "02_collectives"), of("ann", "04_zero"), of("ann", "13_capstone")]
-    run = Run(Schedule(class_, 2, checks=CHECKS, clock=lambda: now[0]), now)
+    run = GradedClass(Schedule(class_, 2, checks=CHECKS, clock=lambda: now[0]), now)
     assert run.names()[0] == "13_capstone" and run.ended == 250
     said = dict(run.said)
     assert said[10] is None, "nothing has been graded yet"
