@@ -69,17 +69,19 @@ class Schedule:
         self.waiting, self.workers = list(self.again), 1
 
     def seconds_left(self) -> float | None:
-        """None as long as no time of a grading is known."""
+        """None if no time of a grading is known, or if all waits for a submission that is late."""
         if not self.took:
             return None
         now = self.clock()
-        expected = {work: self._seconds(work, now) for work in self.handed_out + self.waiting}
+        rest = [self._usual(work) + began - now for work, began in self.running.items()]
         # the later a submission is, the longer it is expected to go on
-        free = [abs(expected.pop(work) + began - now) for work, began in self.running.items()]
-        free += [0.0] * (self.workers - len(free))
+        free = [abs(seconds) for seconds in rest] + [0.0] * (self.workers - len(rest))
         heapq.heapify(free)
-        for seconds in sorted(expected.values(), reverse=True):
+        ready = [work for work in self.handed_out if work not in self.running] + self.waiting
+        for seconds in sorted((self._seconds(work, now) for work in ready), reverse=True):
             heapq.heapreplace(free, free[0] + seconds)
+        if rest and max(free) == -min(rest):
+            return None
         here = {*self.waiting, *self.handed_out}
         return max(free) + sum(last for work, last in self.again.items() if work not in here)
 
@@ -88,22 +90,21 @@ class Schedule:
         unknown = name not in self.took and name not in self.begun
         return unknown, self._seconds(submission, now), self.checks.get(name, 0)
 
-    def _seconds(self, submission: Submission, now: float) -> float:
-        """How long a submission takes: as the last time, or as others of its assignment.
-
-        Of a new assignment, as other assignments, or longer if one of it has been running for longer.
-        """
+    def _usual(self, submission: Submission) -> float:
+        """How long a submission takes: as the last time, as others of its assignment, or as any others."""
         if submission in self.again:
             return self.again[submission]
         if seconds := self.took.get(submission.assignment):
             return fmean(seconds)
-        usual = fmean(map(fmean, self.took.values())) if self.took else 0.0
-        of_assignment = [
-            now - began
-            for work, began in self.running.items()
-            if work.assignment == submission.assignment
-        ]
-        return max(usual, 2 * max(of_assignment, default=0.0) - usual)
+        return fmean(map(fmean, self.took.values())) if self.took else 0.0
+
+    def _seconds(self, submission: Submission, now: float) -> float:
+        """The same for one that waits: longer than usual, if the first one of its assignment is late."""
+        usual, name = self._usual(submission), submission.assignment
+        if submission in self.again or name in self.took:
+            return usual
+        begun = [began for work, began in self.running.items() if work.assignment == name]
+        return max(usual, 2 * (now - min(begun, default=now)) - usual)
 
     def _start(self) -> None:
         """The workers take what was handed out first, and the rest waits for one of them."""
