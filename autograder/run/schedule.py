@@ -53,11 +53,11 @@ class Schedule:
         self._start()
         return submission
 
-    def finished(self, submission: Submission, graded: bool = True) -> None:
-        """A submission is done. graded: a worker did it, so its time says something about others."""
-        seconds = self._end(submission)
+    def finished(self, submission: Submission, seconds: float = 0.0) -> None:
+        """A submission is done. seconds: what a worker took, without its start; 0 if none graded it."""
+        self._end(submission)
         self.again.pop(submission, None)
-        if graded:
+        if seconds:
             self.took.setdefault(submission.assignment, []).append(seconds)
 
     def repeat(self, submission: Submission) -> None:

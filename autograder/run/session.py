@@ -218,7 +218,7 @@ class Session:
             while len(running) < most and (submission := schedule.next()):
                 progress.refresh()
                 if isinstance(begun := self._begin(submission, workers), Done):
-                    schedule.finished(submission, graded=False)
+                    schedule.finished(submission)
                     progress.finished(self.records.finish(begun, ""), 0.0)
                 else:
                     future, handed_in, mark = begun
@@ -233,7 +233,7 @@ class Session:
                     schedule.repeat(submission)
                     progress.repeated(submission.student, submission.assignment)
                     continue
-                schedule.finished(submission, graded=outcome.result.seconds > 0)
+                schedule.finished(submission, outcome.result.seconds)
                 row = self.records.finish(outcome, handed_in.stamp)
                 progress.finished(row, outcome.result.seconds)
             progress.refresh()

@@ -1035,7 +1035,7 @@ def test_progress_is_one_line_on_a_terminal() -> None:
     assert ann is not None
     now[0] = 30.0
     assert progress.line() == "0 of 3 graded · 1 running · ann 00_toy for 30 s"
-    schedule.finished(ann)
+    schedule.finished(ann, 30.0)
     progress.finished(Row("ann", "00_toy", None, 10, statuses.UNGRADED, ""), 30.0)
     assert progress.line() == "1 of 3 graded · 0 running · 1 failed · 1 min 00 s left"
     progress.close()
@@ -1051,7 +1051,7 @@ def test_progress_is_plain_lines_elsewhere() -> None:
     ann = schedule.next()
     assert ann is not None
     now[0] = 80.0
-    schedule.finished(ann)
+    schedule.finished(ann, 80.0)
     progress.finished(Row("ann", "00_toy", 2.5, 10, statuses.GRADED, ""), 1.25)
     progress.say("a note")
     progress.finished(Row("bob", "00_toy", 10, 10, statuses.GRADED, ""), 3)

@@ -47,8 +47,8 @@ class GradedClass:
             self.said.append((now[0], schedule.seconds_left()))
             now[0] += 1.0
             for submission, began in list(schedule.running.items()):
-                if now[0] - began >= took[submission.assignment]:
-                    schedule.finished(submission)
+                if (seconds := now[0] - began) >= took[submission.assignment]:
+                    schedule.finished(submission, seconds)
         self.ended = now[0]
 
     def names(self) -> list[str]:
@@ -98,7 +98,7 @@ def test_the_time_left_is_told_until_all_wait_for_one_that_is_late() -> None:
     while (other := schedule.next()) is not None:
         said.append(schedule.seconds_left())
         now[0] += 15
-        schedule.finished(other)
+        schedule.finished(other, 15.0)
     assert said == [75, 60, 60, 60, 60, *[None] * 4]
 
 
@@ -120,8 +120,8 @@ def test_earlier_times_count_like_one_of_this_run() -> None:
     assert schedule.seconds_left() == 400
     first = schedule.next()
     assert first is not None
-    now[0] = 20.0
-    schedule.finished(first)
+    now[0] = 25.0  # the worker started for 5 s
+    schedule.finished(first, 20.0)
     assert schedule.seconds_left() == 3 * (100 + 20) / 2
 
 
@@ -130,7 +130,7 @@ def test_a_submission_that_no_worker_graded_says_nothing_of_others() -> None:
     schedule = Schedule(CLASS, earlier={"04_zero": [20.0]}, clock=lambda: now[0])
     before, unreadable = schedule.seconds_left(), schedule.next()
     assert before == 9 * 20 and unreadable is not None
-    schedule.finished(unreadable, graded=False)
+    schedule.finished(unreadable)
     assert schedule.seconds_left() == 8 * 20
 
 
@@ -151,7 +151,7 @@ def test_what_is_graded_once_more_is_counted_once_more() -> None:
     assert schedule.next() is bob
     now[0] = 140.0
     assert schedule.seconds_left() == 240
-    schedule.finished(bob)
+    schedule.finished(bob, 140.0)
     assert schedule.seconds_left() == 120
 
 
@@ -164,7 +164,7 @@ def test_a_submission_that_waits_for_a_worker_does_not_run_yet() -> None:
     assert ann is not None and bob is not None
     now[0] = 20.0
     assert progress.line() == "0 of 2 graded · 1 running · 20 s left · ann 02_collectives for 20 s"
-    schedule.finished(ann)
+    schedule.finished(ann, 20.0)
     now[0] = 25.0
     assert schedule.running == {bob: 20.0} and schedule.seconds_left() == 15
 
