@@ -1,6 +1,6 @@
 # %% wrong: all parameters, and forward alone, everywhere
 # is: idea
-# says: That is forward alone
+# says: Only forward is counted
 gpt3_flops = 1.05e23
 gpt3_days = 8.48
 llama_65b_mfu = 0.159
@@ -14,7 +14,7 @@ deepseek_tflops = 6213
 
 # %% wrong: forward alone
 # is: slip
-# says: That is forward alone
+# says: Only forward is counted
 gpt3_flops = 2 * 174.6e9 * 300e9
 gpt3_days = 33.9
 llama_65b_mfu = 0.476
@@ -28,7 +28,7 @@ deepseek_tflops = 343
 
 # %% wrong: backward alone
 # is: slip
-# says: That is backward alone
+# says: Only backward is counted
 gpt3_flops = 3.14e23
 gpt3_days = 33.9
 llama_65b_mfu = 0.476
@@ -42,7 +42,7 @@ deepseek_tflops = 4 * 37e9 * 14.8e12 / (2.664e6 * 3600) / 1e12
 
 # %% wrong: recomputation in MFU
 # is: slip
-# says: MFU counts the model's FLOPs alone
+# says: MFU counts only the model's FLOPs
 gpt3_flops = 3.14e23
 gpt3_days = 33.9
 llama_65b_mfu = 8 * 65.2e9 * 380 / 312e12
@@ -112,7 +112,7 @@ deepseek_tflops = 343
 
 # %% wrong: idle over busy
 # is: slip
-# says: The step has both
+# says: the step has both
 gpt3_flops = 3.14e23
 gpt3_days = 33.9
 llama_65b_mfu = 0.476
@@ -140,7 +140,7 @@ deepseek_tflops = 343
 
 # %% wrong: all experts are used
 # is: slip
-# says: A token uses two of eight
+# says: a token uses two of eight
 gpt3_flops = 3.14e23
 gpt3_days = 33.9
 llama_65b_mfu = 0.476
@@ -196,7 +196,7 @@ deepseek_tflops = 327.4
 
 # %% wrong: one GPU
 # is: slip
-# says: There are 2,048
+# says: there are 2,048
 gpt3_flops = 3.14e23
 gpt3_days = 33.9
 llama_65b_mfu = 0.476

@@ -56,7 +56,7 @@ broken_c = ({"dp", "tp"}, "groups")
 
 # %% wrong: both axes, and tp
 # is: slip
-# says: step_b fails with pp, cp and tp, and still fails without tp
+# says: step_b fails with pp, cp and tp, but still fails without tp
 broken_a = ({"tp"}, "norms")
 broken_b = ({"pp", "cp", "tp"}, "positions")
 broken_c = ({"dp", "tp"}, "groups")
@@ -80,7 +80,7 @@ broken_c = ({"dp", "tp"}, "rows")
 
 # %% wrong: two causes exchanged
 # is: slip
-# says: only where tp meets replicas
+# says: only if tp meets replicas
 broken_a = ({"tp"}, "groups")
 broken_b = ({"pp", "cp"}, "positions")
 broken_c = ({"dp", "tp"}, "norms")

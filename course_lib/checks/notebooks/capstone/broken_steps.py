@@ -16,19 +16,19 @@ CAUSES: Mapping[str, str] = {
     "mean": "It would show with cp and no other axis, from the second loss on.",
     "bias": "It would show with tp and no other axis, and in the first loss, because a bias is added in "
     "forward.",
-    "norms": "It would show with tp and no other axis, and not before the second loss, because a gradient is "
-    "missing.",
-    "positions": "It would show only where pp and cp meet, and in the first loss.",
+    "norms": "It would show with tp and no other axis, but not before the second loss, because a gradient "
+    "is missing.",
+    "positions": "It would show only if pp and cp meet, but then already in the first loss.",
     "head": "It would show with pp and no other axis, if the head were tied to the embedding.",
-    "groups": "It would show only where tp meets replicas, because ranks that differ only in dp or cp hold "
+    "groups": "It would show only if tp meets replicas, because ranks that differ only in dp or cp hold "
     "the same parameters.",
-    "rows": "It would show only where dp and tp meet, and in the first loss.",
+    "rows": "It would show only if dp and tp meet, but then already in the first loss.",
 }  # fmt: skip
 UNTOUCHED = (
-    "It would need the same axes, but the function leaves the rows to `make_step`, which deals them rightly. "
-    "Read which ranks its group has."
+    "It would need the same axes, but the function leaves the rows to `make_step`, which deals them out "
+    "correctly. Look at the ranks in the function's group."
 )
-FORM = 'Write it as (axes, cause), such as ({"cp"}, "mean").'
+FORM = 'Write the answer as (axes, cause), such as ({"cp"}, "mean").'
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ def judge_axes(broken: Broken, name: str, said: Any, _: Any) -> kit.Finding:
     if not broken.fails(axes):
         return kit.wrong(
             f"{broken.name} is right on layouts with {shown} and nothing else.",
-            "Launch it there and compare: the axes that are needed make it fail by themselves.",
+            "Launch it there and compare, because the axes it needs make it fail without any other axis.",
         )
     spare = words.listing(axis for axis in AXES if axis in axes and broken.fails(axes - {axis}))
     return kit.wrong(
-        f"{broken.name} fails with {shown}, and still fails without {spare}.",
+        f"{broken.name} fails with {shown}, but still fails without {spare}.",
         "Go on until no axis can be set to 1.",
     )
 
@@ -119,7 +119,7 @@ def judge_cause(broken: Broken, name: str, _: Any, said: Any) -> kit.Finding:
     if cause == broken.cause:
         return kit.RIGHT
     hint = UNTOUCHED if (broken.cause, cause) == ("groups", "rows") else CAUSES[cause]
-    return kit.wrong(f"{broken.name}: {cause!r} is not the cause.", hint)
+    return kit.wrong(f"{cause!r} is not the cause in {broken.name}.", hint)
 
 
 @kit.exercise(points=3, objects=tuple(BROKEN), references=REFERENCES, constants=True)
