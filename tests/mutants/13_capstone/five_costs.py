@@ -10,7 +10,7 @@ held = 875_264
 
 # %% wrong: one microbatch with ZeRO-3
 # is: slip
-# says: That is one microbatch
+# says: You counted one microbatch
 zero_3_bytes = 3 * 3 / 4 * 4 * 875_264
 tp_bytes = 14_174_208
 pp_bytes = 1_572_864
@@ -20,7 +20,7 @@ held = 111_424
 
 # %% wrong: two units with ZeRO-3
 # is: slip
-# says: three units, and not two
+# says: three units, not two
 zero_3_bytes = 2 * 2 * 3 / 4 * 4 * 875_264
 tp_bytes = 14_174_208
 pp_bytes = 1_572_864
@@ -40,7 +40,7 @@ held = 111_424
 
 # %% wrong: the layers alone along tp
 # is: slip
-# says: Those are the layers
+# says: You counted only the layers
 zero_3_bytes = 15_754_752
 tp_bytes = 16 * 3 / 2 * 8 * 128 * 128 * 4
 pp_bytes = 1_572_864
@@ -140,7 +140,7 @@ held = 107_392
 
 # %% wrong: in MB and MiB
 # is: slip
-# says: That is in MB
+# says: Your number is in MB
 zero_3_bytes = 15.75
 tp_bytes = 14_174_208 / 2**20
 pp_bytes = 1_572_864
@@ -150,7 +150,7 @@ held = 111_424
 
 # %% wrong: in bits
 # is: slip
-# says: That is in bits
+# says: Your number is in bits
 zero_3_bytes = 15_754_752
 tp_bytes = 14_174_208
 pp_bytes = 8 * 1_572_864
@@ -206,7 +206,7 @@ held = 111_424
 
 # %% wrong: an all-reduce along tp without its factor 2
 # is: slip
-# says: sends 2 . 3/4 of its bytes
+# says: sends its bytes 2 . 3/4 times
 zero_3_bytes = 15_754_752
 tp_bytes = 18 * 3 / 4 * 8 * 128 * 128 * 4
 pp_bytes = 1_572_864
@@ -246,7 +246,7 @@ held = 111_424
 
 # %% wrong: an all-reduce over dp without its factor 2
 # is: slip
-# says: sends 2 . 1/2 of its bytes
+# says: sends its bytes 2 . 1/2 times
 zero_3_bytes = 15_754_752
 tp_bytes = 14_174_208
 pp_bytes = 1_572_864
@@ -256,7 +256,7 @@ held = 111_424
 
 # %% wrong: twice the bytes over dp
 # is: slip
-# says: sends 2 . 1/2 of its bytes
+# says: sends its bytes 2 . 1/2 times
 zero_3_bytes = 15_754_752
 tp_bytes = 14_174_208
 pp_bytes = 1_572_864
@@ -266,7 +266,7 @@ held = 111_424
 
 # %% wrong: elements over dp
 # is: slip
-# says: That is in elements
+# says: Your number is in elements
 zero_3_bytes = 15_754_752
 tp_bytes = 14_174_208
 pp_bytes = 1_572_864

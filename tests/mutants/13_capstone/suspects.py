@@ -1,6 +1,6 @@
 # %% wrong: nothing wrong with any of them
 # is: idea
-# says: Look at the rows about memory
+# says: look at the rows about memory
 verdict_a = ("nothing", 1)
 verdict_b = ("nothing", 1)
 verdict_c = ("nothing", 1)
@@ -16,7 +16,7 @@ verdict_c = ("bytes over dp", 8)
 
 # %% wrong: the factor on two replicas
 # is: slip
-# says: Here dp has 16 ranks
+# says: here dp has 16 ranks
 verdict_a = ("activations", 4)
 verdict_b = ("nothing", 1)
 verdict_c = ("bytes over dp", 1)
@@ -24,7 +24,7 @@ verdict_c = ("bytes over dp", 1)
 
 # %% wrong: the number of replicas
 # is: slip
-# says: and not M
+# says: / n M, not M
 verdict_a = ("activations", 4)
 verdict_b = ("nothing", 1)
 verdict_c = ("bytes over dp", 16)
@@ -32,7 +32,7 @@ verdict_c = ("bytes over dp", 16)
 
 # %% wrong: 15 times
 # is: slip
-# says: It sends 15 M
+# says: The program sends 15 M
 verdict_a = ("activations", 4)
 verdict_b = ("nothing", 1)
 verdict_c = ("bytes over dp", 15)
@@ -40,7 +40,7 @@ verdict_c = ("bytes over dp", 15)
 
 # %% wrong: stage 0 in place of stage 4
 # is: slip
-# says: Rank 517 is on stage 4
+# says: rank 517 is on stage 4
 verdict_a = ("activations", 2)
 verdict_b = ("nothing", 1)
 verdict_c = ("bytes over dp", 8)
@@ -48,7 +48,7 @@ verdict_c = ("bytes over dp", 8)
 
 # %% wrong: all microbatches in place of their share
 # is: slip
-# says: and 1 would not do
+# says: but 1 would not do
 verdict_a = ("activations", 16)
 verdict_b = ("nothing", 1)
 verdict_c = ("bytes over dp", 8)
@@ -64,7 +64,7 @@ verdict_c = ("bytes over dp", 1 / 8)
 
 # %% wrong: two programs are taken for each other
 # is: idea
-# says: The table has a mark in one of its rows
+# says: One row of the table has a mark
 verdict_a = ("bytes over dp", 8)
 verdict_b = ("nothing", 1)
 verdict_c = ("activations", 4)

@@ -29,7 +29,7 @@ STAGES_OF_ZERO = {
 QUESTIONS = (
     kit.Answer(
         "answer_1", BUBBLE, SHARES, "a share of the step", tolerance=0.015,
-        otherwise="Count the microbatches of a replica, and then the moments in which a stage has none.",
+        otherwise="Count the microbatches of a replica, then the moments in which a stage has none.",
     ),
     kit.Answer(
         "answer_2", ("b",), STAGES_OF_ZERO, options=("a", "b", "c", "d"),

@@ -18,39 +18,42 @@ RIGHT: Mapping[str, tuple[str, float]] = {
     "verdict_c": ("bytes over dp", REPLICAS / 2),
 }
 MARKED = (
-    "The table has a mark in one of its rows, where the dry run and the closed form differ. Name that row."
+    "One row of the table has a mark, because the dry run and the closed form differ there. Name that row."
 )
 SAYS: Mapping[str, Mapping[str, str]] = {
     "verdict_a": {
-        NOTHING: "Its bytes are right on every axis. Look at the rows about memory as well.",
-        "parameters": "Weights and gradients are as the closed form has them. Look at what is kept for "
+        NOTHING: "The program's bytes are right on every axis, so look at the rows about memory.",
+        "parameters": "Weights and gradients agree with the closed form, so look at what is kept for "
         "backward.",
     },
     "verdict_b": {
-        "bytes over dp": "It makes two calls where another makes one. Compare the bytes: a "
-        "reduce-scatter and an all-gather are the two halves of an all-reduce."
+        "bytes over dp": "The program makes two calls while another makes one. Compare the bytes, because "
+        "a reduce-scatter and an all-gather are the two halves of an all-reduce."
     },
     "verdict_c": {
-        NOTHING: "On two replicas an all-gather costs as much as an all-reduce. Look at 16.",
-        "bytes along tp": "Its bytes along tp are as the closed form has them.",
-        "activations": "It keeps as many microbatches as 1F1B does. Look at what it sends.",
+        NOTHING: "On two replicas, an all-gather costs as much as an all-reduce, so look at 16 replicas.",
+        "bytes along tp": "The program's bytes along tp agree with the closed form.",
+        "activations": "The program keeps as many microbatches as 1F1B does, so look at what it sends.",
     },
 }
-OF_NONE = "No row of its table has a mark. An unusual program is not a wrong one."
+OF_NONE = "No row of this program's table has a mark. A program can be unusual without being wrong."
 FACTORS: Mapping[str, Mapping[float, str]] = {
     "verdict_a": {
-        2: "That is stage 0, which may keep min(16, 8) = 8 microbatches. Rank 517 is on stage 4.",
-        16: "It keeps 16 microbatches, and 1 would not do. Stage i of p needs min(m, p - i) of them.",
-        12: "That is a difference. The question is how many times as much.",
-        1 / 4: "The factor is upside down. Divide by what is needed.",
-        8: "That is the number of stages. Compare two rows of the table.",
+        2: "Your factor is right for stage 0, which may keep min(16, 8) = 8 microbatches, but rank 517 is "
+        "on stage 4.",
+        16: "The program keeps 16 microbatches, but 1 would not do, since stage i of p needs min(m, p - i) "
+        "of them.",
+        12: "Your number is a difference, but the question is how many times as much.",
+        1 / 4: "Your factor is upside down, so divide by what is needed.",
+        8: "You gave the number of stages. Compare two rows of the table instead.",
     },
     "verdict_c": {
-        16: "An all-reduce sends 2 (n - 1) / n M, and not M. Divide the two numbers in the table.",
-        15: "It sends 15 M, where an all-reduce sends 2 * 15 / 16 M. Divide the two numbers in the table.",
-        1: "That is the factor on two replicas. Here dp has 16 ranks.",
-        1 / 8: "The factor is upside down. Divide by what is needed.",
-        512: "All 1,024 ranks do not meet there. Only the 16 ranks of dp hold the same parameters.",
+        16: "An all-reduce sends 2 (n - 1) / n M, not M, so divide the two numbers in the table.",
+        15: "The program sends 15 M, while an all-reduce sends 2 * 15 / 16 M. Divide the two numbers in "
+        "the table.",
+        1: "Your factor is right on two replicas, but here dp has 16 ranks.",
+        1 / 8: "Your factor is upside down, so divide by what is needed.",
+        512: "Not all 1,024 ranks meet there, because only the 16 ranks of dp hold the same parameters.",
     },
 }
 
@@ -68,7 +71,7 @@ def misfit(name: str, answer: object) -> kit.Finding | None:
         return kit.wrong(f"{name} is not answered yet.", cause=f"{name} unanswered")
     if read(answer) is None:
         kinds = words.listing(map(repr, KINDS), "or")
-        return kit.wrong(f"{name} must be a pair (kind, factor) with {kinds}.", cause=f"{name} form")
+        return kit.wrong(f"{name} must be a pair (kind, factor), whose kind is {kinds}.", cause=f"{name} form")
     return None
 
 
@@ -83,7 +86,7 @@ def kind_line(name: str, index: int) -> kit.Line:
         if said == right:
             return kit.RIGHT
         why = SAYS[name].get(said) or (OF_NONE if right == NOTHING else MARKED)
-        return kit.wrong(f"{name}: {said!r} is not right.", why)
+        return kit.wrong(f"{said!r} is not right for {name}.", why)
 
     return kit.Line(f"{name}: too much of what", judge, 1)
 
@@ -97,7 +100,7 @@ def factor_line(name: str, index: int) -> kit.Line:
             return finding
         said, factor = read(answer) or ("", None)
         if said != kind:
-            return kit.wrong(f"{name}: a factor counts with its kind.", cause=f"{name} kind")
+            return kit.wrong(f"the factor of {name} counts only if the kind is right.", cause=f"{name} kind")
         if factor is None:
             return kit.wrong(f"the factor of {name} must be a number.")
         if kit.equal(factor, right, 0.02):
@@ -105,8 +108,8 @@ def factor_line(name: str, index: int) -> kit.Line:
         slips = FACTORS[name].items()
         why = next((says for value, says in slips if kit.equal(factor, value, 0.02)), "")
         return kit.wrong(
-            f"{name}: {said!r} is right, and a factor of {words.number(factor)} is not.",
-            why or "Divide the dry run's number by the closed form's, of rank 517.",
+            f"{said!r} is right for {name}, but a factor of {words.number(factor)} is not.",
+            why or "For rank 517, divide the number of the dry run by the number of the closed form.",
         )
 
     return kit.Line(f"{name}: how many times", judge, 1)
