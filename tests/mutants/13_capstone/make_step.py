@@ -56,7 +56,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the whole batch on every rank
 # is: idea
-# says: Every rank has done the work of all. A replica
+# says: Every rank has done the work of all. But a replica
 # base: a page
 -    stages = mesh_stages(GPT(config).to(mesh.device), mesh, schedule, sequence=sequence)
 +    model = GPT(config).to(mesh.device)
@@ -83,7 +83,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the sum over the world
 # is: slip
-# says: sum over dp and cp|Gradients meet over|Ranks of tp and pp hold other parameters|summed over tp
+# says: sum over dp and cp|um gradients only over|Ranks of tp and pp hold other parameters|summed over tp
 # base: a page
 -            sum_over_replicas(params, mesh, ("dp", "cp"))
 +            for param in params:
@@ -92,7 +92,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: divided by dp as well
 # is: slip
-# says: divided by|Divide them by the targets of the batch and by nothing else
+# says: divided by|divide them only by the targets of the batch
 # base: a page
              sum_over_replicas(params, mesh, ("dp", "cp"))
 +            for param in params:
@@ -101,7 +101,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: divided by cp as well
 # is: slip
-# says: Divide them by the targets of the batch and by nothing else
+# says: divide them only by the targets of the batch
 # base: a page
              sum_over_replicas(params, mesh, ("dp", "cp"))
 +            for param in params:
@@ -181,7 +181,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the loss of the rank's own tokens
 # is: slip
-# says: Ranks return the losses of their own tokens
+# says: Ranks return only the losses of their own tokens
 # base: a page
 -        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
 +        dist.all_reduce(total, group=mesh.group("pp"))
@@ -247,7 +247,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the optimizer before the cut
 # is: slip
-# says: matrices that tp cuts have not moved
+# says: matrices cut by tp have not moved
 # base: a page
 -    stages = mesh_stages(GPT(config).to(mesh.device), mesh, schedule, sequence=sequence)
 +    model = GPT(config).to(mesh.device)
@@ -332,7 +332,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the stages without losses have nothing to add
 # is: slip
-# says: the others `run_schedule` returns an empty dict
+# says: on the other stages `run_schedule` returns an empty dict
 # base: a page
 -        total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
 +        total = torch.stack(list(losses.values())).sum()
@@ -370,7 +370,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: gradients are added in float32
 # is: detail
-# says: right to about seven digits|travelled in float32
+# says: right to only about seven digits|travelled in float32
 # base: a page
 -            sum_over_replicas(params, mesh, ("dp", "cp"))
 +            for param in params:

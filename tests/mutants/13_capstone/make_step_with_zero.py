@@ -163,7 +163,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: terms are made larger twice
 # is: slip
-# says: make the terms n times as large, and not twice
+# says: make the terms n times as large once, not twice
 # base: a page
 -        count = targets_of_all(stages[0], mine, mesh) / n
 +        count = targets_of_all(stages[0], mine, mesh) / n**2
@@ -197,7 +197,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: ZeRO over dp alone
 # is: slip
-# says: ZeRO takes the mean|over dp alone|sent no gradients
+# says: ZeRO takes the mean|only over dp|sent no gradients
 # base: a page
 -    replicas = mesh.group(("dp", "cp"))
 +    replicas = mesh.group("dp")
@@ -298,7 +298,7 @@ def make_step(config, layout, mesh, batch_size, lr):
 
 # %% wrong: the optimizer before the cut
 # is: slip
-# says: matrices that tp cuts have not moved
+# says: matrices cut by tp have not moved
 # base: a page
 -    stages = mesh_stages(GPT(config).to(mesh.device), mesh, schedule, sequence=sequence)
 +    model = GPT(config).to(mesh.device)

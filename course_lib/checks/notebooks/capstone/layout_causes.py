@@ -16,79 +16,79 @@ from course_lib.checks.notebooks.capstone.layout_record import OTHERS, ROWS_BY_R
 from course_lib.checks.notebooks.capstone.layout_run import RATE, STEPS, LayoutRun, Way
 from course_lib.checks.rank.notebooks.capstone.stepping import BEFORE
 
-ONLY_LAST = "Only the last stage has losses. Sum over pp as well, so that all ranks return the loss."
-OWN = "Ranks return the losses of their own tokens. Sum over {}."
-AFTER = "The loss was computed after the optimizer's step. It is the loss with which the step began."
+ONLY_LAST = "Only the last stage has losses, so also sum over pp. Then all ranks return the loss."
+OWN = "Ranks return only the losses of their own tokens, so sum these over {}."
+AFTER = "The loss was computed after the optimizer's step, but a step returns the loss it began with."
 UNSEEDED = "The model was not drawn after `torch.manual_seed(0)`."
 OF_REPLICAS = (
-    "Each replica has divided by its own targets, and they have unequal numbers of them. All divide by the "
-    "targets of the whole batch."
+    "Each replica has divided by its own targets, although replicas have unequal numbers of them. Divide "
+    "by the targets of the whole batch."
 )
 OF_MICROBATCHES = (
-    "That is the mean of the microbatches' means, and they have unequal numbers of targets. Divide by the "
-    "targets of the whole batch."
+    "The loss is the mean of the microbatches' means, although they have unequal numbers of targets. "
+    "Divide by the targets of the whole batch."
 )
-ALL_COUNTED = "Targets of -100 were counted, and they have no loss."
+ALL_COUNTED = "Targets of -100 were counted, although they have no loss."
 NOT_BACK = (
-    "Terms that are n times as large have the right mean in ZeRO, but the loss is n times as large as well. "
-    "Divide what you return by n."
+    "Terms that are n times as large have the right mean in ZeRO, but they also make the loss n times as "
+    "large. Divide what you return by n."
 )
-DIVIDED = "The losses of `run_schedule` are divided by `count` already: add them up."
-OVER_TP = "Ranks of tp all have the loss. Sum over pp, dp and cp alone."
-SUM_ALONE = "The loss is a sum over pp, dp and cp of losses that are divided by the targets of the batch."
+DIVIDED = "The losses of `run_schedule` are divided by `count` already, so just add them up."
+OVER_TP = "Ranks of tp all have the loss, so sum only over pp, dp and cp."
+SUM_ALONE = "The loss is a sum over pp, dp and cp of losses divided by the targets of the batch."
 STOOD_STILL = (
-    "No parameter has moved. The optimizer needs the parameters of the stages, so cut the model first, then "
-    "shard it, then make the optimizer. It steps before the gradients are cleared."
+    "No parameter has moved. The optimizer needs the parameters of the stages, so cut the model first, "
+    "then shard it, then make the optimizer. Step before you clear the gradients."
 )
 CUT_STOOD_STILL = (
-    "The matrices that tp cuts have not moved, since `mesh_stages` makes new parameters of them. Make the "
-    "optimizer after it."
+    "The matrices cut by tp have not moved, because `mesh_stages` turns them into new parameters. Make the "
+    "optimizer after this call."
 )
-ADD_UP = "Gradients of the steps before are still there: clear them in each step."
+ADD_UP = "Gradients of earlier steps were added, so clear them in each step."
 ADD_UP_2 = (
-    "Gradients of the steps before are still there: clear them in each step. ZeRO-2 keeps its sum outside "
+    "Gradients of earlier steps were added, so clear them in each step. ZeRO-2 keeps its sum outside "
     "`.grad`, so call the optimizer's `zero_grad`."
 )
-KEYS = "`losses` is a dict, so sum(losses) adds up its keys. Add up its values."
+KEYS = "`losses` is a dict, so sum(losses) adds up its keys. Add up its values instead."
 OTHER_RATE = "The optimizer's rate is the argument `lr`."
 UNKNOWN_FIRST = (
-    "No parameter has moved yet. So look at the model's seed, at the rows that are read, and at the number "
-    "by which losses are divided."
+    "No parameter has moved yet, so look at the model's seed, at the rows you read, and at the number by "
+    "which you divide losses."
 )
 UNKNOWN = (
-    "The first loss is right, and so is forward. Look at the sum of the gradients over dp x cp, and at the "
-    "optimizer."
+    "The first loss is right, so forward is right as well. Look at the sum of the gradients over dp x cp, "
+    "and at the optimizer."
 )
-SEVEN_DIGITS = "Gradients were added or sent in float32. Give the buffer the dtype of the gradients."
+SEVEN_DIGITS = "Gradients were added or sent in float32, so give the buffer the dtype of the gradients."
 MOMENTUM = "The optimizer is SGD with momentum 0.9."
-TERMS = (
-    "Ranks of dp and cp hold terms of one sum. Divide them by the targets of the batch and by nothing else."
-)
+TERMS = "Ranks of dp and cp hold terms of one sum, so divide them only by the targets of the batch."
 COUNTED_AGAIN = (
-    "Each term counts once: divide by the targets of the whole batch, and make one sum over dp x cp."
+    "Each term counts once, so divide by the targets of the whole batch, and make one sum over dp x cp."
 )
 ZERO_MEAN = (
-    "ZeRO takes the mean over the n ranks of its group, and they hold terms of a sum: divide by n times "
+    "ZeRO takes the mean over the n ranks of its group, but they hold terms of a sum. Divide by n times "
     "fewer targets, for n = dp x cp."
 )
 GONE = (
-    "With ZeRO-2 the gradients leave during backward, and `grad` is None after it. So make the terms larger "
-    "before backward: divide by n times fewer targets."
+    "With ZeRO-2 the gradients leave during backward, so `grad` is None after it. Make the terms larger "
+    "before backward by dividing by n times fewer targets."
 )
-PART_OF_N = "ZeRO takes the mean over dp x cp together, {} ranks here: divide by as many times fewer targets."
-ZERO_TWICE = "ZeRO's mean divides by n = dp x cp once. So make the terms n times as large, and not twice."
-UNSYNCED = "Replicas train with the gradients of their own terms. Sum them over dp and cp."
+PART_OF_N = (
+    "ZeRO takes the mean over dp x cp together, {} ranks here, so divide by as many times fewer targets."
+)
+ZERO_TWICE = "ZeRO's mean divides by n = dp x cp once, so make the terms n times as large once, not twice."
+UNSYNCED = "Each replica trains with the gradients of its own terms, so sum them over dp and cp."
 NO_ZERO = (
-    "Replicas train with the gradients of their own terms. ZeRO sums them over the group that it is given, "
-    'which is mesh.group(("dp", "cp")).'
+    "Each replica trains with the gradients of its own terms. ZeRO sums them over the group it is given, "
+    'so give it mesh.group(("dp", "cp")).'
 )
 OVER_ALL = (
-    "Ranks of tp and pp hold other parameters, or sums that are complete. Gradients meet over "
-    'mesh.group(("dp", "cp")) alone.'
+    "Ranks of tp and pp hold other parameters, or complete sums, so sum gradients only over "
+    'mesh.group(("dp", "cp")).'
 )
-WITHOUT = "Ranks of dp and of cp hold terms of one sum, so sum over dp and cp, and not over {} alone."
-SHARDS_ADDED = "ZeRO's own sum was added up once more. Leave out your sum where layout.zero > 0."
-TP_TOO = "Gradients were summed over tp as well. The layers have made their sums already."
+WITHOUT = "Ranks of dp and of cp hold terms of one sum, so sum over dp and cp, not only over {}."
+SHARDS_ADDED = "ZeRO's own sum was added up once more, so leave out your sum if layout.zero > 0."
+TP_TOO = "Gradients were also summed over tp, although the layers have made their sums already."
 
 
 class Cause(NamedTuple):
@@ -237,7 +237,7 @@ class Losses:
         if went(*(Way(times=rate / RATE) for rate in (1.0, 0.1, 0.01, 1e-3))):
             return Cause(OTHER_RATE)
         if all(abs(a - b) <= FLOAT32 * b for a, b in zip(self.healed, run.right, strict=True)):
-            return Cause(SEVEN_DIGITS, "the losses are right to about seven digits.")
+            return Cause(SEVEN_DIGITS, "the losses are right to only about seven digits.")
         return self.of_record()
 
     def of_factor(self, times: float) -> Cause:
@@ -271,14 +271,12 @@ class Losses:
             for axis in ("dp", "cp"):
                 alone = {tuple(self.mesh.ranks(rank, axis))}
                 if 1 < self.mesh.size(axis) < run.n and groups == alone:
-                    return Cause(WITHOUT.format(axis), f"rank {rank} sent gradients over {axis} alone.")
+                    return Cause(WITHOUT.format(axis), f"rank {rank} sent gradients only over {axis}.")
             if layout.zero and {"all_reduce", "reduce_scatter"} <= kinds:
                 return Cause(SHARDS_ADDED)
             due = record.due(rank)["tp"]
             if layout.tp > 1 and record.sent[rank]["tp"] > due + 1:
-                sent = words.number(round(record.sent[rank]["tp"]))
-                return Cause(
-                    TP_TOO,
-                    f"rank {rank} sent {sent} bytes per step along tp; {words.number(round(due))} are due.",
-                )
+                sent, needed = (words.number(round(n)) for n in (record.sent[rank]["tp"], due))
+                sees = f"rank {rank} sent {sent} bytes per step along tp, but {needed} are due."
+                return Cause(TP_TOO, sees)
         return Cause()

@@ -31,8 +31,8 @@ def wrong_loss(losses: Losses, step: int, cause: Cause) -> kit.Finding:
     rank = next((k for k, value in enumerate(values) if not right(value, wanted)), 0)
     got, want = words.apart(values[rank], wanted)
     when = "before the first step" if step == 0 else f"before step {step + 1}"
-    fault = f"rank {rank} returned another loss {when} than one process has"
-    said = cause.sees or kit.Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
+    fault = f"rank {rank} returned another loss {when} than one process"
+    said = cause.sees or kit.Sentence(f"{fault}, {got} instead of {want}.", f"{fault}.")
     return kit.wrong(said, cause.says, cause=cause.says or "losses", misses_point=cause.misses)
 
 

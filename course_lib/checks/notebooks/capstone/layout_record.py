@@ -20,32 +20,33 @@ AXES = ("pp", "dp", "cp", "tp")
 OTHERS = "other ranks"
 
 ROWS_BY_RANK = (
-    "Only dp cuts the rows of a batch: ranks of pp, cp and tp get the same rows. Take them from "
+    "Only dp cuts the rows of a batch, so ranks of pp, cp and tp get the same rows. Take them from "
     "`microbatches_of`."
 )
 ALL_ROWS = (
-    "Each replica has read the rows of all replicas. It needs only its own, which `microbatches_of` gives."
+    "Each replica has read the rows of all replicas, but it needs only its own, which `microbatches_of` "
+    "gives."
 )
 NO_CHUNKS = (
-    "A pipeline with one stage per rank sends this much. Where layout.chunks > 1, make the interleaved "
-    "schedule."
+    "A pipeline with one stage per rank sends this much. If layout.chunks > 1, make the interleaved "
+    "schedule instead."
 )
 NO_SEQUENCE = (
-    "Ranks of tp send this much if they do not cut the sequence. Where layout.sequence is True, hand "
+    "Ranks of tp send this much if they do not cut the sequence. If layout.sequence is True, also hand "
     '`sequence="keep"` to `mesh_stages`.'
 )
-REGATHERED = 'With sequence="regather" tp gathers again in backward, so hand over "keep" instead.'
+REGATHERED = 'With sequence="regather", tp gathers again in backward, so hand over "keep" instead.'
 NOT_CUT = (
-    "Every rank has done the work of all. A replica reads its own rows (`microbatches_of`), and "
+    "Every rank has done the work of all. But a replica reads only its own rows (`microbatches_of`), and "
     "`mesh_stages` cuts the model."
 )
-TWICE = "ZeRO sums the gradients by itself, so leave out your own sum where layout.zero > 0."
-HALF = "The gradients travelled in float32, and they are float64: give the buffer their dtype."
-MANY_SUMS = "Make one sum, after the last backward."
-WITHOUT_PP = "Gradients meet on the ranks of dp x cp alone."
+TWICE = "ZeRO sums the gradients by itself, so leave out your own sum if layout.zero > 0."
+HALF = "The gradients travelled in float32, although they are float64. Give the buffer their dtype."
+MANY_SUMS = "Make only one sum, after the last backward."
+WITHOUT_PP = "Sum gradients only over the ranks of dp x cp."
 MESSAGES = "m is layout.microbatches(batch_size), since batch_size counts the rows of all replicas."
 PLAIN = (
-    "Plain data parallelism does this. With ZeRO a rank gets its own shard of the sum alone, by a "
+    "Plain data parallelism does this, but with ZeRO a rank gets only its own shard of the sum, by a "
     "reduce-scatter."
 )
 
@@ -175,7 +176,7 @@ class Record:
                 if due and share < 1 and abs(amounts[axis] - share * due) <= 0.1 * share * due:
                     sent, needed = (words.number(round(amount)) for amount in (amounts[axis], due))
                     said = f"rank {rank} sent {sent} bytes per step along {axis}"
-                    return f"{said}; the rows of its replica need {needed}."
+                    return f"{said}, but the rows of its replica need {needed}."
         return ""
 
 
@@ -189,7 +190,7 @@ def bytes_line(run: LayoutRun, title: str, weight: float = 1.0) -> kit.Line:
                 axis, f"along {axis}"
             )
             needed = f"{words.number(round(due))} are due" if due else "none are due"
-            fault = f"rank {rank} sent {words.number(round(amount))} bytes per step {along}; {needed}."
+            fault = f"rank {rank} sent {words.number(round(amount))} bytes per step {along}, but {needed}."
             all_rows = record.all_rows(rank, axis, amount) and not run.layout.zero
             missed = (not amount and due > 0) or all_rows
             why = record.why(rank, axis, amount)
@@ -217,8 +218,8 @@ def messages(run: LayoutRun, record: Record) -> kit.Finding:
         for operation in operations:
             message = operation.op == "send" and record.axis(operation, rank) == "pp"
             if message and operation.nbytes not in (wanted, table // layout.tp):
-                fault = f"rank {rank} sent a message of {words.number(operation.nbytes)} bytes along pp; "
-                fault += f"a microbatch has {words.number(wanted)}."
+                fault = f"rank {rank} sent a message of {words.number(operation.nbytes)} bytes along pp, "
+                fault += f"but a microbatch has {words.number(wanted)}."
                 return kit.wrong(fault, MESSAGES, cause="messages")
     return kit.RIGHT
 

@@ -17,30 +17,33 @@ RECIPE = "course_lib.checks.rank.notebooks.capstone.stepping:steps"
 SECONDS = 40.0
 IMPORTS = ("torch._dynamo",)
 POINT = "ranks that each do their part of a batch, and one sum of their terms"
-POINT_OF_ZERO = "a sum of which each replica gets its shard alone"
+POINT_OF_ZERO = "a sum of which each replica gets only its own shard"
 
 ORDER = (
-    "All members of a group must call its collectives, in one order: also ranks without a loss, and with "
-    "equal sizes."
+    "All members of a group must call its collectives in the same order and with equal sizes, even ranks "
+    "without a loss."
 )
 NO_LOSS = (
-    "Only the last stage has losses: on the others `run_schedule` returns an empty dict. Add them up from a "
-    "zero, which all ranks have."
+    "Only the last stage has losses, so on the other stages `run_schedule` returns an empty dict. Add "
+    "losses up from a zero, which all ranks have."
 )
-PIPE = 'The schedule is for the ranks of pp: give `run_schedule` their group, mesh.group("pp").'
+PIPE = 'The schedule is for the ranks of pp, so give `run_schedule` their group, mesh.group("pp").'
 GONE = (
-    "With ZeRO `grad` can be None after backward: the gradients have left for the shards, or the rank owns "
-    "nothing of the parameter. Make the terms larger before backward: divide by n times fewer targets."
+    "With ZeRO, `grad` can be None after backward, because the gradients have left for the shards, or the "
+    "rank owns nothing of the parameter. Make the terms larger before backward by dividing by n times "
+    "fewer targets."
 )
-CUT_FIRST = "Cut the model first: `mesh_stages` takes the GPT, and ZeRO-3 takes the module of each stage."
+CUT_FIRST = (
+    "Cut the model first, because `mesh_stages` takes the GPT, while ZeRO-3 takes the module of each stage."
+)
 WITHOUT_ZERO = "ZeRO-3's parameters are shards already, so a plain optimizer of torch.optim steps them."
 OTHER_SIZES = (
-    "Ranks of pp hold other parameters, and their gradients have other sizes. Gradients meet over "
-    'mesh.group(("dp", "cp")) alone.'
+    "Ranks of pp hold other parameters, so their gradients have other sizes. Sum gradients only over "
+    'mesh.group(("dp", "cp")).'
 )
 STUB_NAMES = (
-    "The stub's last lines read your variables `stages` and `optimizer`, and return your function `step`. "
-    "Give yours these names."
+    "The stub's last lines read your variables `stages` and `optimizer` and return your function `step`, "
+    "so use these names."
 )
 UNNAMED = re.compile(r"name '(stages|step)' is not defined")
 DISAGREE = re.compile(r"do not agree on their collective number|collective number")

@@ -71,7 +71,9 @@ def misfit(name: str, answer: object) -> kit.Finding | None:
         return kit.wrong(f"{name} is not answered yet.", cause=f"{name} unanswered")
     if read(answer) is None:
         kinds = words.listing(map(repr, KINDS), "or")
-        return kit.wrong(f"{name} must be a pair (kind, factor), whose kind is {kinds}.", cause=f"{name} form")
+        return kit.wrong(
+            f"{name} must be a pair (kind, factor), whose kind is {kinds}.", cause=f"{name} form"
+        )
     return None
 
 
