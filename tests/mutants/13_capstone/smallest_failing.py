@@ -18,7 +18,7 @@ def smallest_failing(sizes, fails):
 
 # %% wrong: the axes that fail by themselves
 # is: idea
-# says: You asked about single axes
+# says: You asked only about single axes
 def smallest_failing(sizes, fails):
     alone = dict.fromkeys(sizes, 1)
     if fails(alone):
@@ -216,7 +216,7 @@ def smallest_failing(sizes, fails):
 
 # %% wrong: only the axes that are left are asked about
 # is: slip
-# says: those that are left out with the size 1
+# says: with the size 1 for axes you leave out
 # base: what the wrong ones change
 -            if rest and fails({**alone, **rest}):
 +            if rest and fails(rest):
@@ -232,7 +232,7 @@ def smallest_failing(sizes, fails):
 
 # %% wrong: the rest has the size 2
 # is: detail
-# says: keeps the size that it has
+# says: keeps the size it has
 # base: what the wrong ones change
 -    return left
 +    return dict.fromkeys(left, 5)
@@ -240,7 +240,7 @@ def smallest_failing(sizes, fails):
 
 # %% wrong: a layout is asked about again and again
 # is: slip
-# says: Remember the answer
+# says: remember the answers
 # base: what the wrong ones change
 -            if rest and fails({**alone, **rest}):
 -                left, smaller = rest, True
@@ -250,7 +250,7 @@ def smallest_failing(sizes, fails):
 
 # %% wrong: the names alone
 # is: form
-# says: It returns a dict of axes
+# says: Return a dict of axes
 # base: what the wrong ones change
 -    return left
 +    return list(left)
@@ -368,7 +368,7 @@ def smallest_failing(sizes, fails):
 
 # %% wrong: axes of size 1 are set to 1 again
 # is: form
-# says: It asks about the same layouts again and again
+# says: asks about the same layouts again and again
 def smallest_failing(sizes, fails):
     left = dict(sizes)
     if not fails(dict(left)):

@@ -124,7 +124,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: saved after the steps with the numbers 0, 3, 6
 # is: slip
-# says: after the step with number k there are k . 1
+# says: so count k . 1 after the step with number k
 # base: what the wrong ones change
 -        losses.append(step(*batches(len(losses))))
 -        if len(losses) % every == 0 or len(losses) == steps:
@@ -155,7 +155,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: the pieces of the start are saved
 # is: slip
-# says: because a step may replace its tensors
+# says: because a step can replace its tensors
 # base: what the wrong ones change
 -    losses = load_run(disk, held())
 +    pieces = held()
@@ -176,7 +176,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: the run is made for each step
 # is: slip
-# says: Call it once, before the first step
+# says: call it once, before the first step
 # base: what the wrong ones change
 -        losses.append(step(*batches(len(losses))))
 +        step, held = make()
@@ -223,7 +223,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: it starts itself again
 # is: slip
-# says: does not start itself again
+# says: cannot start itself again
 from course_lib.trainer import load_run, save_run
 
 
@@ -314,7 +314,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: the state is kept in a global
 # is: idea
-# says: A process that is killed loses its memory
+# says: A killed process loses its memory
 from course_lib.trainer import save_run
 
 KEPT = {}
@@ -338,7 +338,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: the checkpoint is loaded before there is a run
 # is: slip
-# says: Give it those that .held... returns
+# says: give it the pieces .held... returns
 # base: what the wrong ones change
 -    step, held = make()
 -    losses = load_run(disk, held())
@@ -348,7 +348,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: one step too many
 # is: slip
-# says: That is one step too many
+# says: One step was too many
 # base: what the wrong ones change
 -    while len(losses) < steps:
 +    while len(losses) <= steps:
@@ -356,7 +356,7 @@ def train(make, batches, steps, disk, every):
 
 # %% wrong: the batch as one argument
 # is: form
-# says: .step. takes them as two arguments
+# says: hand them to .step. as two arguments
 # base: what the wrong ones change
 -        losses.append(step(*batches(len(losses))))
 +        losses.append(step(batches(len(losses))))

@@ -19,53 +19,56 @@ from course_lib.checks.rank.notebooks.capstone.surviving import (
 )
 
 FROM_0 = (
-    "After a restart the batches were counted from 0 again. A batch has the number of its step, which is the "
-    "number of the losses so far."
+    "After a restart, the batches were counted from 0 again, but a batch has the number of its step, which "
+    "is the number of losses so far."
 )
-LOST = "The losses of the earlier calls are missing. Go on with the list that load_run returns."
-MORE = "`steps` counts from the start of the run, and not from the restart."
-ONE_MORE = "That is one step too many. The run is finished as soon as it has `steps` losses."
+LOST = "The losses of the earlier calls are missing, so go on with the list load_run returns."
+MORE = "`steps` counts from the start of the run, not from the restart."
+ONE_MORE = "One step was too many, because the run is finished as soon as it has `steps` losses."
 IGNORED = (
-    "load_run was called, and the run began with step 0 all the same. It returns the losses of the steps "
-    "that are finished already."
+    "load_run was called, but the run began with step 0 all the same. load_run returns the losses of all "
+    "finished steps, so go on after them."
 )
-NEVER = "The run began with step 0 again. Load the newest checkpoint right after `make`."
-LATE = "The run was loaded after a step. Load it right after `make`, before the first step."
-ONLY_LAST = "Nothing is saved before the end, so whatever kills the run costs all of its steps."
-NEVER_SAVED = "Nothing is saved. Call save_run after every `every` finished steps, and after the last one."
+NEVER = "The run began with step 0 again. Load the newest checkpoint right after `make` instead."
+LATE = "The run was loaded only after a step. Load it right after `make`, before the first step."
+ONLY_LAST = "Nothing is saved before the end, so a kill costs the run all of its steps."
+NEVER_SAVED = (
+    "Nothing is saved. Call save_run after every `every` finished steps, and also after the last step."
+)
 NOT_LAST = (
-    "The last step is not saved. Save after it, even if no save is due, so that a longer run goes on from it."
+    "The last step is not saved. Save after it even if no save is due, so that a longer run can go on from "
+    "there."
 )
 AT_START = "Before the first step there is nothing to save."
-TWICE = "Some steps are saved twice. The last step may be one after which a save is due anyway."
-TOO_OFTEN = "A save takes time. Save only if the number of finished steps is a multiple of `every`."
+TWICE = "Some steps are saved twice, because a save can be due after the last step anyway."
+TOO_OFTEN = "A save takes time, so save only if the number of finished steps is a multiple of `every`."
 NOT_DUE = (
     "The run went on from a save that was not due. Save only if the number of finished steps is a multiple "
     "of `every`, or equal to `steps`."
 )
-SHIFTED = "`every` counts finished steps, and after the step with number k there are k + 1."
+SHIFTED = "`every` counts finished steps, so count k + 1 after the step with number k."
 STALE = (
-    "`held()` gives the pieces as they are now. Call it for each save, because a step may replace its "
+    "`held()` returns the pieces as they are now. Call it for each save, because a step can replace its "
     "tensors."
 )
-AGAIN = "`make` builds the run from its start. Call it once, before the first step."
+AGAIN = "`make` builds the run from its start, so call it once, before the first step."
 WENT_ON = (
-    "A process that is killed runs no `except` and no `finally`, and does not start itself again. Leave that "
-    "to the program that calls train."
+    "A killed process runs no `except` and no `finally`, and it cannot start itself again, so leave the "
+    "restart to the program that calls train."
 )
 IN_THE_STEP = (
-    "The save came after the kill. A step that was cut off may have changed its tensors, and its loss is not "
-    "there yet."
+    "The save came after the kill. A step that was cut off may have changed its tensors, but its loss is "
+    "still missing."
 )
 NOT_ITS_PIECES = (
-    "load_run fills the pieces it is given. Give it those that `held()` returns for the run you have just "
-    "made."
+    "load_run fills the pieces it is given, so give it the pieces `held()` returns for the run you have "
+    "just made."
 )
-PAIR = "`batches(number)` returns inputs and targets, and `step` takes them as two arguments."
+PAIR = "`batches(number)` returns inputs and targets, so hand them to `step` as two arguments."
 ORDER = "Give the arguments in the order save_run(disk, losses, pieces)."
-CALL_HELD = "`held` is a function. Give load_run and save_run what it returns: held()."
-NO_STEP = "The run is finished, so nothing is left to do: load it, and return its losses."
-IN_MEMORY = "A process that is killed loses its memory. Load the newest checkpoint right after `make`."
+CALL_HELD = "`held` is a function, so give load_run and save_run what it returns, held()."
+NO_STEP = "The run is finished, so just load it and return its losses."
+IN_MEMORY = "A killed process loses its memory, so load the newest checkpoint right after `make`."
 SIGNS = {"function": CALL_HELD, "'targets'": PAIR, "'list' object is not a mapping": ORDER}  # in an error
 IDEAS = (NEVER, IGNORED, ONLY_LAST, NEVER_SAVED)
 
@@ -200,7 +203,7 @@ def broken(call: Call) -> kit.Finding | None:
     if reply.returned and reply.losses is None:
         kind = "None (is there a `return`?)" if reply.kind == "NoneType" else f"a {reply.kind}"
         said = kit.Sentence(f"train returned {kind}.", "train returned no list of numbers.")
-        return kit.wrong(said, "It returns the losses of all steps, as a list of numbers.", cause="no list")
+        return kit.wrong(said, "Return the losses of all steps as a list of numbers.", cause="no list")
     return None
 
 
@@ -211,7 +214,7 @@ def went_on(call: Call) -> kit.Finding:
         return kit.RIGHT
     saved = any(event == "saved" for event, _ in reply.after)
     stepped = any(event in ("stepped", "batch", "made") for event, _ in reply.after)
-    said = "train was killed, and went on."
+    said = "train was killed, but it went on."
     return kit.wrong(said, IN_THE_STEP if saved and not stepped else WENT_ON, cause="went on")
 
 
@@ -226,15 +229,15 @@ def right_losses(call: Call, when: str) -> kit.Finding:
         return kit.wrong(f"{when}, train did not return.", WENT_ON, cause="did not return")
     if len(losses) != len(call.expected):
         said = kit.Sentence(
-            f"{when}, train returned a list of {len(losses)} for {words.counted(call.script.steps, 'step')}.",
-            f"{when}, train returned another number of losses than of steps.",
+            f"{when}, train returned {len(losses)} losses for {words.counted(call.script.steps, 'step')}.",
+            f"{when}, train returned more or fewer losses than steps.",
         )
     else:
         pairs = enumerate(zip(losses, call.expected, strict=True))
         first = next(k for k, (loss, other) in pairs if loss != other)
         said = kit.Sentence(
-            f"{when}, the loss of step {first} is another one than in an undisturbed run.",
-            f"{when}, losses are other ones than in an undisturbed run.",
+            f"{when}, the loss of step {first} differs from an undisturbed run.",
+            f"{when}, losses differ from an undisturbed run.",
         )
     cause = why(call)
     return kit.wrong(said, cause, cause=cause or "losses", misses_point=cause in IDEAS)
@@ -266,13 +269,14 @@ def repeated(call: Call, otherwise: str = "") -> kit.Finding:
         return finding
     done, left = call.count("stepped"), call.script.steps - call.due
     if done == left and call.due and done and not call.read_first:
-        said = "called again, train went on from a checkpoint that it did not read."
+        said = "called again, train went on from a checkpoint it did not read."
         return kit.wrong(said, IN_MEMORY, cause=IN_MEMORY, misses_point=True)
     if done == left or (call.reply.losses is None and not call.reply.returned):
         return kit.RIGHT
     said = kit.Sentence(
-        f"called again, train did {words.counted(done, 'step')}; {left} of {call.script.steps} were left.",
-        "called again, train did another number of steps than were left.",
+        f"called again, train did {words.counted(done, 'step')}, "
+        f"but {left} of {call.script.steps} were left.",
+        "called again, train did more or fewer steps than were left.",
     )
     cause = (call.begun_anew() if call.due or call.one_more else "") or otherwise
     return kit.wrong(said, cause, cause=cause or "steps", misses_point=cause in IDEAS)
@@ -289,7 +293,7 @@ def saves(call: Call) -> kit.Finding:
     shown = f"after {words.listing(saved)} steps" if saved else "never"
     said = kit.Sentence(
         f"with every={every}, a run of {steps} steps was saved {shown}.",
-        "an undisturbed run was saved at other steps.",
+        "an undisturbed run was saved after the wrong steps.",
     )
     cause = why_saved(saved, due, every)
     return kit.wrong(said, cause, cause=cause or "saves", misses_point=cause in IDEAS)

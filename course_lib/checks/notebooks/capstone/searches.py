@@ -11,31 +11,31 @@ from course_lib.checks.rank.notebooks.capstone.searching import MOST, SearchRepl
 
 NAME = "smallest_failing"
 ALONE = (
-    "You asked about single axes. A mistake may need several axes that meet, so begin with the layout that "
-    "fails, and set one axis after the other to 1."
+    "You asked only about single axes, but a mistake may need several axes that meet. Begin with the "
+    "layout that fails, and set one axis after another to 1."
 )
 SUBSETS = (
-    "There are 2^a layouts, and a call may be a run of minutes. Keep an axis at 1 as soon as the layout "
-    "fails without it, and go on from there."
+    "There are 2^a layouts, and each call can be a run of minutes, so keep an axis at 1 as soon as the "
+    "layout fails without it, and go on from there."
 )
 AGAIN = (
-    "An axis that was needed at first may not be needed when another axis is gone. Go through the rest once "
-    "more after a success."
+    "An axis that was needed at first may not be needed once another axis is 1, so go through the rest "
+    "once more after a success."
 )
 TOGETHER = (
-    "You left out several axes together, each of which the layout can do without if the others stay. Leave "
-    "out one, and ask about the others without it."
+    "You left out several axes together, but each can be left out only while the others stay. Leave out "
+    "one axis, then ask about the others without it."
 )
-OTHERS = "These are the axes that can be set to 1. Return the other ones."
+OTHERS = "You returned the axes that can be set to 1. Return the other ones instead."
 STOPPED = "Go on until no axis of the rest can be set to 1."
 IN_CIRCLES = (
-    "It asks about the same layouts again and again. Skip an axis that is 1 already, because it brings you "
-    "no further, and end as soon as a whole round removes no axis."
+    "The search asks about the same layouts again and again. Skip an axis that is 1 already, because it "
+    "brings you no further, and end as soon as a whole round removes no axis."
 )
 KEEP = "Set an axis to 1 for good only if the layout still fails then."
-ONE_RANK = "If even one rank fails, the layout is not to blame, and the result is {}."
-EVERY_AXIS = "Give `fails` all axes in the order of `sizes`, those that are left out with the size 1."
-FORM = "It returns a dict of axes and their sizes, such as {'dp': 2}."
+ONE_RANK = "If even one rank fails, the layout is not to blame, so the result is {}."
+EVERY_AXIS = "Give `fails` all axes in the order of `sizes`, with the size 1 for axes you leave out."
+FORM = "Return a dict of axes and their sizes, such as {'dp': 2}."
 IDEAS = (ALONE, SUBSETS)
 
 Axes = frozenset[str]
@@ -162,11 +162,12 @@ class Account:
             return kit.RIGHT
         gives = f"{NAME}({self.shown()}, fails) gives {self.shown(self.reply.result)}"
         if search.fails(()):
-            general = f"{NAME} names axes though even one rank fails."
-            return kit.wrong(kit.Sentence(f"{gives}, though even one rank fails.", general), ONE_RANK)
+            general = f"{NAME} names axes although even one rank fails."
+            return kit.wrong(kit.Sentence(f"{gives}, although even one rank fails.", general), ONE_RANK)
         if not search.fails(axes):
             said = kit.Sentence(
-                f"{gives}, and these alone do not fail.", f"{NAME} gives axes that do not fail."
+                f"{gives}, with which the layout does not fail.",
+                f"{NAME} gives axes with which the layout does not fail.",
             )
         else:
             spare = words.listing(search.spare(axes))

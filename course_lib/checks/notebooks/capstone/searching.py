@@ -23,9 +23,9 @@ from course_lib.checks.rank.notebooks.capstone.searching import SearchInstructio
 RECIPE = "course_lib.checks.rank.notebooks.capstone.searching:searches"
 POINT = "leaving one axis after the other out of a layout that fails, in few runs"
 SOUND = (
-    "Ask about `sizes` itself first. If they do not fail, there is nothing to look for, so raise ValueError."
+    "Ask about `sizes` itself first. If it does not fail, there is nothing to look for, so raise ValueError."
 )
-REPEATED = "You asked about some layouts more than once. Remember the answer."
+REPEATED = "You asked about some layouts more than once, so remember the answers."
 COPY = "Work on a copy, such as dict(sizes)."
 ONLY_LARGER = "Leave axes of size 1 out of the result."
 
@@ -83,11 +83,11 @@ def nothing(account: Account) -> kit.Finding:
     if account.reply.error is not None and account.reply.error[0] == "ValueError":
         return kit.RIGHT
     if account.reply.error is not None and account.reply.error[0] == "AssertionError":
-        return kit.wrong(f"{NAME} raised AssertionError, though no layout fails.", SOUND)
+        return kit.wrong(f"{NAME} raised AssertionError, although no layout fails.", SOUND)
     if account.reply.error is not None or account.reply.endless or account.reply.no_sizes:
         return account.broken() or kit.RIGHT
-    said = f"{NAME}({account.shown()}, fails) raised no error, though no layout fails."
-    return kit.wrong(kit.Sentence(said, f"{NAME} raised no error, though no layout fails."), SOUND)
+    said = f"{NAME}({account.shown()}, fails) raised no error, although no layout fails."
+    return kit.wrong(kit.Sentence(said, f"{NAME} raised no error, although no layout fails."), SOUND)
 
 
 def form(account: Account) -> kit.Finding:
@@ -101,7 +101,7 @@ def form(account: Account) -> kit.Finding:
     if any(sizes.get(axis) != size for axis, size in result):
         return kit.wrong(
             kit.Sentence(f"{gives}, with other sizes.", "the result has other sizes."),
-            "An axis that is needed keeps the size that it has in `sizes`.",
+            "An axis that is needed keeps the size it has in `sizes`.",
         )
     names = [axis for axis, _ in result]
     if names != [axis for axis in sizes if axis in names]:
@@ -134,8 +134,8 @@ def asks(account: Account) -> kit.Finding:
         if odd := [axis for axis, size in call if size not in (1, sizes[axis])]:
             return kit.wrong(
                 kit.Sentence(f"{asked}, where {odd[0]} is neither 1 nor {sizes[odd[0]]}.",
-                             "`fails` was asked about sizes that are neither 1 nor those of `sizes`."),
-                "An axis is there, or it is left out with the size 1.",
+                             "`fails` was asked about a size that is neither 1 nor the size in `sizes`."),
+                "An axis keeps its size, or it is left out with the size 1.",
             )  # fmt: skip
     return kit.RIGHT
 
@@ -148,7 +148,7 @@ def calls(account: Account) -> kit.Finding:
     axes = len(account.search.sizes)
     times = f"`fails` was called {words.times(count)} for {axes} axes"
     said = kit.Sentence(
-        f"{times}, and {most} calls are enough.", f"`fails` was called too often for {axes} axes."
+        f"{times}, but {most} calls are enough.", f"`fails` was called too often for {axes} axes."
     )
     many = len(set(account.asked)) > most
     return kit.wrong(said, SUBSETS if many else REPEATED, misses_point=many)

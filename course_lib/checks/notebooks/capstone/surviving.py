@@ -21,9 +21,10 @@ from course_lib.checks.rank.notebooks.capstone.surviving import (
 
 NAME = "train"
 RECIPE = "course_lib.checks.rank.notebooks.capstone.surviving:lives"
-POINT = "a run that goes on from its newest checkpoint, in place of one that begins anew"
+POINT = "a run that goes on from its newest checkpoint, instead of one that begins again"
 ALL_RANKS = (
-    "save_run and load_run are calls of all ranks: each has pieces of its own. Do not ask which rank it is."
+    "save_run and load_run are calls of all ranks, because each has its own pieces. Do not ask which rank "
+    "it is."
 )
 SECONDS = 20.0
 
@@ -96,12 +97,12 @@ def nothing_left(life: Life) -> kit.Finding:
     if (finding := lives.broken(second)) is not None:
         return finding
     if second.count("stepped") or second.count("batch"):
-        said = "train was called for a finished run, and did steps."
+        said = "train was called for a finished run, but it did steps."
         cause = second.begun_anew() or (lives.NO_STEP if first.saved_its_last else lives.NOT_LAST)
         key = cause if cause == lives.NOT_LAST else f"finished {cause}"
         return kit.wrong(said, cause, cause=key, misses_point=cause in lives.IDEAS)
     if second.reply.losses != second.expected:
-        return kit.wrong("train was called for a finished run, and returned other losses.", lives.LOST)
+        return kit.wrong("train was called for a finished run, but it returned other losses.", lives.LOST)
     return kit.RIGHT
 
 
