@@ -15,7 +15,7 @@ def distribute(model, how):
 
 # %% wrong: the model alone is sharded
 # is: idea
-# says: parameters at once; a block has
+# says: parameters at the same time, but a block has
 # base: both classes
 -        for block in model.blocks:
 -            fully_shard(block)
@@ -23,7 +23,7 @@ def distribute(model, how):
 
 # %% wrong: all blocks are one unit
 # is: idea
-# says: Shard each block first
+# says: shard each block first
 # base: both classes
 -        for block in model.blocks:
 -            fully_shard(block)
@@ -49,7 +49,7 @@ def distribute(model, how):
 
 # %% wrong: nothing is done
 # is: idea
-# says: Each rank trained the model that it made itself
+# says: Each rank trained the model it made itself
 def distribute(model, how):
     return model
 

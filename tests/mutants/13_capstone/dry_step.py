@@ -52,7 +52,7 @@ def make_step(config, layout, mesh, batch_size, lr, optimizer=(torch.optim.SGD, 
 
 # %% wrong: the gradients are summed after every microbatch
 # is: idea
-# says: Sum them once, after the last backward
+# says: sum them once, after the last backward
 # base: without ZeRO
 -        sum_over_replicas(params, mesh, ("dp", "cp"))
 +        for _ in mine:
@@ -81,7 +81,7 @@ def make_step(config, layout, mesh, batch_size, lr, optimizer=(torch.optim.SGD, 
 
 # %% wrong: the sum goes over tp too
 # is: slip
-# says: Ranks of pp and tp hold other parameters
+# says: ranks of pp and tp hold other parameters
 # base: without ZeRO
 -        sum_over_replicas(params, mesh, ("dp", "cp"))
 +        sum_over_replicas(params, mesh, ("dp", "cp", "tp"))
@@ -89,7 +89,7 @@ def make_step(config, layout, mesh, batch_size, lr, optimizer=(torch.optim.SGD, 
 
 # %% wrong: the sum goes over all ranks
 # is: slip
-# says: Ranks of pp and tp hold other parameters
+# says: ranks of pp and tp hold other parameters
 # base: without ZeRO
 -        sum_over_replicas(params, mesh, ("dp", "cp"))
 +        for p in params:

@@ -27,43 +27,43 @@ STOPPED = "stopped"
 FEW = 4  # collectives over the replicas: an all-reduce, its halves, or two buckets
 NOISE = 4096  # bytes of several losses or counts in one tensor
 SECONDS = 90.0  # 3 to 6 on idle cores
-WHOLE_SUM = 'Sum over mesh.group(("dp", "cp")) alone. Ranks of pp and tp hold other parameters.'
+WHOLE_SUM = 'Sum only over mesh.group(("dp", "cp")), because ranks of pp and tp hold other parameters.'
 GATHERED = (
-    "With n ranks an all-gather of whole gradients sends n / 2 times as much as an all-reduce, and on two "
-    "ranks as much. Use an all-reduce, or its halves."
+    "With n ranks, an all-gather of whole gradients sends n / 2 times as much as an all-reduce, so only "
+    "two ranks show no difference. Use an all-reduce, or its halves."
 )
-EACH_MICROBATCH = "Gradients add up in `.grad`. Sum them once, after the last backward."
+EACH_MICROBATCH = "Gradients add up in `.grad`, so sum them once, after the last backward."
 EACH_PARAMETER = (
-    "Each call costs a latency, even if all of them together send no more bytes. Put all gradients into one "
-    "row, as `sum_over_replicas` does."
+    "Each call costs a latency, although all of them together send no more bytes. Put all gradients into "
+    "one row, as `sum_over_replicas` does."
 )
 ALL_ROWS = (
-    "A replica reads its own rows, one of 16 parts of the batch. `microbatches_of` cuts them into "
+    "A replica reads its own rows, one of 16 parts of the batch. Then `microbatches_of` cuts them into "
     "layout.microbatches(batch_size) microbatches."
 )
 ORDER = (
-    "All forwards ran before the first backward. With 1F1B, stage i of p begins backward after p - i "
+    "All forwards ran before the first backward, but with 1F1B stage i of p begins backward after p - i "
     "forwards at the latest, so it keeps min(m, p - i) microbatches."
 )
-KEPT = "A tensor that keeps its graph, such as a loss in a list, keeps the activations too. Detach it."
+KEPT = "A tensor that keeps its graph, such as a loss in a list, also keeps the activations, so detach it."
 WHOLE_MODEL = (
-    "The step still refers to the model from before it was cut, for example as a variable that the inner "
-    "function uses. Refer to the stages alone."
+    "The step still refers to the model from before it was cut, for example as a variable used by the "
+    "inner function. Refer only to the stages."
 )
 OWN_GROUPS = (
-    "`dist.new_group` waits for all 1,024 ranks, each time. The mesh has made the groups that a step needs: "
-    "mesh.group(axes)."
+    "`dist.new_group` waits for all 1,024 ranks, each time. The mesh has made the groups a step needs, so "
+    "use mesh.group(axes)."
 )
 NO_VALUES = (
-    "In a dry run floats have no values. If a condition on a loss or a gradient has led to this error, take "
-    "the condition out of the step."
+    "In a dry run, floats have no values. If a condition on a loss or a gradient has led to this error, "
+    "take the condition out of the step."
 )
 OF_A_CONDITION = re.compile(
     r"\b(ValueError|AssertionError|ArithmeticError|FloatingPointError|RuntimeError)\b"
 )
 MIDDLE = (
-    "This stage is neither the first nor the last of the pipeline. With two stages, there is none like it: "
-    "it has no embedding, no head and no loss, and it sends both ways."
+    "This stage is neither the first nor the last of the pipeline, so it has no embedding, no head and no "
+    "loss, but it sends both ways. With two stages, there is no such stage."
 )
 
 
@@ -129,13 +129,13 @@ def wires_line(rank: Rehearsed) -> kit.Line:
 
     def judge(reply: DryReply) -> kit.Finding:
         if reply.stopped:
-            did = f"sent more than {2 * rank.messages} messages along pp, and {rank.messages} are due"
+            did = f"sent more than {2 * rank.messages} messages along pp, but {rank.messages} are due"
             said = rank.says(f"{did}, so the run was ended", "sent so many messages that the run was ended")
             return kit.wrong(said, ALL_ROWS, cause=STOPPED, misses_point=True)
         for axis in ("pp", "tp"):
             amount, due = reply.bytes.get(axis, 0.0), rank.due[axis]
             if abs(amount - due) > NOISE:
-                did = f"sent {words.number(round(amount))} bytes along {axis}; one pass of its {COUNT} "
+                did = f"sent {words.number(round(amount))} bytes along {axis}, but one pass of its {COUNT} "
                 did += f"microbatches sends {words.number(round(due))}"
                 general = f"sent {'more' if amount > due else 'fewer'} bytes along {axis} than are due"
                 said = rank.says(did, general)
@@ -156,7 +156,7 @@ def replicas_line(rank: Rehearsed) -> kit.Line:
         if amount < due:
             others = [axes for axes, nbytes in reply.bytes.items() if "dp" in axes and nbytes > NOISE]
             where = next((axes for axes in others if axes != "dp"), "")
-            did += f", and one sum of its gradients sends {words.number(round(due))}"
+            did += f", but one sum of its gradients sends {words.number(round(due))}"
             did += f", since they were summed over {where}" if where else ""
             said = rank.says(did, "sent fewer bytes over dp than one sum of its gradients")
             return kit.wrong(said, WHOLE_SUM if where else "", cause="axes" if where else "replicas")
@@ -177,7 +177,7 @@ def calls_line(rank: Rehearsed) -> kit.Line:
         made = sum(n for _, op, n in (*reply.setup_calls, *reply.calls) if op == "new_group")
         if made:
             said = rank.says(
-                f"made {words.counted(made, 'group')} beside the mesh's", "made groups of its own"
+                f"made {words.counted(made, 'group')} in addition to the mesh's", "made groups of its own"
             )
             return kit.wrong(said, OWN_GROUPS, cause="groups")
         others = {axes: nbytes for axes, nbytes in reply.bytes.items() if axes not in ("pp", "dp", "tp")}
@@ -188,8 +188,8 @@ def calls_line(rank: Rehearsed) -> kit.Line:
             return kit.wrong(said, WHOLE_SUM, cause="axes")
         count = sum(n for axes, _, n in reply.calls if axes == "dp")
         if count > FEW:
-            did = f"called {count} collectives over dp, and one is enough"
-            said = rank.says(did, "called many collectives over dp, and one is enough")
+            did = f"called {count} collectives over dp, but one is enough"
+            said = rank.says(did, "called many collectives over dp, but one is enough")
             each = count > 2 * COUNT or count % COUNT
             return kit.wrong(said, EACH_PARAMETER if each else EACH_MICROBATCH, cause="calls")
         if not count:
@@ -205,7 +205,7 @@ def weights_line(rank: Rehearsed) -> kit.Line:
         amount = reply.kinds.get("weights", 0)
         if amount == rank.weights:
             return kit.RIGHT
-        did = f"holds {words.number(amount)} bytes of parameters; its part of the model has "
+        did = f"holds {words.number(amount)} bytes of parameters, but its part of the model has "
         said = rank.says(
             f"{did}{words.number(rank.weights)}", "holds other parameters than its part of the model"
         )
@@ -226,7 +226,7 @@ def kept_line(rank: Rehearsed) -> kit.Line:
             return kit.wrong(rank.says(did, did), cause="kept")
         did = f"keeps the activations of {words.number(round(amount / each, 1))} microbatches for backward, "
         said = rank.says(
-            f"{did}and {rank.in_flight} are enough", "keeps more microbatches for backward than it needs"
+            f"{did}but {rank.in_flight} are enough", "keeps more microbatches for backward than it needs"
         )
         says = ORDER if abs(amount / each - COUNT) < 0.5 else KEPT
         return kit.wrong(said, says, cause="kept", misses_point=True)

@@ -30,30 +30,39 @@ SPARE = 0.02  # of bytes, for small numbers that PyTorch's classes exchange
 SECONDS = 40.0
 IMPORTS = ("torch._dynamo", "torch.distributed.fsdp")
 
-INSIDE_OUT = "Shard from the inside out: each block first, and the model last."
-CONTAINER = "A list of blocks has no forward in which it could be gathered. Shard each block by itself."
+INSIDE_OUT = "Shard from the inside out, each block first and the model last."
+CONTAINER = "A list of blocks has no forward in which it could be gathered, so shard each block by itself."
 DEVICE_IDS = "Leave `device_ids` out, since the model is on the CPU here."
-NO_RETURN = "Is there a `return` for every `how`? `fully_shard` changes the model in place."
+NO_RETURN = (
+    "Is there a `return` for every `how`? `fully_shard` changes the model in place, so return the model."
+)
 OWN_MODELS = (
-    "Each rank trained the model that it made itself. `DistributedDataParallel` gives all ranks rank 0's "
+    "Each rank trained the model it made itself, but `DistributedDataParallel` gives all ranks rank 0's "
     "values and averages their gradients."
 )
-NOT_GIVEN = "The gradients are averaged, but the ranks began with different models: all must have rank 0's."
+NOT_GIVEN = (
+    "The gradients are averaged, but the ranks began with different models. All must begin with the model "
+    "of rank 0."
+)
 UNSHARED = "Each rank trained its own copy, and the gradients never met."
-PARALLEL = "`DataParallel` spreads the rows over the GPUs of one process, and knows no other ranks."
+PARALLEL = "`DataParallel` spreads the rows over the GPUs of one process, but it knows no other ranks."
 BLOCKS_ALONE = (
     "The parameters outside the blocks are not shared, so each rank trained its own embedding and head. "
     "Shard the model after its blocks."
 )
-WHOLE = 'With "fsdp" a rank keeps 1/n of each parameter, and gathers the others when they are used.'
-FOR_DDP = 'With "ddp" each rank has the whole model. `fully_shard` cuts the values that each rank brings.'
-ONE_UNIT = "A module that is sharded alone is one unit, which stays whole in memory. Shard each block first."
+WHOLE = 'With "fsdp" a rank keeps 1/n of each parameter, and gathers the rest when the parameter is used.'
+FOR_DDP = 'With "ddp" each rank has the whole model, but `fully_shard` cuts the values each rank brings.'
+ONE_UNIT = (
+    "A module that is sharded by itself is one unit, which stays whole in memory, so shard each block first."
+)
 STAYED = (
-    "Blocks stayed whole after their forward, so at its end a rank has the whole model. Leave "
+    "Blocks stayed whole after their forward, so at the end of forward a rank has the whole model. Leave "
     "reshard_after_forward as it is."
 )
 DIVIDED = "The class has divided by the number of ranks already."
-NOT_DIVIDED = "The gradients of the ranks were added. Take their mean, as each rank's loss is a mean."
+NOT_DIVIDED = (
+    "The gradients of the ranks were added. Take their mean instead, since each rank's loss is a mean."
+)
 
 
 # ---- lines
@@ -80,9 +89,9 @@ def losses_line(spread: Spread, title: str, weight: float, trivial: bool = False
             if not near([returned[rank][step : step + 1]], [spread.right[rank][step : step + 1]])
         )
         got, want = words.apart(returned[rank][step], spread.right[rank][step])
-        fault = f"rank {rank} has another loss than one process in step {step + 1}"
+        fault = f"rank {rank} has another loss in step {step + 1} than one process"
         why = next(causes(spread, observed, returned), "")
-        said = kit.Sentence(f"{fault}: {got} instead of {want}.", f"{fault}.")
+        said = kit.Sentence(f"{fault}, {got} instead of {want}.", f"{fault}.")
         return kit.wrong(said, why, cause=why or f"losses {spread.how}")
 
     return kit.Line(title, judge, weight, trivial=trivial)
@@ -116,8 +125,8 @@ def replicas_line(spread: Spread, title: str, weight: float) -> kit.Line:
         for rank in range(spread.n):
             amount = sent(observed, rank)
             if abs(amount / due - 1) > SPARE:
-                fault = f"rank {rank} sent {words.number(round(amount))} bytes per step; "
-                fault += f"one sum of all gradients needs {words.number(round(due))}."
+                fault = f"rank {rank} sent {words.number(round(amount))} bytes per step, "
+                fault += f"but one sum of all gradients needs {words.number(round(due))}."
                 shards = observed.values[rank].held < PARAMETERS
                 return kit.wrong(fault, FOR_DDP if shards else "", cause="bytes of ddp")
         return kit.RIGHT
@@ -153,7 +162,7 @@ def units_line(spread: Spread, title: str, weight: float) -> kit.Line:
                 )
             if at_once > most * (1 + SPARE):
                 fault = f"rank {rank} gathered {words.number(at_once)} of {words.number(PARAMETERS)} "
-                fault += f"parameters at once; a block has {words.number(BLOCK)}."
+                fault += f"parameters at the same time, but a block has {words.number(BLOCK)}."
                 return kit.wrong(fault, ONE_UNIT, cause="units", misses_point=True)
         return kit.RIGHT
 
@@ -173,7 +182,7 @@ def shards_line(spread: Spread, title: str, weight: float) -> kit.Line:
                     return kit.wrong(f"rank {rank} gathered no parameters.", WHOLE, cause="held")
                 if largest(observed, rank) > max(BLOCK, REST) * (1 + SPARE):
                     return kit.wrong("the blocks are not units of their own.", ONE_UNIT, cause="units")
-                fault = f"rank {rank} sent {words.number(round(amount))} bytes per step; blocks that are "
+                fault = f"rank {rank} sent {words.number(round(amount))} bytes per step, but blocks "
                 fault += f"gathered twice need {words.number(round(unit * (3 * PARAMETERS - REST)))}."
                 few = amount < least
                 return kit.wrong(fault, STAYED if few else "", cause="bytes of fsdp", misses_point=few)
