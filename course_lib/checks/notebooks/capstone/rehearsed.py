@@ -184,7 +184,7 @@ def calls_line(rank: Rehearsed) -> kit.Line:
         axes = max(others, key=lambda each: others[each], default="")
         if axes and others[axes] > NOISE:
             did = f"sent {words.number(round(others[axes]))} bytes over {axes}"
-            said = rank.says(did, "sent bytes over another group than those of pp, dp and tp")
+            said = rank.says(did, "sent bytes over a group other than pp, dp and tp")
             return kit.wrong(said, WHOLE_SUM, cause="axes")
         count = sum(n for axes, _, n in reply.calls if axes == "dp")
         if count > FEW:
