@@ -22,7 +22,7 @@ import torch.distributed as dist
 import course_lib
 from autograder.course.config import assignments
 from course_lib.checks import check, client
-from course_lib.checks.judge import judge, replies, witness
+from course_lib.checks.judge import judge, replies, traffic, witness
 from course_lib.checks.judge.case import (
     RIGHT,
     Case,
@@ -30,6 +30,7 @@ from course_lib.checks.judge.case import (
     Exercise,
     Finding,
     Line,
+    Observed,
     RankSide,
     wrong,
 )
@@ -40,6 +41,7 @@ from course_lib.checks.rank import harness
 from course_lib.checks.report import Report, ReportLine
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
+from course_lib.ledger.rows import REFUSED
 from course_lib.runtime import backend, pools
 from course_lib.runtime.sandbox.probe import probe
 from tests.checks.test_mutants import drawing_once
@@ -840,6 +842,18 @@ def test_a_message_counts_when_it_was_waited_for_and_received() -> None:
     for ledger in (Ledger(2, [sends, received[:1]]), Ledger(2, [unwaited, received])):
         found = witness.contradicted(ledger, 10_000)
         assert found is not None and "does not show that 1 message left" in found.sentences[0]
+
+
+@pytest.mark.parametrize("tag, told", [(0, True), (REFUSED, False)])
+def test_a_call_that_raised_is_not_told_as_one_that_was_never_waited_for(tag, told) -> None:
+    begun = replace(
+        operation(0, "reduce_scatter", None, 8, 0), tag=tag, waited=False, completed=None
+    )
+    observed = Observed(
+        Case("one", [RankSide({}, None, {})], []), [], [], Ledger(1, [[begun]]), [[begun]]
+    )
+    said = traffic.raced(wrong("the mean is wrong."), observed).sentences
+    assert ("never waited for it" in " ".join(said)) == told
 
 
 def test_a_function_is_evaluated_with_keyword_arguments() -> None:

@@ -23,6 +23,7 @@ from course_lib.checks.judge.case import (
 from course_lib.checks.sentence import at
 from course_lib.ledger import matching
 from course_lib.ledger.operation import Operation
+from course_lib.ledger.rows import REFUSED
 
 WRITING = {*matching.BUILT_IN} - {"barrier"}  # that leave something in a tensor
 BUILT_IN = frozenset({*matching.BUILT_IN, "new_group"})  # all but point-to-point messages
@@ -72,13 +73,14 @@ def too_little(operations: Sequence[Sequence[Operation]], needed: int) -> Findin
 def raced(finding: Finding, observed: Observed) -> Finding:
     """A finding on wrong values, with the cause if a collective of the run was never waited for.
 
-    A tensor whose message is on its way may hold any numbers, which look like another mistake.
+    A tensor whose message is on its way may hold any numbers, which look like another mistake. A call that
+    raised has begun no message, and has no handle.
     """
     has_cause = finding.cause.startswith((NEVER_WAITED, ORDER)) or finding.cause.endswith(CHANGED)
     if finding.ok or finding.raised or has_cause:
         return finding
     for rank, operations in enumerate(observed.operations):
-        left = [o.op for o in operations if o.op in WRITING and not o.waited]
+        left = [o.op for o in operations if o.op in WRITING and not o.waited and o.tag != REFUSED]
         if left:
             times = f", {words.number(len(left))} times" if len(left) > 1 else ""
             why = (
