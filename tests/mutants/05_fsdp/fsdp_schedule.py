@@ -174,7 +174,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: never freed after backward
 # is: slip
-# says: is still whole at the end: nothing freed it after its last gather
+# says: Unit 7 is still whole while unit 6 does its backward. Free it after its own backward
 # base: what the wrong ones change
 -        actions.append(("backward", unit))
 -        actions.append(("free", unit))
@@ -183,7 +183,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: units are never freed after forward
 # is: idea
-# says: units are whole at (once|the same time)|is gathered while it is whole
+# says: Unit 0 is still whole while unit 1 does its forward. Free it after its own forward
 # base: what the wrong ones change
 -        if reshard and not (keep_last and unit == units - 1):
 +        if False:
@@ -241,7 +241,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: units beyond the last one are gathered
 # is: form
-# says: there is no unit 8, only 0 to 7
+# says: Gather only those that there are, and skip numbers below 0
 # base: what the wrong ones change
 -            if 0 <= unit < units and unit not in whole:
 +            if 0 <= unit and unit not in whole:

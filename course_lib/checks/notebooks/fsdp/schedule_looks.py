@@ -75,6 +75,15 @@ Look = Callable[[Asked, Schedule], kit.Finding]
 # ---- usual causes
 
 
+def beyond_the_ends(asked: Asked, schedule: Schedule) -> str:
+    if any(kind == "gather" and unit not in range(asked.units) for kind, unit in schedule):
+        return (
+            "Near the ends fewer units are ahead than `prefetch`. Gather only those that there are, and skip "
+            "numbers below 0 and above the last unit."
+        )
+    return ""
+
+
 def others_gathered(asked: Asked, schedule: Schedule) -> str:
     """In backward a unit is gathered that is not below the one that computes next."""
     begun = False
@@ -106,7 +115,7 @@ def reduce_forgotten(asked: Asked, schedule: Schedule) -> str:
     return ""
 
 
-DISORDER = (others_gathered, never_again, reduce_forgotten)
+DISORDER = (beyond_the_ends, others_gathered, never_again, reduce_forgotten)
 
 
 def behind_the_reduce(asked: Asked, schedule: Schedule) -> str:
@@ -186,7 +195,31 @@ def too_far(asked: Asked, schedule: Schedule) -> bool:
     return False
 
 
+def still_whole(asked: Asked, schedule: Schedule) -> str:
+    """A unit that is not freed between its own computation and the next one, though it should be."""
+    last, done, whole = asked.units - 1, ("", -1), set[int]()
+    for kind, unit in schedule:
+        if kind == "gather":
+            whole.add(unit)
+        elif kind == "free":
+            whole.discard(unit)
+        elif kind in ("forward", "backward"):
+            way, before = done
+            stays = before == last and unit == last  # at the turn
+            if before in whole and not stays and (asked.reshard or way == "backward"):
+                return kit.Sentence(
+                    f"Unit {before} is still whole while unit {unit} does its {kind}. Free it after its own "
+                    f"{way}.",
+                    f"A unit is still whole while the next one does its {kind}. Free each unit after its "
+                    f"own {way}.",
+                )
+            done = (kind, unit)
+    return ""
+
+
 def replica(asked: Asked, schedule: Schedule, whole: int, most: int) -> str:
+    if kept := still_whole(asked, schedule):
+        return kept
     if whole == asked.units and asked.units > 2:
         return (
             "All units are whole at the same time, as on a replica, so nothing is saved. Gather only "
