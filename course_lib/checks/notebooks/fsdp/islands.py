@@ -197,7 +197,8 @@ def raised(called: str, error: str = "", text: str = "", place: str = "", advice
     if error == "NotImplementedError":
         return kit.unwritten("hybrid_groups", place)
     general = f"hybrid_groups raised {kit.error_kind(error)}."
-    return kit.wrong(kit.Sentence(f"{called} raised {error}: {text}", general), kit.at(place), advice)
+    said = kit.Sentence(f"{called} raised {error}: {text}".rstrip(": "), general)
+    return kit.wrong(said, kit.at(place), advice)
 
 
 def groups_case(draw: kit.Draw) -> kit.Case:
