@@ -79,7 +79,7 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
                     2 * MICROBATCHES + 2: "A reduce-scatter is one unit; an all-reduce would be two.",
                     2: "You counted with weights that stay whole for the entire step.",
                 },
-                otherwise="Two gathers in each microbatch, and one reduce-scatter.",
+                otherwise="Two gathers in each microbatch, and one reduce-scatter in the whole step.",
             ),
             kit.Answer(
                 "answer_5", ("hybrid",), options=("full", "hybrid"),
