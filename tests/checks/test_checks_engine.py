@@ -409,6 +409,16 @@ def test_a_warning_is_a_sentence_without_its_path_and_its_code(printed):
     assert {line.partition(" printed: ")[2] for line in said} == {sentence}
 
 
+def test_of_a_crash_in_c_code_its_first_line_and_the_students_are_shown(printed):
+    check(SHIFT, shift(before="import ctypes; print('before', flush=True); ctypes.string_at(0)"))
+    said = {
+        line.partition(" printed: ")[2] for line in printed().splitlines() if " printed: " in line
+    }
+    first, own = "Fatal Python error: Segmentation fault", r'  File "[^"]+", line \d+ in \w+'
+    assert {"before", first} < said and len(said) == 3
+    assert re.fullmatch(own, (said - {"before", first}).pop())
+
+
 def test_output_of_a_right_case_is_not_shown(printed):
     report = check(SHIFT, shift(before="import sys, warnings; print('a'); print('b', file=sys.stderr); "
                                        "warnings.warn('c')"))  # fmt: skip

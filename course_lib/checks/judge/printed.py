@@ -10,7 +10,11 @@ from course_lib.checks.judge import faults
 from course_lib.runtime.run import Outcome
 
 OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (12, 8, 90)  # shown of a case, the last of each rank; characters
-DUMPED = "Extension modules:"  # the end of what Python says when C code has crashed
+OURS = r"(<string>|<frozen |[^\"]*/(course_lib|site-packages|lib/python[\d.]+)/)"  # not a student's file
+# What Python says when C code has crashed, but for its first line and the lines of the student's stack.
+DUMPED = re.compile(
+    rf'  File "{OURS}.*", line \d+ in |Stack \(most recent call first\):|Extension modules:|$'
+)
 WARNED = re.compile(r".+:\d+: (\w*Warning: .+)")  # as Python prints a warning; a line of code follows
 CODE = "  "  # the beginning of that line
 QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
@@ -26,7 +30,7 @@ def printed(outcome: Outcome) -> list[str]:
     left_out = 0
     for rank, lines in enumerate(outcome.output):
         shown = warnings_in_a_sentence(lines)
-        theirs = (text for text in shown if not (text.startswith(DUMPED) or faults.STAMPED.match(text)))
+        theirs = (text for text in shown if not (DUMPED.match(text) or faults.STAMPED.match(text)))
         own = list(dict.fromkeys(theirs))
         left_out += len(own[:-RANK_LINES])
         for text in own[-RANK_LINES:]:
