@@ -390,8 +390,8 @@ for name, (took, events) in run.items():
 # | forward of one unit | 2 U T FLOPs | (n−1)/n · U · itemsize bytes, for a gather |
 # | backward of one unit | 4 U T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
-# **Predict.** You write three functions. `hides_from` returns the T from which on the forward of a unit takes
-# at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes per second,
+# **Predict.** You write three functions. `hides_from` returns the smallest T with which the forward of a unit
+# takes at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes per second,
 # in one direction. (Data sheets often print bits, or the sum of both directions, as you saw in notebook 02.)
 # How does T grow with U?
 #
@@ -618,7 +618,8 @@ for each_way in (900e9, 450e9):
 #
 # So the list doesn't say at what time an action happens. For that we have two clocks. One is `simulate`, if
 # you tell it how long each action takes, and the other is the real ranks of §3. Here is the step of §1 as a
-# list, and then simulated:
+# list, and then simulated. (In backward, notebook 04's module gathers a unit *before* it reduces the one above,
+# but since it waits for both, the step takes as long.)
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -638,8 +639,9 @@ lanes(as_in_04, SLOW, "nothing ahead")
 # **Build.** Write the generator. It follows these rules:
 #
 # - Forward goes from unit 0 up, and backward comes down again. A unit is gathered before it computes.
-# - With prefetch p, the p next units are also gathered before a unit computes. In forward these are the units
-#   above it, and in backward the units below it. Never gather a unit that is whole already.
+# - With prefetch p, the p next units are also gathered before a unit computes, but after the unit itself, and
+#   the nearest first. In forward these are the units above it, and in backward the units below it. Never
+#   gather a unit that is whole already.
 # - After its forward, a unit is freed if `reshard`. With `keep_last`, the last unit is an exception, because
 #   backward begins with it. After its backward, every unit is freed.
 # - After its backward, a unit's gradients are reduced. In backward, the gather of unit i−1 comes before the
@@ -989,6 +991,10 @@ class PrefetchedModule(nn.Module):
 # <details><summary>Hint: ahead</summary>Call <code>start()</code> for the blocks i to i + prefetch in forward,
 # or i to i − prefetch in backward, and then <code>wait()</code> for i. Skip the places below 0 and above the
 # last block.</details>
+# <details><summary>Hint: the hook of an output</summary>Backward calls the hook long after forward is over, and
+# then <code>self.i</code> is the last block. So keep the number in <code>leave</code>, as in <code>i =
+# self.i</code>, and let the hook use that one. An output takes a hook only if it
+# <code>requires_grad</code>.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
 # returned. Call it before the next <code>reduce()</code>, and after backward.</details>
 #
@@ -1791,7 +1797,8 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
-# A right generator has all five orders. Read the first two lines once more. Forward gathers nothing ahead,
+# A right generator has all five orders. (If a line finds no arguments, look whether your list gathers the unit
+# that computes next before the units ahead of it.) Read the first two lines once more. Forward gathers nothing ahead,
 # backward one, and unit 7 is gathered *again* right after its forward. Three remarks:
 #
 # - On a GPU, forward prefetch is *implicit*. The host issues the next gather on a stream of its own while the
@@ -2228,8 +2235,8 @@ trade_off()
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# Here the same GPT runs three times with the same batch for each GPU, on one GPU, by DDP and by FSDP. It
-# starts on one GPU.
+# Here the same GPT is trained three times, first on one GPU, and then on all of them, by DDP and by FSDP. A GPU
+# always has the same number of sequences.
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004, which takes nanoGPT's
 # model.</details>
