@@ -11,7 +11,7 @@ from course_lib.runtime.run import Outcome
 
 OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (12, 8, 90)  # shown of a case, the last of each rank; characters
 OURS = r"(<string>|<frozen |[^\"]*/(course_lib|site-packages|lib/python[\d.]+)/)"  # not a student's file
-# What Python says when C code has crashed, but for its first line and the lines of the student's stack.
+# lines of Python after a crash in C code: all but the first one and those of the student's own stack
 DUMPED = re.compile(
     rf'  File "{OURS}.*", line \d+ in |Stack \(most recent call first\):|Extension modules:|$'
 )
