@@ -602,6 +602,17 @@ class PrefetchedModule(torch.nn.Module):
 +            for unit in self.order[k] if 0 <= k < len(self.order) - (direction > 0) else ():
 
 
+# %% wrong: every output takes a hook, also where no backward comes
+# is: form
+# says: Register a hook only if the output has .requires_grad
+# base: what the wrong ones change
+-        if output.requires_grad:
+-            self.due.update(self.order[self.i])  # one more backward is to come
+-            output.register_hook(lambda gradient, i=self.i: self._before(i))
++        self.due.update(self.order[self.i])
++        output.register_hook(lambda gradient, i=self.i: self._before(i))
+
+
 # %% wrong: one unit for the whole module
 # is: idea
 # says: Gathers of another size were begun. Make a Unit for each block

@@ -48,8 +48,13 @@ IN_FORWARD = (
 )
 IN_BACKWARD = (
     f"{FREED} A unit is waited for when the gradient of its block's output is ready, and freed when "
-    "all of its own gradients are; the root stays until backward is over. A full backward hook fires "
-    "too early for this if the module's input needs no gradient, as in the first block."
+    "all of its own gradients are; the root stays until backward is over. A hook that reads `self.i` in "
+    "backward finds the last block's number, so bind it, as in `lambda gradient, i=i:`. A full backward hook "
+    "fires too early for this if the module's input needs no gradient, as in the first block."
+)
+NO_GRADIENT = (
+    "Under torch.no_grad() no backward comes, and an output takes no hook. Register a hook only if the "
+    "output has `requires_grad`."
 )
 DROP = (
     "A gather in flight must be waited for before its memory is freed. Call wait() before the unit's "
@@ -71,6 +76,8 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return DROP
     if "out of bounds for storage" in text or "setStorage" in text:
         return IN_FORWARD if "in forward" in text else IN_BACKWARD
+    if "register a hook on a tensor" in text:
+        return NO_GRADIENT
     if kind == "died":
         return (
             "Memory of a weight was read while it was freed. wait() comes before the block's forward and "
