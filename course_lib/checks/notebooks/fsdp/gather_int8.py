@@ -160,7 +160,8 @@ def same_everywhere(ranks: Sequence[int], inputs: Inputs) -> kit.Line:
             )
         return kit.RIGHT
 
-    return kit.Line("the same bits on every rank", judge, 0.5, "communication")
+    where = "" if inputs.block == BLOCK else f", blocks of {inputs.block}"
+    return kit.Line(f"the same bits on every rank{where}", judge, 0.5, "communication")
 
 
 def bytes_hint(ratio: float, observed: kit.Observed) -> str:
