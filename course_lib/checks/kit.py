@@ -3,7 +3,7 @@
     a case     Case, Draw, RankSide, Setting, Spec, exercise; side, absent, evaluating: a rank's part
     a line     Line, Observed, Finding, RIGHT, ANY, NEVER_WAITED, ORDER, wrong, usual, essential, telling: a
                judgement, its sentences, and whether the idea is in it
-    words      Sentence (told whole, or without hidden values), at, error_kind, unwritten, words
+    words      Sentence (told whole, or without hidden values), at, error_kind, unstamped, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
     amounts    beyond, asked_early; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages,
@@ -45,6 +45,7 @@ from course_lib.checks.judge.case import (
 )
 from course_lib.checks.judge.compare import Slip, close, difference, near, worst
 from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.faults import unstamped
 from course_lib.checks.judge.formulas import (
     SIZES,
     Answered,
@@ -163,6 +164,7 @@ __all__ = [
     "telling",
     "total_bytes_line",
     "training_runs",
+    "unstamped",
     "unwritten",
     "usual",
     "volume_line",

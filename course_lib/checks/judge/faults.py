@@ -149,13 +149,18 @@ def peer_hint(case: Case, text: str) -> str:
     return COPY if TO_ITSELF.search(text) else ""
 
 
+def unstamped(text: str) -> str:
+    """An exception's text without PyTorch's stamp: the rank, the time, and the line of its C code."""
+    return STAMPED.sub("", text)
+
+
 def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Finding:
     """refusal: our own sentence in the exception's text; hidden cases may show it, but not the text."""
     causes = {r: report for r, report in failure.ranks.items() if report.state == "raised"}
     first = next(iter(causes.values()), None)
     if first is None:
         return wrong(failure.headline, hint)
-    head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", STAMPED.sub("", failure.headline))
+    head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", unstamped(failure.headline))
     if hidden:
         who = words.ranks(list(causes))
         general = f"{who} raised {error_kind(first.error_type)}."
