@@ -856,9 +856,8 @@ def test_a_message_counts_when_it_was_waited_for_and_received() -> None:
 
 @pytest.mark.parametrize("tag, told", [(0, True), (REFUSED, False)])
 def test_a_call_that_raised_is_not_told_as_one_that_was_never_waited_for(tag, told) -> None:
-    begun = replace(
-        operation(0, "reduce_scatter", None, 8, 0), tag=tag, waited=False, completed=None
-    )
+    begun = operation(0, "reduce_scatter", 1, 8, 0)
+    begun = replace(begun, peer=None, tag=tag, waited=False, completed=None)
     observed = Observed(
         Case("one", [RankSide({}, None, {})], []), [], [], Ledger(1, [[begun]]), [[begun]]
     )
