@@ -31,7 +31,7 @@ class AsyncCheckpoint:
 
 # %% wrong: save waits until it is written
 # is: idea
-# says: came back only when its write had ended
+# says: returned only after its write had ended
 # base: a pool of one thread
 -        self.last = self.pool.submit(self.write, step, self.copies)
 +        self.last = self.pool.submit(self.write, step, self.copies)
@@ -40,7 +40,7 @@ class AsyncCheckpoint:
 
 # %% wrong: save writes itself
 # is: idea
-# says: came back only when its write had ended
+# says: returned only after its write had ended
 # base: a pool of one thread
 -        self.last = self.pool.submit(self.write, step, self.copies)
 +        self.write(step, self.copies)
@@ -48,7 +48,7 @@ class AsyncCheckpoint:
 
 # %% wrong: the second save does not wait
 # is: slip
-# says: Two writes were under way at a time
+# says: Two writes ran at the same time
 import threading
 
 
@@ -77,7 +77,7 @@ class AsyncCheckpoint:
 
 # %% wrong: wait does nothing
 # is: slip
-# says: wait.. came back while a write was under way
+# says: wait.. returned while a write was still running
 # base: a pool of one thread
 -    def wait(self):
 +    def wait(self):
@@ -100,7 +100,7 @@ class AsyncCheckpoint:
 
 # %% wrong: copied before the write has ended
 # is: slip
-# says: Wait for the write before, and then copy
+# says: Wait for the previous write, then copy
 # base: a pool of one thread
 -        self.wait()
 @@
@@ -209,7 +209,7 @@ class AsyncCheckpoint:
 
 # %% wrong: a thread for each save, and nothing more
 # is: slip
-# says: Two writes were under way at a time
+# says: Two writes ran at the same time
 class AsyncCheckpoint:
     def __init__(self, write):
         self.write = write
@@ -257,7 +257,7 @@ class AsyncCheckpoint:
 
 # %% wrong: the target is called
 # is: idea
-# says: came back only when its write had ended
+# says: returned only after its write had ended
 import threading
 
 

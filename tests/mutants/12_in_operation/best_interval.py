@@ -37,7 +37,7 @@ def best_interval(save_seconds, mtbf):
 
 # %% wrong: the share that is lost
 # is: idea
-# says: The answer is the share that is lost
+# says: The answer is the share of the time lost
 # base: Young's root
 -    return math.sqrt(2 * save_seconds * mtbf)
 +    return math.sqrt(2 * save_seconds / mtbf)
@@ -45,7 +45,7 @@ def best_interval(save_seconds, mtbf):
 
 # %% wrong: a whole interval is lost
 # is: slip
-# says: loses half an interval on average, and not a whole
+# says: half an interval on average, not a whole
 # base: Young's root
 -    return math.sqrt(2 * save_seconds * mtbf)
 +    return math.sqrt(save_seconds * mtbf)
@@ -61,7 +61,7 @@ def best_interval(save_seconds, mtbf):
 
 # %% wrong: with the save in it
 # is: slip
-# says: The time of the save is not in the interval
+# says: The answer includes the time of a save
 # base: Young's root
 -    return math.sqrt(2 * save_seconds * mtbf)
 +    return math.sqrt(2 * save_seconds * mtbf) + save_seconds

@@ -1,6 +1,6 @@
 # %% wrong: all blocked time is moving
 # is: idea
-# says: The time before the last rank's call is waiting
+# says: the time before the last rank's call is waiting
 # base: a sum over the calls
 -        waiting += inside(waited, min(last, done))
 -        moving += inside(max(waited, last), done)
@@ -9,7 +9,7 @@
 
 # %% wrong: the last rank is this one
 # is: idea
-# says: The time before the last rank's call is waiting
+# says: the time before the last rank's call is waiting
 # base: a sum over the calls
 -        last = max(of_rank[k][0] for of_rank in calls)
 +        last = calls[rank][k][0]
@@ -20,7 +20,7 @@
 
 # %% wrong: all blocked time is waiting
 # is: idea
-# says: After the last rank's call bytes move
+# says: bytes move after the last rank's call
 # base: a sum over the calls
 -        waiting += inside(waited, min(last, done))
 -        moving += inside(max(waited, last), done)
@@ -29,7 +29,7 @@
 
 # %% wrong: from the first rank's call
 # is: slip
-# says: and not from the first rank's call
+# says: is counted from the first rank's call
 # base: a sum over the calls
 -        waiting += inside(waited, min(last, done))
 +        waiting += inside(min(of_rank[k][0] for of_rank in calls), min(last, done))
@@ -37,7 +37,7 @@
 
 # %% wrong: from the call and not from the wait
 # is: slip
-# says: from `waited` on, and not from `issued`
+# says: Time is counted from `issued`
 # base: a sum over the calls
 -    for k, (_, waited, done) in enumerate(calls[rank]):
 +    for k, (waited, _, done) in enumerate(calls[rank]):
@@ -53,7 +53,7 @@
 
 # %% wrong: hidden is subtracted from computing
 # is: slip
-# says: `hidden` lies inside `computing`
+# says: `hidden` is part of `computing`, because
 # base: a sum over the calls
 -    computing = end - start - waiting - moving
 +    computing = end - start - waiting - moving - hidden
@@ -61,7 +61,7 @@
 
 # %% wrong: one last call for the whole run
 # is: slip
-# says: Each collective has its own last rank
+# says: each collective has its own last rank
 # base: a sum over the calls
 -        waiting += inside(waited, min(last, done))
 -        moving += inside(max(waited, last), done)
@@ -72,7 +72,7 @@
 
 # %% wrong: negative times
 # is: slip
-# says: has cost nothing. Its time is 0
+# says: has cost nothing, so its time is 0
 # base: a sum over the calls
 -        return max(0, min(over, end) - max(begin, start))
 +        return min(over, end) - max(begin, start)
@@ -114,7 +114,7 @@
 
 # %% wrong: hidden from its own call
 # is: slip
-# says: Before that nothing is hidden
+# says: nothing is hidden before that
 # base: a sum over the calls
 -        travels.append((last, done))
 +        travels.append((calls[rank][k][0], done))
@@ -122,7 +122,7 @@
 
 # %% wrong: hidden is all that moves
 # is: slip
-# says: Only what moves while the rank computes is hidden
+# says: only what moves while the rank computes is hidden
 # base: a sum over the calls
 -    hidden = covered(travels + blocked) - covered(blocked)
 +    hidden = covered(travels)
@@ -271,7 +271,7 @@ def breakdown(calls, rank, start, end):
 
 # %% wrong: returned in the loop
 # is: form
-# says: inside of the loop
+# says: inside the loop
 # base: a sum over the calls
 -        travels.append((last, done))
 -        blocked.append((waited, done))
@@ -296,7 +296,7 @@ def breakdown(calls, rank, start, end):
 
 # %% wrong: hidden is always 0
 # is: slip
-# says: Nothing is hidden here
+# says: Nothing is hidden in your result
 # base: a sum over the calls
 -    hidden = covered(travels + blocked) - covered(blocked)
 +    hidden = 0.0
@@ -304,7 +304,7 @@ def breakdown(calls, rank, start, end):
 
 # %% wrong: start is forgotten
 # is: slip
-# says: together are the window
+# says: make up the window
 # base: a sum over the calls
 -    computing = end - start - waiting - moving
 +    computing = end - waiting - moving

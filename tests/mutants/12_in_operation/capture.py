@@ -26,7 +26,7 @@ def restore(run, state):
 
 # %% wrong: the model alone
 # is: idea
-# says: The exercise is about all that decides the next
+# says: The exercise is about everything that decides the next
 def capture(run):
     return {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
 
@@ -37,7 +37,7 @@ def restore(run, state):
 
 # %% wrong: the model and the step
 # is: idea
-# says: The exercise is about all that decides the next
+# says: The exercise is about everything that decides the next
 def capture(run):
     return {"model": {k: v.clone() for k, v in run.model.state_dict().items()}, "step": run.step}
 
@@ -59,14 +59,14 @@ def restore(run, state):
 
 # %% wrong: the optimizer is forgotten
 # is: slip
-# says: The optimizer begins anew
+# says: The optimizer starts again
 # base: deep copies
 -    run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
 
 # %% wrong: the scheduler is forgotten
 # is: slip
-# says: The learning rate begins anew
+# says: The learning rate starts again
 # base: deep copies
 -    run.scheduler.load_state_dict(state["scheduler"])
 
@@ -103,14 +103,14 @@ def restore(run, state):
 
 # %% wrong: the run's generator is forgotten
 # is: slip
-# says: The run has a generator of its own
+# says: The run also has its own generator
 # base: deep copies
 -    run.generator.set_state(state["own"])
 
 
 # %% wrong: the parameters without the buffers
 # is: slip
-# says: The parameters are right, and the buffers are not
+# says: The parameters are right, but the buffers are not
 # base: deep copies
 -            "model": run.model.state_dict(),
 +            "model": dict(run.model.named_parameters()),
@@ -121,7 +121,7 @@ def restore(run, state):
 
 # %% wrong: the optimizer keeps the state's tensors
 # is: detail
-# says: An optimizer keeps the tensors that it loads
+# says: An optimizer keeps the tensors it loads
 # base: deep copies
 -    run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 +    run.optimizer.load_state_dict(state["optimizer"])
@@ -129,7 +129,7 @@ def restore(run, state):
 
 # %% wrong: a generator in the state
 # is: slip
-# says: the state cannot be a file
+# says: the state cannot be saved and loaded
 # base: deep copies
 -            "own": run.generator.get_state(),
 +            "own": run.generator.clone_state(),
@@ -159,7 +159,7 @@ def restore(run, state):
 
 # %% wrong: the step is a text
 # is: slip
-# says: restore sets it to a number
+# says: restore must set it to a number
 # base: deep copies
 -            "step": run.step,
 +            "step": str(run.step),
@@ -219,7 +219,7 @@ def restore(run, state):
 
 # %% wrong: the whole run is copied
 # is: slip
-# says: capture returned Training and not a dict
+# says: capture returned Training instead of a dict
 import copy
 
 
@@ -261,7 +261,7 @@ def restore(run, state):
 
 # %% wrong: the generator is replaced by its state
 # is: slip
-# says: The run has a generator of its own
+# says: The run also has its own generator
 # base: deep copies
 -    run.generator.set_state(state["own"])
 +    run.generator = state["own"]
@@ -269,7 +269,7 @@ def restore(run, state):
 
 # %% wrong: the two generators are exchanged
 # is: slip
-# says: The run has a generator of its own
+# says: The run also has its own generator
 # base: deep copies
 -    torch.set_rng_state(state["default"])
 -    run.generator.set_state(state["own"])
@@ -279,7 +279,7 @@ def restore(run, state):
 
 # %% wrong: the state is in a global
 # is: form
-# says: These are the values of a later capture
+# says: The values come from a later capture
 import copy
 
 SAVED = {}
@@ -312,7 +312,7 @@ def restore(run, state):
 
 # %% wrong: the state is a list
 # is: detail
-# says: capture returned list and not a dict
+# says: capture returned list instead of a dict
 import copy
 
 
@@ -364,7 +364,7 @@ def restore(run, state):
 
 # %% wrong: numpy arrays
 # is: slip
-# says: torch.load.file, weights_only=True. reads tensors
+# says: torch.load.file, weights_only=True. reads only tensors
 # base: deep copies
 -            "default": torch.get_rng_state(),
 +            "default": torch.get_rng_state().numpy(),

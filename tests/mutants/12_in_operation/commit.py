@@ -28,7 +28,7 @@ def newest(disk):
 
 # %% wrong: the manifest first
 # is: idea
-# says: was there before the checkpoint was whole
+# says: existed before the checkpoint was complete
 # base: a manifest and a rename
 -        files[name] = f"{step}.{attempt}.{name}"
 -        disk.write(files[name], data)
@@ -47,7 +47,7 @@ def newest(disk):
 
 # %% wrong: the manifest without a rename
 # is: idea
-# says: was there before the checkpoint was whole
+# says: existed before the checkpoint was complete
 # base: a manifest and a rename
 -    disk.write("draft", json.dumps(files).encode())
 -    disk.sync("draft")
@@ -58,7 +58,7 @@ def newest(disk):
 
 # %% wrong: in place, over the old checkpoint
 # is: idea
-# says: written over where it lies
+# says: overwritten in place
 import json
 
 
@@ -80,7 +80,7 @@ def newest(disk):
 
 # %% wrong: one file, in place
 # is: idea
-# says: written over where it lies
+# says: overwritten in place
 import pickle
 
 
@@ -96,7 +96,7 @@ def newest(disk):
 
 # %% wrong: a pointer that is written over
 # is: idea
-# says: written over where it lies
+# says: overwritten in place
 # base: a manifest and a rename
 -    disk.write("draft", json.dumps(files).encode())
 -    disk.sync("draft")
@@ -121,7 +121,7 @@ def newest(disk):
 
 # %% wrong: the old checkpoint is removed first
 # is: idea
-# says: went before the new one was there
+# says: was gone before the new checkpoint
 # base: a manifest and a rename
 -    files = {}
 -    attempt = 0
@@ -133,7 +133,7 @@ def newest(disk):
 
 # %% wrong: the newest by its parts' names
 # is: idea
-# says: was there before the checkpoint was whole
+# says: existed before the checkpoint was complete
 def commit(disk, step, parts):
     for name, data in parts.items():
         file = f"{step}.{name}"
@@ -153,7 +153,7 @@ def newest(disk):
 
 # %% wrong: nothing is synced
 # is: slip
-# says: Sync each file before the rename
+# says: sync each file before the rename
 # base: a manifest and a rename
 -        disk.sync(files[name])
 -    disk.sync_folder()
@@ -166,21 +166,21 @@ def newest(disk):
 
 # %% wrong: the draft is not synced
 # is: slip
-# says: Sync each file before the rename
+# says: sync each file before the rename
 # base: a manifest and a rename
 -    disk.sync("draft")
 
 
 # %% wrong: the parts are not synced
 # is: slip
-# says: Sync each file before the rename
+# says: sync each file before the rename
 # base: a manifest and a rename
 -        disk.sync(files[name])
 
 
 # %% wrong: synced after the rename
 # is: slip
-# says: Sync each file before the rename
+# says: sync each file before the rename
 # base: a manifest and a rename
 -    disk.sync("draft")
 -    disk.rename("draft", f"step-{step}")
@@ -190,7 +190,7 @@ def newest(disk):
 
 # %% wrong: the folder is not synced at the end
 # is: slip
-# says: The names in a folder have to be synced, too
+# says: The names in a folder have to be synced as well
 # base: a manifest and a rename
 -    disk.rename("draft", f"step-{step}")
 -    disk.sync_folder()
@@ -199,7 +199,7 @@ def newest(disk):
 
 # %% wrong: what an interrupted save left is loaded
 # is: slip
-# says: must not disturb the next one
+# says: must not disturb the next save
 def commit(disk, step, parts):
     for name, data in parts.items():
         disk.write(f"{step}.{name}", data)
@@ -239,7 +239,7 @@ def newest(disk):
 
 # %% wrong: a step that is there is not saved again
 # is: slip
-# says: of the same step is replaced
+# says: A later save of the same step
 # base: a manifest and a rename
 -    files = {}
 -    attempt = 0
@@ -259,7 +259,7 @@ def newest(disk):
 
 # %% wrong: synced before it is written
 # is: slip
-# says: Sync each file before the rename
+# says: sync each file before the rename
 # base: a manifest and a rename
 -        disk.write(files[name], data)
 -        disk.sync(files[name])
@@ -270,7 +270,7 @@ def newest(disk):
 
 # %% wrong: the folder is synced before the rename alone
 # is: slip
-# says: The names in a folder have to be synced, too
+# says: The names in a folder have to be synced as well
 # base: a manifest and a rename
 -    disk.rename("draft", f"step-{step}")
 -    disk.sync_folder()
@@ -280,7 +280,7 @@ def newest(disk):
 
 # %% wrong: the old parts are removed before the rename
 # is: idea
-# says: went before the new one was there
+# says: was gone before the new checkpoint
 # base: a manifest and a rename
 -    disk.write("draft", json.dumps(files).encode())
 +    for name in disk.names():
@@ -291,7 +291,7 @@ def newest(disk):
 
 # %% wrong: all drafts on the disk are taken in
 # is: slip
-# says: must not disturb the next one
+# says: must not disturb the next save
 import json
 
 
@@ -411,7 +411,7 @@ def newest(disk):
 
 # %% wrong: each part is renamed over the old one
 # is: idea
-# says: was there before the checkpoint was whole
+# says: existed before the checkpoint was complete
 import json
 
 
@@ -472,7 +472,7 @@ def newest(disk):
 
 # %% wrong: a prefix without the attempt
 # is: slip
-# says: written over where it lies
+# says: overwritten in place
 # base: a manifest and a rename
 -    while any(name.startswith(f"{step}.{attempt}.") for name in disk.names()):
 -        attempt += 1

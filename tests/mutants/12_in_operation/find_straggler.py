@@ -19,7 +19,7 @@
 
 # %% wrong: the latest on average
 # is: idea
-# says: One long pause raises a mean
+# says: a single long pause raises a mean
 # base: counts and the binomial tail
 -    rank = max(range(n), key=lambda r: (last[r], late(r)))
 -    by_chance = tail(len(arrivals), last[rank], 1 / n)
@@ -57,7 +57,7 @@
 
 # %% wrong: the rank that waits most
 # is: idea
-# says: It waits most, because it is the fastest
+# says: It waits longest, because it is the fastest
 # base: counts and the binomial tail
 -    last = [sum(times[r] == max(times) for times in arrivals) for r in range(n)]
 +    last = [sum(times[r] == min(times) for times in arrivals) for r in range(n)]
@@ -65,7 +65,7 @@
 
 # %% wrong: the rank that waits most, always
 # is: idea
-# says: It waits most, because it is the fastest
+# says: It waits longest, because it is the fastest
 # base: counts and the binomial tail
 -    last = [sum(times[r] == max(times) for times in arrivals) for r in range(n)]
 -    rank = max(range(n), key=lambda r: (last[r], late(r)))
@@ -86,7 +86,7 @@
 
 # %% wrong: a chance of one half
 # is: slip
-# says: is 1 in n, and not 1 in 2
+# says: a chance of 1 in n, not 1 in 2
 # base: counts and the binomial tail
 -    by_chance = tail(len(arrivals), last[rank], 1 / n)
 -    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
@@ -161,7 +161,7 @@ def find_straggler(arrivals, confidence=0.99):
 
 # %% wrong: the rank alone
 # is: form
-# says: something else than a pair
+# says: returns neither a pair
 # base: counts and the binomial tail
 -    return (rank, late(rank)) if n * by_chance <= 1 - confidence else None
 +    return rank if n * by_chance <= 1 - confidence else None
@@ -185,7 +185,7 @@ def find_straggler(arrivals, confidence=0.99):
 
 # %% wrong: the probability of exactly so many
 # is: slip
-# says: The probability is that of exactly so many hits
+# says: The probability is computed for exactly so many hits
 # base: counts and the binomial tail
 -    terms = range(hits, trials + 1)
 +    terms = range(hits, hits + 1)
@@ -201,7 +201,7 @@ def find_straggler(arrivals, confidence=0.99):
 
 # %% wrong: a chance of 1 in n - 1
 # is: slip
-# says: 1 in n, and not 1 in n - 1
+# says: a chance of 1 in n, not 1 in n - 1
 # base: counts and the binomial tail
 -    by_chance = tail(len(arrivals), last[rank], 1 / n)
 +    by_chance = tail(len(arrivals), last[rank], 1 / (n - 1))
@@ -295,7 +295,7 @@ def find_straggler(arrivals, confidence=0.99):
 
 # %% wrong: the collectives are taken for ranks
 # is: form
-# says: has the collective first
+# says: the collective comes first
 # base: counts and the binomial tail
 -    n = len(arrivals[0])
 +    arrivals = list(zip(*arrivals))
@@ -331,7 +331,7 @@ def find_straggler(arrivals, confidence=0.99):
 
 # %% wrong: the lateness of the last collective
 # is: slip
-# says: Take the median over all
+# says: take the median over all
 # base: counts and the binomial tail
 -        return statistics.median(times[r] - others(times, r) for times in arrivals)
 +        return arrivals[-1][r] - others(arrivals[-1], r)

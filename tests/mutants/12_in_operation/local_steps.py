@@ -42,7 +42,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 # %% wrong: gradients are averaged in a period's last step
 # is: idea
-# says: The gradients of each period's last step were averaged
+# says: Only the gradients of each period's last step were averaged
 def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_momentum, group=None):
     trained = [p for p in model.parameters() if p.requires_grad]
     for step, batch in enumerate(batches, start=1):
@@ -117,7 +117,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 # %% wrong: the inner optimizer begins anew
 # is: slip
-# says: The inner optimizer began anew
+# says: The inner optimizer started again
 # base: parameters as one row
 -            torch.nn.utils.vector_to_parameters(start.clone(), trained)
 +            torch.nn.utils.vector_to_parameters(start.clone(), trained)
@@ -164,7 +164,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 # %% wrong: no outer momentum
 # is: slip
-# says: The outer step is without momentum
+# says: The outer step has no momentum
 # base: parameters as one row
 -            start = start - outer_lr * (gradient + outer_momentum * momentum)
 +            start = start - outer_lr * gradient
@@ -188,7 +188,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 # %% wrong: the outer momentum begins anew in each period
 # is: slip
-# says: The outer momentum begins anew
+# says: The outer momentum starts from zero
 # base: parameters as one row
 -            momentum = outer_momentum * momentum + gradient
 +            momentum = gradient
@@ -203,7 +203,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 # %% wrong: every parameter by itself
 # is: detail
-# says: Each parameter travelled by itself
+# says: Each parameter travelled separately
 # base: parameters as one row
 -            dist.all_reduce(gradient, group=group)
 +            for part in gradient.split([p.numel() for p in trained]):
@@ -262,7 +262,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 # %% wrong: nothing is trained
 # is: form
-# says: parameters are those at the start
+# says: The parameters have not changed since the start
 def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_momentum, group=None):
     pass
 
@@ -309,7 +309,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
 # %% wrong: momentum without this period's gradient
 # is: slip
-# says: with m after it has got g
+# says: with an m that already includes g
 # base: parameters as one row
 -            momentum = outer_momentum * momentum + gradient
 -            start = start - outer_lr * (gradient + outer_momentum * momentum)

@@ -73,7 +73,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: the parameters travel
 # is: idea
-# says: one number travels and not the parameters
+# says: one number travels instead of the parameters
 def odd_ranks(parameters, group=None):
     flat = torch.cat([p.detach().flatten() for p in parameters]).view(torch.int32)
     everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
@@ -87,7 +87,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: the parameters travel, as floats
 # is: idea
-# says: one number travels and not the parameters
+# says: one number travels instead of the parameters
 def odd_ranks(parameters, group=None):
     flat = torch.cat([p.detach().flatten() for p in parameters])
     everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
@@ -101,7 +101,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: the majority is named
 # is: idea
-# says: ranks that are named have the same bits, and are most
+# says: The named ranks are the majority
 # base: the sum of the bits
 -    return [rank for rank, value in enumerate(values) if value != common]
 +    return [rank for rank, value in enumerate(values) if value == common]
@@ -109,7 +109,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: rank 0 is right
 # is: idea
-# says: ranks that are named have the same bits, and are most
+# says: The named ranks are the majority
 # base: the sum of the bits
 -    common = max(values, key=values.count)
 -    if 2 * values.count(common) <= len(values):
@@ -129,7 +129,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: each rank tells of itself
 # is: slip
-# says: all ranks give the same list
+# says: all ranks return the same list
 # base: the sum of the bits
 -    return [rank for rank, value in enumerate(values) if value != common]
 +    return [] if int(mine) == common else [dist.get_rank(group)]
@@ -179,7 +179,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: ranks of the world
 # is: slip
-# says: A rank is counted in the group
+# says: The ranks you name are counted in the world
 # base: the sum of the bits
 -    return [rank for rank, value in enumerate(values) if value != common]
 +    ranks = dist.get_process_group_ranks(group)
@@ -225,7 +225,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: bits are made of the parameters themselves
 # is: detail
-# says: the run goes on with these parameters
+# says: the run continues with these parameters
 # base: the sum of the bits
 -        mine += parameter.detach().view(torch.int32).sum()
 +        bits = parameter.detach().view(torch.int32)
@@ -236,7 +236,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: int64 for four bytes
 # is: form
-# says: View it as torch.int32
+# says: view it as torch.int32
 # base: the sum of the bits
 -        mine += parameter.detach().view(torch.int32).sum()
 +        mine += parameter.detach().view(torch.int64).sum()
@@ -289,7 +289,7 @@ def odd_ranks(parameters, group=None):
 
 # %% wrong: the odd checksums
 # is: form
-# says: Return them, and not their checksums
+# says: Return ranks instead of their checksums
 # base: the sum of the bits
 -    return [rank for rank, value in enumerate(values) if value != common]
 +    return [value for rank, value in enumerate(values) if value != common]

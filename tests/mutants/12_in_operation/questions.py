@@ -9,7 +9,7 @@ answer_4 = 2
 
 # %% wrong: hours under the root
 # is: slip
-# says: what hours under the root give
+# says: get with hours under the root
 answer_1 = (2 * 60 * 3.1) ** 0.5
 answer_2 = 1
 answer_3 = "a"
@@ -36,7 +36,7 @@ answer_4 = 2
 
 # %% wrong: failures divided among the GPUs
 # is: slip
-# says: of the whole run already
+# says: failures of the whole run, so
 answer_1 = (2 * 60 * 3.1 * 3600 / 16384) ** 0.5
 answer_2 = 1
 answer_3 = "a"
@@ -45,7 +45,7 @@ answer_4 = 2
 
 # %% wrong: with the save
 # is: slip
-# says: is not in the interval
+# says: Your answer includes the time of the save
 answer_1 = 1217
 answer_2 = 1
 answer_3 = "a"
@@ -81,7 +81,7 @@ answer_4 = 2
 
 # %% wrong: all parts of a matrix
 # is: slip
-# says: only those saved parts that overlap
+# says: only the saved parts that overlap
 answer_1 = 1157
 answer_2 = 1
 answer_3 = "a"

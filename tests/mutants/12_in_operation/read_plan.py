@@ -118,7 +118,7 @@ def read_plan(saved, wanted):
 
 # %% wrong: boxes that touch
 # is: detail
-# says: There are pieces without elements
+# says: Some pieces have no elements
 # base: intervals
 -        if all(start < stop for start, stop in both):
 +        if all(start <= stop for start, stop in both):
@@ -134,7 +134,7 @@ def read_plan(saved, wanted):
 
 # %% wrong: a scalar is passed over
 # is: detail
-# says: A scalar has no dimension and one element
+# says: A scalar has no dimension but one element
 # base: intervals
 -    pieces, filled = [], 0
 +    if not wanted:
@@ -231,7 +231,7 @@ def read_plan(saved, wanted):
 
 # %% wrong: a hole is an assertion
 # is: detail
-# says: A ValueError is asked for
+# says: Raise a ValueError instead
 # base: intervals
 -    if filled != math.prod(stop - start for start, stop in wanted):
 -        raise ValueError("some elements are in no file")

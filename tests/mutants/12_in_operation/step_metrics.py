@@ -79,7 +79,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: the mean of the seconds
 # is: idea
-# says: The seconds are the mean of the ranks
+# says: The seconds are the mean over the ranks
 # base: a sum and a maximum
 -    slowest = torch.tensor(seconds, dtype=torch.float64, device=device())
 +    slowest = torch.tensor(seconds, dtype=torch.float64, device=device())
@@ -128,7 +128,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: the tokens of a rank
 # is: slip
-# says: These are the tokens of one rank per second
+# says: The rate counts only the tokens of one rank
 # base: a sum and a maximum
 -    return {"loss": loss, "tokens_per_second": count / longest, "seconds": longest}
 +    return {"loss": loss, "tokens_per_second": tokens / longest, "seconds": longest}
@@ -159,7 +159,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: loss_sum is taken for a mean
 # is: slip
-# says: It is the sum over the rank's targets already
+# says: it is already the sum over the rank's targets
 # base: a sum and a maximum
 -    sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
 +    sums = torch.tensor([loss_sum * tokens, tokens], dtype=torch.float64, device=device())
@@ -167,7 +167,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: divided by the number of ranks as well
 # is: slip
-# says: The loss was divided by the number of ranks as well
+# says: The loss was also divided by the number of ranks
 # base: a sum and a maximum
 -    loss = total / count if count else math.nan
 +    loss = total / count / dist.get_world_size(group) if count else math.nan
@@ -191,7 +191,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: no targets at all are a loss of 0
 # is: detail
-# says: The number 0 would look like a perfect model
+# says: A loss of 0 would look like a perfect model
 # base: a sum and a maximum
 -    loss = total / count if count else math.nan
 +    loss = total / max(count, 1)
@@ -199,7 +199,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: a rank without targets returns early
 # is: slip
-# says: A rank without targets takes part as well
+# says: a rank without targets takes part as well
 # base: a sum and a maximum
 -    sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
 +    if not tokens:
@@ -326,7 +326,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
 
 # %% wrong: a reduce in place of an all-reduce
 # is: idea
-# says: A rank has the right number, and others have not
+# says: Some ranks have the right number, but others do not
 # base: a sum and a maximum
 -    dist.all_reduce(sums, group=group)
 +    dist.reduce(sums, dst=0, group=group)

@@ -1,6 +1,6 @@
 # %% wrong: one of two busy ranks as a straggler
 # is: slip
-# says: none of them is last in its own group
+# says: neither is last in its own group
 run_a = ("straggler", 0)
 run_b = ("latency", None)
 run_c = ("data", 3)
@@ -22,7 +22,7 @@ run_f = ("memory", 4)
 
 # %% wrong: unequal work on one rank
 # is: slip
-# says: Write None as the rank
+# says: write None as the rank
 run_a = ("unequal work", 3)
 run_b = ("latency", None)
 run_c = ("data", 3)
@@ -33,7 +33,7 @@ run_f = ("memory", 4)
 
 # %% wrong: starts as bytes
 # is: slip
-# says: most of the time goes into starts
+# says: most of the time goes into starting messages
 run_a = ("unequal work", None)
 run_b = ("bandwidth", None)
 run_c = ("data", 3)
@@ -44,7 +44,7 @@ run_f = ("memory", 4)
 
 # %% wrong: latency of one rank
 # is: slip
-# says: Write None as the rank
+# says: write None as the rank
 run_a = ("unequal work", None)
 run_b = ("latency", 0)
 run_c = ("data", 3)
@@ -55,7 +55,7 @@ run_f = ("memory", 4)
 
 # %% wrong: a late input as a straggler
 # is: slip
-# says: its chip is well
+# says: its chip is healthy
 run_a = ("unequal work", None)
 run_b = ("latency", None)
 run_c = ("straggler", 3)
@@ -77,7 +77,7 @@ run_f = ("memory", 4)
 
 # %% wrong: a cause in a healthy run
 # is: slip
-# says: that makes it no cause
+# says: this does not make it a cause
 run_a = ("unequal work", None)
 run_b = ("latency", None)
 run_c = ("data", 3)
@@ -110,7 +110,7 @@ run_f = ("memory", 4)
 
 # %% wrong: the rank that waits most
 # is: slip
-# says: Name the rank that the others wait for
+# says: Name the rank the others wait for
 run_a = ("unequal work", None)
 run_b = ("latency", None)
 run_c = ("data", 3)
@@ -154,7 +154,7 @@ run_f = ("memory", 4)
 
 # %% wrong: memory is overlooked
 # is: slip
-# says: the first that runs out of memory
+# says: the first to run out of memory
 run_a = ("unequal work", None)
 run_b = ("latency", None)
 run_c = ("data", 3)

@@ -14,7 +14,7 @@ def write_plan(held):
 
 # %% wrong: every rank writes all that it holds
 # is: idea
-# says: Every rank writes all that it holds
+# says: Every rank writes everything it holds
 def write_plan(held):
     return [list(range(len(pieces))) for pieces in held]
 
@@ -54,7 +54,7 @@ def write_plan(held):
 
 # %% wrong: in the order in which they come
 # is: slip
-# says: a large one comes last
+# says: a large piece comes last
 # base: the largest first
 -    for places in sorted(holders.values(), key=lambda places: -places[0][0]):
 +    for places in holders.values():
@@ -62,7 +62,7 @@ def write_plan(held):
 
 # %% wrong: the smallest first
 # is: slip
-# says: a large one comes last
+# says: a large piece comes last
 # base: the largest first
 -    for places in sorted(holders.values(), key=lambda places: -places[0][0]):
 +    for places in sorted(holders.values(), key=lambda places: places[0][0]):
@@ -78,7 +78,7 @@ def write_plan(held):
 
 # %% wrong: one list
 # is: form
-# says: It gives a list for each rank
+# says: Return a list for each rank
 # base: the largest first
 -    return plan
 +    return [index for indices in plan for index in indices]
@@ -117,7 +117,7 @@ def write_plan(held):
 
 # %% wrong: any rank
 # is: slip
-# says: a piece goes to a rank that holds it
+# says: give each piece to a rank that holds it
 # base: the largest first
 -        nbytes, rank, index = min(places, key=lambda place: busy[place[1]])
 +        nbytes, _, index = places[0]
@@ -134,7 +134,7 @@ def write_plan(held):
 
 # %% wrong: nothing is returned
 # is: form
-# says: a list for each rank
+# says: Return a list for each rank
 # base: the largest first
 -    return plan
 

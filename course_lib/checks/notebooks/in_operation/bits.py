@@ -23,32 +23,35 @@ SIGN = -(1 << 31)
 
 LOST = (
     "One rank differs in the last bit of a small element. A sum of floats rounds this bit away, p.long() "
-    "cuts it off, and a checksum of other elements does not see it. Read the bits of all parameters as "
-    "integers, with p.view(torch.int32), and add those."
+    "cuts it off, and a checksum of other elements does not see it. So read the bits of all parameters as "
+    "integers, with p.view(torch.int32), and add these."
 )
-UNSEEN = "One rank has other parameters, and no rank is named. Does the checksum depend on every element?"
+UNSEEN = "One rank has other parameters, but no rank is named. Does the checksum depend on every element?"
 NOT_MOST = (
-    "The ranks that are named have the same bits, and are most of the ranks. Take the value of more than "
-    "half of the ranks for right, and name the ranks with another value."
+    "The named ranks are the majority, and all of them have the same bits. Take the value of more than half "
+    "of the ranks as right, and name the ranks with another value."
 )
 ALL_DIFFER = (
-    "All ranks are named, though most have the same bits. Does the checksum depend on something else, such "
-    "as the rank, an address, or Python's hash()?"
+    "All ranks are named, although most have the same bits. Does the checksum also depend on something "
+    "else, such as the rank, an address, or Python's hash()?"
 )
 NAN = (
-    "All ranks are named, though most have the same bits. One element is nan, and a nan is not equal to "
-    "itself, but its bits are. Compare integers."
+    "All ranks are named, although most have the same bits. One element is nan, and a nan is not equal to "
+    "itself, but its bits are. So compare integers."
 )
-NO_ONE = "Both ranks have the same bits, so no rank is odd, and the list is empty."
-ZERO = "The floats 0.0 and -0.0 are equal, but their bits differ. Compare integers."
+NO_ONE = "Both ranks have the same bits, so no rank is odd, and the list must be empty."
+ZERO = "The floats 0.0 and -0.0 are equal, but their bits differ. So compare integers."
 NO_MAJORITY = (
     "Two ranks have one value and two have another. Neither value has more than half of the ranks, so "
-    "nothing says which is wrong. Name all."
+    "nothing says which value is wrong. Name all ranks."
 )
-WORLD = "A rank is counted in the group, as dist.get_rank(group) counts it, and not in the world."
+WORLD = (
+    "The ranks you name are counted in the world. Instead, count them in the group, as dist.get_rank(group) "
+    "does."
+)
 OWN_VIEW = (
-    "After an all-gather every rank has all checksums. So every rank finds all odd ranks, and all ranks give "
-    "the same list."
+    "After an all-gather, every rank has all checksums. So every rank finds all odd ranks, and all ranks "
+    "return the same list."
 )
 IDEAS = (LOST, UNSEEN, NOT_MOST)
 Parameters = list[Tensor]
@@ -87,7 +90,7 @@ def read(rank: int, result: object) -> list[int] | kit.Finding:
     named = [kit.numeric(each) for each in result] if isinstance(result, list) else [None]
     ranks = [int(each) for each in named if each is not None and each.is_integer()]
     if len(ranks) < len(named):
-        said = f"{NAME} returns something else than a list of ranks on rank {rank}."
+        said = f"{NAME} does not return a list of ranks on rank {rank}."
         return kit.wrong(said, "Return a list of integers, which is empty if no rank differs.", cause="form")
     return sorted(ranks)
 
@@ -120,12 +123,15 @@ def named_line(
         if not off:
             return kit.RIGHT
         rank, answer = on.ranks[off[0]], came[off[0]]
-        said = f"rank {rank} names other ranks than the right ones"
+        said = f"rank {rank} names the wrong ranks"
         sentence = kit.Sentence(f"{said}: {spoken(answer)} instead of {spoken(wanted)}.", f"{said}.")
         if not set(answer) <= set(range(len(came))) and tuple(answer) not in slips:
-            said = kit.Sentence(f"rank {rank} names {spoken(answer)}.", f"rank {rank} names others.")
+            said = kit.Sentence(
+                f"rank {rank} names {spoken(answer)}.", f"rank {rank} names ranks that do not exist."
+            )
             return kit.wrong(
-                said, f"Ranks are 0 to {len(came) - 1} in this group. Return them, and not their checksums."
+                said,
+                f"The ranks of this group are 0 to {len(came) - 1}. Return ranks instead of their checksums.",
             )
         if any(named != answer for named in came):
             return kit.wrong(sentence, OWN_VIEW)
@@ -141,8 +147,8 @@ def left_alone(on: kit.Setting, replicas: Sequence[Parameters], weight: float) -
             for k, before in enumerate(values):
                 after = observed.tensors[rank][f"parameter{k}"]
                 if not torch.equal(after.view(torch.int32), before.view(torch.int32)):
-                    why = "Work on a copy, since the run goes on with these parameters."
-                    return kit.wrong(f"on rank {rank} a parameter was changed.", why)
+                    why = "Work on a copy, because the run continues with these parameters."
+                    return kit.wrong(f"a parameter was changed on rank {rank}.", why)
         return kit.RIGHT
 
     return kit.Line("the parameters are left alone", judge, weight, trivial=True, short=True)
@@ -151,15 +157,15 @@ def left_alone(on: kit.Setting, replicas: Sequence[Parameters], weight: float) -
 def too_many(done: Sequence[Operation]) -> str:
     if sum(map(contributed, done)) <= MOST * len(SHAPES):
         return "Add up the checksums of all parameters on the rank, so that one number travels."
-    return "Compute the checksum on the rank, so that one number travels and not the parameters."
+    return "Compute the checksum on the rank, so that one number travels instead of the parameters."
 
 
 def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if "unexpected keyword argument 'group'" in text:
-        return "Take `group=None` as the last argument, and hand it to every collective."
+        return "Take `group=None` as the last argument, and pass it to every collective."
     if "to view Float" in text or "must be divisible by" in text:
-        return "A float32 has four bytes. View it as torch.int32, which has four as well."
+        return "A float32 has four bytes, so view it as torch.int32, which also has four."
     return ""
 
 
@@ -261,7 +267,7 @@ def odd_ranks(draw: kit.Draw) -> Iterator[kit.Case]:
         pair, values = kit.Setting(4, members=(1, 3)), parameters(draw)
         line = named_line("group {1, 3}, whose ranks differ", pair, [0, 1], {(1, 3): WORLD}, 0.25)
         yield case("group {1, 3}", pair, [values, parameters(draw)], [line])
-        four, slips = kit.Setting(4), {(2, 3): "Two of four ranks are not more than half. Name all."}
+        four, slips = kit.Setting(4), {(2, 3): "Two of four ranks are not more than half, so name all ranks."}
         line = named_line("4 ranks with three values", four, range(4), slips, 0.25)
         yield case("three values", four, [values, values, parameters(draw), parameters(draw)], [line])
         alone = kit.Setting(1)

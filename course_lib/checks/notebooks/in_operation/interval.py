@@ -12,20 +12,20 @@ NAME = "best_interval"
 POINT = "the cost of saves against the cost of failures"
 ROOT = (
     "The root is missing. The run loses save_seconds / interval to saves and interval / (2 mtbf) to "
-    "failures; the sum is least where interval squared is 2 save_seconds mtbf."
+    "failures. Their sum is smallest if the interval squared is 2 save_seconds mtbf."
 )
 ROOT_OF_ONE = f"{ROOT} "
 MTBF = (
     "A failure costs half an interval on average, so an interval as long as the time between two failures "
-    "loses about half of the work. Shorter intervals lose less, and cost more saves."
+    "loses about half of the work. Shorter intervals lose less, but cost more saves."
 )
 HALF_OF_IT = (
-    "The answer does not depend on the seconds of a save. A run that saves quickly can save often: weigh "
+    "The answer does not depend on the seconds of a save. A run that saves quickly can save often, so weigh "
     "save_seconds / interval against interval / (2 mtbf)."
 )
 SHARE = (
-    "The answer is the share that is lost at the best interval. Asked for are the seconds of work between "
-    "two saves."
+    "The answer is the share of the time lost at the best interval. Instead, return the seconds of work "
+    "between two saves."
 )
 IDEAS = (ROOT, ROOT_OF_ONE, MTBF, HALF_OF_IT, SHARE)
 
@@ -45,26 +45,28 @@ SLIPS: Mapping[str, kit.Formula] = {
     MTBF: lambda save, mtbf: mtbf,
     HALF_OF_IT: lambda save, mtbf: mtbf / 2,
     SHARE: lambda save, mtbf: sqrt(2 * save / mtbf),
-    "A failure loses half an interval on average, and not a whole one: the cost is interval / (2 mtbf).": (
+    "A failure loses half an interval on average, not a whole one, so the cost is interval / (2 mtbf).": (
         lambda save, mtbf: sqrt(save * mtbf)
     ),
-    "The 2 belongs under the root, with the saves and the failures.": (
+    "The factor 2 belongs under the root, together with save_seconds and mtbf.": (
         lambda save, mtbf: 2 * sqrt(save * mtbf)
     ),
-    "The half was put on the wrong side: 1 / (2 mtbf) has the 2 below.": (
-        lambda save, mtbf: sqrt(save * mtbf / 2)
-    ),
-    "The time of the save is not in the interval, which is the work between two saves.": (
+    "The half was put on the wrong side. The cost 1 / (2 mtbf) has the 2 in its denominator, so the "
+    "interval has it in the numerator.": (lambda save, mtbf: sqrt(save * mtbf / 2)),
+    "The answer includes the time of a save, but the interval is only the work between two saves.": (
         lambda save, mtbf: young(save, mtbf) + save
     ),
-    "The answer is in minutes, which hours under the root give as well. Seconds in, seconds out.": (
-        lambda save, mtbf: young(save, mtbf) / 60
+    "The answer is in minutes, which you also get with hours under the root. The arguments are in seconds, "
+    "and so is the result.": (lambda save, mtbf: young(save, mtbf) / 60),
+    "The answer is in hours, but both the arguments and the result are in seconds.": lambda save, mtbf: (
+        young(save, mtbf) / 3600
     ),
-    "The answer is in hours. Seconds in, seconds out.": lambda save, mtbf: young(save, mtbf) / 3600,
-    "The answer is 60 times too large, as if mtbf were in hours. It is in seconds already.": (
+    "The answer is 60 times too large, as if mtbf were in hours, but it is already in seconds.": (
         lambda save, mtbf: 60 * young(save, mtbf)
     ),
-    "One is divided by the other under the root. Multiply them.": (lambda save, mtbf: sqrt(2 * mtbf / save)),
+    "The root has mtbf divided by save_seconds. Multiply them instead.": (
+        lambda save, mtbf: sqrt(2 * mtbf / save)
+    ),
 }
 
 
@@ -88,8 +90,8 @@ def best_interval(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Prediction(
                 NAME, 0, arguments, formula, SLIPS, weight=weight, title=title, tolerance=tolerance,
                 ideas=IDEAS,
-                otherwise="Add what the run loses to saves, and what it loses to failures, as shares of its "
-                "time. The best interval is where the derivative of the sum is zero.",
+                otherwise="Add up what the run loses to saves and what it loses to failures, as shares of "
+                "its time. At the best interval, the derivative of the sum is zero.",
             )
             for title, arguments, formula, weight, tolerance in table
         ]

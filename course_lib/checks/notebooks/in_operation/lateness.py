@@ -154,8 +154,8 @@ class Runs:
              Asked("30 collectives of 3 ranks, one of them slow by less than a millisecond", little)],
             [Asked("39 collectives of 4 equal ranks", ordinary),
              Asked("5 collectives of 4 equal ranks", few)],
-            [Asked("4 equal ranks, of which one makes a pause of two seconds", once),
-             Asked("one of 4 ranks slow, and a pause of two seconds on another", beside)],
+            [Asked("4 equal ranks, one of which pauses for two seconds", once),
+             Asked("4 ranks, one of them slow, and another pauses for two seconds", beside)],
             [Asked("45 collectives of 8 ranks, one of them slow", often),
              Asked("40 collectives of 8 equal ranks", chance)],
             [Asked("30 collectives, in 20 of which two ranks are last at the same time", tied),
@@ -189,11 +189,11 @@ class Answers:
             return None
         pair = [kit.numeric(each) for each in value] if isinstance(value, list) else []
         if len(pair) != 2 or pair[0] is None or pair[1] is None:
-            return kit.wrong(f"{NAME} returns something else than a pair (rank, seconds) or None.")
+            return kit.wrong(f"{NAME} returns neither a pair (rank, seconds) nor None.")
         if pair[0] not in range(len(asked.arrivals[0]) + 1):  # the last one is that of a count from 1
-            hint = "The pair is (rank, seconds), and without a straggler the result is None."
+            hint = "The pair is (rank, seconds), but without a straggler the result is None."
             if pair[0] in range(len(asked.arrivals)):
-                hint = "arrivals[k][r] has the collective first, and then the rank."
+                hint = "In arrivals[k][r], the collective comes first, then the rank."
             return kit.wrong(f"{NAME} names a rank that does not exist.", hint)
         return int(pair[0]), pair[1]
 
@@ -230,8 +230,8 @@ def who_line(
             return kit.RIGHT
         asked, answer = here[0]
         says = why(read)
-        said = f"{asked.what}: {NAME} names {named(answer)}; {named(asked.right)} is right."
-        general = f"{NAME} does not name the right rank for some arrivals, or not None."
+        said = f"{asked.what}: {NAME} names {named(answer)}, but {named(asked.right)} is right."
+        general = f"{NAME} names a wrong rank for some arrivals, or wrongly returns None."
         missed = says in {idea.strip() for idea in IDEAS}
         return kit.wrong(kit.Sentence(said, general), says, cause=f"{NAME}: {says}", misses_point=missed)
 
@@ -261,8 +261,8 @@ def why(read: Sequence[tuple[Asked, Found]]) -> str:
         return ALWAYS
     nothing = "The result is None for all arrivals. " if all(answer is None for _, answer in read) else ""
     return nothing + (
-        "Count how often each rank is last. If one of n equal ranks is last so often with a probability of "
-        "at most 1 - confidence, which is n times the binomial tail, chance is not the cause."
+        "Count how often each rank is last. The probability that any of n equal ranks is last so often is n "
+        "times the binomial tail, so chance is not the cause if this is at most 1 - confidence."
     )
 
 
@@ -276,7 +276,7 @@ def seconds_line(title: str, answers: Answers, runs: Sequence[Asked], weight: fl
             if isinstance(answer, kit.Finding):
                 return answer
             if answer is None or asked.right is None or answer[0] != asked.right[0]:
-                return kit.wrong(f"{asked.what}: its seconds are judged if the right rank is named.")
+                return kit.wrong(f"{asked.what}: the seconds are judged only if the right rank is named.")
             came.append((asked, answer, asked.right))
         off = [each for each in came if not near(each[1][1], each[2][1])]
         if not off:
@@ -288,8 +288,11 @@ def seconds_line(title: str, answers: Answers, runs: Sequence[Asked], weight: fl
             if all(near(f[1], late(a.arrivals, f[0])) for a, f, _ in off)
         )
         late_by = f"rank {answer[0]} is late by {words.number(answer[1])} s"
-        said = f"{asked.what}: {late_by}; {words.number(right[1])} "
-        otherwise = "Take the median over all collectives of its time minus the latest of the others."
+        said = f"{asked.what}: {late_by}, but {words.number(right[1])} "
+        otherwise = (
+            "For each collective, subtract the latest time of the other ranks from this rank's time. Then "
+            "take the median over all collectives."
+        )
         return kit.wrong(
             kit.Sentence(f"{said}is right.", f"{NAME} gives wrong seconds for some arrivals."),
             next(fitting, otherwise),

@@ -144,30 +144,30 @@ def share_of_confidence(arrivals: Arrivals, level: float) -> Found:
 
 
 ALWAYS = (
-    "Some rank is named in every run. Among equal ranks one is always last a little more often than the "
-    "others, as chance has it. That makes it no straggler."
+    "Some rank is named in every run. However, even among equal ranks, chance makes one rank last a little "
+    "more often than the others, so this rank is not a straggler."
 )
 MEAN = (
-    "The rank with the largest mean lateness is named. One long pause raises a mean, and chance is not "
-    "asked: count how often each rank is last."
+    "The rank with the largest mean lateness is named, but a single long pause raises a mean. Instead, "
+    "count how often each rank is last, and ask whether chance explains it."
 )
 LIMIT = (
-    "A limit in seconds decides. Ask how likely it is that one of n equal ranks is last so often: n times "
-    "the binomial tail."
+    "A limit in seconds decides who is named. Instead, ask how likely it is that one of n equal ranks is "
+    "last so often, which is n times the binomial tail."
 )
 MAJORITY = (
-    "A rank is named if it is last in more than half of the collectives. With many ranks far fewer are "
-    "beyond chance, and in a few collectives half of them are not."
+    "A rank is named if it is last in more than half of the collectives. With many ranks, far fewer already "
+    "exceed chance, but in a few collectives, half of them do not."
 )
 SHARE = (
-    "`confidence` is used as a share of the collectives. It says how sure the answer has to be: name a rank "
-    "if n times the binomial tail is at most 1 - confidence."
+    "`confidence` is used as a share of the collectives, but it says how sure the answer has to be. Name a "
+    "rank if n times the binomial tail is at most 1 - confidence."
 )
 FACTOR = (
-    "A rank is named if it is last more often than a fixed multiple of its share. In a few collectives "
-    "chance alone gives that, and in many much less is beyond chance."
+    "A rank is named if it is last more often than a fixed multiple of its share. In a few collectives, "
+    "chance explains such a multiple, while in many collectives much less exceeds chance."
 )
-FIRST = "The rank that comes first is named. It waits most, because it is the fastest."
+FIRST = "The rank that arrives first is named. It waits longest, because it is the fastest."
 FIRST_ALWAYS = f"{FIRST} "
 IDEAS = (ALWAYS, MEAN, LIMIT, MAJORITY, SHARE, FACTOR, f"{FACTOR} ", FIRST, FIRST_ALWAYS)
 
@@ -203,47 +203,49 @@ WHO: Mapping[str, Finder] = {
     SHARE: share_of_confidence,
     FACTOR: beyond_share(2),
     f"{FACTOR} ": beyond_share(1.5),
-    "The probability lacks the factor n. It is that of one rank, and any of the n may be last by chance.": (
-        finder(times=lambda n: 1.0)
-    ),
-    "The chance of an equal rank is 1 in n, and not 1 in 2.": finder(chance=lambda n: 0.5),
-    "The chance of an equal rank is 1 in n, and not 1 in n - 1.": finder(chance=lambda n: 1 / (n - 1)),
-    "The tail begins one too late. It is the probability of at least so many hits, that number included.": (
-        finder(over=lambda trials, hits, chance: tail(trials, hits + 1, chance))
-    ),
-    "The tail ends one too early. A rank can be last in all collectives.": (
+    "The probability lacks the factor n. You computed it for one rank, but any of the n ranks can be last "
+    "by chance.": (finder(times=lambda n: 1.0)),
+    "An equal rank is last with a chance of 1 in n, not 1 in 2.": finder(chance=lambda n: 0.5),
+    "An equal rank is last with a chance of 1 in n, not 1 in n - 1.": finder(chance=lambda n: 1 / (n - 1)),
+    "The tail begins one too late. It is the probability of at least so many hits, so it includes that "
+    "number.": (finder(over=lambda trials, hits, chance: tail(trials, hits + 1, chance))),
+    "The tail ends one too early, because a rank can be last in all collectives.": (
         finder(over=lambda trials, hits, chance: tail(trials, hits, chance) - chance**trials)
     ),
-    "The probability is that of exactly so many hits. Chance has it so often or oftener: add up the tail.": (
+    "The probability is computed for exactly so many hits. Chance can produce more, so add up the tail.": (
         finder(over=exactly)
     ),
-    "The probability is compared with `confidence`. It has to be at most 1 - confidence.": (
+    "The probability is compared with `confidence`, but it has to be at most 1 - confidence.": (
         finder(limit=lambda level: level)
     ),
-    "The comparison is the wrong way around. Chance is not the cause if its probability is small.": turned,
+    "The comparison is the wrong way around, since chance is not the cause if it is improbable.": turned,
     "Ranks are counted from 0.": from_one,
-    "`confidence` is ignored. 0.99 is only its default.": finder(limit=lambda level: 1 - CONFIDENCE),
+    "`confidence` is ignored, but 0.99 is only its default.": finder(limit=lambda level: 1 - CONFIDENCE),
     "If several ranks are last at the same time, each of them counts as last.": finder(one_last_each),
 }
 SECONDS: Mapping[str, Callable[[Arrivals, int], float]] = {
-    "The lateness is taken against the first rank. The latest of the others is the time at which all could "
-    "have begun.": of_lateness(against_first),
-    "The lateness is taken against the mean of the others. They would still wait for their own last one: "
-    "take the latest of them.": of_lateness(against_mean),
-    "The lateness is taken against the mean of all ranks. Take the latest of the others.": (
+    "The lateness is measured against the first rank. Instead, measure it against the latest of the others, "
+    "because only then could all have begun.": of_lateness(against_first),
+    "The lateness is measured against the mean of the others. But they would still wait for the last of "
+    "them, so take the latest.": of_lateness(against_mean),
+    "The lateness is measured against the mean of all ranks. Take the latest of the others instead.": (
         of_lateness(against_mean_of_all)
     ),
-    "The lateness is taken against the latest of all ranks, which is often the rank itself. Take the latest "
-    "of the others.": of_lateness(lambda times, rank: times[rank] - max(times)),
-    "The seconds are a mean, which one long pause moves. Take the median.": (
+    "The lateness is measured against the latest of all ranks, which is often the rank itself. Take the "
+    "latest of the others instead.": of_lateness(lambda times, rank: times[rank] - max(times)),
+    "The seconds are a mean, but a single long pause moves a mean. Take the median.": (
         of_lateness(against_latest, mean)
     ),
-    "The seconds are the largest lateness. Take the median.": of_lateness(against_latest, max),
-    "The seconds are the sum over all collectives. Take the median.": of_lateness(against_latest, sum),
-    "The seconds are a median over the collectives in which the rank is last. Take all of them: in some it "
-    "is early, which counts as a negative time.": when_last,
-    "The seconds are in milliseconds.": lambda arrivals, rank: 1000 * LATENESS(arrivals, rank),
-    "The sign is the other one: a rank that is late has positive seconds.": (
+    "The seconds are the largest lateness. Take the median instead.": of_lateness(against_latest, max),
+    "The seconds are the sum over all collectives. Take the median instead.": of_lateness(
+        against_latest, sum
+    ),
+    "The seconds are a median over the collectives in which the rank is last. Take all collectives, because "
+    "in some the rank is early, which counts as a negative time.": when_last,
+    "The lateness is in milliseconds instead of seconds.": lambda arrivals, rank: (
+        1000 * LATENESS(arrivals, rank)
+    ),
+    "The sign is wrong, because a late rank has positive seconds.": (
         lambda arrivals, rank: -LATENESS(arrivals, rank)
     ),
 }

@@ -24,17 +24,20 @@ SECONDS = 20.0  # the first optimizer of a process imports for seconds
 AVERAGE = (1.0, 0.0)  # the outer step that takes the mean of the ends
 PUBLISHED = (0.7, 0.9)
 SOME_RANKS = (
-    "A parameter has no gradient here in some steps of some ranks. It has a movement all the same, perhaps "
+    "A parameter has no gradient here in some steps of some ranks. It still has a movement, which can be "
     "zero, so every rank sends start - end of all trained parameters."
 )
-FROZEN = "Frozen parameters travelled, which never move. Send those with p.requires_grad."
+FROZEN = "Frozen parameters travelled, although they never move. Send only parameters with p.requires_grad."
 WITHOUT_MOMENTUM = (
-    "torch.optim.SGD refuses nesterov=True if the momentum is zero. Pass nesterov=outer_momentum > 0."
+    "torch.optim.SGD refuses nesterov=True if the momentum is zero, so pass nesterov=outer_momentum > 0."
 )
-ONE_ROW = "Each parameter travelled by itself, and each message costs a latency. Put them into one row."
+ONE_ROW = (
+    "Each parameter travelled separately, although each message costs a latency. Put all of them into one "
+    "row."
+)
 DRIFT = (
-    "Ranks that differ in the last bit drift apart. Compute the new start from what all ranks have, the "
-    "common start and the sum, and copy it into the parameters."
+    "Ranks that differ in the last bit drift apart. So compute the new start only from what all ranks have, "
+    "the common start and the sum, and copy it into the parameters."
 )
 
 
@@ -129,7 +132,7 @@ def bytes_line(run: LocalRun, title: str, weight: float = 1.0, point: float = fl
         if whole > exact and isclose(ratio, whole / exact):
             return FROZEN
         if ratio < 1:
-            return "Every period ends with an all-reduce of all that is trained, the last one as well."
+            return "Every period, even the last, ends with an all-reduce of everything that is trained."
         return STATES if isclose(ratio, round(ratio)) else ""
 
     return kit.volume_line([exact] * run.ranks, hint=hint, weight=weight, title=title, point=point)
@@ -143,7 +146,7 @@ def messages_line(run: LocalRun, title: str, weight: float = 0.5) -> kit.Line:
             count = sum(operation.bytes_sent > 0 for operation in operations)
             if count > 2 * run.periods:
                 periods = words.counted(run.periods, "period")
-                said = f"rank {rank} sent in {words.counted(count, 'operation')}, in {periods}."
+                said = f"rank {rank} sent in {words.counted(count, 'operation')} during {periods}."
                 return kit.wrong(said, ONE_ROW, cause="operations")
         return kit.RIGHT
 

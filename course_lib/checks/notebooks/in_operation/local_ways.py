@@ -180,11 +180,19 @@ def mistakes(run: LocalRun, sent: bool) -> Iterator[Mistake]:
         yield Mistake(NOT_BACK if sent else NOTHING, Way(gradients=ALONE), idea=not sent)
         yield Mistake(GRADIENTS, Way(gradients=EVERY), idea=True)
         yield Mistake(LAST_GRADIENT, Way(gradients=LAST), idea=True)
-        yield Mistake(f"That is the sum over the {n} ranks. Divide it by their number.", Way(factor=n))
-        yield Mistake(f"That is the mean divided by {n} once more. Divide the sum once.", Way(factor=1 / n))
+        yield Mistake(
+            f"The outer gradient is the sum over the {n} ranks. Divide it by their number.", Way(factor=n)
+        )
+        yield Mistake(
+            f"The outer gradient is the mean, divided by {n} once more. Divide the sum only once.",
+            Way(factor=1 / n),
+        )
         yield Mistake(OWN_END, Way(own_end=True))
     if run.ranks > n:
-        says = f"That is divided by {run.ranks}, the number of all ranks. dist.get_world_size(group) is {n}."
+        says = (
+            f"The sum was divided by {run.ranks}, the number of all ranks, but dist.get_world_size(group) is "
+            f"{n}."
+        )
         yield Mistake(says, Way(factor=n / run.ranks))
     yield Mistake(SIGN, Way(factor=-1))
     yield Mistake(MOVES_ALONG, Way(moves_along=True))
@@ -201,61 +209,68 @@ def mistakes(run: LocalRun, sent: bool) -> Iterator[Mistake]:
     yield Mistake(RESETS, Way(resets=True))
     yield Mistake(STATES, Way(states=True), idea=True)
     yield Mistake(UNMOVED if sent else UNTRAINED, Way(lr=0.0))
-    yield Mistake("Gradients of earlier steps were added. Call optimizer.zero_grad().", Way(adds=True))
+    yield Mistake(
+        "Gradients of earlier steps were added as well. Call optimizer.zero_grad() in each step.",
+        Way(adds=True),
+    )
 
 
-NOTHING = "Each rank has trained a model of its own, because nothing was exchanged."
+NOTHING = "Each rank has trained its own model, because nothing was exchanged."
 NOT_BACK = (
-    "Each rank has ended where it would have ended by itself, though something was sent. Either the new "
-    "start was not copied into the parameters, or the start is a view of them, so that start - end is zero. "
-    "Keep a clone of it."
+    "Each rank has ended where it would have ended without the others, although something was sent. Either "
+    "the new start was not copied into the parameters, or the start is a view of them, so that start - end "
+    "is zero. Keep a clone of the start."
 )
 MOVES_ALONG = (
     "The start moved along with the parameters, so start - end is zero. Views of parameters and "
     "vector_to_parameters share memory with them, so keep a clone."
 )
 GRADIENTS = (
-    "The ranks averaged in every step, which is data parallelism. Let each rank take "
-    "`steps_between` steps with its own gradients, and average how far the parameters have moved."
+    "The ranks averaged in every step, which is data parallelism. Instead, let each rank take "
+    "`steps_between` steps with its own gradients, then average how far the parameters have moved."
 )
 LAST_GRADIENT = (
-    "The gradients of each period's last step were averaged, and those of its other steps were not. Average "
-    "how far the parameters have moved, start - end."
+    "Only the gradients of each period's last step were averaged. Instead, average how far the parameters "
+    "have moved, start - end."
 )
 OWN_END = (
-    "The outer step went from the rank's own end. Take it from the start, which is the same on all ranks."
+    "The outer step went from the rank's own end. Take it from the start, because the start is the same on "
+    "all ranks."
 )
 SIGN = (
-    "The outer gradient has the wrong sign. start - end points up the loss like a gradient, and the outer "
+    "The outer gradient has the wrong sign. Like a gradient, start - end points up the loss, so the outer "
     "step subtracts it. With end - start, the parameters go back to where the loss was higher."
 )
 LAST_PERIOD = (
-    "The last, shorter period was not sent, so the ranks end with different parameters. Take an outer step "
-    "after the last batch as well."
+    "The last, shorter period was not sent, so the ranks end with different parameters. Also take an outer "
+    "step after the last batch."
 )
-COUNTED = "The first period has one step. Count finished steps, from 1."
+COUNTED = "The first period has only one step, because the count did not begin with 1. Count finished steps."
 FIRST_START = (
-    "The movement was counted from the very first start. A period begins where the outer step has led."
+    "The movement was counted from the very first start, but each period begins where the previous outer "
+    "step ended."
 )
 NO_MOMENTUM = (
-    "The outer step is without momentum. m = outer_momentum * m + g, with an m that all periods share."
+    "The outer step has no momentum. Compute m = outer_momentum * m + g, with an m that all periods share."
 )
 HEAVY_BALL = (
-    "That is momentum without Nesterov's part. The step is outer_lr * (g + outer_momentum * m), with m after "
-    "it has got g."
+    "The outer step is momentum without Nesterov's part. Instead, take the step outer_lr * (g + "
+    "outer_momentum * m), with an m that already includes g."
 )
 DAMPED = (
-    "The gradient enters the momentum with a factor 1 - outer_momentum. SGD has m = outer_momentum * m + g."
+    "The gradient enters the momentum with a factor 1 - outer_momentum, but SGD computes m = outer_momentum "
+    "* m + g."
 )
-FORGETS = "The outer momentum begins anew in each period. Make it once, before the first."
-AVERAGED = "That is the average of the ranks' ends, without outer_lr and outer_momentum."
-UNTRAINED = "The parameters are those at the start. Train the model's own parameters, in place."
+FORGETS = "The outer momentum starts from zero in each period. Create it only once, before the first period."
+AVERAGED = "The result is the average of the ranks' ends, without outer_lr and outer_momentum."
+UNTRAINED = "The parameters have not changed since the start. Train the model's own parameters, in place."
 UNMOVED = (
-    "The parameters are those at the start, though something was sent. Train the model's own parameters, in "
-    "place, and take the outer step with outer_lr."
+    "The parameters have not changed since the start, although something was sent. Train the model's own "
+    "parameters, in place, and take the outer step with outer_lr."
 )
 STATES = (
-    "The inner optimizers' states travelled as well. They stay on their ranks, and only start - end is "
-    "averaged."
+    "The inner optimizers' states travelled as well, but they stay on their ranks. Average only start - end."
 )
-RESETS = "The inner optimizer began anew after an outer step. Its state stays as it is, on its rank."
+RESETS = (
+    "The inner optimizer started again after an outer step, but its state must stay as it is, on its rank."
+)

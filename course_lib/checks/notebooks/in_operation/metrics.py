@@ -25,63 +25,83 @@ OWN_MEAN = (
     "Each rank gives the mean over its own targets. Add the sums and the numbers of targets of all ranks, "
     "then divide."
 )
-RANK_0 = "All ranks give rank 0's mean. The targets of the other ranks belong to the batch as well."
+RANK_0 = "All ranks give rank 0's mean, but the targets of the other ranks also belong to the batch."
 MEANS = (
-    "The loss is the mean of the ranks' means. A rank with few targets counts as much there as a rank with "
+    "The loss is the mean of the ranks' means, so a rank with few targets counts as much as a rank with "
     "many. Add the sums and the numbers of targets, then divide once."
 )
 SUM_OF_MEANS = (
     "The loss is the sum of the ranks' means. Add the sums and the numbers of targets, then divide once."
 )
 TWICE = (
-    "loss_sum was multiplied by tokens, as if it were a mean. It is the sum over the rank's targets already."
+    "loss_sum was multiplied by tokens, as if it were a mean, but it is already the sum over the rank's "
+    "targets."
 )
 BY_OWN = (
-    "The sum of all ranks was divided by this rank's own number of targets. Divide by the number of targets "
-    "of all ranks."
+    "The sum of all ranks was divided by this rank's own number of targets. Instead, divide it by the "
+    "number of targets of all ranks."
 )
-LARGEST = "The largest numbers of the ranks were taken. Add the sums and the numbers of targets of all ranks."
-LARGEST_TOKENS = "The tokens are those of the rank that has most. Add the tokens of all ranks."
-ONE_HAS_IT = "A rank has the right number, and others have not. Give it to all of them, with all_reduce."
+LARGEST = (
+    "The largest numbers of the ranks were taken. Instead, add the sums and the numbers of targets of all "
+    "ranks."
+)
+LARGEST_TOKENS = (
+    "The tokens are counted only on the rank with the most tokens. Add the tokens of all ranks instead."
+)
+ONE_HAS_IT = "Some ranks have the right number, but others do not. Use all_reduce, so that all ranks have it."
 UNDIVIDED = "The sum was not divided by the number of targets of all ranks."
-NTH = "The loss was divided by the number of ranks as well. Divide by the number of targets only."
+NTH = "The loss was also divided by the number of ranks. Divide only by the number of targets."
 N_TIMES = (
     "The loss is as many times too large as there are ranks, as if the numbers of targets had been averaged "
-    "and not added."
+    "instead of added."
 )
 NO_MEAN = (
     "A rank without targets has no mean, because 0 / 0 is nan or an error. Add the sums and the numbers of "
     "targets of all ranks first, then divide once."
 )
 NOT_NAN = (
-    "Without any target there is no mean, so the loss is nan. The number 0 would look like a perfect model."
+    "Without any target there is no mean, so the loss is nan. A loss of 0 would look like a perfect model."
 )
 DIVIDED = (
     "The number of all targets is 0 here, so nothing can be divided by it. Without any target there is no "
-    "mean, and the loss is nan."
+    "mean, so the loss is nan."
 )
-OWN_SECONDS = "Each rank gives its own seconds. In the next collective it waits for the slowest rank."
-SECONDS_OF_0 = "All ranks give rank 0's seconds. The step lasts as long as on its slowest rank."
-MEAN_SECONDS = "The seconds are the mean of the ranks. The step lasts as long as on its slowest rank."
-SUM_SECONDS = "The seconds of the ranks were added. The ranks work at the same time."
-FASTEST = "The seconds belong to the fastest rank, which waits for the others. Take the maximum."
+OWN_SECONDS = "Each rank gives its own seconds, but in the next collective it waits for the slowest rank."
+SECONDS_OF_0 = "All ranks give rank 0's seconds, but the step lasts as long as on the slowest rank."
+MEAN_SECONDS = "The seconds are the mean over the ranks, but the step lasts as long as on the slowest rank."
+SUM_SECONDS = "The seconds of the ranks were added, although the ranks work at the same time."
+FASTEST = "The seconds belong to the fastest rank, but it waits for the others. Take the maximum."
 TIMES_N = (
     "A rank's tokens were multiplied by the number of ranks. Ranks have unequally many tokens, so add them."
 )
-OWN_TOKENS = "These are the tokens of one rank per second. Add the tokens of all ranks."
+OWN_TOKENS = "The rate counts only the tokens of one rank. Add the tokens of all ranks."
 MEAN_TOKENS = "The tokens were averaged over the ranks. Add them, because the ranks work at the same time."
 BY_OWN_SECONDS = (
-    "The tokens of all ranks were divided by this rank's own seconds. Divide by the slowest rank's."
+    "The tokens of all ranks were divided by this rank's own seconds. Divide by the seconds of the slowest "
+    "rank instead."
 )
-RATES = "The ranks' own rates were added. In the time of the slowest rank, a fast one works once and waits."
-BY_MEAN = "The tokens of all ranks were divided by the mean of the seconds. Divide by the slowest rank's."
-BY_SUM = "The tokens of all ranks were divided by the sum of the seconds. The ranks work at the same time."
-BY_RANK_0 = "The tokens of all ranks were divided by rank 0's seconds. Divide by the slowest rank's."
+RATES = (
+    "The ranks' own rates were added. But a fast rank works only once in the time of the slowest rank, and "
+    "then waits."
+)
+BY_MEAN = (
+    "The tokens of all ranks were divided by the mean of the seconds. Divide by the seconds of the slowest "
+    "rank instead."
+)
+BY_SUM = (
+    "The tokens of all ranks were divided by the sum of the seconds, although the ranks work at the same "
+    "time."
+)
+BY_RANK_0 = (
+    "The tokens of all ranks were divided by rank 0's seconds. Divide by the seconds of the slowest rank "
+    "instead."
+)
 BY_FASTEST = (
-    "The tokens of all ranks were divided by the fastest rank's seconds. Divide by the slowest rank's."
+    "The tokens of all ranks were divided by the fastest rank's seconds. Divide by the seconds of the "
+    "slowest rank instead."
 )
 INVERSE = "The rate is upside down. Divide the tokens by the seconds."
-NO_RATE = "The number is not divided by the seconds."
+NO_RATE = "The number of tokens was not divided by the seconds."
 IDEAS = (
     OWN_MEAN, RANK_0, LARGEST, MEANS, SUM_OF_MEANS,
     OWN_SECONDS, SECONDS_OF_0, MEAN_SECONDS, SUM_SECONDS, FASTEST,
@@ -223,7 +243,7 @@ def read(rank: int, result: object, keys: Sequence[str]) -> Mapping[str, float] 
     pairs = result.get("dict") if isinstance(result, dict) else None
     expected = f"Return a dict with the keys {words.listing(map(repr, KEYS))}, each with a number."
     if pairs is None:
-        return kit.wrong(f"{NAME} returns something else than a dict on rank {rank}.", expected, cause="form")
+        return kit.wrong(f"{NAME} does not return a dict on rank {rank}.", expected, cause="form")
     under = {key: kit.numeric(value) for key, value in pairs if isinstance(key, str)}
     numbers = {key: number for key in keys if (number := under.get(key)) is not None}
     missing = next((key for key in keys if key not in numbers), None)
@@ -254,7 +274,7 @@ def metrics_line(
         return kit.RIGHT
 
     def another(rank: int, key: str, got: float, says: str) -> kit.Finding:
-        said = f"rank {rank} gives another {key!r} than the right one"
+        said = f"rank {rank} gives the wrong value for {key!r}"
         number, wanted = words.apart(got, step.right[key])
         sentence = kit.Sentence(f"{said}: {number} instead of {wanted}.", f"{said}.")
         # A rank that returns early because it has no targets may have the idea.
@@ -270,7 +290,7 @@ def metrics_line(
 
 
 def too_many(done: Sequence[Operation]) -> str:
-    sums = "A sum of two numbers and a maximum of one are enough, or one all-gather of three numbers."
+    sums = "A sum of two numbers and a maximum of one number are enough, or one all-gather of three numbers."
     if len(done) > 2:
         return f"Each collective costs a latency. {sums}"
     return sums
@@ -279,11 +299,11 @@ def too_many(done: Sequence[Operation]) -> str:
 def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if "unexpected keyword argument 'group'" in text:
-        return "Take `group=None` as the last argument, and hand it to every collective."
+        return "Take `group=None` as the last argument, and pass it to every collective."
     if "division by zero" in text:
         return DIVIDED if case.title == NONE else NO_MEAN
     if kind == "deadlock" and case.title == EMPTY:
-        return "All ranks call the same collectives. A rank without targets takes part as well."
+        return "All ranks must call the same collectives, so a rank without targets takes part as well."
     return ""
 
 

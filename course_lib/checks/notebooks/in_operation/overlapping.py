@@ -17,21 +17,25 @@ from course_lib.checks.rank.notebooks.in_operation.behind import (
 RECIPE = "course_lib.checks.rank.notebooks.in_operation.behind:scripts"
 POINT = "a save that comes back before it is written, with the values of its own step"
 NO_COPY = (
-    "The file of step 1 holds the values of step 2, which were computed while it was written. Copy the "
-    "tensors before `save` returns."
+    "The file of step 1 holds the values of step 2, which were computed while the file was written. Copy "
+    "the tensors before `save` returns."
 )
-BLOCKS = "`save` came back only when its write had ended. Let a thread write, and return after the copy."
+BLOCKS = (
+    "`save` returned only after its write had ended. Let a thread write, and return as soon as the copy is "
+    "made."
+)
 TWO = (
-    "Two writes were under way at a time. The later one may end first, and the older is then the newest: "
-    "begin a write when the one before has ended."
+    "Two writes ran at the same time. If the later write ends first, the older checkpoint then counts as "
+    "the newest. So begin a write only after the previous write has ended."
 )
 SILENT = (
-    "`write` raised, and neither the next save nor wait() raised the error: the disk is full, and the "
-    "program goes on. Keep the thread's error and raise it in the next call."
+    "`write` raised an error, but neither the next save nor wait() raised it, so the program continues "
+    "although the disk is full. Keep the thread's error and raise it in the next call."
 )
-NO_WAIT = "wait() came back while a write was under way. A program that ends now loses the checkpoint."
+NO_WAIT = "wait() returned while a write was still running, so a program that ends now loses the checkpoint."
 NEW_MEMORY = (
-    "Each save takes new memory for its copies. Copy into the memory of an earlier save, which is written."
+    "Each save takes new memory for its copies. Instead, copy into the memory of an earlier save that is "
+    "already written."
 )
 IDEAS = (NO_COPY, BLOCKS)
 
@@ -41,7 +45,7 @@ def line(script: str, title: str, weight: float, look: Callable[[BehindReply], k
         reply: BehindReply = observed.values[0][script]
         if reply.called:
             return kit.wrong(
-                f"`write` got {reply.called}.", "It takes a step and a dict of tensors.", cause="call"
+                f"`write` got {reply.called}.", "`write` takes a step and a dict of tensors.", cause="call"
             )
         if reply.error is not None:
             error, text, place = reply.error
@@ -74,7 +78,7 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
     def once(reply: BehindReply) -> kit.Finding | None:
         if len(reply.written) == 1:
             return None
-        return kit.wrong(f"of one save {len(reply.written)} were written.", cause="number of writes")
+        return kit.wrong(f"one save led to {len(reply.written)} calls of `write`.", cause="number of writes")
 
     def comes_back(reply: BehindReply) -> kit.Finding:
         if (finding := once(reply)) is not None:
@@ -87,7 +91,7 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         if holds(reply.written[0], 1, values[0]):
             return kit.RIGHT
         moved = holds(reply.written[0], 1, values[1])
-        said = "the write of step 1 has other values than its step."
+        said = "the write of step 1 does not have the values of its step."
         return kit.wrong(said, NO_COPY if moved else "", misses_point=moved)
 
     def one_by_one(reply: BehindReply) -> kit.Finding:
@@ -96,7 +100,10 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         steps = [step for step, _ in reply.written]
         if steps != [1, 2]:
             return kit.wrong(
-                kit.Sentence(f"saved were steps 1 and 2, written {steps}.", "other steps were written.")
+                kit.Sentence(
+                    f"steps 1 and 2 were saved, but {steps} were written.",
+                    "other steps were written than saved.",
+                )
             )
         return kit.RIGHT
 
@@ -106,8 +113,8 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         if all(holds(each, k + 1, values[k]) for k, each in enumerate(reply.written)):
             return kit.RIGHT
         return kit.wrong(
-            "the copies of one save were written over by the next before they were written.",
-            "Wait for the write before, and then copy.",
+            "the next save overwrote the copies of a save before they were written.",
+            "Wait for the previous write, then copy.",
         )
 
     def tells(reply: BehindReply) -> kit.Finding:
@@ -116,7 +123,7 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         if words in reply.raised:
             return kit.wrong("`save` raised the error of its own write.", BLOCKS)
         if reply.raised:
-            said = kit.Sentence(f"the error was another: {reply.raised}", "the error was another.")
+            said = kit.Sentence(f"another error was raised: {reply.raised}", "another error was raised.")
             return kit.wrong(said, "Raise the error of `write`.")
         return kit.wrong(SILENT)
 
@@ -125,7 +132,7 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
 
     def same_memory(reply: BehindReply) -> kit.Finding:
         if [step for step, _ in reply.written] != list(range(len(values))):
-            return kit.wrong("not every save was written, once and in order.", cause="number of writes")
+            return kit.wrong("the saves were not all written once and in order.", cause="number of writes")
         return kit.RIGHT if reply.memories <= 2 else kit.wrong(NEW_MEMORY)
 
     def used_again(observed: kit.Observed) -> kit.Finding:

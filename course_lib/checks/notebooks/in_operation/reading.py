@@ -15,13 +15,17 @@ RECIPE = "course_lib.checks.rank.notebooks.in_operation.planning:read_plans"
 NAME = "read_plan"
 POINT = "reading what the wanted box and a saved box share, and nothing else"
 WHOLE = (
-    "Whole saved boxes are read. A file of 8 TB would travel for a few rows: read what the saved box and the "
-    "wanted one share."
+    "Whole saved boxes are read, so a file of 8 TB would travel for a few rows. Read only what the saved "
+    "box and the wanted box share."
 )
-FIRST = "Only one saved box is read. The wanted box may lie in several files."
-LAST_ONLY = "Only the last dimension was compared. Two boxes meet if their intervals meet in every dimension."
+FIRST = "Only one saved box is read, but the wanted box can be spread over several files."
+LAST_ONLY = (
+    "Only the last dimension was compared, but two boxes meet only if their intervals meet in every "
+    "dimension."
+)
 FIRST_ONLY = (
-    "Only the first dimension was compared. Two boxes meet if their intervals meet in every dimension."
+    "Only the first dimension was compared, but two boxes meet only if their intervals meet in every "
+    "dimension."
 )
 WANTED_GLOBAL = (
     "The place in the wanted box is counted in the whole tensor. Subtract the wanted box's own start."
@@ -30,32 +34,40 @@ SAVED_GLOBAL = (
     "The place in the saved box is counted in the whole tensor. Subtract the saved box's own start."
 )
 BOTH_GLOBAL = (
-    "Both places are counted in the whole tensor. Subtract from each the start of the box in which it lies."
+    "Both places are counted in the whole tensor. From each place, subtract the start of the box it is in."
 )
-EXCHANGED = "The two places are exchanged. The place in the saved box comes first."
-INDEX = "The pieces have the numbers of the list's entries. A piece begins with the saved box's file."
-LENGTHS = "The pairs are (start, length). A box is a list of (start, stop)."
-INCLUSIVE = "The stops are one too small. `stop` is the first index that is not in the box, as in a slice."
+EXCHANGED = "The two places are exchanged, because the place in the saved box comes first."
+INDEX = (
+    "The pieces begin with the numbers of the list's entries. Instead, begin each piece with the saved box's "
+    "file."
+)
+LENGTHS = "The pairs are (start, length), but a box is a list of (start, stop)."
+INCLUSIVE = (
+    "The stops are one too small, because `stop` is the first index that is not in the box, as in a slice."
+)
 NOTHING = (
-    "There are pieces without elements. Boxes that only touch share nothing: keep a piece if every interval "
-    "of it has start < stop."
+    "Some pieces have no elements, because boxes that only touch share nothing. Keep a piece only if each "
+    "of its intervals has start < stop."
 )
 HOLE = (
-    "The saved boxes do not hold all that is wanted, and no error said so: those elements would keep what "
-    "was in memory. Count the elements that are found, and raise ValueError if some are missing."
+    "The saved boxes do not hold everything that is wanted, but no error said so. The missing elements "
+    "would keep what was in memory, so count the elements you find, and raise ValueError if some are "
+    "missing."
 )
 SCALAR = (
-    "A scalar has no dimension and one element: its box is the empty list, and it is read like any other."
+    "A scalar has no dimension but one element, so its box is the empty list. Read it like any other box."
 )
 WANTED_FROM_SAVED = (
-    "The place in the wanted box is counted from the saved box's start. Subtract the wanted box's own."
+    "The place in the wanted box is counted from the saved box's start. Subtract the wanted box's start "
+    "instead."
 )
 SAVED_FROM_WANTED = (
-    "The place in the saved box is counted from the wanted box's start. Subtract the saved box's own."
+    "The place in the saved box is counted from the wanted box's start. Subtract the saved box's start "
+    "instead."
 )
-TWICE = "Every piece comes twice. Each element is read once."
+TWICE = "Every piece comes twice, but each element must be read only once."
 NOT_MISSING = "The saved boxes hold all that is wanted here, so nothing is missing."
-EMPTY = "A wanted box without elements needs no piece: return the empty list."
+EMPTY = "A wanted box without elements needs no piece, so return the empty list."
 IDEAS = (WHOLE, FIRST, LAST_ONLY, FIRST_ONLY)
 Saved = list[tuple[int, Box]]
 
@@ -192,20 +204,25 @@ def pieces_of(asked: Asked, answer: ReadAnswer, anywhere: bool = False) -> list[
     if answer.misfit == "NoneType where a list of pieces belongs":
         return kit.wrong(f"{asked} returns None.", "Does it end in a `return`?", cause="none")
     if answer.misfit or answer.pieces is None:
-        said = kit.Sentence(f"{asked} gives {answer.misfit}.", f"{NAME} gives something of another form.")
+        said = kit.Sentence(f"{asked} gives {answer.misfit}.", f"{NAME} gives something in another form.")
         form = (
-            "A piece is (file, place in the saved box, place in the wanted box); a place is a list of pairs."
+            "A piece is (file, place in the saved box, place in the wanted box), and each place is a list "
+            "of pairs."
         )
         return kit.wrong(said, form, cause="form")
     pieces = by_file(asked, answer.pieces)
     for file, here, there in pieces:
         box = asked.box_of(file)
         if box is None:
-            said = kit.Sentence(f"{asked} reads file {file}, which is not there.", "a file is not there.")
+            said = kit.Sentence(
+                f"{asked} reads file {file}, which does not exist.",
+                "a piece names a file that does not exist.",
+            )
             return kit.wrong(said, cause="file")
         if len(here) != len(box) or len(there) != len(box):
             said = kit.Sentence(
-                f"{asked}: a place has not {len(box)} intervals.", "a place has other dimensions."
+                f"{asked} gives a place that does not have {len(box)} intervals.",
+                "a place has the wrong number of intervals.",
             )
             return kit.wrong(said, cause="dimensions")
     return pieces
@@ -238,7 +255,8 @@ def files_are_right(asked: Asked, answer: ReadAnswer) -> kit.Finding:
     if answer.pieces is None or not are_entries(asked, answer.pieces):
         return kit.RIGHT
     said = kit.Sentence(
-        f"{asked} gives a piece of {answer.pieces[0][0]}.", "a piece has no file of the list."
+        f"{asked} gives a piece of file {answer.pieces[0][0]}, which is not in the list.",
+        "a piece names a file that is not in the list.",
     )
     return kit.wrong(said, INDEX)
 
@@ -324,7 +342,8 @@ def judged(
     if not says and len(clean) < len(asked.right) and all(piece in asked.right for piece in clean):
         says = FIRST
     said = kit.Sentence(
-        f"{asked} gives {as_text(came)}; {as_text(asked.right)} is right.", f"{NAME} gives other pieces."
+        f"{asked} gives {as_text(came)}, but {as_text(asked.right)} is right.",
+        f"{NAME} does not give the right pieces.",
     )
     return kit.wrong(said, says, cause=says, misses_point=says in IDEAS)
 
@@ -338,8 +357,8 @@ def judged_hole(asked: Asked, answer: ReadAnswer) -> kit.Finding:
             return kit.unwritten(NAME, place)
         head = f"{asked} raised {error}: {text}".rstrip(": ")
         said = kit.Sentence(f"{head}.", f"{NAME} raised {kit.error_kind(error)}.")
-        return kit.wrong(said, "A ValueError is asked for.", kit.at(place) if place else "")
-    return kit.wrong(kit.Sentence(f"{asked} raised no error.", "a hole raised no error."), HOLE)
+        return kit.wrong(said, "Raise a ValueError instead.", kit.at(place) if place else "")
+    return kit.wrong(kit.Sentence(f"{asked} raised no error.", "a missing element raised no error."), HOLE)
 
 
 def as_text(pieces: Sequence[Piece]) -> str:

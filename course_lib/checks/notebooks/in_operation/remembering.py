@@ -24,47 +24,53 @@ from course_lib.checks.rank.notebooks.in_operation.remembering import (
 
 RECIPE = "course_lib.checks.rank.notebooks.in_operation.remembering:scripts"
 CLOSE = 1e-9  # relative
-POINT = "all that decides the next step, and not the parameters alone"
-PARAMETERS = "The parameters are not those of the captured run. model.state_dict() has them."
+POINT = "everything that decides the next step, not only the parameters"
+PARAMETERS = (
+    "The parameters differ from the captured run. Capture and restore model.state_dict(), which holds them."
+)
 BUFFERS = (
-    "The parameters are right, and the buffers are not. Running statistics are not parameters; "
-    "model.state_dict() has both."
+    "The parameters are right, but the buffers are not. Running statistics are not parameters, but "
+    "model.state_dict() holds both."
 )
 MOMENTS = (
-    "The optimizer begins anew. Its moments, and the number of their steps, are in optimizer.state_dict()."
+    "The optimizer starts again from zero. Its moments and the number of their steps are in "
+    "optimizer.state_dict()."
 )
-RATE = "The learning rate begins anew. How far it has got is in scheduler.state_dict()."
+RATE = "The learning rate starts again from the beginning. How far it has got is in scheduler.state_dict()."
 GROUPS = (
-    "The scheduler is right, and the rate of the next step is another: it is in the optimizer's "
-    "param_groups, which optimizer.state_dict() has."
+    "The scheduler is right, but the rate of the next step is not. It is in the optimizer's param_groups, "
+    "which optimizer.state_dict() also holds."
 )
-STEP = "The run reads the rows of another step. Its place in the data is run.step."
+STEP = (
+    "The run reads the rows of another step. Restore run.step as well, because it is the run's position in "
+    "the data."
+)
 DEFAULT = (
-    "Dropout draws from torch's default generator, which is a part of the run: torch.get_rng_state() and "
-    "torch.set_rng_state(state)."
+    "Dropout draws from torch's default generator, so its state is part of the run. Use "
+    "torch.get_rng_state() and torch.set_rng_state(state)."
 )
-OWN = "The run has a generator of its own: run.generator.get_state() and run.generator.set_state(state)."
+OWN = "The run also has its own generator. Use run.generator.get_state() and run.generator.set_state(state)."
 PHOTOGRAPH = (
-    "The state moved on with the run. state_dict() hands out the run's own tensors, which the next step "
-    "changes: copy them in capture."
+    "The state moved on with the run. state_dict() returns the run's own tensors, which the next step "
+    "changes, so copy them in capture."
 )
 AGAIN = (
-    "The restored run has changed the state, because it shares tensors with it. Load copies. An optimizer "
-    "keeps the tensors that it loads."
+    "The restored run has changed the state, because it shares tensors with it. An optimizer keeps the "
+    "tensors it loads, so load copies."
 )
-UNCHANGED = "`restore` has left `run` as it was. It changes `run` itself, and its result is not used."
+UNCHANGED = "`restore` has left `run` as it was. It must change `run` itself, because its result is not used."
 LATER = (
-    "These are the values of a later capture, which was made before this restore. Read them from `state`, "
-    "and not from a variable or a file that capture writes over."
+    "The values come from a later capture, which was made before this restore. Read them from `state` "
+    "instead of a variable or a file that capture overwrites."
 )
 NO_STATE = "capture returned None. Does it end in a `return`?"
 PLAIN = (
-    "torch.load(file, weights_only=True) reads tensors, numbers, texts, and lists and dicts of them. Save "
-    "state_dict() and get_state(), and no model, optimizer or generator itself."
+    "torch.load(file, weights_only=True) reads only tensors, numbers, texts, and lists and dicts of them. "
+    "So save state_dict() and get_state() instead of a model, optimizer or generator itself."
 )
-NUMBER = "run.step counts finished steps: restore sets it to a number, and not to a tensor or a text."
-LEFT_ALONE = "The same state can be restored again: restore leaves it as it is."
-ALIKE = "The run goes on otherwise than the captured one would have."
+NUMBER = "run.step counts finished steps, so restore must set it to a number instead of a tensor or a text."
+LEFT_ALONE = "The same state can be restored again, so restore must leave it as it is."
+ALIKE = "The run does not continue as the captured run would have."
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ def part_line(story: Story, part: str, weight: float) -> kit.Line:
         if restored(part, reply.restored, story.run[0]):
             return kit.RIGHT
         off, cause = lost(reply.restored, story), usual_cause(part, reply.restored, story)
-        sentence = f"after restore {said(part, reply.restored, story.run[0])}."
+        sentence = f"after restore, {said(part, reply.restored, story.run[0])}."
         missed = part == "moments" and little_more(off, story) and cause not in (UNCHANGED, LATER)
         return kit.wrong(sentence, cause, cause=cause, misses_point=missed)
 
@@ -185,9 +191,9 @@ def part_line(story: Story, part: str, weight: float) -> kit.Line:
 def said(part: str, came: Look, right: Look) -> str:
     title = PARTS[part][0]
     if part == "step":
-        return kit.Sentence(f"run.step is {came.step} instead of {right.step}", "run.step is another")
+        return kit.Sentence(f"run.step is {came.step} instead of {right.step}", "run.step is wrong")
     verb = "are" if part in ("parameters", "buffers", "moments") else "is"
-    return f"{title} {verb} not as at capture"
+    return f"{title} {verb} not the same as at capture"
 
 
 def goes_on(
@@ -203,12 +209,12 @@ def goes_on(
         if not off and near([reply.losses], [losses]):
             return kit.RIGHT
         why = usual_cause(off[0], reply.restored, story) if off else ALIKE
-        sentence = f"after restore {said(off[0], reply.restored, captured)}." if off else ""
+        sentence = f"after restore, {said(off[0], reply.restored, captured)}." if off else ""
         pairs = enumerate(zip(reply.losses, losses, strict=False), start=story.script.before)
         for step, (came, right) in pairs:
             if not near([[came]], [[right]]):
                 loss = f"the loss of step {step} is {came:.6g} instead of {right:.6g}."
-                sentence = kit.Sentence(loss, "the losses are others.")
+                sentence = kit.Sentence(loss, "the losses are not the same.")
                 break
         missed = little_more(off, story) and why not in (UNCHANGED, LATER)
         return kit.wrong(sentence, why, cause=why, misses_point=missed)
@@ -227,7 +233,7 @@ def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> 
         captured, _, beyond = story.run
         before, known = story.script.before, lost(other.restored, than)
         if "parameters" in known:
-            sentence = f"after restore {said('parameters', other.restored, than.run[0])}."
+            sentence = f"after restore, {said('parameters', other.restored, than.run[0])}."
             cause = usual_cause("parameters", other.restored, than)
             return kit.wrong(sentence, cause, cause=cause)
         off = [part for part in lost(reply.restored, story) if part not in known]
@@ -235,8 +241,8 @@ def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> 
             return kit.RIGHT
         title, sentence = PARTS[off[0]][0], said(off[0], reply.restored, captured)
         if story.script.late and restored(off[0], reply.restored, beyond):
-            sentence = f"{title}: the state of step {before} has those of step {before + BEYOND}"
-        when = "restored a second time," if story.script.twice else "after restore"
+            sentence = f"the state of step {before} holds {title} of step {before + BEYOND}"
+        when = "restored a second time," if story.script.twice else "after restore,"
         return kit.wrong(f"{when} {sentence}.", why, cause=why)
 
     return kit.Line(title, judge, weight)
@@ -247,11 +253,15 @@ def file_line(stories: Sequence[Story], weight: float) -> kit.Line:
         for story in stories:
             reply = reply_of(observed, story)
             if reply.kind:
-                return kit.wrong(f"capture returned {reply.kind} and not a dict.", "The state is a dict.")
+                return kit.wrong(
+                    f"capture returned {reply.kind} instead of a dict.", "The state must be a dict."
+                )
             if reply.file is not None:
                 error, text, _ = reply.file
-                said = f"the state cannot be a file: {error}: {text.partition('. ')[0].rstrip('.')}."
-                sentence = kit.Sentence(said, "the state cannot be a file.")
+                said = (
+                    f"the state cannot be saved and loaded: {error}: {text.partition('. ')[0].rstrip('.')}."
+                )
+                sentence = kit.Sentence(said, "the state cannot be saved and loaded.")
                 return kit.wrong(sentence, PLAIN, cause=PLAIN)
             if (finding := broken(reply)) is not None:
                 return finding

@@ -25,47 +25,47 @@ from course_lib.checks.rank.notebooks.in_operation.saving import (
 from course_lib.operation.disk import Disk
 
 RECIPE = "course_lib.checks.rank.notebooks.in_operation.saving:scripts"
-POINT = "a checkpoint that comes in one step, so that a save may be cut off anywhere"
+POINT = "a checkpoint that appears in one step, so that a save can be cut off anywhere"
 REMOVED = (
-    "The old checkpoint went before the new one was there. Remove it last, or leave it: older checkpoints "
-    "may stay."
+    "The old checkpoint was gone before the new checkpoint was complete. Remove it last, or leave it, "
+    "because older checkpoints can stay."
 )
 IN_PLACE = (
-    "A file of the old checkpoint was written over where it lies. Write beside it, under another name, and "
-    "let one rename bring the new one in."
+    "A file of the old checkpoint was overwritten in place. Instead, write under another name, then let one "
+    "rename put the new file in its place."
 )
 NOT_WHOLE = (
-    "The file that tells `newest` of a checkpoint was there before the checkpoint was whole. Write all "
-    "parts first, "
-    "then the file that names them, under a name that newest does not read; one rename, in one step, makes "
-    "a checkpoint of them."
+    "The file that tells `newest` of a checkpoint existed before the checkpoint was complete. First write "
+    "all parts, then the file that names them, under a name that newest does not read. Then one rename, in "
+    "one step, makes a checkpoint of them."
 )
 UNSYNCED = (
-    "A name can be on the disk before the bytes behind it. Sync each file before the rename that makes it "
-    "count."
+    "A name can reach the disk before its bytes, so sync each file before the rename that makes it count."
 )
 NAMES = (
-    "The names in a folder have to be synced, too, and sync(name) does not do it. Call sync_folder() before "
-    "commit returns."
+    "The names in a folder have to be synced as well, but sync(name) does not do this. Call sync_folder() "
+    "before commit returns."
 )
 LEFTOVERS = (
-    "Files that an interrupted save left must not disturb the next one. They may have the same names, and "
-    "there may be parts of more ranks: load the parts of your own list, and overwrite or avoid the rest."
+    "Files left by an interrupted save must not disturb the next save. They can have the same names, and "
+    "there can be parts of more ranks. So load only the parts in your own list, and overwrite or avoid the "
+    "rest."
 )
-NO_NEWEST = "A later step has to win. Compare steps as numbers: as text '9' comes after '10'."
-OLD_STEP = "A checkpoint of the same step is replaced by the later one."
-EMPTY = "On a disk without a checkpoint `newest` returns None."
+NO_NEWEST = "A later step has to win. Compare steps as numbers, because as text '9' comes after '10'."
+OLD_STEP = "A later save of the same step must replace the checkpoint."
+EMPTY = "On a disk without a checkpoint, `newest` must return None."
 NO_RETURN = (
-    "newest returned None, though a checkpoint was saved. Does it end in a `return`, and is what it looks "
-    "for still there when commit ends?"
+    "newest returned None, although a checkpoint was saved. Does it end in a `return`, and does what it "
+    "looks for still exist when commit ends?"
 )
-FORM = "newest returns (step, parts): a number, and a dict of bytes. Without a checkpoint it returns None."
-DRAFT = (
-    "`newest` reads a draft, so the rename decides nothing. Give the draft a name that `newest` passes over."
+FORM = (
+    "newest returns (step, parts), a number and a dict of bytes. Without a checkpoint, it returns None "
+    "instead."
 )
+DRAFT = "`newest` reads a draft, so the rename decides nothing. Give the draft a name that `newest` ignores."
 OTHER_DISK = (
-    "That step was never saved on this disk. Read `disk` alone, because a program that starts again has "
-    "forgotten everything else."
+    "The returned step was never saved on this disk. Read only `disk`, because a program that starts again "
+    "has forgotten everything else."
 )
 IDEAS = (REMOVED, IN_PLACE, NOT_WHOLE, DRAFT)
 
@@ -201,13 +201,13 @@ def ended(account: Account, cut: Cut) -> kit.Sentence:
     if cut.done == len(account.operations):
         how = "commit returned, then the program was killed" if cut.world == "killed" else ""
         return kit.Sentence(
-            how or "commit returned, then the power failed", how or "after commit the power failed"
+            how or "commit returned, then the power failed", how or "the power failed after commit"
         )
     how = "the program was killed" if cut.world == "killed" else "the power failed"
     if under_way(account, cut):
-        return kit.Sentence(f"{how} in {named(account.operations[cut.done])}", f"{how} in a write")
+        return kit.Sentence(f"{how} during {named(account.operations[cut.done])}", f"{how} during a write")
     place = f"after {named(done[-1])}" if done else "before the first operation"
-    return kit.Sentence(f"{how} {place}", f"{how} in a save")
+    return kit.Sentence(f"{how} {place}", f"{how} during a save")
 
 
 def outcome(loaded: Loaded, story: Story) -> tuple[str, str]:
@@ -218,11 +218,11 @@ def outcome(loaded: Loaded, story: Story) -> tuple[str, str]:
         who = "commit" if loaded.saving else "newest"
         return f"{who} raised {kind}: {text}".rstrip(": "), f"{who} raised {kit.error_kind(kind)}"
     if loaded.misfit:
-        return f"newest returned {loaded.misfit}", "newest returned something of another form"
+        return f"newest returned {loaded.misfit}", "newest returned something in another form"
     if loaded.step is None:
         return "newest found no checkpoint", "newest found no checkpoint"
     if holds(loaded, old):
-        return f"newest returned step {loaded.step}", "newest returned the checkpoint before it"
+        return f"newest returned step {loaded.step}", "newest returned the previous checkpoint"
     for step, parts in (new, *([old] if old else [])):
         if loaded.step == step:
             return f"newest returned step {step} {with_parts(loaded, digits((step, parts))[1])}", (
@@ -235,7 +235,7 @@ def with_parts(loaded: Loaded, parts: dict[str, str]) -> str:
     if missing := sorted(parts.keys() - loaded.parts.keys()):
         return f"without {words.listing(map(repr, missing))}"
     if more := sorted(loaded.parts.keys() - parts.keys()):
-        return f"with {words.listing(map(repr, more))}, which it does not have"
+        return f"with {words.listing(map(repr, more))}, which this step does not have"
     return "with bytes that were never saved under this step"
 
 
@@ -316,9 +316,11 @@ class Judge:
                 return raised("newest", *loaded.error)
             if loaded.misfit:
                 said = f"newest returned {loaded.misfit}."
-                return kit.wrong(kit.Sentence(said, "newest returned something else."), FORM, cause=FORM)
+                return kit.wrong(
+                    kit.Sentence(said, "newest returned something in another form."), FORM, cause=FORM
+                )
             does, general = outcome(loaded, replace(story, saves=story.saves[: k + 1]))
-            said = kit.Sentence(f"step {save[0]} was saved, and {does}.", f"after a save {general}.")
+            said = kit.Sentence(f"step {save[0]} was saved, but {does}.", f"after a save, {general}.")
             older = k > 0 and holds(loaded, story.saves[k - 1])
             same = k > 0 and save[0] == story.saves[k - 1][0]
             hint = (OLD_STEP if same else NO_NEWEST) if older else OLD_STEP if same else ""
@@ -351,7 +353,7 @@ class Judge:
     def harmed(self, account: Account, cut: Cut) -> kit.Finding:
         does, general = outcome(cut.loaded, account.story)
         when = ended(account, cut)
-        said = kit.Sentence(f"{when}; {does}.", f"{when.general}; {general}.")
+        said = kit.Sentence(f"{when}, and {does}.", f"{when.general}, and {general}.")
         cause = why(account, cut)
         return kit.wrong(said, cause, cause=cause or does, misses_point=cause in IDEAS)
 
@@ -369,8 +371,8 @@ class Judge:
                     does, general = outcome(cut.loaded, replace(story, saves=(*story.saves, story.again)))
                     when = ended(account, cut)
                     said = kit.Sentence(
-                        f"{when}; step {story.again[0]} was saved once more, and {does}.",
-                        f"{when.general}; it was saved once more, and {general}.",
+                        f"{when}, and step {story.again[0]} was then saved again, but {does}.",
+                        f"{when.general}, and a step was then saved again, but {general}.",
                     )
                     cause = OTHER_DISK if another_disk(cut.loaded, story) else LEFTOVERS
                     return kit.wrong(said, cause, cause=cause)
@@ -386,7 +388,7 @@ class Judge:
             return kit.RIGHT
         does, general = outcome(self.empty, story)
         return kit.wrong(
-            kit.Sentence(f"the disk was empty, and {does}.", f"the disk was empty, and {general}."),
+            kit.Sentence(f"the disk was empty, but {does}.", f"the disk was empty, but {general}."),
             OTHER_DISK if another_disk(self.empty, story) else EMPTY,
         )
 
@@ -401,7 +403,7 @@ def raised(who: str, error: str, text: str, place: str) -> kit.Finding:
 
 
 def unreadable() -> kit.Finding:
-    return kit.wrong("the reply does not belong to the operations that it lists.", cause="other states")
+    return kit.wrong("the reply does not match the operations it lists.", cause="other states")
 
 
 # ---- the exercise

@@ -180,41 +180,43 @@ RIGHT: Mapping[str, kit.Formula] = {
 }
 
 ALL_MOVES = (
-    "All the time for which the rank is blocked is counted as moving. The time before the last rank's call "
-    "is waiting, which no faster network shortens."
+    "All the time the rank is blocked is counted as moving, but the time before the last rank's call is "
+    "waiting, which no faster network shortens."
 )
 ALL_WAITS = (
-    "All the time for which the rank is blocked is counted as waiting. After the last rank's call bytes move."
+    "All the time the rank is blocked is counted as waiting, but bytes move after the last rank's call."
 )
-FROM_FIRST = "Each rank waits from its own wait on, and not from the first rank's call."
+FROM_FIRST = "Waiting is counted from the first rank's call, but each rank waits only from its own wait on."
 FROM_ISSUED = (
-    "An asynchronous call blocks the rank from `waited` on, and not from `issued`. The time before that "
-    "costs the rank nothing."
+    "Time is counted from `issued`, but an asynchronous call blocks the rank only from `waited` on. The "
+    "time before that costs the rank nothing."
 )
-WITH_HIDDEN = "Hidden time is counted as moving. Bytes that travel while the rank computes cost it nothing."
-RUN = "One last call is taken for the whole run. Each collective has its own last rank."
+WITH_HIDDEN = (
+    "Hidden time is counted as moving, but bytes that travel while the rank computes cost it nothing."
+)
+RUN = "One last call is taken for the whole run, but each collective has its own last rank."
 NEGATIVE = (
-    "A collective that was over before the rank waited for it has cost nothing. Its time is 0, and not "
+    "A collective that was over before the rank waited for it has cost nothing, so its time is 0 instead of "
     "negative."
 )
-UNCUT = "Time outside of the window is counted. Cut every interval to the window first."
-INSIDE = "A call that lies partly outside of the window counts with its part inside."
+UNCUT = "Time outside the window is also counted. Cut every interval to the window first."
+INSIDE = "A call that is partly outside the window still counts with its part inside."
 MOVES_OF_ONE = (
-    "Only the bytes of the last collective count, as if all had one last call. Each collective has its own "
-    "last rank. Add up all of them."
+    "Only the bytes of the last collective count, as if all had one last call. But each collective has its "
+    "own last rank, so add up all of them."
 )
-FIRST_ALONE = "Only the first collective counts. Is the `return` inside of the loop?"
-LAST_ALONE = "Only the last collective counts. Add up all of them."
+FIRST_ALONE = "Only the first collective counts. Is the `return` inside the loop?"
+LAST_ALONE = "Only the last collective counts. Add up all of them instead."
 BY_WAITS = (
-    "The last rank's call is taken from `waited`. Bytes move as soon as every rank has issued the call."
+    "The last rank's call is taken from `waited`, but bytes move as soon as every rank has issued the call."
 )
 EXCHANGED = "`waiting` and `moving` are exchanged."
-MILLISECONDS = "The result is in milliseconds. Return seconds."
-SHARES = "The result is a share of the window. Return seconds."
-FIRST_RANK = "The result is that of rank 0. `rank` says whose time is asked for."
-ALL_RANKS = "The result is the sum over all ranks. One rank's time is asked for."
+MILLISECONDS = "The result is in milliseconds. Return seconds instead."
+SHARES = "The result is a share of the window. Return seconds instead."
+FIRST_RANK = "The result is the time of rank 0, but `rank` says whose time is asked for."
+ALL_RANKS = "The result is the sum over all ranks, but only one rank's time is asked for."
 INSIDE_COMPUTING = (
-    "`hidden` lies inside `computing`: the rank computes while those bytes travel. Do not subtract it."
+    "`hidden` is part of `computing`, because the rank computes while those bytes travel. Do not subtract it."
 )
 IDEAS = (ALL_MOVES, ALL_WAITS)
 OF_WINDOWS = {UNCUT, INSIDE}
@@ -280,12 +282,12 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         LAST_ALONE: less(blocked, last_alone),
         INSIDE_COMPUTING: minus(RIGHT["computing"], hidden),
         FROM_ISSUED: less(lambda steps: [(s.issued, s.done) for s in steps]),
-        "The result is the window. The rank does not compute while it waits or while bytes move.": (
+        "The result is the window, but the rank does not compute while it waits or while bytes move.": (
             lambda calls, rank, start, end: end - start
         ),
-        "Only `waiting` is subtracted. The rank is blocked while bytes move, too.": less(waits),
-        "Only `moving` is subtracted. The rank is blocked while it waits, too.": less(moves),
-        "The result is the time for which the rank is blocked. `computing` is the rest of the window.": (
+        "Only `waiting` is subtracted, but the rank is also blocked while bytes move.": less(waits),
+        "Only `moving` is subtracted, but the rank is also blocked while it waits.": less(moves),
+        "The result is the time the rank is blocked, but `computing` is the rest of the window.": (
             summed(blocked)
         ),
         NEGATIVE: lambda *asked: asked[3] - asked[2] - signed(waits)(*asked) - signed(moves)(*asked),
@@ -294,34 +296,34 @@ SLIPS: Mapping[str, Mapping[str, kit.Formula]] = {
         **common(RIGHT["computing"]),
     },
     "hidden": {
-        "Nothing is hidden here. A rank computes until it waits for a call, and what moves until then is "
-        "hidden.": zero,
-        "A collective moves from the last rank's call on. Before that nothing is hidden.": (
+        "Nothing is hidden in your result. But a rank computes until it waits for a call, so what moves "
+        "until then is hidden.": zero,
+        "A collective moves from the last rank's call on, so nothing is hidden before that.": (
             hidden_from_its_call
         ),
-        "Two collectives that move at the same time are counted twice. `hidden` counts the time once.": (
+        "Two collectives that move at the same time are counted twice, but `hidden` counts the time once.": (
             hidden_of_each
         ),
         "Collectives that move at the same time are counted twice, and so is time for which the rank is "
-        "blocked in another call. `hidden` is time, in which the rank computes, and counts it once.": (
+        "blocked in another call. `hidden` is only time in which the rank computes, and counts it once.": (
             summed(before_its_wait)
         ),
-        "Time for which the rank is blocked in another call is counted. `hidden` lies inside `computing`.": (
+        "Time the rank is blocked in another call is counted, but `hidden` is part of `computing`.": (
             joined(before_its_wait)
         ),
-        "The time for which the rank is blocked is counted as well. Only what moves while the rank computes "
-        "is hidden.": joined(travels),
+        "The time for which the rank is blocked is counted as well, but only what moves while the rank "
+        "computes is hidden.": joined(travels),
         f"{NEGATIVE} ": signed(before_its_wait),
         UNCUT: lambda calls, rank, start, end: hidden(calls, rank, -1e6, 1e6),
         **common(hidden),
     },
 }
 OTHERWISE = {
-    "waiting": "A rank waits in a call until the last rank has called: from `waited` to min(last, done).",
-    "moving": "Bytes move from the last rank's call on, and block the rank from `waited` on.",
-    "computing": "`waiting`, `moving` and `computing` together are the window.",
-    "hidden": "Take the time in which a collective that all ranks have called moves, without the time for "
-    "which this rank is blocked. Count it once.",
+    "waiting": "A rank waits in a call until the last rank has called, so from `waited` to min(last, done).",
+    "moving": "Bytes move from the last rank's call on, but they block the rank only from `waited` on.",
+    "computing": "Together, `waiting`, `moving` and `computing` make up the window.",
+    "hidden": "Take the time in which a collective moves after all ranks have called it, but leave out the "
+    "time for which this rank is blocked. Count it once.",
 }  # fmt: skip
 
 # ---- made runs

@@ -17,46 +17,46 @@ KINDS = (
 )  # fmt: skip
 
 WAITING = (
-    "Bytes move here as fast as in a healthy run. The ranks wait for another rank, and no faster network "
-    "shortens that."
+    "Bytes move here as fast as in a healthy run. The ranks wait for another rank, so no faster network "
+    "would help."
 )
-NO_BUBBLE = "`bubble` is 0 in this run. The ranks wait in collectives, and not for a microbatch."
-NOT_HEALTHY = "Something costs at least 5 % of this step. Compare the rows, rank by rank."
+NO_BUBBLE = "`bubble` is 0 in this run, because the ranks wait in collectives instead of for a microbatch."
+NOT_HEALTHY = "Something costs at least 5 % of this step, so compare the rows, rank by rank."
 SAYS: Mapping[str, Mapping[str, str]] = {
     "unequal work": {
-        "straggler": "Two ranks compute longer, and `late` is None: none of them is last in its own group "
-        "more often than chance has it.",
+        "straggler": "Two ranks compute longer, but `late` is None, because neither is last in its own "
+        "group more often than chance explains.",
         "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
         HEALTHY: "The busiest ranks compute for more than 1.1 times the mean.",
     },
     "latency": {
-        "bandwidth": "alpha * messages is more than half of `moving`: most of the time goes into starts, and "
-        "little of it into bytes.",
+        "bandwidth": "alpha * messages is more than half of `moving`, so most of the time goes into "
+        "starting messages and little of it into bytes.",
         "straggler": "No rank waits for long, and `late` is None.",
         HEALTHY: "`moving` is more than 5 % of the step.",
     },
     "data": {
-        "straggler": "The rank is late because its input is: look at `data`. It computes no longer than the "
-        "others, so its chip is well.",
-        "unequal work": "All ranks compute equally long. Look at `data`.",
+        "straggler": "The rank is late because its input is late, so look at `data`. It computes no longer "
+        "than the others, so its chip is healthy.",
+        "unequal work": "All ranks compute equally long, so look at `data`.",
         "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
     },
     HEALTHY: {},
     "straggler": {
         "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
-        "unequal work": "One rank alone computes longer, and `late` names it: it is last among ranks that do "
-        "the same work.",
-        "data": "The input is there after a few milliseconds on all ranks. Look at `computing`.",
+        "unequal work": "Only one rank computes longer, and `late` names it, because it is last among ranks "
+        "that do the same work.",
+        "data": "The input arrives after a few milliseconds on all ranks, so look at `computing`.",
     },
     "memory": {
-        HEALTHY: "The step is fast, but one rank holds more than twice as much as the others. It is the "
-        "first that runs out of memory.",
-        "unequal work": "All ranks compute equally long. Look at `peak_memory`.",
+        HEALTHY: "The step is fast, but one rank holds more than twice as much as the others, so it is the "
+        "first to run out of memory.",
+        "unequal work": "All ranks compute equally long, so look at `peak_memory`.",
     },
 }  # fmt: skip
 CAUSE_OF_NOTHING = (
-    "Nothing costs 5 % of this step, and no rank is short of memory. Some share is always the largest, and "
-    "that makes it no cause."
+    "Nothing costs 5 % of this step, and no rank is short of memory. Some share is always the largest, but "
+    "this does not make it a cause."
 )
 
 
@@ -77,12 +77,12 @@ def why_kind(right: str, said: str) -> str:
 
 def why_rank(profile: Profile, right: int | None, said: int | None) -> str:
     if right is None:
-        return "The cause lies on several ranks, or on none. Write None as the rank."
+        return "The cause is on several ranks or on none, so write None as the rank."
     if said is None:
-        return "The cause lies on one rank. Name it."
+        return "The cause is on a single rank. Name it."
     if profile.waiting[right] < 0.01 * profile.step() < profile.waiting[said]:
-        return "A rank that waits is early, and not the cause. Name the rank that the others wait for."
-    return "Ranks are counted from 0. Name the one whose row differs from the others'."
+        return "A rank that waits is early, so it is not the cause. Name the rank the others wait for."
+    return "Ranks are counted from 0. Name the rank whose row differs from all other rows."
 
 
 def judge_run(name: str, index: int, profile: Profile, right: tuple) -> Callable[[kit.Observed], kit.Finding]:
@@ -105,7 +105,7 @@ def judge_run(name: str, index: int, profile: Profile, right: tuple) -> Callable
             said = "None" if rank is None else f"rank {rank:.0f}"
             place = None if rank is None else int(rank)
             return kit.wrong(
-                f"{name}: {kind!r} is right, and {said} is not.", why_rank(profile, right[1], place)
+                f"{name}: {kind!r} is right, but {said} is not.", why_rank(profile, right[1], place)
             )
         return kit.RIGHT
 

@@ -35,7 +35,7 @@ def given_line(
             amount = sum(map(contributed, done))
             number = words.number(round(amount))
             if amount > most:
-                said = f"rank {rank} gave {number} bytes; {words.number(most)} are enough."
+                said = f"rank {rank} gave {number} bytes, but {words.number(most)} are enough."
                 # an object's length travels first, and then its bytes
                 pickled = len(done) > 1 and done[1].dtype == "uint8"
                 why = OBJECTS if pickled and amount < point else hint(done)
@@ -43,11 +43,11 @@ def given_line(
             if len(done) > calls:
                 began = words.counted(len(done), "collective")
                 enough = f"{calls} {words.verb([0] * calls, 'is', 'are')} enough"
-                return kit.wrong(f"rank {rank} began {began}; {enough}.", hint(done), cause="collectives")
+                return kit.wrong(f"rank {rank} began {began}, but {enough}.", hint(done), cause="collectives")
             if amount < least:
                 return kit.wrong(
-                    f"rank {rank} gave {number} bytes; the other ranks need at least {least} from it.",
-                    "The values came another way than by collectives of the given group.",
+                    f"rank {rank} gave {number} bytes, but the other ranks need at least {least} from it.",
+                    "The values did not travel through collectives of the given group.",
                     cause="too few bytes",
                 )
         return kit.RIGHT

@@ -16,27 +16,32 @@ RECIPE = "course_lib.checks.rank.notebooks.in_operation.planning:write_plans"
 NAME = "write_plan"
 POINT = "each piece once, and no rank that writes for all"
 EVERYONE = (
-    "Every rank writes all that it holds. A piece that several ranks hold is the same on all: one of them "
-    "writes it."
+    "Every rank writes everything it holds. A piece that several ranks hold is the same on all of them, so "
+    "only one rank writes it."
 )
-ONE_RANK = "One rank writes what all hold while the others wait. Deal the pieces out among their holders."
+ONE_RANK = (
+    "One rank writes what all hold while the others wait. Instead, deal the pieces out among the ranks that "
+    "hold them."
+)
 BY_NAME = (
-    "A name was taken for a piece. The parts of a cut tensor have one name and several boxes: a piece is its "
-    "name and its box."
+    "A name was taken for a piece. The parts of a cut tensor have one name but several boxes, so a piece is "
+    "its name and its box."
 )
 NOT_HELD = (
-    "Another piece is written twice. An index counts the pieces of the rank that writes, so a piece goes to "
-    "a rank that holds it."
+    "Another piece is written twice instead. An index counts the pieces of the rank that writes, so give "
+    "each piece to a rank that holds it."
 )
 BY_BOX = (
-    "A box was taken for a piece. Tensors of one shape have equal boxes: a piece is its name and its box."
+    "A box was taken for a piece. Tensors of the same shape have equal boxes, so a piece is its name and "
+    "its box."
 )
 BY_NUMBER = (
-    "The pieces were dealt out by their number. Deal them by their bytes: a matrix is a million norms."
+    "The pieces were dealt out by their number. Deal them out by their bytes instead, because a matrix has "
+    "as many bytes as a million norms."
 )
 UNSORTED = (
-    "Each piece goes to the rank with the fewest bytes, and a large one comes last. Deal the largest first, "
-    "and the small ones fill what is left."
+    "Each piece goes to the rank with the fewest bytes, but a large piece comes last. Deal out the largest "
+    "pieces first, so that the small pieces fill what is left."
 )
 IDEAS = (EVERYONE, ONE_RANK)
 Piece = tuple[str, Box, int]
@@ -96,10 +101,11 @@ def plan_of(held: Held, answer: WriteAnswer) -> list[list[int]] | kit.Finding:
     ranks = held.held
     if answer.misfit or answer.plan is None or len(answer.plan) != len(ranks):
         said = kit.Sentence(
-            f"{NAME} gives {answer.misfit or 'another number of lists'}.", f"{NAME} gives another form."
+            f"{NAME} gives {answer.misfit or 'another number of lists'}.",
+            f"{NAME} gives something in another form.",
         )
         return kit.wrong(
-            said, "It gives a list for each rank: the indices of what that rank writes.", cause="form"
+            said, "Return a list for each rank, with the indices of what that rank writes.", cause="form"
         )
     for rank, row in enumerate(answer.plan):
         if beyond := [index for index in row if not 0 <= index < len(ranks[rank])]:
@@ -156,7 +162,7 @@ def spread(held: Held, plan: list[list[int]]) -> kit.Finding:
         return kit.RIGHT
     rank = busy.index(max(busy))
     said = kit.Sentence(
-        f"rank {rank} writes {words.number(busy[rank])} bytes; {words.number(least)} are possible.",
+        f"rank {rank} writes {words.number(busy[rank])} bytes, but {words.number(least)} are possible.",
         "one rank writes more than 4/3 of what is possible.",
     )
     says = known(held, plan)
