@@ -121,7 +121,7 @@
 
 # %% wrong: against the mean of the others
 # is: slip
-# says: against the mean of the others
+# says: against the mean of the other ranks
 # base: counts and the binomial tail
 -        return max(time for other, time in enumerate(times) if other != r)
 +        return (sum(times) - times[r]) / (n - 1)

@@ -145,7 +145,7 @@ def share_of_confidence(arrivals: Arrivals, level: float) -> Found:
 
 ALWAYS = (
     "Some rank is named in every run. However, even among equal ranks, chance makes one rank last a little "
-    "more often than the others, so this rank is not a straggler."
+    "more often than the other ranks, so this rank is not a straggler."
 )
 MEAN = (
     "The rank with the largest mean lateness is named, but a single long pause raises a mean. Instead, "
@@ -224,10 +224,10 @@ WHO: Mapping[str, Finder] = {
     "If several ranks are last at the same time, each of them counts as last.": finder(one_last_each),
 }
 SECONDS: Mapping[str, Callable[[Arrivals, int], float]] = {
-    "The lateness is measured against the first rank. Instead, measure it against the latest of the others, "
-    "because only then could all have begun.": of_lateness(against_first),
-    "The lateness is measured against the mean of the others. But they would still wait for the last of "
-    "them, so take the latest.": of_lateness(against_mean),
+    "The lateness is measured against the first rank. Instead, measure it against the latest of the other "
+    "ranks, because only then could all have begun.": of_lateness(against_first),
+    "The lateness is measured against the mean of the other ranks. But they would still wait for the last "
+    "of them, so take the latest.": of_lateness(against_mean),
     "The lateness is measured against the mean of all ranks. Take the latest of the others instead.": (
         of_lateness(against_mean_of_all)
     ),

@@ -217,9 +217,9 @@ def mistakes(run: LocalRun, sent: bool) -> Iterator[Mistake]:
 
 NOTHING = "Each rank has trained its own model, because nothing was exchanged."
 NOT_BACK = (
-    "Each rank has ended where it would have ended without the others, although something was sent. Either "
-    "the new start was not copied into the parameters, or the start is a view of them, so that start - end "
-    "is zero. Keep a clone of the start."
+    "Each rank has ended where it would have ended without the other ranks, although something was sent. "
+    "Either the new start was not copied into the parameters, or the start is a view of them, so that start "
+    "- end is zero. Keep a clone of the start."
 )
 MOVES_ALONG = (
     "The start moved along with the parameters, so start - end is zero. Views of parameters and "

@@ -70,7 +70,7 @@ OWN_SECONDS = "Each rank gives its own seconds, but in the next collective it wa
 SECONDS_OF_0 = "All ranks give rank 0's seconds, but the step lasts as long as on the slowest rank."
 MEAN_SECONDS = "The seconds are the mean over the ranks, but the step lasts as long as on the slowest rank."
 SUM_SECONDS = "The seconds of the ranks were added, although the ranks work at the same time."
-FASTEST = "The seconds belong to the fastest rank, but it waits for the others. Take the maximum."
+FASTEST = "The seconds belong to the fastest rank, but it waits for the other ranks. Take the maximum."
 TIMES_N = (
     "A rank's tokens were multiplied by the number of ranks. Ranks have unequally many tokens, so add them."
 )

@@ -37,7 +37,7 @@ SAYS: Mapping[str, Mapping[str, str]] = {
     },
     "data": {
         "straggler": "The rank is late because its input is late, so look at `data`. It computes no longer "
-        "than the others, so its chip is healthy.",
+        "than the other ranks, so its chip is healthy.",
         "unequal work": "All ranks compute equally long, so look at `data`.",
         "bandwidth": WAITING, "latency": WAITING, "bubble": NO_BUBBLE,
     },
@@ -49,8 +49,8 @@ SAYS: Mapping[str, Mapping[str, str]] = {
         "data": "The input arrives after a few milliseconds on all ranks, so look at `computing`.",
     },
     "memory": {
-        HEALTHY: "The step is fast, but one rank holds more than twice as much as the others, so it is the "
-        "first to run out of memory.",
+        HEALTHY: "The step is fast, but one rank holds more than twice as much as the other ranks, so it is "
+        "the first to run out of memory.",
         "unequal work": "All ranks compute equally long, so look at `peak_memory`.",
     },
 }  # fmt: skip
@@ -71,7 +71,7 @@ def why_kind(right: str, said: str) -> str:
     if right == HEALTHY:
         return CAUSE_OF_NOTHING
     return SAYS[right].get(said) or (
-        NOT_HEALTHY if said == HEALTHY else "Compare the rows of the table with those of a healthy run."
+        NOT_HEALTHY if said == HEALTHY else "Compare the rows of the table with the rows of a healthy run."
     )
 
 
