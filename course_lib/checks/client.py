@@ -47,7 +47,7 @@ def unfit(name: str, exercise: Exercise, objects: tuple, cases: str) -> str | No
     for wanted, submitted in zip(exercise.objects, objects, strict=True):
         if not exercise.constants and not callable(submitted):
             kind = type(submitted).__name__
-            return f"{wanted} must be a function; you passed an object of type {kind}."
+            return f"{wanted} must be a function, but you passed an object of type {kind}."
     return None
 
 

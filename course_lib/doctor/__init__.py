@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] = ()) -> int:
         "--nccl", action="store_true", help="whether several ranks can share a GPU, and how"
     )
     parser.add_argument(
-        "--get", action="store_true", help="with --nccl: install a newer NCCL for the ranks alone"
+        "--get", action="store_true", help="with --nccl, install a newer NCCL only for the ranks"
     )
     options = parser.parse_args(list(arguments))
     if options.get and not options.nccl:
-        parser.error("--get goes with --nccl")
+        parser.error("--get needs --nccl")
     sharing = newer_nccl if options.get else shared_gpus
     findings = [sharing()] if options.nccl else examine()
     return 1 if summary(print_findings(findings)) else 0
@@ -67,7 +67,7 @@ def print_findings(findings: Iterable[Finding]) -> list[Finding]:
 def summary(findings: list[Finding]) -> int:
     problems = [finding.subject for finding in findings if finding.status == "problem"]
     if problems:
-        print(f"\n{len(problems)} to be seen to: {', '.join(problems)}.")
+        print(f"\n{len(problems)} to be fixed: {', '.join(problems)}.")
     else:
         print("\nNo problem found.")
     return len(problems)
@@ -97,11 +97,11 @@ def two_ranks() -> Finding:
     except (RankError, LaunchError, ValueError, OSError) as error:
         text = f"two ranks could not exchange a message: {error}"
         advice = (
-            "See what the lines above and below say; if all of them are ok, a firewall on the "
-            "loopback interface or a seccomp profile may be in the way."
+            "See what the lines above and below say. If all of them are ok, a firewall on the loopback "
+            "interface or a seccomp profile might be in the way."
         )
         return Finding("problem", "two ranks", text, advice)
     if os.getloadavg()[0] > usable_cores() + 1:
-        busy = f"{measured}; measured while the machine was busy (load {os.getloadavg()[0]:.0f})"
-        return Finding("note", "two ranks", busy, "Measure again when nothing else runs.")
+        busy = f"{measured}, measured while the machine was busy (load {os.getloadavg()[0]:.0f})"
+        return Finding("note", "two ranks", busy, "Measure again when nothing else is running.")
     return Finding("ok", "two ranks", str(measured))

@@ -31,11 +31,11 @@ def gpu_code() -> Finding | None:
         return None
     text = (
         f"PyTorch {torch.__version__} holds no code for {', '.join(without)}, only for "
-        f'{" ".join(compiled)}: tensors on it fail with "no kernel image is available"'
+        f'{" ".join(compiled)}, so tensors on it fail with "no kernel image is available"'
     )
     advice = (
         "Choose another GPU (on Kaggle: Settings, Accelerator, GPU T4 x2 instead of P100), or install an "
-        "older PyTorch, from 2.6 on, that was built for this one."
+        "older PyTorch, from 2.6 on, that was built for this GPU."
     )
     return Finding("note", "GPU code", text, advice)
 

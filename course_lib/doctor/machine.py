@@ -18,9 +18,8 @@ MIB, GIB = 1 << 20, 1 << 30
 def shared_memory(path: str = "/dev/shm") -> Finding:
     """NCCL between GPUs of one machine and DataLoader workers need it; ranks over gloo do not."""
     advice = (
-        "Give the container more: docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an "
-        "emptyDir with medium: Memory there. On a machine of your own: mount -o remount,size=8g "
-        f"{path}."
+        "Give the container more: docker run --shm-size=8g (or --ipc=host). In Kubernetes, mount an "
+        f"emptyDir with medium: Memory there. On your own machine: mount -o remount,size=8g {path}."
     )
     needed = gpu_count() >= 2
     try:
@@ -29,12 +28,12 @@ def shared_memory(path: str = "/dev/shm") -> Finding:
         return Finding("problem" if needed else "note", path, "missing", advice)
     text = f"{size(total)}, {size(free)} free"
     if total <= 256 * MIB:
-        why = "too small for NCCL and for DataLoader workers"
-        return Finding("problem" if needed else "note", path, f"{text}: {why}", advice)
+        why = "which is too small for NCCL and for DataLoader workers"
+        return Finding("problem" if needed else "note", path, f"{text}, {why}", advice)
     if free < 256 * MIB:
         return Finding(
-            "problem" if needed else "note", path, f"{text}: nearly full",
-            f"See what lies there (ls -la {path}) and remove what ended programs left behind.",
+            "problem" if needed else "note", path, f"{text}, which is nearly full",
+            f"Look at its files (ls -la {path}), and remove what ended programs left behind.",
         )  # fmt: skip
     return Finding("ok", path, text)
 
@@ -49,15 +48,13 @@ def memory() -> Finding:
     )
     if limit is not None and used is not None and limit - used < free:
         free = limit - used
-        text = f"{size(free)} free, of {size(limit)} that this container may use"
+        text = f"{size(free)} free of the {size(limit)} this container can use"
     if free < GIB:
         return Finding(
-            "problem", "memory", text, "Close other programs and kernels: 2 GB are needed."
+            "problem", "memory", text, "Close other programs and kernels, because 2 GB are needed."
         )
     if free < 2 * GIB:
-        return Finding(
-            "note", "memory", text, "With more than four ranks this may become too little."
-        )
+        return Finding("note", "memory", text, "This might be too little for more than four ranks.")
     return Finding("ok", "memory", text)
 
 
@@ -65,7 +62,7 @@ def cores() -> Finding:
     count = usable_cores()
     if count < 2:
         return Finding(
-            "note", "cores", "1: ranks take turns, so expect long waits with four and more"
+            "note", "cores", "1, so ranks take turns, and with four or more you wait long"
         )
     return Finding("ok", "cores", str(count))
 
@@ -90,15 +87,15 @@ def folder(path: str = "") -> Finding:
     except OSError as error:
         return Finding(
             "problem", "working folder", f"{path} cannot be written to: {error.strerror}",
-            "Notebooks could not be saved. Copy the course to a folder of your own, such as "
-            "~/course, and open it there.",
+            "Notebooks cannot be saved here, so copy the course to a folder of your own, such as ~/course, "
+            "and open it there.",
         )  # fmt: skip
     free = shutil.disk_usage(path).free
     if free < GIB // 2:
         return Finding(
             "note", "working folder", f"{path}, {size(free)} free", "Make room on the disk."
         )
-    return Finding("ok", "working folder", f"{path}, can be written to, {size(free)} free")
+    return Finding("ok", "working folder", f"{path} can be written to, {size(free)} free")
 
 
 def open_files() -> Finding:
@@ -107,7 +104,7 @@ def open_files() -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= 1024:
         return Finding("ok", "open files", "no limit" if soft < 0 else f"{soft:,} allowed")
     known = f"up to {hard:,}" if hard != resource.RLIM_INFINITY else "as you like"
-    advice = f"Before you start Jupyter: ulimit -n 4096 (this user may raise it {known})."
+    advice = f"Run this before you start Jupyter: ulimit -n 4096 (this user can raise it {known})."
     return Finding("problem" if soft < 256 else "note", "open files", f"{soft:,} allowed", advice)
 
 

@@ -23,33 +23,36 @@ def gpus() -> Finding:
     names = [line.strip() for line in listed.splitlines() if line.strip()]
     usable = gpu_count()
     if not names and not usable:
-        return Finding("ok", "GPUs", "none: the ranks run on the CPU, and all notebooks work there")
+        return Finding("ok", "GPUs", "none, so the ranks run on the CPU, where all notebooks work")
     text = (
         "\n".join(f"{i}: {name}" for i, name in enumerate(names))
-        or f"{usable}, nvidia-smi is missing"
+        or f"{usable}, but nvidia-smi is missing"
     )
     if torch.version.cuda is None:
         return Finding(
-            "note", "GPUs", f"{text}\nPyTorch {torch.__version__} is built without CUDA: not used",
+            "note", "GPUs", f"{text}\nPyTorch {torch.__version__} is built without CUDA, so they are not "
+            "used",
             "Install the CUDA build: make setup COURSE_TORCH=cuda, or pip install torch elsewhere.",
         )  # fmt: skip
     driver = re.search(r"CUDA Version: (\d+)\.(\d+)", ask_nvidia())
     if driver and int(driver[1]) < int(torch.version.cuda.split(".")[0]):
         return Finding(
             "problem", "GPUs",
-            f"{text}\nthe driver knows CUDA {driver[1]}.{driver[2]}, PyTorch is built for CUDA "
-            f"{torch.version.cuda}: the GPUs cannot be used",
+            f"{text}\nthe driver knows CUDA {driver[1]}.{driver[2]}, but PyTorch is built for CUDA "
+            f"{torch.version.cuda}, so the GPUs cannot be used",
             "Update the NVIDIA driver, or install a PyTorch built for the driver's CUDA version.",
         )  # fmt: skip
     if usable < len(names):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = f"CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else "PyTorch sees fewer"
-        return Finding("note", "GPUs", f"{text}\n{usable} of {len(names)} can be used: {why}")
+        return Finding(
+            "note", "GPUs", f"{text}\n{usable} of {len(names)} can be used, because {why}"
+        )
     if usable and (error := trial().error):
         return Finding(
             "problem", "GPUs", f"{text}\nthey were counted, but a trial on them failed: {error}",
-            "Ranks run on the CPU with gloo until this is mended: see the driver's version, and whether this "
-            "PyTorch has code for these GPUs.",
+            "Ranks run on the CPU with gloo until this is fixed. Check the driver's version, and whether "
+            "this PyTorch has code for these GPUs.",
         )  # fmt: skip
     return Finding("ok", "GPUs", text)
 
@@ -64,18 +67,20 @@ def gpu_links() -> Finding | None:
     rows = [line for line in lines if not line[1].startswith("GPU")]  # without the heading
     rows = [" ".join(f"{cell:<6}" for cell in row[: len(rows) + 1]).rstrip() for row in rows]
     if not rows:
-        return Finding("note", "GPU links", "nvidia-smi topo -m does not say how they are joined")
+        return Finding(
+            "note", "GPU links", "nvidia-smi topo -m does not say how they are connected"
+        )
     return Finding("ok", "GPU links", "\n".join(rows))
 
 
 def nccl() -> Finding:
     if not dist.is_nccl_available():
-        return Finding("ok", "NCCL", "not in this build of PyTorch; needed only with GPUs")
+        return Finding("ok", "NCCL", "not in this build of PyTorch, but needed only with GPUs")
     if gpu_count() and (loaded := trial()).nccl:
         return Finding("ok", "NCCL", loaded.nccl_text)
     version = cuda_nccl.version()
     text = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
-    return Finding("ok", "NCCL", f"{text}, as PyTorch was built")
+    return Finding("ok", "NCCL", f"{text}, the version PyTorch was built with")
 
 
 def ask_nvidia(*arguments: str) -> str:
@@ -92,7 +97,7 @@ def ask_nvidia(*arguments: str) -> str:
 
 def backends() -> Finding:
     forced, chosen = os.environ.get("COURSE_BACKEND"), {}
-    advice = f"COURSE_BACKEND is {forced!r}; unset it to have the backend chosen for each run."
+    advice = f"COURSE_BACKEND is {forced!r}. Unset it to have the backend chosen for each run."
     for world_size in (2, 4, 8):
         try:
             with contextlib.redirect_stdout(io.StringIO()):

@@ -32,7 +32,9 @@ def shared_gpus() -> Finding:
     machine = gpus.gpu_count()
     if not machine or not dist.is_nccl_available():
         return Finding(
-            "ok", "shared GPUs", "no GPU that this PyTorch can use: ranks run on the CPU with gloo"
+            "ok",
+            "shared GPUs",
+            "no GPU that this PyTorch can use, so ranks run on the CPU with gloo",
         )
     tried = gpus.trial()
     if tried.error:
@@ -42,24 +44,25 @@ def shared_gpus() -> Finding:
         return Finding(
             "note",
             "shared GPUs",
-            f"{text}: each rank needs a GPU of its own",
+            f"{text}, so each rank needs its own GPU",
             how_to_share(machine),
         )
     share = gpus.ranks_per_gpu()
     if share == 1:
         return Finding(
-            "ok", "shared GPUs", f"{text}: ranks can share a GPU", setting(ranks_for(machine))
+            "ok", "shared GPUs", f"{text}, so ranks can share a GPU", setting(ranks_for(machine))
         )
     try:
         ranks = min(gpus.places(), ENOUGH)
         totals = launch(add_up, world_size=ranks, backend="nccl", timeout=60)
     except (RankError, LaunchError, ValueError) as error:
         return Finding(
-            "problem", "shared GPUs", f"{text}: {share} ranks a GPU were tried, and failed: {error}",
-            "Sharing is experimental in NCCL. Without COURSE_RANKS_PER_GPU everything runs on the CPU.",
+            "problem", "shared GPUs", f"{text}, but a trial with {share} ranks per GPU failed: {error}",
+            "Sharing is experimental in NCCL. Without COURSE_RANKS_PER_GPU, everything runs on the CPU "
+            "instead.",
         )  # fmt: skip
     right = totals == [float(ranks)] * ranks
-    said = f"{text}: {ranks} ranks, {share} to a GPU, have added up a tensor"
+    said = f"{text}, and {ranks} ranks, {share} per GPU, have added up a tensor"
     return Finding(
         "ok" if right else "problem", "shared GPUs", said + ("" if right else ", wrongly")
     )
@@ -78,9 +81,9 @@ def ranks_for(machine: int) -> int:
 
 def how_to_share(machine: int) -> str:
     return (
-        f"`python -m course_lib.doctor --nccl --get` gets NCCL {WHEEL} for the ranks alone, some {SIZE}, "
-        f"and prints the lines to type, {PER_GPU}={ranks_for(machine)} among them. NCCL calls sharing a GPU "
-        "experimental."
+        f"`python -m course_lib.doctor --nccl --get` gets NCCL {WHEEL}, about {SIZE}, only for the ranks. "
+        f"It then prints the lines to type, including {PER_GPU}={ranks_for(machine)}. NCCL calls sharing a "
+        "GPU experimental."
     )
 
 
@@ -92,12 +95,12 @@ def newer_nccl() -> Finding:
     """Install NCCL's wheel into FOLDER, unless it is there; the finding has the lines for a notebook."""
     machine = gpus.gpu_count()
     if not machine:
-        return Finding("note", "NCCL", "no GPU that this PyTorch can use: nothing was installed")
+        return Finding("note", "NCCL", "no GPU that this PyTorch can use, so nothing was installed")
     cuda, folder = (torch.version.cuda or "12").split(".")[0], FOLDER.expanduser() / WHEEL
     library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     wheel = f"nvidia-nccl-cu{cuda}=={WHEEL}"
     if not library.is_file():
-        print(f"Installing {wheel}, some {SIZE}, into {folder} ...", flush=True)
+        print(f"Installing {wheel}, about {SIZE}, into {folder} ...", flush=True)
         options = ["--quiet", "--no-deps", "--target", str(folder)]
         command = [sys.executable, "-m", "pip", "install", *options, wheel]
         answer = subprocess.run(command, capture_output=True, text=True)
@@ -106,5 +109,5 @@ def newer_nccl() -> Finding:
             return Finding("problem", "NCCL", f"pip could not install {wheel}: {said[-1]}")
     lines = f"%env {libraries.NCCL}={library} and %env {PER_GPU}={ranks_for(machine)}"
     return Finding(
-        "ok", "NCCL", f"{WHEEL} is in {folder}", f"In the notebook, each in a line: {lines}"
+        "ok", "NCCL", f"{WHEEL} is in {folder}", f"In the notebook, each on its own line: {lines}"
     )

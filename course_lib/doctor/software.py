@@ -24,7 +24,7 @@ def system() -> Finding:
     if sys.platform == "linux":
         return Finding("ok", "system", name)
     return Finding(
-        "problem", "system", f"{name}: the ranks of this course are Linux processes",
+        "problem", "system", f"{name}, but the ranks of this course are Linux processes",
         "Use Google Colab, WSL2 on Windows, or a Linux container (any Python image from 3.11 on).",
     )  # fmt: skip
 
@@ -34,7 +34,11 @@ def python() -> Finding:
     if version < OLDEST_PYTHON:
         return Finding("problem", "Python", text, "3.11 or newer is needed.")
     if version > NEWEST_TESTED_PYTHON:
-        return Finding("note", "Python", f"{text}: newer than any that all tests ran on (3.13)")
+        return Finding(
+            "note",
+            "Python",
+            f"{text}, which is newer than the latest version all tests ran on (3.13)",
+        )
     return Finding("ok", "Python", text)
 
 
@@ -67,8 +71,8 @@ def compiled(file: str = str(torch.__file__)) -> Finding | None:
         else f"{folder} cannot be written to"
     )
     return Finding(
-        "note", "compiled files", f"PyTorch is not compiled, and {why}: every kernel compiles it anew, "
-        "so its first launch takes seconds longer", f"Once: python -m compileall -q {folder}",
+        "note", "compiled files", f"PyTorch is not compiled, and {why}, so every kernel compiles it again "
+        "and its first launch takes seconds longer", f"Once: python -m compileall -q {folder}",
     )  # fmt: skip
 
 
@@ -79,6 +83,6 @@ def process_handles() -> Finding | None:
         os.close(handle)
         return None
     return Finding(
-        "note", "process handles", "pidfd_open is not allowed here, or not known: that a rank has ended is "
-        f"seen by looking, every {endings.LOOK * 1000:.0f} milliseconds",
+        "note", "process handles", "pidfd_open is not allowed or not known here, so the course looks every "
+        f"{endings.LOOK * 1000:.0f} milliseconds whether a rank has ended",
     )  # fmt: skip

@@ -122,7 +122,7 @@ def ended(plan: Plan, failure: Failure) -> RankError:
         at = f" It was at {report.line}" if report.line else ""
         return RankTimeout(
             f"the dry run of {plan.name} was not finished in time, and was ended.{at}\n"
-            "If it only needs longer: dry_run(..., timeout=seconds). All calls of torch.distributed return "
-            "immediately here, so no other rank holds it up."
+            "If it only needs more time, use dry_run(..., timeout=seconds). All calls of torch.distributed "
+            "return immediately here, so no other rank holds it up."
         )
     return RankError(f"the dry run of {plan.name} died: {report.how or failure.message}")

@@ -48,12 +48,12 @@ OTHER_CALLS = (
     "and dtype."
 )
 OTHER_UNITS = (
-    "Each would get a part of the other's weights or gradients. All ranks must use the same units, in the "
-    "same order: look for a branch that depends on the rank or on its data."
+    "Each rank would get a part of another rank's weights or gradients. All ranks must use the same units, "
+    "in the same order, so look for a branch that depends on the rank or on its data."
 )
 OTHER_ROWS = (
-    "The rows of the two ends differ in size: the output has as many numbers in a row as the input, and of "
-    "the same dtype."
+    "The rows of the two ends differ in size, but the output must have as many numbers in a row as the "
+    "input, and the same dtype."
 )
 SPLITS = (
     "The sender's number for the receiver in input_split_sizes must be the receiver's number for the sender "
@@ -272,8 +272,8 @@ class Recorder:
         """
         if self.state.rows >= self.most:
             raise CommunicationError(
-                f"more than {self.most:,} operations on one rank: the ledger of one launch holds "
-                "no more. Is this a loop without an end? If not, set COURSE_LEDGER=off, or launch in parts."
+                f"more than {self.most:,} operations on one rank, but the ledger of one launch holds no "
+                "more. Is this a loop without an end? If not, set COURSE_LEDGER=off, or launch in parts."
             )
         first = tensors[0] if tensors else None
         signature = describe(tensors)
@@ -383,7 +383,7 @@ _recorder: Recorder | None = None
 def current_recorder() -> Recorder:
     if _recorder is None:
         raise RuntimeError(
-            "nothing is recorded here: the recorder lives in a rank that launch() started"
+            "nothing is recorded here, because the recorder lives in a rank that launch() started"
         )
     return _recorder
 

@@ -30,9 +30,7 @@ from course_lib.runtime.gpus import (
 BACKENDS = ("gloo", "nccl")
 ALONE = "alone"  # for a task that needs no other rank: no process group, see `alone`
 ENOUGH = 4  # ranks over NCCL from which a session uses it: most cells of the notebooks have so many
-NO_PEERS = (
-    " Peer-to-peer between these GPUs does not work: messages go through the host's memory, slowly."
-)
+NO_PEERS = " Peer-to-peer between these GPUs does not work, so messages go slowly through the host's memory."
 _said: set[str] = set()
 
 
@@ -47,7 +45,7 @@ def choose(world_size: int, backend: str | None = None) -> str:
     if asked not in (None, *BACKENDS):
         where = "backend=" if backend else "the environment variable COURSE_BACKEND is "
         raise ValueError(
-            f"{where}{asked!r} is not known; use 'gloo' (CPU) or 'nccl' (one GPU a rank)"
+            f"{where}{asked!r} is not known. Use 'gloo' (CPU) or 'nccl' (one GPU per rank)"
         )
     if asked == "nccl":
         missing = missing_for_nccl(world_size)
@@ -69,11 +67,11 @@ def of_session(world_size: int) -> str:
         used = (
             "it is used"
             if gpus == 1
-            else f"{'both' if gpus == 2 else 'all'} are used, a rank each,"
+            else f"{'both' if gpus == 2 else 'all'} are used, one rank each,"
         )
         say(
-            f'{count(gpus)}: {used} in the sections "On your GPUs". Other cells need {ENOUGH} ranks, and run '
-            "on the CPU with gloo."
+            f'{count(gpus)}: {used} in the sections "On your GPUs". Other cells need {ENOUGH} ranks, so '
+            "they run on the CPU with gloo."
         )
         return "gloo"
     broken = broken_gpus()
@@ -86,12 +84,13 @@ def of_session(world_size: int) -> str:
     slow = "" if trial().peers else NO_PEERS
     if ranks_per_gpu() > 1:
         say(
-            f"{count(gpus)}, shared by {ranks_per_gpu()} ranks each over NCCL {trial().nccl_text}. They take "
-            f"turns: bytes, values and hangs are right, times are not.{slow}"
+            f"{count(gpus)}, shared by {ranks_per_gpu()} ranks each over NCCL {trial().nccl_text}. They "
+            f"take turns, so bytes, values and hangs are right, but times are not.{slow}"
         )
     else:
         say(
-            f"{count(gpus)}: ranks run over NCCL, one a GPU; more than {room} ranks on the CPU.{slow}"
+            f"{count(gpus)}: ranks run over NCCL, one per GPU, but more than {room} ranks run on the "
+            f"CPU.{slow}"
         )
     return "nccl"
 
@@ -101,7 +100,7 @@ def missing_for_nccl(world_size: int) -> str:
     gpus = gpu_count()
     if not (dist.is_nccl_available() and gpus):
         return (
-            "backend 'nccl' needs NVIDIA GPUs and a PyTorch built with CUDA; here PyTorch sees "
+            "backend 'nccl' needs NVIDIA GPUs and a PyTorch built with CUDA, but here PyTorch sees "
             f"{count(gpus)}. Leave `backend` out to run on the CPU with gloo."
         )
     if places() < world_size:
@@ -109,9 +108,9 @@ def missing_for_nccl(world_size: int) -> str:
             "one each" if ranks_per_gpu() == 1 else f"{ranks_per_gpu()} ranks on each ({PER_GPU})"
         )
         return (
-            f"{world_size} ranks over NCCL need {-(-world_size // ranks_per_gpu())} GPUs, {each}; this "
-            f"machine has {gpus}. Use world_size={places()}, or backend='gloo' to run {world_size} ranks "
-            "on the CPU."
+            f"{world_size} ranks over NCCL need {-(-world_size // ranks_per_gpu())} GPUs, {each}, but this "
+            f"machine has {gpus}. Use world_size={places()}, or backend='gloo' to run {world_size} ranks on "
+            "the CPU."
         )
     return broken_gpus()
 
@@ -120,7 +119,7 @@ def unfulfilled(world_size: int) -> str:
     """The line for a session whose COURSE_BACKEND asks for NCCL, and which cannot have it for this world."""
     if not (dist.is_nccl_available() and gpu_count()):
         return (
-            f"COURSE_BACKEND is 'nccl', and PyTorch sees {count(gpu_count())} here that NCCL could use: "
+            f"COURSE_BACKEND is 'nccl', but PyTorch sees {count(gpu_count())} here that NCCL could use, so "
             "ranks run on the CPU with gloo."
         )
     if places() < world_size:
@@ -129,7 +128,7 @@ def unfulfilled(world_size: int) -> str:
 
 
 def no_room(world_size: int) -> str:
-    return f"{world_size} ranks, room for {places()} over NCCL: this run is on the CPU with gloo."
+    return f"{world_size} ranks, but room for {places()} over NCCL, so this run is on the CPU with gloo."
 
 
 def broken_gpus() -> str:
@@ -142,9 +141,9 @@ def broken_gpus() -> str:
         )
     if ranks_per_gpu() > 1 and tried.nccl < SHARING:
         return (
-            f"{PER_GPU}={ranks_per_gpu()} needs NCCL 2.30 or newer; PyTorch has loaded "
-            f"{tried.nccl_text if tried.nccl else 'none that tells its version'}. "
-            "`python -m course_lib.doctor --nccl --get` installs one for the ranks alone."
+            f"{PER_GPU}={ranks_per_gpu()} needs NCCL 2.30 or newer, but PyTorch has loaded "
+            f"{tried.nccl_text if tried.nccl else 'none that tells its version'}. `python -m "
+            "course_lib.doctor --nccl --get` installs one only for the ranks."
         )
     return ""
 

@@ -126,7 +126,7 @@ class Children:
                 raise LaunchError("the sandbox ended before its processes had started.")
             if not self.preloaded.read(max(0.0, deadline - time.monotonic())):
                 raise LaunchError(
-                    f"the ranks did not start within {wait:.0f} seconds; the machine may be out of memory "
+                    f"the ranks did not start within {wait:.0f} seconds. The machine might be out of memory "
                     "or very busy. Run `python -m course_lib.doctor`."
                 )
         if "failed" in self._forked:

@@ -19,7 +19,7 @@ from course_lib.runtime.watch import Watch
 REMEDIES = (
     (
         "initialize the default process group twice",
-        "launch() has made the process group already, and takes it down: leave out init_process_group and "
+        "launch() already makes the process group and takes it down, so leave out init_process_group and "
         "destroy_process_group.",
     ),
 )
@@ -31,14 +31,14 @@ CONSEQUENCE = re.compile(
 )
 USED_UP = {  # see `Children.limit`
     "memory": "its processes held too much memory",
-    "processes": "it went on starting processes after it had reached their limit",
+    "processes": "it kept starting processes after it had reached their limit",
 }
 ADVICE = {
-    "circle": "Every one of them waits before it does what the next one needs. {}, or post the send and the "
-    "receive together with dist.batch_isend_irecv.",
-    "tags": "A message is received only with the tag that it was sent with: these two ends differ.",
-    "finished": "A rank whose function has returned sends and receives nothing more. Do all ranks run the "
-    "same number of operations, also in the last round?",
+    "circle": "Each of these ranks waits before it does what the next rank needs. {}, or post the send and "
+    "the receive together with dist.batch_isend_irecv.",
+    "tags": "A message is received only with the tag it was sent with, but these two ends differ.",
+    "finished": "Once a rank's function has returned, the rank sends and receives nothing more. Do all "
+    "ranks run the same number of operations, even in the last round?",
     "skipped": "All ranks of a group must call each of its collectives, in the same order. Look for an "
     "`if rank == ...` around the call, or a `return` or `break` before it.",
 }
@@ -86,7 +86,7 @@ def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure
     if watch.exits:
         causes = [r for r in causes if r not in watch.exits]
     if interrupted:
-        return failure("interrupted", "interrupted; the ranks were ended", "", reports)
+        return failure("interrupted", "interrupted, so the ranks were ended", "", reports)
     if causes:
         return error_failure(watch, causes, reports, world_size)
     if watch.exits:
@@ -97,11 +97,13 @@ def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure
     if raised:
         return error_failure(watch, sorted(raised), reports, world_size)
     busy = [r for r in reports if reports[r].state == "running"]
-    head = f"not finished after {timeout:g} seconds; the ranks were ended."
+    head = f"not finished after {timeout:g} seconds, so the ranks were ended."
     if busy and len(busy) < len([r for r in reports.values() if r.state != "returned"]):
-        head += f" Rank{'s' * (len(busy) > 1)} {listed(busy)} still computed; the others waited."
+        head += (
+            f" Rank{'s' * (len(busy) > 1)} {listed(busy)} still computed, while the others waited."
+        )
     return failure(
-        "timeout", head, "If it only needs longer: launch(..., timeout=seconds).", reports
+        "timeout", head, "If it only needs more time, use launch(..., timeout=seconds).", reports
     )
 
 
@@ -248,9 +250,9 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
     if watch.pool.children.limit:
         how = f"ended by the sandbox: {USED_UP[watch.pool.children.limit]}"
     elif code == -signal.SIGKILL:
-        how += " (usually the system, out of memory; or a kill from outside)"
+        how += " (usually by the system, which is out of memory, or from outside)"
     if code in (-signal.SIGSEGV, -signal.SIGABRT):
-        how += " (C code crashed; its own words are in the ranks' output)"
+        how += " (C code crashed, and its own words are in the ranks' output)"
     row = snap.blocked_in(rank)
     log = snap.logs[rank]
     last = row or (log[-1] if log else None)

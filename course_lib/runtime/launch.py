@@ -61,7 +61,9 @@ def launch(
     wrong. After any of them the next `launch` works.
     """
     if not callable(fn):
-        raise TypeError(f"launch runs a function on every rank; {fn!r} is a {type(fn).__name__}")
+        raise TypeError(
+            f"launch runs a function on every rank, but {fn!r} is a {type(fn).__name__}"
+        )
     check_call(fn, args, kwargs)
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size is a number of ranks such as 4, not {world_size!r}")
@@ -106,12 +108,12 @@ def on_wires(wires: Topology, world_size: int, backend: str | None) -> str:
     check_wires(wires, world_size)
     if backend == "nccl":
         raise ValueError(
-            "wires= are emulated for ranks on the CPU, whose host sleeps; with backend='nccl' a GPU's stream "
-            "waits. Leave `backend` out, or use 'gloo'."
+            "wires= are emulated for ranks on the CPU, whose host sleeps, but with backend='nccl' a GPU's "
+            "stream waits. Leave `backend` out, or use 'gloo'."
         )
     if os.environ.get("COURSE_LEDGER", "on") == "off":
         raise ValueError(
-            "wires= need the ledger, in which the ranks see when the others were ready; COURSE_LEDGER=off "
-            "turns it off. Unset the variable, or leave `wires` out."
+            "wires= need the ledger, in which the ranks see when the others were ready, but "
+            "COURSE_LEDGER=off turns it off. Unset the variable, or leave `wires` out."
         )
     return backend or "gloo"

@@ -28,8 +28,8 @@ def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
         return dict(environment)
     if not Path(library).is_file():
         raise ValueError(
-            f"{NCCL} is {library!r}, and there is no such file. It names a libnccl.so.2; "
-            "`python -m course_lib.doctor --nccl --get` gets one and prints the line to type."
+            f"{NCCL} is {library!r}, but there is no such file. It names a libnccl.so.2. `python -m "
+            "course_lib.doctor --nccl --get` gets one and prints the line to type."
         )
     others = environment.get("LD_PRELOAD", "")
     return {**environment, "LD_PRELOAD": f"{library} {others}".strip()}

@@ -77,7 +77,7 @@ def reach(*names: str, on_gpu: int | None = None) -> None:
     (sock,) = _channel
     sock.send(_dumps([names, on_gpu]).encode())
     if sock.recv(len(GO)) != GO:
-        raise ConnectionError("the process that measures is not there any more")
+        raise ConnectionError("the process that measures no longer exists")
 
 
 # ---- in the process that watches
@@ -141,9 +141,9 @@ class Moments:
         except (ValueError, TypeError, RecursionError):
             as_agreed = False
         if not as_agreed or rank in self.waiting:
-            raise wire.WireError("it tells of its memory in no agreed form")
+            raise wire.WireError("its report of its memory does not have the agreed form")
         if self.known is not None and not all(self.is_due(rank, name) for name in names):
-            raise wire.WireError("it asked to be measured where the check does not")
+            raise wire.WireError("it asked to be measured where the check does not measure")
         if sum(len(some) for some in self.readings[rank].values()) + len(names) > MOST:
             raise wire.WireError(f"it asked to be measured more than {MOST:,} times")
         waiting = self.waiting[rank] = Waiting(tuple(names), time.monotonic())

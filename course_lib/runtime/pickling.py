@@ -18,7 +18,9 @@ ADVICE: tuple[tuple[type, str], ...] = (
     (io.IOBase, "Open the file inside the function, on the rank that uses it."),
     (GeneratorType, "Make it inside the function, on the rank that uses it, or pass a list."),
 )
-COMPILED = "torch.compile made it, and its result belongs to this process. Send the plain function instead."
+COMPILED = (
+    "torch.compile made it, so its result belongs to this process. Send the plain function instead."
+)
 OTHERWISE = "Make it inside the function, on the rank that uses it."
 
 
@@ -35,8 +37,8 @@ def explain(fn: Callable, args: tuple, kwargs: dict, error: Exception) -> str:
                 return f"{name} cannot be sent to the ranks: {COMPILED}"
             advice = next((says for kind, says in ADVICE if isinstance(value, kind)), OTHERWISE)
             return (
-                f"{name} cannot be sent to the ranks: {label} is a {type(value).__name__}, which cannot "
-                f"be copied to another process ({reason}). {advice}"
+                f"{name} cannot be sent to the ranks, because {label} is a {type(value).__name__}, which "
+                f"cannot be copied to another process ({reason}). {advice}"
             )
     return f"{name} cannot be sent to the ranks: {error}. {OTHERWISE}"
 
@@ -59,7 +61,7 @@ def check_call(fn: Callable, args: tuple, kwargs: dict) -> None:
     ):
         if runs_nothing(fn):
             raise TypeError(
-                f"{name} is {kind}: calling it runs none of its lines. Make it a plain function."
+                f"{name} is {kind}, so calling it runs none of its lines. Make it a plain function."
             )
     try:
         signature = inspect.signature(fn, follow_wrapped=False)  # a decorator may bring arguments
@@ -69,8 +71,9 @@ def check_call(fn: Callable, args: tuple, kwargs: dict) -> None:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
-            f"launch cannot call {name}({', '.join(signature.parameters)}) with what it got for it: {error}. "
-            "A rank asks dist.get_rank() for its number and dist.get_world_size() for how many there are."
+            f"launch cannot call {name}({', '.join(signature.parameters)}) with the arguments it got: "
+            f"{error}. A rank gets its own number from dist.get_rank() and the number of ranks from "
+            "dist.get_world_size()."
         ) from None
 
 

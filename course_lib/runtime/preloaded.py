@@ -121,7 +121,7 @@ class Preloaded:
         )
         reason = f" It said:\n{said}" if said else ""
         return (
-            f"the process that forks the ranks ended (exit code {code}); the next launch() starts a new "
+            f"the process that forks the ranks ended (exit code {code}), but the next launch() starts a new "
             f"one. If it happens again, run `python -m course_lib.doctor`.{reason}"
         )
 
@@ -156,7 +156,7 @@ class Adopted(Preloaded):
 
     def obituary(self) -> str:
         self.gone = True
-        return "the process that forks the ranks has ended; no more ranks can be launched here."
+        return "the process that forks the ranks has ended, so no more ranks can be launched here."
 
     def close(self) -> None:
         self.socket.close()

@@ -269,9 +269,9 @@ def refuse_open_work(recorder: Recorder) -> None:
     others = len(open_rows) - sum(map(len, messages.values()))
     more = f", and {others} more" if others else ""
     raise CommunicationError(
-        "the function returned without waiting for " + ", ".join(parts) + more + ". "
-        "isend and irecv only begin a message: keep the handle that they return and call wait() on it; "
-        "until then the buffer holds anything."
+        f"the function returned without waiting for {', '.join(parts)}{more}. isend and irecv only begin a "
+        "message, so keep the handle they return and call wait() on it. Until then, the buffer can hold "
+        "anything."
     )
 
 

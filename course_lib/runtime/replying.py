@@ -37,7 +37,7 @@ def is_frame(frame: Any) -> bool:
 
 def malformed(error: Exception) -> dict:
     """The reply of a rank whose code wrote into the channel to its judge."""
-    text = f"the rank's answer could not be read ({error}): its code must not write to file descriptors"
+    text = f"the rank's answer could not be read ({error}). Its code must not write to file descriptors"
     return {
         "ok": False,
         "error": {

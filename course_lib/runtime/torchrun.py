@@ -51,20 +51,22 @@ class Recording:
 
     def __init__(self, backend: str = "gloo"):
         if backend not in BACKENDS:
-            raise ValueError(f"backend={backend!r}: a ledger is kept for {' or '.join(BACKENDS)}")
+            raise ValueError(
+                f"a ledger is kept for {' or '.join(BACKENDS)}, not for backend={backend!r}"
+            )
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             raise RuntimeError(
-                "RANK and WORLD_SIZE are not set: start this program with torchrun. In a notebook use "
+                "RANK and WORLD_SIZE are not set, so start this program with torchrun. In a notebook use "
                 "launch(), which returns a ledger"
             )
         if recorder._recorder is not None:
             raise RuntimeError(
-                "this process records already: launch() does so, or another Recording"
+                "this process is already recorded, by launch() or by another Recording"
             )
         if dist.is_initialized():
             raise RuntimeError(
-                "the process group exists already, and only groups that are made afterwards are recorded: "
-                "make the Recording before init_process_group"
+                "the process group already exists, but only groups made afterwards are recorded. Make the "
+                "Recording before init_process_group"
             )
         rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.backend = backend
@@ -80,7 +82,7 @@ class Recording:
 
     def __enter__(self) -> Recording:
         if self._recorder.keeps:
-            raise RuntimeError("this Recording is entered already: leave it first")
+            raise RuntimeError("this Recording is already entered, so leave it first")
         dist.barrier()
         self._recorder.forget()
         self._recorder.keeps = True
@@ -126,7 +128,7 @@ class _ScopedRecorder(Recorder):
         if self.state.rows >= (self.most if self.keeps else OUTSIDE):
             if self.keeps:
                 raise CommunicationError(
-                    f"more than {self.most:,} operations inside of one `with`: a record holds no more. "
+                    f"more than {self.most:,} operations inside one `with`, but a record holds no more. "
                     "Record fewer steps"
                 )
             self.forget()

@@ -93,7 +93,7 @@ class Receiver:
             self.sizes = [size for (size,) in SIZE.iter_unpack(self.buffer)]
             if sum(self.sizes) > self.limit:
                 raise WireError(
-                    f"a message of {sum(self.sizes):,} bytes; at most {self.limit:,} are taken"
+                    f"a message of {sum(self.sizes):,} bytes, but at most {self.limit:,} are taken"
                 )
         else:
             self.parts.append(self.buffer)
@@ -139,7 +139,7 @@ def tensor_of(buffer: Buffer, dtype: torch.dtype, shape: Iterable[int]) -> torch
 def unpack_tensors(meta: list, buffers: Sequence[Buffer]) -> dict[str, torch.Tensor]:
     """The inverse of `pack_tensors`. WireError if description and buffers do not fit."""
     if len(meta) != len(buffers):
-        raise WireError(f"{len(meta)} tensors are described and {len(buffers)} were sent")
+        raise WireError(f"{len(meta)} tensors are described, but {len(buffers)} were sent")
     tensors = {}
     for (name, dtype_name, shape), buffer in zip(meta, buffers, strict=True):
         dtype = getattr(torch, str(dtype_name), None)
@@ -150,7 +150,9 @@ def unpack_tensors(meta: list, buffers: Sequence[Buffer]) -> dict[str, torch.Ten
         if min(shape, default=0) < 0 or max(shape, default=0) > LONGEST or len(shape) > DIMENSIONS:
             raise WireError(f"tensor {name!r} has a shape that no tensor has")
         if math.prod(shape) * dtype.itemsize != len(buffer):
-            raise WireError(f"tensor {name!r}: {len(buffer)} bytes do not fill {dtype_name}{shape}")
+            raise WireError(
+                f"the {len(buffer)} bytes of tensor {name!r} do not fill {dtype_name}{shape}"
+            )
         tensors[str(name)] = tensor_of(buffer, dtype, shape)
     return tensors
 

@@ -66,19 +66,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
             "gloo",
             '1 GPU: it is used in the sections "On your GPUs". Other cells need 4 ranks',
         ),
-        (2, 1, WORKS, "gloo", "2 GPUs: both are used, a rank each, in the sections"),
-        (3, 1, WORKS, "gloo", "3 GPUs: all are used, a rank each, in the sections"),
+        (2, 1, WORKS, "gloo", "2 GPUs: both are used, one rank each, in the sections"),
+        (3, 1, WORKS, "gloo", "3 GPUs: all are used, one rank each, in the sections"),
         (
             4,
             1,
             WORKS,
             "nccl",
-            "4 GPUs: ranks run over NCCL, one a GPU; more than 4 ranks on the CPU.",
+            "4 GPUs: ranks run over NCCL, one per GPU, but more than 4 ranks run on the CPU.",
         ),
-        (8, 1, WORKS, "nccl", "8 GPUs: ranks run over NCCL, one a GPU; more than 8 ranks"),
-        (2, 2, SHARES, "nccl", "2 GPUs, shared by 2 ranks each over NCCL 2.30.7. They take turns:"),
+        (8, 1, WORKS, "nccl", "8 GPUs: ranks run over NCCL, one per GPU, but more than 8 ranks"),
+        (2, 2, SHARES, "nccl", "2 GPUs, shared by 2 ranks each over NCCL 2.30.7. They take turns,"),
         (1, 4, SHARES, "nccl", "1 GPU, shared by 4 ranks each over NCCL 2.30.7."),
-        (2, 2, WORKS, "gloo", "needs NCCL 2.30 or newer; PyTorch has loaded 2.28.9"),
+        (2, 2, WORKS, "gloo", "needs NCCL 2.30 or newer, but PyTorch has loaded 2.28.9"),
         (4, 1, Trial("driver too old"), "gloo", "a trial on them failed: driver too old"),
     ],
 )
@@ -100,8 +100,8 @@ def test_a_world_that_is_too_large_runs_on_the_cpu_and_says_so_once(
     machine.has(4)
     assert [backend.choose(n) for n in (4, 8, 8, 2)] == ["nccl", "gloo", "gloo", "nccl"]
     assert capsys.readouterr().out.splitlines() == [
-        "4 GPUs: ranks run over NCCL, one a GPU; more than 4 ranks on the CPU.",
-        "8 ranks, room for 4 over NCCL: this run is on the CPU with gloo.",
+        "4 GPUs: ranks run over NCCL, one per GPU, but more than 4 ranks run on the CPU.",
+        "8 ranks, but room for 4 over NCCL, so this run is on the CPU with gloo.",
     ]
 
 
@@ -139,9 +139,9 @@ def test_the_environments_wish_is_never_an_error(
     machine.has(0)
     assert [backend.choose(n) for n in (2, 4)] == ["gloo", "gloo"]
     no_room, broken, none = capsys.readouterr().out.splitlines()
-    assert no_room == "4 ranks, room for 2 over NCCL: this run is on the CPU with gloo."
+    assert no_room == "4 ranks, but room for 2 over NCCL, so this run is on the CPU with gloo."
     assert "no kernel image" in broken and broken.endswith("Ranks run on the CPU with gloo.")
-    assert none.startswith("COURSE_BACKEND is 'nccl', and PyTorch sees 0 GPUs here")
+    assert none.startswith("COURSE_BACKEND is 'nccl', but PyTorch sees 0 GPUs here")
 
 
 @pytest.mark.parametrize("text", ["0", "two", "-1", "100"])
@@ -307,7 +307,7 @@ def test_cases_that_find_no_room_on_the_gpus_run_on_the_cpu(
     assert judge.backend(4) == "gloo", "unless GPUs are asked for"
     machine.monkeypatch.setenv("COURSE_BACKEND", "nccl")
     assert [judge.backend(n) for n in (4, 8, 8)] == ["nccl", "gloo", "gloo"]
-    assert capsys.readouterr().out.count("8 ranks, room for 4 over NCCL") == 1
+    assert capsys.readouterr().out.count("8 ranks, but room for 4 over NCCL") == 1
 
 
 def test_no_submission_is_graded_on_gpus(
@@ -328,7 +328,7 @@ def test_no_submission_is_graded_on_gpus(
         (1, SHARES, 1, "ok", "%env COURSE_RANKS_PER_GPU=4"),
         (2, SHARES, 1, "ok", "%env COURSE_RANKS_PER_GPU=2"),
         (1, Trial("no driver"), 1, "problem", "no driver"),
-        (1, SHARES, 4, "problem", "were tried, and failed"),
+        (1, SHARES, 4, "problem", "a trial with 4 ranks per GPU failed"),
     ],
 )
 def test_the_doctor_says_whether_ranks_can_share_a_gpu(
@@ -350,7 +350,7 @@ def test_the_doctor_is_asked_from_the_command_line(capsys: pytest.CaptureFixture
     assert "shared GPUs" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         doctor.main(["--get"])
-    assert "--get goes with --nccl" in capsys.readouterr().err
+    assert "--get needs --nccl" in capsys.readouterr().err
 
 
 def test_the_doctor_gets_a_newer_nccl_for_the_ranks_alone(

@@ -58,7 +58,7 @@ def test_report_prints_in_a_notebook_and_shows_no_value(monkeypatch, capsys):
     shown = [finding for finding in doctor.examine() if finding.subject == "two ranks"]
     assert shown[0].status == "problem" and "rank 1 died" in shown[0].text
     assert doctor.report() is None
-    assert "to be seen to: two ranks" in capsys.readouterr().out
+    assert "to be fixed: two ranks" in capsys.readouterr().out
     assert doctor.main() == 1
 
 
@@ -98,7 +98,7 @@ def test_missing_and_ample_shared_memory(monkeypatch, tmp_path):
 
 def test_a_folder_that_cannot_be_written_to():
     finding = machine.folder("/proc/self")  # not even root can make a file there
-    assert finding.status == "problem" and "Copy the course" in finding.advice
+    assert finding.status == "problem" and "copy the course" in finding.advice
 
 
 def test_a_folder_that_can_be_written_to_is_left_empty(tmp_path):
@@ -119,7 +119,7 @@ def test_a_container_with_little_memory(monkeypatch):
     monkeypatch.setattr(machine, "first_number", lambda path, other: answers[path])
     finding = machine.memory()
     assert finding.status == "problem"
-    assert "324 MB free, of 1.0 GB that this container may use" in finding.text
+    assert "324 MB free of the 1.0 GB this container can use" in finding.text
 
 
 @pytest.mark.parametrize("forced", ["mpi", "nccl"])
@@ -149,7 +149,10 @@ def test_gpus_hidden_by_the_environment(nvidia_smi, monkeypatch):
     monkeypatch.setattr(nvidia, "gpu_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     finding = nvidia.gpus()
-    assert finding.status == "note" and "0 of 1 can be used: CUDA_VISIBLE_DEVICES" in finding.text
+    assert (
+        finding.status == "note"
+        and "0 of 1 can be used, because CUDA_VISIBLE_DEVICES" in finding.text
+    )
 
 
 def test_links_between_gpus(nvidia_smi, monkeypatch):

@@ -174,7 +174,7 @@ def test_interrupt_ends_the_ranks_and_the_kernel_lives(
     time.sleep(0.5)
     notebook.manager.interrupt_kernel()
     said = notebook.read()
-    assert said["error"].startswith("KeyboardInterrupt: interrupted; the ranks were ended")
+    assert said["error"].startswith("KeyboardInterrupt: interrupted, so the ranks were ended")
     assert "Cell In[2], line" in said["error"]
     assert_no_orphans(ranks)
     assert "[0, 1]" in notebook.cell("print(list(launch(dist.get_rank, world_size=2)))")["stdout"]
@@ -183,7 +183,7 @@ def test_interrupt_ends_the_ranks_and_the_kernel_lives(
 def test_an_interrupted_check_says_where_its_ranks_were(monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed(*args: object) -> None:
         raise Interrupted(
-            "interrupted; the ranks were ended\n  rank 0: computes, in no communication"
+            "interrupted, so the ranks were ended\n  rank 0: computes, in no communication"
         )
 
     monkeypatch.setattr("course_lib.checks.client.submit", pressed)

@@ -271,7 +271,7 @@ def yields() -> Iterator[int]:
 
 
 def test_a_second_process_group_gets_a_sentence() -> None:
-    with pytest.raises(RankError, match="launch\\(\\) has made the process group already"):
+    with pytest.raises(RankError, match="launch\\(\\) already makes the process group"):
         launch(of_a_tutorial, 0, 2, world_size=2)
 
 

@@ -173,7 +173,7 @@ def test_an_interrupt_ends_the_ranks_and_leaves_the_kernel_usable(
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     said = read_until(process, "next [0, 1, 2]")
-    assert "interrupted: interrupted; the ranks were ended" in said
+    assert "interrupted: interrupted, so the ranks were ended" in said
     assert "rank 1: computes, in no communication" in said
     assert "line " in said, "the line at which the rank was"
     preloaded = min(ranks)

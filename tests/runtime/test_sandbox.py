@@ -1099,7 +1099,7 @@ def test_a_fork_bomb_that_swallows_its_errors_is_told(bounded: Sandbox) -> None:
     outcome = inside(replace(bounded, processes=24), body)
     assert outcome.limit == "processes"
     assert outcome.failure is not None
-    assert "went on starting processes" in outcome.failure.message
+    assert "kept starting processes" in outcome.failure.message
 
 
 def test_a_refused_process_alone_ends_nothing(bounded: Sandbox) -> None:
@@ -1250,7 +1250,7 @@ def test_what_version_2_tells_is_understood(tmp_path: Path, event: str, seed: in
 
 def test_a_bound_that_is_not_taken_is_no_bound(tmp_path: Path) -> None:
     (tmp_path / "pids.max").symlink_to("/dev/null")
-    with pytest.raises(hierarchy.ControlGroupError, match=r"was set to 7 and is $"):
+    with pytest.raises(hierarchy.ControlGroupError, match=r"was set to 7, but is $"):
         control.bound(str(tmp_path), 1 << 30, 7)
 
 

@@ -115,10 +115,10 @@ def test_what_ranks_of_torchrun_send_is_recorded(
         sent = 24 if rank == 1 else 0
         assert said["second"] == [["all_reduce", 24], ["broadcast", sent]]
         assert "not contiguous" in said["strided"]
-        assert "entered already" in said["nested"]
-        assert "more than 20 operations inside of one `with`" in said["too_much"]
+        assert "already entered" in said["nested"]
+        assert "more than 20 operations inside one `with`" in said["too_much"]
         assert said["kept"]
-        assert "records already" in said["another"]
+        assert "already recorded" in said["another"]
         assert said["last"] == ["barrier"]
 
 
@@ -127,7 +127,9 @@ def test_where_nothing_can_be_recorded_a_sentence_says_why(monkeypatch: pytest.M
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RuntimeError, match=r"start this program with torchrun.*launch\(\)"):
         Recording()
-    with pytest.raises(ValueError, match="backend='mpi': a ledger is kept for gloo or nccl"):
+    with pytest.raises(
+        ValueError, match="a ledger is kept for gloo or nccl, not for backend='mpi'"
+    ):
         Recording("mpi")
-    with pytest.raises(RankError, match=r"records already: launch\(\) does so"):
+    with pytest.raises(RankError, match=r"already recorded, by launch\(\)"):
         launch(Recording, world_size=1, backend="gloo")

@@ -28,44 +28,45 @@ TO_ITSELF = re.compile(
     r"(send to|receive from) itself"
 )
 NOT_RUN = (
-    "Run the cells above, including the one that defines the name. If you have, is the name spelled as it is "
-    "there?"
+    "Run the cells above, including the one that defines the name. If you have done so, check that you "
+    "spelled the name as it is spelled there."
 )
 NOT_HERE = (
-    "In a check a rank must not start processes, or open sockets, pipes or shared memory: it keeps its "
-    "tensors to itself, and sends them through the process group only."
+    "In a check, a rank must not start processes, or open sockets, pipes or shared memory. It keeps its "
+    "tensors to itself, and sends them only through the process group."
 )
 NO_GROUP = re.compile(r"Group None is not registered")
 WORLD = (
-    "dist.get_group_rank and dist.get_global_rank do not take None for the group of all ranks: give them "
+    "dist.get_group_rank and dist.get_global_rank do not take None for the group of all ranks, so give them "
     "`group or dist.group.WORLD`."
 )
-COPY = "A rank cannot send to itself: copy what it keeps."
+COPY = "A rank cannot send to itself, so copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
 WITHIN = re.compile(r"Group rank \d+ is not part of group")
 WORLD_RANKS = (
-    "In torch.distributed `src` and `dst` are ranks of the whole world, also in a group: translate "
-    "with dist.get_global_rank(group, r), or pass group_src= and group_dst= (group_peer= of a dist.P2POp)."
+    "In torch.distributed, `src` and `dst` are ranks of the whole world, even within a group. Translate "
+    "them with dist.get_global_rank(group, r), or pass group_src= and group_dst= (group_peer= for a "
+    "dist.P2POp)."
 )
 GROUP_RANKS = (
-    "A rank's number within a group is one of 0 .. size - 1: take dist.get_rank(group) and "
-    "dist.get_world_size(group), which count the group's ranks. Without `group` they count all ranks."
+    "A rank's number within a group is one of 0 .. size - 1, so take dist.get_rank(group) and "
+    "dist.get_world_size(group), which count the group's ranks. Without `group`, they count all ranks."
 )
 STAMPED = re.compile(r"\[rank\d+\]:\[F\d{4} [\d:.]+ [\w.]+:\d+\] ")  # PyTorch's stamp on a fatal error
 TWO_KINDS = re.compile(r"different dtypes|invalid tensor type|Tensors\[i\]\.dtype\(\) ==")
 TWO_DTYPES = (
-    "The tensors of a collective have one dtype. Make the one that receives like the one that is sent: "
-    "torch.empty(size, dtype=x.dtype), or torch.empty_like(x)."
+    "All tensors of a collective have one dtype. Create the tensor that receives with the dtype of the "
+    "tensor that is sent: torch.empty(size, dtype=x.dtype), or torch.empty_like(x)."
 )
 RECORDED = (  # the recorder's own sentences in general words, for hidden cases, which do not show them
     (
         r"not contiguous",
-        "Messages need memory in a row: send x.contiguous(), receive into a new "
-        "tensor, copy back with copy_().",
+        "Messages need contiguous memory, so send x.contiguous(), receive into a new tensor, then copy back "
+        "with copy_().",
     ),
     (
         r"two ends of a message differ",
-        "A message and the buffer that it is received into must have the same size and dtype.",
+        "A message and the buffer it is received into must have the same size and dtype.",
     ),
     (r"was changed before wait", "A tensor that is being sent must not change before its wait()."),
     (r"returned without waiting for", "Call wait() on every handle before the function returns."),
@@ -107,7 +108,7 @@ def finding(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> F
         where = sorted({f"{r.operation.split('(')[0]}|{r.line}" for r in stuck(failure).values()})
         return wrong(failure.headline, *waiting(failure), *advice, cause=f"deadlock {where}")
     if failure.kind == "timeout":
-        late = f"not finished after {case.timeout:g} seconds; the ranks were ended."
+        late = f"not finished after {case.timeout:g} seconds, so the ranks were ended."
         busy = {r.line for r in failure.ranks.values() if r.state == "running"}
         advice = hint or ("Does a loop there ever end?" if busy else "")
         return wrong(late, *waiting(failure), advice, cause=f"timeout {sorted(busy)}")
@@ -253,9 +254,7 @@ def group_hint(case: Case, failure: Failure) -> str:
         return ""
     who, group = words.ranks(sorted(outside)).capitalize(), ", ".join(map(str, case.groups[0]))
     return (
-        f"{who} {words.verb(sorted(outside), 'is', 'are')} not in the group "
-        f"{{{group}}}: count ranks within it (dist.get_rank(group), "
-        "dist.get_world_size(group)), pass group= to every operation, and translate "
-        "a neighbour with "
-        "dist.get_global_rank(group, r)."
+        f"{who} {words.verb(sorted(outside), 'is', 'are')} not in the group {{{group}}}, so count ranks "
+        "within it (dist.get_rank(group), dist.get_world_size(group)), pass group= to every operation, and "
+        "translate a neighbour with dist.get_global_rank(group, r)."
     )

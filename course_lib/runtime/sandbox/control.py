@@ -78,7 +78,7 @@ def bound(folder: str, memory: int, processes: int) -> None:
             continue  # of the other version, or a kernel that does not count swap
         write(path, most)
         if (kept := read(path).strip()) != str(most):
-            raise ControlGroupError(f"{path} was set to {most} and is {kept}")
+            raise ControlGroupError(f"{path} was set to {most}, but is {kept}")
 
 
 def give_way() -> None:

@@ -80,7 +80,9 @@ def prepare() -> None:
         for _ in range(MOVES):
             pids = [int(pid) for pid in read(f"{folder}/cgroup.procs").split()]
             if not set(pids) <= family(set(pids)):
-                raise ControlGroupError(f"{folder} holds processes of others beside the grader's")
+                raise ControlGroupError(
+                    f"{folder} also holds processes that do not belong to the grader"
+                )
             os.makedirs(f"{folder}/{LEAF}", exist_ok=True)
             for pid in pids:
                 move(pid, f"{folder}/{LEAF}")
@@ -89,8 +91,10 @@ def prepare() -> None:
     except ControlGroupError:
         raise
     except OSError as error:
-        raise ControlGroupError(f"{folder} may not be divided: {error}") from error
-    raise ControlGroupError(f"{folder} cannot be divided: processes are forked there without end")
+        raise ControlGroupError(f"{folder} cannot be divided: {error}") from error
+    raise ControlGroupError(
+        f"{folder} cannot be divided, because processes are forked there without end"
+    )
 
 
 def family(pids: set[int]) -> set[int]:

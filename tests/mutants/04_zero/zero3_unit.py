@@ -43,7 +43,7 @@ class Unit:
 
 # %% wrong: the gathered row is float32, whatever the parameters are
 # is: form
-# says: Make the one that receives like the one that is sent
+# says: Create the tensor that receives with the dtype
 # base: what the wrong ones change
 -        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
 -        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
