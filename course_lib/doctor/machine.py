@@ -62,7 +62,7 @@ def cores() -> Finding:
     count = usable_cores()
     if count < 2:
         return Finding(
-            "note", "cores", "1, so ranks take turns, and with four or more you wait long"
+            "note", "cores", "1, so ranks take turns. Expect long waits with four and more"
         )
     return Finding("ok", "cores", str(count))
 
