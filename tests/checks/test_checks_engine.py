@@ -161,7 +161,7 @@ def test_what_cannot_be_pickled_is_named():
         (lambda: check("", print), "no checks for the assignment"),
         (lambda: check(SHIFT), "takes 1 object"),
         (lambda: check(SHIFT, print, print), "you passed 2"),
-        (lambda: check(SHIFT, 7), "must be a function; you passed an object of type int"),
+        (lambda: check(SHIFT, 7), "must be a function, but you passed an object of type int"),
         (lambda: check(SHIFT, print, cases="all"), '"visible" or "hidden"'),
     ],
 )
