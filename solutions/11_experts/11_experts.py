@@ -61,7 +61,7 @@ from matplotlib.patches import Rectangle
 from torch import nn
 
 from course_lib import RankError, check, device, launch
-from course_lib import experts as reference  # for comparison; your own versions come below
+from course_lib import experts as reference  # for comparison, since you write your own versions
 from course_lib.data import batch, library_text
 from course_lib.experts import AddLoss, max_violation
 from course_lib.models import GPT, GPTConfig, next_token_loss
@@ -74,13 +74,13 @@ from course_lib.unfinished import ready, try_it
 # prints what it does.
 
 # %% tags=["skip-in-grading"]
-experts = torch.tensor([2, 0, 0, 1, 2, 0])  # of six assignments
+experts = torch.tensor([2, 0, 0, 1, 2, 0])  # the experts of six assignments
 print("how many of each:      ", experts.bincount(minlength=4).tolist())
 
-order = experts.argsort(stable=True)  # assignments, those of expert 0 first
+order = experts.argsort(stable=True)  # assignments, sorted by expert
 print("in expert order:       ", order.tolist(), "->", experts[order].tolist())
 
-back = order.argsort()  # the inverse: where each assignment is now
+back = order.argsort()  # the inverse, which gives the place of each assignment now
 print("and back again:        ", experts[order][back].tolist())
 
 sums = torch.zeros(3).index_add(0, torch.tensor([0, 2, 2]), torch.tensor([1.0, 10.0, 20.0]))
@@ -123,12 +123,12 @@ print("added where they belong:", sums.tolist())
 
 # %% nbgrader={"grade_id": "route", "solution": true}
 def route(logits, bias=None, *, k):
-    """(experts, weights) of each token: (T, k) int64, and (T, k) in the dtype of logits.
+    """Return experts, (T, k) int64, and weights, (T, k) in the dtype of logits, of each token.
 
-    logits: (T, E). bias: (E,), without a gradient; it decides which experts are chosen, and weights
-    no output. Column 0 of `experts` is the expert with the largest probability + bias, column 1
-    the next (equal ones come in any order); `weights` has this order. If k > 1 they sum to 1, and
-    if k is 1 the weight is the probability.
+    logits: (T, E). bias: (E,), without a gradient. The bias decides which experts are chosen, but
+    it does not enter their weights. Column 0 of `experts` is the expert with the largest
+    probability + bias, and column 1 is the next, with equal experts in any order. `weights` has the
+    same order. If k > 1, the weights of a token sum to 1. If k is 1, the weight is the probability.
     """
     ### BEGIN SOLUTION
     probabilities = logits.softmax(-1)
@@ -259,7 +259,7 @@ if ready(route):
 
 # %%
 def through_experts(rows, counts, w1, w3, w2):
-    """The first counts[0] rows through expert 0, the next counts[1] through expert 1, and so on."""
+    """Send the first counts[0] rows through expert 0, the next counts[1] through expert 1, etc."""
     return torch.cat(
         [
             (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
@@ -275,10 +275,10 @@ def through_experts(rows, counts, w1, w3, w2):
 
 # %% nbgrader={"grade_id": "moe", "solution": true}
 def moe(x, experts, weights, w1, w3, w2):
-    """The sum over each token's experts of weight times output, (T, h).
+    """Return the sum over each token's experts of weight times output, (T, h).
 
-    x: (T, h). experts, weights: (T, k), of `route`. w1, w3: (E, f, h); w2: (E, h, f).
-    An expert is w2 (silu(w1 x) * w3 x). A row is multiplied by its token's experts alone.
+    x: (T, h). experts, weights: (T, k), from `route`. w1, w3: (E, f, h). w2: (E, h, f).
+    An expert computes w2 (silu(w1 x) * w3 x). Multiply a row only by its own token's experts.
     """
     ### BEGIN SOLUTION
     order = experts.flatten().argsort(stable=True)
@@ -315,7 +315,7 @@ report.points(9)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def all_masked(x, experts, weights, w1, w3, w2):
-    """Every token through every expert, with the weight 0 for experts that were not chosen."""
+    """Send every token through every expert, with the weight 0 for experts it did not choose."""
     dense = torch.zeros(len(x), len(w1)).scatter(1, experts, weights)
     inner = F.silu(torch.einsum("th,efh->tef", x, w1)) * torch.einsum("th,efh->tef", x, w3)
     return torch.einsum("te,tef,ehf->th", dense, inner, w2)
@@ -330,7 +330,7 @@ def token_by_token(x, experts, weights, w1, w3, w2):
 
 
 def mixture(tokens, count=8, width=64, hidden=128, k=2, dtype=torch.float32):
-    """x, experts, weights, w1, w3, w2, drawn."""
+    """Draw x, experts, weights, w1, w3 and w2."""
     torch.manual_seed(0)
     x, logits = torch.randn(tokens, width, dtype=dtype), torch.randn(tokens, count, dtype=dtype)
     w1, w3 = (torch.randn(count, hidden, width, dtype=dtype) * width**-0.5 for _ in range(2))
@@ -340,7 +340,7 @@ def mixture(tokens, count=8, width=64, hidden=128, k=2, dtype=torch.float32):
 
 
 def milliseconds(function, *args, times=5):
-    """The shortest of five runs, on one thread, because other work disturbs it least."""
+    """Time five runs on one thread. The shortest counts, since other work disturbs it least."""
     threads, best = torch.get_num_threads(), float("inf")
     torch.set_num_threads(1)
     for _ in range(times):
@@ -432,13 +432,14 @@ def all_to_all(rows, send, receive, group):
 
 
 def exchange(rows, send, receive, group=None):
-    """The rows that come, (sum(receive), ...): receive[0] of rank 0 first, and so on.
+    """Return the rows that arrive, (sum(receive), ...), first receive[0] from rank 0, and so on.
 
-    rows: (sum(send), ...): the first send[0] go to rank 0, the next send[1] to rank 1. Any number
-    may be 0. Both are lists of Python's integers. Gradients go back the way the rows came.
+    rows: (sum(send), ...). The first send[0] rows go to rank 0, and the next send[1] to rank 1.
+    send, receive: lists of Python integers, any of which can be 0. Gradients go back the way the
+    rows came.
     """
     ### BEGIN SOLUTION
-    # Python's integers: on a GPU the host has to wait until the counts are computed.
+    # The counts are Python integers, so on a GPU the host has to wait until they are computed.
     return Exchange.apply(rows, send, receive, group)
     ### END SOLUTION
 
@@ -553,26 +554,26 @@ except RankError as error:
 
 # %% nbgrader={"grade_id": "expert_parallel_moe", "solution": true}
 def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
-    """The result of moe with all experts, (T, h).
+    """Return the result of moe with all experts, (T, h).
 
-    x, experts, weights: of this rank's own T tokens, which may be none; experts are counted over
-    all ranks. w1, w3: (E / n, f, h); w2: (E / n, h, f): rank r of the group has the experts from
+    x, experts, weights: for this rank's own T tokens, where T can be 0. Experts are numbered across
+    all ranks. w1, w3: (E / n, f, h). w2: (E / n, h, f). Rank r of the group has the experts from
     r E / n on. A row travels only to the rank of its expert, and back. The gradients of w1, w3 and
-    w2 are those of all ranks' tokens.
+    w2 are sums over the tokens of all ranks.
     """
     n, held = dist.get_world_size(group), len(w1)
     counts = experts.flatten().bincount(minlength=n * held)
-    arriving = torch.empty_like(counts)  # rows of each rank for each expert here
+    arriving = torch.empty_like(counts)  # rows from each rank for each expert here
     dist.all_to_all_single(arriving, counts, group=group)
     send, receive = (rows.view(n, held).sum(1).tolist() for rows in (counts, arriving))
     ### BEGIN SOLUTION
     order = experts.flatten().argsort(stable=True)
     token = order // experts.shape[1]
-    rows = exchange(x[token], send, receive, group)  # by source, of each source by expert
+    rows = exchange(x[token], send, receive, group)  # sorted by source, and then by expert
     expert = torch.arange(held, device=x.device).repeat(n).repeat_interleave(arriving)
     sort = expert.argsort(stable=True)
     out = through_experts(rows[sort], arriving.view(n, held).sum(0).tolist(), w1, w3, w2)
-    out = exchange(out[sort.argsort()], receive, send, group)  # by source again, and back
+    out = exchange(out[sort.argsort()], receive, send, group)  # sorted by source again, then back
 
     return torch.zeros_like(x).index_add(0, token, out * weights.flatten()[order, None])
     ### END SOLUTION
@@ -611,7 +612,7 @@ report.points(14)
 
 # %% tags=["skip-in-grading"]
 def popular(rank, tokens=64, count=8, k=2):
-    """Routing of a rank's tokens in which experts 2 and 3 are wanted more than others."""
+    """Route a rank's tokens so that experts 2 and 3 are chosen more often than others."""
     generator = torch.Generator().manual_seed(rank)
     logits = torch.randn(tokens, count, generator=generator)
     logits[:, 2:4] += 1.5
@@ -660,7 +661,7 @@ if run:
 
 # %% tags=["skip-in-grading"]
 def unsorted(x, experts, weights, w1, w3, w2, group=None):
-    """As it should be, except for one line."""
+    """The layer as it should be, except for one line."""
     n, held = dist.get_world_size(group), len(w1)
     order = experts.flatten().argsort(stable=True)
     counts = experts.flatten().bincount(minlength=n * held)
@@ -681,7 +682,7 @@ def unsorted(x, experts, weights, w1, w3, w2, group=None):
 
 
 def right_tokens(layer):
-    """How many of a rank's tokens have the same output as in one process."""
+    """Count the tokens of this rank that have the same output as in one process."""
     x, experts, weights, w1, w3, w2 = (part.to(device()) for part in mixture(60, count=6))
     rank, n = dist.get_rank(), dist.get_world_size()
     tokens = [part.chunk(n)[rank] for part in (x, experts, weights)]
@@ -731,10 +732,10 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 
 # %% nbgrader={"grade_id": "all_to_all_bytes", "solution": true}
 def all_to_all_bytes(counts, rank, width, itemsize=2):
-    """Bytes that a rank sends for one layer and step, forward and backward, in rows.
+    """Return the bytes of rows a rank sends for one layer and step, in forward and backward.
 
-    counts[r][e]: rows of rank r for expert e, a list of lists; each rank holds E / n experts in
-    succession. A row has `width` numbers of `itemsize` bytes.
+    counts[r][e]: the number of rows of rank r for expert e, in a list of lists. Each rank holds
+    E / n consecutive experts. A row has `width` elements of `itemsize` bytes.
     """
     ### BEGIN SOLUTION
     n, held = len(counts), len(counts[0]) // len(counts)
@@ -822,12 +823,12 @@ if run and ready(all_to_all_bytes):
 
 # %% nbgrader={"grade_id": "load_balancing_loss", "solution": true}
 def load_balancing_loss(logits, experts, group=None):
-    """This rank's share of E sum f_i p_i; a number, with a gradient to logits.
+    """Return this rank's share of E sum f_i p_i, a number with a gradient to logits.
 
-    logits: (T, E), of this rank's tokens, which may be none; experts: (T, k). It returns
+    logits: (T, E), for this rank's tokens, where T can be 0. experts: (T, k). The share is
     E sum f_i (sum of its own tokens' p_i) / (tokens of all ranks), so that the sum over the ranks
-    is the loss of the batch, however the tokens are spread. Sends E numbers forward, nothing
-    backward.
+    is the loss of the batch, however the tokens are spread. Send E numbers in forward and nothing
+    in backward.
     """
     ### BEGIN SOLUTION
     count, k = logits.shape[1], experts.shape[1]
@@ -841,10 +842,11 @@ def load_balancing_loss(logits, experts, group=None):
 
 # %% nbgrader={"grade_id": "update_bias", "solution": true}
 def update_bias(bias, counts, speed=0.001, group=None):
-    """A new bias: `speed` more for experts below the mean, `speed` less for those above it.
+    """Return a bias with `speed` more for experts below the mean, and `speed` less above it.
 
-    bias: (E,). counts: (E,), the assignments of this rank's tokens; those of all ranks decide. An
-    expert with exactly the mean keeps its bias. The arguments stay as they are. Sends E numbers.
+    bias: (E,). counts: (E,), the assignments of this rank's tokens. Decide by the assignments of
+    all ranks. An expert with exactly the mean keeps its bias. The arguments do not change. Send
+    E numbers.
     """
     ### BEGIN SOLUTION
     total = counts.double()
@@ -910,7 +912,7 @@ class Mixture(nn.Module):
 
 
 def train(coefficient=0.0, speed=0.0, steps=120):
-    """(MaxVio of each layer, loss) of every step."""
+    """Return (MaxVio of each layer, loss) for every step."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(context=64, layers=2, heads=4, width=64))
     for block in model.blocks:
@@ -939,7 +941,7 @@ if ready(route, moe, load_balancing_loss, update_bias):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def last(history, steps=10):
-    """Means over the last steps: MaxVio of both layers, and the loss."""
+    """Return the means over the last steps of the MaxVio of both layers, and of the loss."""
     violations = [sum(both[layer] for both, _ in history[-steps:]) / steps for layer in (0, 1)]
     return violations, sum(loss for _, loss in history[-steps:]) / steps
 
@@ -1175,10 +1177,11 @@ report.points(5)
 
 # %% nbgrader={"grade_id": "queue", "solution": true}
 def queue(experts, count, places):
-    """(place, keep) of each assignment: (T, k) int64, and (T, k) bool, place < places.
+    """Return the place of each assignment, (T, k) int64, and whether place < places, (T, k) bool.
 
-    experts: (T, k), of `route`; count: E. An expert's queue has the first choices of all tokens
-    before their second choices, and within a choice the order of the tokens. Places begin at 0.
+    experts: (T, k), from `route`. count: E. An expert's queue has the first choices of all tokens
+    before their second choices, and keeps the order of the tokens within a choice. Places begin
+    at 0.
     """
     ### BEGIN SOLUTION
     tokens, k = experts.shape
@@ -1223,10 +1226,10 @@ report = check("11_experts/queue", queue, cases="hidden")
 
 # %% nbgrader={"grade_id": "node_limited", "solution": true}
 def node_limited(scores, *, k, nodes, limit):
-    """The experts of each token, (T, k) int64, on `limit` nodes at most, the best first.
+    """Return the experts of each token, (T, k) int64, on at most `limit` nodes, the best first.
 
-    scores: (T, E); each node holds E / nodes experts in succession. nodes divides E, and limit
-    divides k. A node counts as much as its k / limit best scores together.
+    scores: (T, E). Each node holds E / nodes consecutive experts. nodes divides E, and limit
+    divides k. A node counts as much as the sum of its k / limit best scores.
     """
     ### BEGIN SOLUTION
     by_node = scores.unflatten(1, (nodes, -1))
@@ -1293,7 +1296,7 @@ def step_of(shared):
 
 
 def row_of(name, run):
-    """One line of the card, with the bytes sent after the barrier."""
+    """Return one line of the card, with the bytes sent after the barrier."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)

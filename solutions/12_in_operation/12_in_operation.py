@@ -118,15 +118,15 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def save_nothing(disk, step, parts):
-    """Takes the place of a save."""
+    """Save nothing."""
 
 
 def find_nothing(disk):
-    """Takes the place of a search for a checkpoint."""
+    """Find no checkpoint."""
 
 
 def lab(steps=15, every=5, nodes=(2, 2), kills=(), **options):
-    """Train under two agents in a folder of its own; the run, with its journal."""
+    """Train under two agents in a new folder, and return the run with its journal."""
     with tempfile.TemporaryDirectory() as folder:
         worker = partial(train_lab, step_seconds=0.02, **options)
         return run_agents(worker, folder, steps, every, nodes=nodes, kills=list(kills))
@@ -149,7 +149,7 @@ journal(forgetful, but=("step", "saved"))
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def timeline(run, saves=True):
-    """Processes as rows, in the order in which they began."""
+    """Draw the processes as rows, in the order in which they began."""
     rank_of = {line.pid: line.rank for line in run.lines if line.rank >= 0}
     processes = list(rank_of)
     marks = {"step": ".", "from": ">"} | ({"saved": "|"} if saves else {})
@@ -221,11 +221,11 @@ display(timeline(forgetful, saves=False))
 
 # %% nbgrader={"grade_id": "capture", "solution": true}
 def capture(run):
-    """The state of `run` as it is now: a dict of tensors, numbers, strings, lists and dicts.
+    """Return the state of `run` as it is now, a dict of tensors, numbers, strings, lists and dicts.
 
-    run: has `model`, `optimizer`, `scheduler`, `step` and `generator`. The returned state must
-    not change when the run goes on. The default generator of the CPU is part of the run.
-    `torch.load` has to read the state with weights_only=True.
+    run: an object with `model`, `optimizer`, `scheduler`, `step` and `generator`. The default
+    generator of the CPU is also part of the run. The returned state must not change when the run
+    goes on, and `torch.load` has to read it with weights_only=True.
     """
     ### BEGIN SOLUTION
     parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler")}
@@ -236,9 +236,9 @@ def capture(run):
 
 # %% nbgrader={"grade_id": "restore", "solution": true}
 def restore(run, state):
-    """Make `run`, and the default generator of the CPU, what they were at `capture`.
+    """Set `run` and the default generator of the CPU back to what they were at `capture`.
 
-    `state` stays as it is: the same state can be restored again.
+    Leave `state` as it is, so that the same state can be restored again.
     """
     ### BEGIN SOLUTION
     for name in ("model", "optimizer", "scheduler"):
@@ -283,7 +283,7 @@ def small_run(seed):
 def steps_of(run, count):
     losses = []
     for _ in range(count):
-        draw = torch.Generator().manual_seed(run.step)  # the rows of a step come from its number
+        draw = torch.Generator().manual_seed(run.step)  # a step's number decides its rows
         rows = torch.randn(16, 8, generator=draw, dtype=torch.float64)
         noise = torch.randn(16, 1, generator=run.generator, dtype=torch.float64)
         loss = (run.model(rows) - rows.sin().sum(1, keepdim=True) - 0.1 * noise).square().mean()
@@ -380,12 +380,12 @@ for state in disk.after_power_failure():
 def commit(disk, step, parts):
     """Save `parts`, bytes by name, as the checkpoint of `step`.
 
-    If the power fails at any moment, `newest` finds the checkpoint that was the newest before
-    or this one, whole; after `commit` has returned, this one. It works in spite of what an
-    interrupted save has left. `step` is never smaller than an earlier one, and committing a
-    step again replaces it. Older checkpoints may stay or go. A name may contain "/", which
-    means nothing here, because there is only one folder. `rename` replaces an existing name in
-    one step.
+    If the power fails at any moment, `newest` must find a whole checkpoint, either this one or
+    the one that was the newest before. Once `commit` has returned, `newest` must find this one.
+    `commit` must also work if an interrupted save has left files behind. `step` is never
+    smaller than an earlier step, and committing a step again replaces its checkpoint. Older
+    checkpoints may stay or go. A name may contain "/", which means nothing here, because there
+    is only one folder. `rename` replaces an existing name in one step.
     """
     ### BEGIN SOLUTION
     attempt = 0
@@ -406,7 +406,7 @@ def commit(disk, step, parts):
 
 # %% nbgrader={"grade_id": "newest", "solution": true}
 def newest(disk):
-    """(step, parts) of the newest checkpoint, or None if there is none."""
+    """Return (step, parts) of the newest checkpoint, or None if there is none."""
     ### BEGIN SOLUTION
     manifests = [name for name in disk.names() if name.startswith("step-")]
     if not manifests:
@@ -454,7 +454,7 @@ def outcome(newest, disk):
 
 
 def all_failures(commit, newest, saves):
-    """For each operation after which the power fails, what `newest` finds in each state."""
+    """Count what `newest` finds, for each operation after which the power fails."""
     table = {}
     for crash in power_failures(commit, saves):
         result = outcome(newest, Disk(crash.files))
@@ -627,13 +627,14 @@ journal(smaller)
 
 # %% nbgrader={"grade_id": "read_plan", "solution": true}
 def read_plan(saved, wanted):
-    """A list of pieces (file, place in its box, place in `wanted`) that fill the box `wanted`.
+    """Return a list of pieces (file, place in its box, place in `wanted`) that fill `wanted`.
 
-    saved: (file, box) for each saved box of one tensor. Saved boxes do not overlap, and pieces
-    may be returned in any order. Both places are boxes, counted from the beginning of the saved
-    and of the wanted box. Each element is read once, and nothing else is. The box of a scalar
-    is the empty list, and it is wanted. A wanted box with no elements needs no piece. Raises
-    ValueError if something is missing.
+    saved: (file, box) for each saved box of one tensor. Saved boxes do not overlap. wanted: a
+    box. Both places of a piece are boxes, the first counted from the beginning of the saved box
+    and the second from the beginning of the wanted box. Pieces can be in any order, but they
+    read each wanted element once, and no other elements. The box of a scalar is the empty list,
+    which still needs a piece, while a wanted box with no elements needs none. Raise ValueError
+    if a wanted element is missing.
     """
     ### BEGIN SOLUTION
     pieces, filled = [], 0
@@ -709,7 +710,7 @@ if ready(read_plan):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def on_mesh(sizes, seed):
-    """The stages of a small GPT on this mesh, its optimizer, and a function that makes a step."""
+    """Return the stages of a small GPT on this mesh, its optimizer, and a function for a step."""
     mesh = Mesh(sizes)
     schedule = one_f_one_b(mesh.size("pp"), 2)
     torch.manual_seed(seed)
@@ -786,9 +787,9 @@ if saving and loading:
 
 # %% nbgrader={"grade_id": "best_interval", "solution": true}
 def best_interval(save_seconds, mtbf):
-    """Seconds of work between the end of one save and the start of the next.
+    """Return the best interval, in seconds of work from the end of a save to the start of the next.
 
-    save_seconds: for which a save stops the run. mtbf: seconds between two failures of the job.
+    save_seconds: how long a save stops the run. mtbf: seconds between two failures of the job.
     """
     ### BEGIN SOLUTION
     return math.sqrt(2 * save_seconds * mtbf)
@@ -953,13 +954,14 @@ display(draw_calls(EXAMPLE, 18))
 
 # %% nbgrader={"grade_id": "breakdown", "solution": true}
 def breakdown(calls, rank, start, end):
-    """Seconds of `rank` from `start` to `end`: {"computing", "waiting", "moving", "hidden"}.
+    """Return a dict of the seconds of `rank`: "computing", "waiting", "moving" and "hidden".
 
     calls[r][k]: (issued, waited, done) of call k on rank r. All ranks take part in all calls,
-    and a rank is blocked in one call at a time. Cut every interval to the window first. waiting
-    + moving + computing is the window. `hidden` is the time in which at least one collective
-    that every rank has begun is moving while this rank is not blocked. It is counted once, so
-    it never exceeds `computing`.
+    and a rank is blocked in one call at a time. First cut every interval to the window from
+    `start` to `end`, so that computing + waiting + moving is the length of the window. `hidden`
+    is the time in which at least one collective that every rank has begun is moving while this
+    rank is not blocked. If several are moving, the time counts only once, so `hidden` never
+    exceeds `computing`.
     """
 
     ### BEGIN SOLUTION
@@ -1013,7 +1015,7 @@ report.points(10)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def program(seconds, elements, slow=None, asynchronous=False, times=8):
-    """Compute, then sum over the ranks; rank `slow` needs three times as long."""
+    """Compute, then sum over the ranks, while rank `slow` computes three times as long."""
     tensor = torch.ones(elements, device=device())
     own = seconds * (3 if dist.get_rank() == slow else 1)
     dist.barrier()
@@ -1108,7 +1110,7 @@ if shares:
 
 # %%
 def binomial_tail(trials, hits, probability):
-    """The probability of at least `hits` hits in so many independent trials."""
+    """Return the probability of at least `hits` hits in `trials` independent trials."""
     miss = 1 - probability
     terms = range(hits, trials + 1)
     return sum(math.comb(trials, k) * probability**k * miss ** (trials - k) for k in terms)
@@ -1138,12 +1140,12 @@ for hits in range(12, 22):
 
 # %% nbgrader={"grade_id": "find_straggler", "solution": true}
 def find_straggler(arrivals, confidence=0.99):
-    """(rank, seconds) of the rank that is last more often than chance has it, or None.
+    """Return (rank, seconds) of the rank that is last more often than by chance, or None.
 
-    arrivals[k][r]: when rank r called collective k. It is named if n times the binomial tail is
-    at most 1 - confidence. If several are last at the same time, each counts as last. The
-    seconds are the median over *all* collectives of (its time - the latest of the others), and
-    may be small or negative in a single one.
+    arrivals[k][r]: when rank r of n called collective k. A rank is named if n times the
+    binomial tail is at most 1 - confidence. If several ranks are last at the same time, each
+    counts as last. The seconds are the median over *all* collectives of (its time - the latest
+    time of the other ranks), which can be small or negative in a single collective.
     """
     ### BEGIN SOLUTION
     n = len(arrivals[0])
@@ -1428,15 +1430,15 @@ report.points(3)
 
 # %% nbgrader={"grade_id": "step_metrics", "solution": true}
 def step_metrics(loss_sum, tokens, seconds, group=None):
-    """A dict of the step's "loss", "tokens_per_second" and "seconds", equal on all ranks.
+    """Return a dict of the step's "loss", "tokens_per_second" and "seconds", equal on all ranks.
 
-    loss_sum: the sum over this rank's targets; tokens: their number, perhaps 0; seconds: this
-    rank's. The loss is the mean over all targets, or nan if no rank has any. The step lasts as
-    long as its slowest rank needs, and "tokens_per_second" counts the tokens of all ranks of
-    `group`.
+    loss_sum: the sum of the losses of this rank's targets. tokens: the number of these targets,
+    which can be 0. seconds: how long the step took on this rank. The loss is the mean over the
+    targets of all ranks, or nan if no rank has any. The step lasts as long as its slowest rank
+    needs, and "tokens_per_second" counts the tokens of all ranks of `group`.
 
-    At most two collectives, to which a rank gives at most 32 bytes together. So send numbers in
-    tensors, because all_gather_object needs more.
+    Call at most two collectives, to which a rank gives at most 32 bytes in total. Send numbers
+    in tensors, because all_gather_object needs more.
     """
     ### BEGIN SOLUTION
     sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
@@ -1487,11 +1489,11 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 
 # %% nbgrader={"grade_id": "write_plan", "solution": true}
 def write_plan(held):
-    """For each rank, a list of the indices in held[rank] of the pieces that it writes.
+    """Return, for each rank, a list of the indices in held[rank] of the pieces it writes.
 
     held[r]: (name, box, bytes) of each piece of rank r. A box is a list of (start, stop). Two
-    ranks hold the same piece if name and box are equal, and then its bytes are equal as well.
-    Each piece is written once.
+    ranks hold the same piece if its name and box are equal, and then its bytes are also equal.
+    Each piece is written only once.
     """
     ### BEGIN SOLUTION
     holders = {}
@@ -1542,11 +1544,11 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 
 # %% nbgrader={"grade_id": "async_checkpoint", "solution": true}
 class AsyncCheckpoint:
-    """Saves behind the next steps: `save` copies, and a thread writes the copies.
+    """Saves while the next steps run, since `save` only copies, and a thread writes the copies.
 
-    write: the function `write(step, copies)`, which runs in the thread. At most one write is
-    under way. An error of `write` is raised by the next `save` or `wait`. The memory of the
-    copies is used again.
+    write: the function `write(step, copies)`, which runs in the thread. At most one write runs
+    at a time. If `write` raises an error, the next `save` or `wait` raises it. The next save
+    uses the memory of the copies again.
     """
 
     def __init__(self, write):
@@ -1556,7 +1558,7 @@ class AsyncCheckpoint:
         ### END SOLUTION
 
     def save(self, step, tensors):
-        """Copy `tensors`, a dict by name, and return while the thread runs write(step, copies)."""
+        """Copy the dict `tensors`, and return while the thread runs write(step, copies)."""
         ### BEGIN SOLUTION
         self.wait()  # the copies are still being read
         for name, tensor in tensors.items():
@@ -1615,13 +1617,13 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 
 # %% nbgrader={"grade_id": "odd_ranks", "solution": true}
 def odd_ranks(parameters, group=None):
-    """A list of the ranks whose parameters differ from those of most ranks, equal on all ranks.
+    """Return a list, equal on all ranks, of the ranks whose parameters differ from most ranks.
 
-    parameters: float32 tensors, in the same order on all ranks; they are left alone. Two ranks
-    agree if all their bits are equal, so -0.0 differs from 0.0, and a nan can agree. If no more
-    than half of the ranks agree, all are named. Ranks are counted in `group`, from 0.
+    parameters: float32 tensors, in the same order on all ranks. They do not change. Two ranks
+    agree if all their bits are equal, so -0.0 differs from 0.0, but a nan can agree. If no more
+    than half of the ranks agree, the list names all ranks. Count ranks in `group`, from 0.
 
-    A rank gives at most 8 bytes, one number in a tensor. all_gather_object needs more.
+    A rank gives at most 8 bytes, one number in a tensor, because all_gather_object needs more.
     """
     ### BEGIN SOLUTION
     mine = torch.zeros((), dtype=torch.int64)
@@ -1688,12 +1690,12 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 
 # %% nbgrader={"grade_id": "local_steps", "solution": true}
 def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_momentum, group=None):
-    """Train `model` in place: an outer step after every `steps_between` steps of `optimizer`.
+    """Train `model` in place, with an outer step after every `steps_between` steps of `optimizer`.
 
-    model: `model(batch)` is the mean loss of a batch. Its parameters are the same on all ranks
-    of `group`, before and after. Only those with `requires_grad` travel, in one all-reduce per
-    period. batches: a list with a batch for each step of `optimizer`, equally long on all
-    ranks. If `steps_between` does not divide its length, the last period is shorter.
+    model: `model(batch)` is the mean loss of a batch. The parameters of `model` are the same on
+    all ranks of `group`, before and after. Only parameters with `requires_grad` travel, in one
+    all-reduce per period. batches: a list with a batch for each step of `optimizer`, equally
+    long on all ranks. If `steps_between` does not divide its length, the last period is shorter.
     """
     ### BEGIN SOLUTION
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -1755,7 +1757,7 @@ class LossOf(nn.Module):
 
 
 def seconds_of(function, steps_between, steps=20):
-    """Seconds for `steps` steps of a model with 120,000 parameters, on this rank."""
+    """Return the seconds for `steps` steps of a model with 120,000 parameters, on this rank."""
     torch.manual_seed(0)
     model = LossOf(GPT(GPTConfig(context=32, layers=2, heads=4, width=64)).to(device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
