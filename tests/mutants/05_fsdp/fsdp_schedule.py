@@ -124,6 +124,14 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 +            actions.append(("reduce", unit))
 
 
+# %% wrong: the farthest unit is gathered first in backward
+# is: detail
+# says: The gather of unit \d+ waits for that of unit \d+, though
+# base: what the wrong ones change
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
++        gather(range(unit - backward_prefetch, unit + 1))
+
+
 # %% wrong: one unit too many
 # is: slip
 # says: Gathers run too far ahead

@@ -49,6 +49,14 @@ POINT = "weights that travel in 16 bits, and gradients that are added in float32
 # ---- all_gather_cast
 
 
+def by_luck(observed: kit.Observed) -> kit.Finding:
+    """Wrong if a gather was never waited for, since its values are there or not as the machine is busy."""
+    for rank, operations in enumerate(observed.operations):
+        if any(o.op.startswith("all_gather") and not o.waited for o in operations):
+            return kit.wrong(f"on rank {rank} nothing waits until `output` is filled.")
+    return kit.RIGHT
+
+
 def gathered(on: kit.Setting, masters: Sequence[Tensor]) -> kit.Line:
     """Every rank has all masters in the dtype of `output`, to the last bit, and its own as before."""
     whole = torch.cat([master.flatten() for master in masters])
@@ -77,7 +85,8 @@ def gathered(on: kit.Setting, masters: Sequence[Tensor]) -> kit.Line:
         return ""
 
     kept = kit.left_alone("shard", dict(zip(on.ranks, masters, strict=True)), KEEP)
-    return kit.Line(on.title, kit.both(judge, kept), on.weight, short=on.short, trivial=on.trivial)
+    filled = kit.both(judge, by_luck, kept)
+    return kit.Line(on.title, filled, on.weight, short=on.short, trivial=on.trivial)
 
 
 def gather_hint(ratio: float, observed: kit.Observed) -> str:
@@ -148,7 +157,7 @@ def steps_case(draw: kit.Draw, n: int) -> kit.Case:
                 cause="steps",
             )
         if torch.equal(observed.tensors[0]["output"], row):
-            return kit.RIGHT
+            return by_luck(observed)
         return kit.wrong("after the last step rank 0's `output` is not the masters, cast.")
 
     sides = [

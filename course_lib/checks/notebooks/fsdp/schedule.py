@@ -113,6 +113,7 @@ def fsdp_schedule(draw: kit.Draw) -> Iterator[kit.Case]:
     calls, few = Calls(), draw.integer(3, 7)
     usual_ones = [Asked(8), Asked(few), Asked(8, 2, 2)]
     edges = [Asked(1), Asked(2), Asked(8, 0, 0), Asked(few, 1, 0), Asked(few, 0, 1), Asked(2, 3, 3)]
+    edges.append(Asked(few, 2, 2, True, False))  # the last unit comes again, and before those ahead of it
     far = [Asked(8, 2, 2), Asked(8, 3, 1), Asked(8, 1, 3), Asked(few, reshard=False)]
     kept = [Asked(8), Asked(few), Asked(1), Asked(few, keep_last=False), Asked(few, 2, 1, True, False)]
     whole = [Asked(8, reshard=False), Asked(few, 2, 1, False, False), Asked(1, 1, 1, False)]

@@ -166,7 +166,27 @@ def wire_idles(way: str, step: int) -> Callable[[Asked, Schedule], str]:
     return hint
 
 
-LATE = (wire_idles("forward", 1), behind_the_reduce, wire_idles("backward", -1), reduced_late)
+def behind_a_later_one(asked: Asked, schedule: Schedule) -> str:
+    """A unit whose gather waits for that of a unit which computes after it."""
+    begun: list[int] = []  # since the last computation
+    for kind, unit in schedule:
+        if kind == "gather":
+            begun.append(unit)
+        elif kind in ("forward", "backward"):
+            if unit in begun[1:]:
+                return kit.Sentence(
+                    f"The gather of unit {unit} waits for that of unit {begun[0]}, though unit {unit} does "
+                    f"its {kind} first. Gather the nearest unit first.",
+                    f"A gather waits for that of a unit which does its {kind} later. Gather the nearest unit "
+                    "first.",
+                )
+            begun = []
+    return ""
+
+
+LATE = (
+    behind_a_later_one, wire_idles("forward", 1), behind_the_reduce, wire_idles("backward", -1), reduced_late,
+)  # fmt: skip
 
 
 EXCHANGED = (
