@@ -30,6 +30,10 @@ WRITTEN = (OUT.name, SAMPLE_OUT.name)  # folders of this package that hold no co
 SERVER = "http://localhost:8888"  # where `make lab` opens JupyterLab, and formgrader with it
 
 COURSE_ID = "distributed-training"
+MADE = (
+    "your_page.html",
+    "your_page.png",
+)  # files that notebook 13 writes beside itself when it runs
 NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
@@ -69,7 +73,7 @@ def base_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
     course.feedback_directory = str(out / "feedback")
     course.db_url = f"sqlite:///{out / 'gradebook.db'}"
     # nbgrader copies the files beside the source, and the twin holds the solutions.
-    course.ignore = [*CourseDirectory().ignore, "*.py"]
+    course.ignore = [*CourseDirectory().ignore, "*.py", *MADE]
     config.GenerateAssignment.preprocessors = RELEASE_PREPROCESSORS
     # nbgrader's own `autograde`, also as a button in formgrader, runs submissions without a sandbox.
     config.Autograde.exporter_class = RefuseToAutograde

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.course.config import NOTEBOOKS, SOLUTIONS
+from autograder.course.config import MADE, NOTEBOOKS, SOLUTIONS
 from autograder.course.release import generate
 from autograder.course.twin import read_twin
 
@@ -36,7 +36,11 @@ def differences(
     source = read_twin(twin)
     with tempfile.TemporaryDirectory() as scratch:
         fresh = generate(assignment, Path(scratch) / "release", solutions=solutions)
-        beside = sorted(path.name for path in student.parent.iterdir() if path.is_file())
+        beside = sorted(
+            path.name
+            for path in student.parent.iterdir()
+            if path.is_file() and path.name not in MADE
+        )
         expected = sorted(path.name for path in fresh.parent.iterdir())
         lines = [
             *_compare(source, _read(built), built, outputs=False),

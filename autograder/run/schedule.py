@@ -54,7 +54,7 @@ class Schedule:
         return submission
 
     def finished(self, submission: Submission, seconds: float = 0.0) -> None:
-        """A submission is done. seconds: what a worker took, without its start; 0 if none graded it."""
+        """A submission is done. seconds: a worker's, without its start, or 0 if no worker graded it."""
         self._end(submission)
         self.again.pop(submission, None)
         if seconds:

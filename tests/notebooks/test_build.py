@@ -49,6 +49,16 @@ def test_twin_notebook_and_student_version_agree(assignment: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_what_a_notebook_writes_beside_itself_is_no_part_of_it(tmp_path: Path) -> None:
+    """A run of the capstone leaves its page, but no release copies the page, and it is no drift."""
+    solutions, notebooks = tmp_path / "solutions", tmp_path / "notebooks"
+    for folder, new in ((SOLUTIONS, solutions), (NOTEBOOKS, notebooks)):
+        shutil.copytree(folder / "13_capstone", new / "13_capstone")
+        for name in ("your_page.html", "your_page.png"):
+            (new / "13_capstone" / name).write_text("a page", encoding="utf-8")
+    assert not differences("13_capstone", solutions=solutions, notebooks=notebooks)
+
+
 @pytest.mark.parametrize("assignment", assignments())
 def test_the_kept_outputs_give_full_points(assignment: str) -> None:
     path = SOLUTIONS / assignment / f"{assignment}.ipynb"
