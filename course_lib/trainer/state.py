@@ -50,8 +50,8 @@ def held_state(step: Built) -> Pieces:
     start, so that there is something to load into. Its next step is still the step it would have made anyway.
     Nothing is sent.
 
-    Raises TypeError if `step.optimizer` is no optimizer, or holds whole parameters although the layout asks
-    for ZeRO. A checkpoint would leave out their states without a word.
+    Raises TypeError if `step.optimizer` is not an optimizer, or holds whole parameters although the layout
+    asks for ZeRO. A checkpoint would leave out their states without a word.
     """
     if isinstance(step.optimizer, tuple):
         raise TypeError(
