@@ -50,7 +50,7 @@ def test_twin_notebook_and_student_version_agree(assignment: str) -> None:
 
 
 def test_what_a_notebook_writes_beside_itself_is_no_part_of_it(tmp_path: Path) -> None:
-    """A run of the capstone leaves its page, but no release copies the page, and it does not count as drift."""
+    """A run of the capstone leaves its page, which no release copies, and which does not count as drift."""
     solutions, notebooks = tmp_path / "solutions", tmp_path / "notebooks"
     for folder, new in ((SOLUTIONS, solutions), (NOTEBOOKS, notebooks)):
         shutil.copytree(folder / "13_capstone", new / "13_capstone")
