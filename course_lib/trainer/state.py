@@ -66,7 +66,8 @@ def held_state(step: Built) -> Pieces:
     ]
     if step.layout.zero == 0:
         return held_boxes(inner, step.optimizer)
-    if not any(True for _ in _shards(step)):
+    has_units = any(isinstance(stage.module, Zero3Module) for stage in step.stages)
+    if not (has_units or isinstance(step.optimizer, ShardedOptimizer)):
         raise TypeError(
             f"the layout asks for ZeRO-{step.layout.zero}, but `step.optimizer` "
             f"({type(step.optimizer).__name__}) holds whole parameters. Let make_step cut the states, or "

@@ -449,3 +449,10 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
     received = torch.empty(grads.numel(), dtype=reduce_dtype)
     dist.all_to_all_single(received, torch.cat(parts), group=group)
     output.copy_(received.view(n, -1).double().mean(0).view_as(output))
+
+
+# %% right: the gather is waited for by its future
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(output.view(-1), row, group=group)
++    work = dist.all_gather_into_tensor(output.view(-1), row, group=group, async_op=True)
++    work.get_future().wait()

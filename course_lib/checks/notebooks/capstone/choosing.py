@@ -39,7 +39,7 @@ def nbytes(layout: Layout) -> float:
 
 @cache
 def fitting() -> list[tuple[float, Layout]]:
-    """All layouts that can be cut and fit, with the seconds of their steps, the fastest first."""
+    """All layouts the planner tries that fit, with the seconds of their steps, the fastest first."""
     every = [
         Layout(sizes, microbatch, chunks, zero, recompute, sizes["tp"] > 1)
         for sizes in sizes_of(GPUS)
