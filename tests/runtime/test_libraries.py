@@ -49,7 +49,7 @@ def test_the_kernels_own_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPa
 def test_a_file_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(libraries.NCCL, "/nowhere/libnccl.so.2")
     with pytest.raises(
-        ValueError, match=r"COURSE_NCCL is '/nowhere/libnccl\.so\.2', and there is no"
+        ValueError, match=r"COURSE_NCCL is '/nowhere/libnccl\.so\.2', but there is no"
     ):
         launch(loaded, world_size=2)
     monkeypatch.delenv(libraries.NCCL)
