@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page
 
 from tests.browser.server import Server
 
+LOOKS = 100  # ms between two looks at a state of the page
 # Names that all snippets of JavaScript use: the panel in front, its notebook, its kernel.
 WORDS = """
 const panel = window.jupyterapp?.shell.currentWidget;
@@ -38,8 +39,9 @@ class Lab:
         return self.page.evaluate(f"async argument => {{ {WORDS} {body} }}", argument)
 
     def wait(self, condition: str, argument: Any = None) -> None:
-        """Wait until an expression in the page is true."""
-        self.page.wait_for_function(f"argument => {{ {WORDS} return {condition}; }}", arg=argument)
+        """Wait until an expression is true. A look at each frame would make the page draw all the time."""
+        look = f"argument => {{ {WORDS} return {condition}; }}"
+        self.page.wait_for_function(look, arg=argument, polling=LOOKS)
 
     # ---- notebooks
 
@@ -116,9 +118,17 @@ class Lab:
         return cell
 
     def focus(self) -> None:
-        """Give the notebook the keyboard, in command mode."""
-        self.ask("notebook.mode = 'command'; notebook.activate();")
-        self.wait("notebook.node.contains(document.activeElement)")
+        """Give the notebook the keyboard, in command mode.
+
+        A widget's field would keep it, since the notebook takes a cursor in an output for its own. And while
+        a notebook is still being drawn, another part of the page may take it, so it is asked for again.
+        """
+        self.ask(
+            "const field = document.activeElement;"
+            "if (field?.matches('input, textarea, select')) field.blur();"
+            "notebook.mode = 'command'; notebook.activate();"
+        )
+        self.wait("notebook.node.contains(document.activeElement) || void notebook.activate()")
 
     def run(self, place: int) -> None:
         """Run one cell with the keyboard and wait for its end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.browser.server import Server
 
 FIRST = "00_first_ranks/00_first_ranks.ipynb"
 # Student versions with widgets. In each an exercise is not solved yet, so cells below say what they wait for.
-FROM_STUBS = ("00_first_ranks", "02_collectives", "11_experts")
+FROM_STUBS = ("01_why_distribute", "02_collectives", "11_experts")
 # Ranks that print who they are and then go on until something ends them; two of them compute.
 LOOP = """\
 import os, time
@@ -38,10 +38,23 @@ def test_run_all_of_a_student_version_shows_no_red(lab: Lab, name: str) -> None:
     )
 
 
-def test_a_solved_exercise_gets_its_points(lab: Lab) -> None:
+@pytest.fixture(scope="module")
+def opened_first(shared_lab: Lab) -> Lab:
+    """Notebook 00 with its imports run. The tests below work on in it, as a student does."""
+    shared_lab.open(FIRST)
+    shared_lab.run(shared_lab.find("from course_lib import RankError"))
+    return shared_lab
+
+
+@pytest.fixture
+def first(opened_first: Lab, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    yield opened_first
+    opened_first.shot(request.node.name)
+
+
+def test_a_solved_exercise_gets_its_points(first: Lab) -> None:
     """With the keyboard: the stub is replaced, both cells are run, and the table is on the screen."""
-    lab.open(FIRST)
-    lab.run(lab.find("from course_lib import RankError"))
+    lab = first
     exercise, check = lab.find("def hello("), lab.find('check("00_first_ranks/hello"')
     lab.run(exercise)
     lab.run(check)
@@ -55,9 +68,8 @@ def test_a_solved_exercise_gets_its_points(lab: Lab) -> None:
     assert "1.0 of 1" in lab.go_to(check).inner_text()
 
 
-def test_a_deadlock_is_named_and_the_kernel_goes_on(lab: Lab) -> None:
-    lab.open(FIRST)
-    lab.run(lab.find("from course_lib import RankError"))
+def test_a_deadlock_is_named_and_the_kernel_goes_on(first: Lab) -> None:
+    lab = first
     kernel = lab.kernel_process()
     place = lab.find("def naive_shift(")
     lab.run(place)
@@ -73,8 +85,6 @@ def test_a_deadlock_is_named_and_the_kernel_goes_on(lab: Lab) -> None:
 
 def ranks_that_loop(lab: Lab) -> tuple[int, list[int]]:
     """The cell in which four ranks run, and their processes."""
-    lab.open(FIRST)
-    lab.run(lab.find("from course_lib import RankError"))
     place = lab.add(LOOP)
     lab.start(place)
     lab.wait(
@@ -98,11 +108,12 @@ def interrupt_by_button(lab: Lab) -> None:
 
 @pytest.mark.parametrize("interrupt", [interrupt_by_keyboard, interrupt_by_button])
 def test_an_interrupt_ends_the_ranks_and_leaves_the_kernel(
-    lab: Lab,
+    first: Lab,
     server: Server,
     interrupt: Callable[[Lab], None],
     assert_no_orphans: Callable[..., None],
 ) -> None:
+    lab = first
     place, ranks = ranks_that_loop(lab)
     kernel = lab.kernel_process()
     began = time.monotonic()
@@ -119,8 +130,9 @@ def test_an_interrupt_ends_the_ranks_and_leaves_the_kernel(
 
 
 def test_a_restart_ends_looping_ranks_and_the_next_launch_works(
-    lab: Lab, server: Server, assert_no_orphans: Callable[..., None]
+    first: Lab, server: Server, assert_no_orphans: Callable[..., None]
 ) -> None:
+    lab = first
     place, ranks = ranks_that_loop(lab)
     before = [pid for pid in server.processes() if pid not in server.own()]
     assert set(ranks) <= set(before)

@@ -1,4 +1,8 @@
-"""Every widget of the course: each of its controls can be changed by mouse and by keyboard."""
+"""Every widget of the course can be changed by mouse and by keyboard, and is there again after a save.
+
+The keyboard tries every control. The mouse tries one of each kind, since a second slider would be the same
+element of ipywidgets again.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +73,15 @@ CELLS = {
     ],
 }
 ALL = [(module, source) for module, sources in CELLS.items() for source in sources]
+# `missing` has the words for a widget that is not there. They may show while the saved state is being read.
+SHOWN = """(() => {
+    const cell = document.querySelector(`.jp-Notebook .jp-Cell[data-windowed-list-index="${argument}"]`);
+    const outputs = [...(cell?.querySelectorAll(".jp-OutputArea-output") ?? [])];
+    const missing = /(Error displaying|Error creating|Loading) widget/i;
+    return outputs.some(output => output.querySelector(".jupyter-widgets, img"))
+        && !outputs.some(output => missing.test(output.innerText));
+})()"""
+STEPS = ("submit ‹", "submit ›")  # the buttons beside a slider
 MOST_ALIKE = 3  # of buttons that differ in their number alone, such as the GPUs of a mesh
 
 
@@ -101,16 +114,23 @@ def gallery(shared_lab: Lab, course: Path) -> Lab:
     return shared_lab
 
 
-def worth_trying(widget: Widget) -> Iterator[int]:
-    """The controls that are to be changed: of many buttons alike the first ones.
+def worth_trying(widget: Widget, by: str) -> Iterator[int]:
+    """The controls that are to be changed: of many buttons alike the first ones, and by mouse one of a kind.
 
     The widget is asked anew for each, since a change may bring other controls, or take some away.
     """
     number = alike = 0
+    tried: dict[str, bool] = {}  # whether the newest control of a kind was
     while number < widget.controls().count():
         control = widget.controls().nth(number)
-        alike = alike + 1 if describe(control).startswith(("button", "submit")) else 0
-        if alike <= MOST_ALIKE and not is_chosen(control):
+        kind = describe(control).partition(" ")[0]
+        button = kind in ("button", "submit")
+        alike = alike + 1 if button else 0
+        wanted = by == "keyboard" or kind not in tried
+        if describe(control) in STEPS:  # at the slider's first option a step back changes nothing
+            wanted = tried["slider"]
+        tried[kind] = wanted and alike <= MOST_ALIKE and not is_chosen(control)
+        if tried[kind]:
             yield number
         number += 1
 
@@ -119,13 +139,14 @@ def worth_trying(widget: Widget) -> Iterator[int]:
 @pytest.mark.parametrize(
     "place", range(1, len(ALL) + 1), ids=[source.split("\n")[-1] for _, source in ALL]
 )
-def test_each_control_can_be_changed(gallery: Lab, place: int, by: str) -> None:
-    gallery.run(place)
+def test_controls_can_be_changed(gallery: Lab, place: int, by: str) -> None:
+    if gallery.count(place) is None:
+        gallery.run(place)
     assert not gallery.red()
     widget = Widget(gallery, place)
     before = widget.picture()
     failures = []
-    for number in worth_trying(widget):
+    for number in worth_trying(widget, by):
         failures.append(widget.press(number) if by == "keyboard" else widget.click(number))
         gallery.idle()
     assert failures, "the widget has no controls"
@@ -133,3 +154,22 @@ def test_each_control_can_be_changed(gallery: Lab, place: int, by: str) -> None:
     assert not any(failures), "\n".join(filter(None, failures))
     assert widget.picture() != before
     assert not gallery.red()
+
+
+def test_each_widget_is_there_when_the_notebook_is_opened_again(gallery: Lab) -> None:
+    for place in range(1, len(ALL) + 1):
+        if gallery.count(place) is None:
+            gallery.run(place)
+            Widget(gallery, place)
+    gallery.save()
+    gallery.server.end_kernels()
+    gallery.open(NOTEBOOK)
+    for place in range(1, len(ALL) + 1):
+        node = gallery.go_to(place)
+        gallery.wait(SHOWN, place)
+        assert (
+            node.locator(".jp-OutputArea-output")
+            .locator(".jupyter-widgets, img")
+            .first.is_visible()
+        )
+    gallery.shot("widgets_again")

@@ -62,13 +62,15 @@ class Widget:
         act()
         try:
             self.lab.wait(
-                f"({VALUE})(argument[0]) !== argument[1] || !argument[0].isConnected || "
+                f"!argument[0].isConnected || ({VALUE})(argument[0]) !== argument[1] || "
                 "notebook.activeCellIndex !== argument[2] || notebook.mode !== 'command'",
                 [element, before, self.place],
             )
         except TimeoutError:
             return f"{name}: {by} changed nothing"
-        if element.evaluate("control => !control.isConnected") or element.evaluate(VALUE) != before:
+        # In one look, since a widget that draws itself anew may take the control away between two.
+        changed = f"(control, before) => !control.isConnected || ({VALUE})(control) !== before"
+        if element.evaluate(changed, before):
             return ""
         self.lab.go_to(self.place)
         return f"{name}: {by} went to the notebook"

@@ -1,4 +1,4 @@
-"""Sentences say how they follow from each other: counts of each notebook and of each notebook's messages.
+"""Sentences say how they follow from each other: counts of notebooks, of their messages, and of the pages.
 
     PYTHONPATH=tools python -m tests.project.test_connections    stores what is better than before, or new
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ CONNECTIVE = re.compile(
     re.IGNORECASE,
 )
 SLACK = {"colons": 0.6, "connectives": -2.0, "openers": 0.6}
+NOT_PROSE = re.compile(r"^```.*?^```$|^\|.*?$", re.MULTILINE | re.DOTALL)
 FOLDS = re.compile(r"</?(?:details|summary|code|i|em|pre|a)\b[^>]*>")
 
 Counts = dict[str, float]
@@ -53,9 +55,17 @@ def counts(text: str, of_messages: bool = False) -> Counts:
 
 def notebook(name: str) -> Counts:
     cells = read_twin(SOLUTIONS / name / f"{name}.py").cells
-    texts = (FOLDS.sub("\n", cell.source) for cell in cells if cell.cell_type == "markdown")
-    without_tables = (re.sub(r"^\|.*$", "", text, flags=re.MULTILINE) for text in texts)
-    return counts("\n\n".join(without_tables))
+    return counts(prose(cell.source for cell in cells if cell.cell_type == "markdown"))
+
+
+def page(name: str) -> Counts:
+    return counts(prose([(ROOT / name).read_text(encoding="utf-8")]))
+
+
+def prose(texts: Iterable[str]) -> str:
+    """Markdown without its tables and its blocks of code, whose rows are not sentences."""
+    unfolded = (FOLDS.sub("\n", text) for text in texts)
+    return "\n\n".join(NOT_PROSE.sub("", text) for text in unfolded)
 
 
 def messages(package: str) -> Counts:
@@ -72,29 +82,39 @@ def messages(package: str) -> Counts:
     return counts("\n\n".join(found), of_messages=True)
 
 
+def pages() -> list[str]:
+    """Every page but those that only list, namely the changelog and what a GPU gave."""
+    places = ("*.md", "docs/*.md", "examples/*.md", "autograder/*.md")
+    found = [path.relative_to(ROOT).as_posix() for place in places for path in ROOT.glob(place)]
+    return sorted(name for name in found if name != "CHANGELOG.md")
+
+
 def packages() -> list[str]:
     return sorted(path.parent.name for path in MESSAGES.glob("*/__init__.py"))
 
 
 def measured() -> dict[str, Counts]:
-    return {name: notebook(name) for name in assignments()} | {
-        package: messages(package) for package in packages()
-    }
+    return (
+        {name: notebook(name) for name in assignments()}
+        | {package: messages(package) for package in packages()}
+        | {name: page(name) for name in pages()}
+    )
 
 
 def is_worse(count: str, value: float, before: float, slack: float) -> bool:
     return value < before + slack if SLACK[count] < 0 else value > before + slack
 
 
-@pytest.mark.parametrize("name", [*assignments(), *packages()])
+@pytest.mark.parametrize("name", [*assignments(), *packages(), *pages()])
 def test_sentences_are_connected_as_well_as_before(name: str) -> None:
     stored = json.loads(STORED.read_text(encoding="utf-8"))
     assert name in stored, "PYTHONPATH=tools python -m tests.project.test_connections"
-    found = messages(name) if name in packages() else notebook(name)
+    count = messages if name in packages() else page if name in pages() else notebook
+    found = count(name)
     worse = [
-        f"{name}: {value} {count}, and {stored[name][count]} before"
-        for count, value in found.items()
-        if is_worse(count, value, stored[name][count], SLACK[count])
+        f"{name}: {value} {kind}, and {stored[name][kind]} before"
+        for kind, value in found.items()
+        if is_worse(kind, value, stored[name][kind], SLACK[kind])
     ]
     assert not worse, "\n".join(worse)
 
