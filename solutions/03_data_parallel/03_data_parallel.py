@@ -104,8 +104,8 @@ def samples(seed, count, width=64):
 
 
 def one_step(wrap, width=64, count=16, before=0):
-    """Every rank has a model and data of its own: `before` backwards,
-    then the gradients of one more, by name."""
+    """Run `before` backwards and then one more, on each rank's own model and data,
+    and return the gradients of the last, by name."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
@@ -120,8 +120,8 @@ def one_step(wrap, width=64, count=16, before=0):
 
 
 def predicted(prediction, *args):
-    """The number that a prediction of yours returns; None, after a sentence,
-    if it returns no number yet."""
+    """Return the number from your prediction. If it returns no number yet, print a sentence
+    and return None."""
     name = prediction.__name__
     if not ready(prediction):
         return None
@@ -133,7 +133,7 @@ def predicted(prediction, *args):
 
 
 def said(prediction, *args):
-    """The result of a prediction of yours, as text."""
+    """Return the result of your prediction as text."""
     try:
         number = prediction(*args)
     except NotImplementedError:
@@ -159,7 +159,7 @@ def said(prediction, *args):
 
 # %% tags=["skip-in-grading"]
 def master_step(model):
-    """The messages of nn.DataParallel: weights out, gradients in."""
+    """Send the weights out and the gradients in, as nn.DataParallel does."""
     for p in model.parameters():
         dist.broadcast(p.detach(), 0)
     x, y = samples(dist.get_rank(), 16)
@@ -169,7 +169,7 @@ def master_step(model):
 
 
 def replica_step(model):
-    """The messages of DistributedDataParallel: gradients, to all ranks."""
+    """Send the gradients to all ranks, as DistributedDataParallel does."""
     x, y = samples(dist.get_rank(), 16)
     nn.functional.mse_loss(model(x), y).backward()
     for p in model.parameters():
@@ -233,7 +233,7 @@ from course_lib import data_parallel as reference  # the course's own classes, f
 
 
 def dealt(sampler, n, world_size, epochs):
-    """Which rank sees which sample: a box for each sample in each epoch."""
+    """Draw which rank sees which sample, with a box for each sample in each epoch."""
     figure = picture(0.55 * n + 1.2, 0.45 * epochs + 0.7)
     axes = figure.subplots()
     for epoch in range(epochs):
@@ -268,7 +268,7 @@ dealt(reference.shard_indices, 10, 4, 3)
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
 def samples_each(n: int, world_size: int) -> tuple[int, int]:
-    """(samples of each rank, how many of the samples on all ranks together are repetitions)."""
+    """Return (samples per rank, how many of the samples on all ranks together are repetitions)."""
     ### BEGIN SOLUTION
     each = -(-n // world_size)
     return each, each * world_size - n
@@ -293,13 +293,13 @@ def shard_indices(
     seed: int = 0,
     drop_last: bool = False,
 ) -> list[int]:
-    """The samples, of 0 to n - 1, that `rank` sees in `epoch`, in order.
+    """Return the samples, numbered 0 to n - 1, that `rank` sees in `epoch`, in order.
 
-    Every rank gets ceil(n / world_size) samples. If the order is too short for that, it is
-    continued from its beginning, more than once if need be (3 samples, 8 ranks).
-    drop_last: every rank gets floor(n / world_size), and no sample is seen twice.
-    shuffle: an order drawn from `seed + epoch`, the same on all ranks; False: 0, 1, 2, ...
-    Rank r takes the places r, r + world_size, r + 2 world_size, ... of the order.
+    Every rank gets ceil(n / world_size) samples. If the order is too short for that, continue
+    it from its beginning, more than once if necessary (3 samples, 8 ranks).
+    drop_last: every rank gets floor(n / world_size) instead, so that no sample is seen twice.
+    shuffle: draw the order from `seed + epoch`, the same on all ranks. If False, use 0, 1, 2, ...
+    Rank r takes positions r, r + world_size, r + 2 world_size, ... of the order.
     """
     ### BEGIN SOLUTION
     order = list(range(n))
@@ -396,16 +396,16 @@ for epoch in (0, 1):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def phases(wrap, width=256, count=256):
-    """Seconds from the barrier to the end of forward, and to the end of backward, on this rank."""
+    """Return the seconds on this rank from the barrier to the end of forward, and of backward."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
-    for _ in range(2):  # the first one warms up
+    for _ in range(2):  # the first time is a warm-up
         model.zero_grad()
         dist.barrier()
         began = time.perf_counter()
         loss = nn.functional.mse_loss(model(x), y)
-        synchronize()  # on a GPU, read the clock when forward has run, not when it was launched
+        synchronize()  # on a GPU, read the clock once forward has run, not when it is launched
         forward = time.perf_counter()
         loss.backward()
         synchronize()
@@ -415,7 +415,7 @@ def phases(wrap, width=256, count=256):
 
 
 def one_step_drawn(wrap, title):
-    """Forward, backward and all-reduces of a step on four ranks."""
+    """Draw forward, backward and the all-reduces of a step on four ranks."""
     run = launch(phases, wrap, world_size=4)
     figure = picture(8.5, 3.2)
     axes = figure.subplots()
@@ -459,7 +459,7 @@ one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, 
 def gradient_bytes_sent(
     n: int, gradient_bytes: float, microbatches: int = 1, no_sync: bool = True
 ) -> float:
-    """Bytes that each of n ranks sends in a step, by ring all-reduces."""
+    """Return the bytes each of n ranks sends in a step, with ring all-reduces."""
     ### BEGIN SOLUTION
     return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
     ### END SOLUTION
@@ -484,10 +484,10 @@ def gradient_bytes_sent(
 
 # %% nbgrader={"grade_id": "naive_data_parallel", "solution": true}
 class NaiveDataParallel(nn.Module):
-    """Replicas of `module`, kept in step by one all-reduce for each parameter after backward."""
+    """Replicas of `module`, kept in step by one all-reduce per parameter after backward."""
 
     def __init__(self, module: nn.Module, group: Group = None):
-        """Wrap `module`; its parameters and buffers become those of the group's first rank."""
+        """Wrap `module`, and give it the parameters and buffers of the group's first rank."""
         super().__init__()
         self.module, self.group = module, group
         ### BEGIN SOLUTION
@@ -501,10 +501,10 @@ class NaiveDataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Replace `.grad` by its mean over the ranks, for every parameter that requires a gradient.
+        """Replace the `.grad` of every parameter that requires a gradient with its mean over ranks.
 
-        A parameter without a gradient on this rank counts as zeros, and gets the mean, too. Sends
-        2 (N-1)/N times the gradients' bytes: each gradient is all-reduced once.
+        A parameter without a gradient on this rank counts as zeros, but gets the mean as well.
+        Send 2 (N-1)/N times the gradients' bytes, since each gradient is all-reduced once.
         """
         ### BEGIN SOLUTION
         for p in self.module.parameters():
@@ -540,7 +540,7 @@ report.points(10)
 
 # %% tags=["skip-in-grading"]
 def sent_after_barrier(ledger, rank=0):
-    """Operations of a rank after the first barrier."""
+    """Return the operations of a rank after the first barrier."""
     operations = ledger.operations(rank)
     names = [operation.op for operation in operations]
     return operations[names.index("barrier") + 1 :]
@@ -565,7 +565,7 @@ for n in (2, 3, 4):
 
 # %% tags=["skip-in-grading"]
 class Forgetful(NaiveDataParallel):
-    """The sum instead of the mean."""
+    """Keeps the sum instead of the mean."""
 
     def finish_gradient_synchronization(self):
         super().finish_gradient_synchronization()
@@ -574,10 +574,10 @@ class Forgetful(NaiveDataParallel):
 
 
 def losses(wrap, optimizer, steps=40):
-    """The loss on the same data before every step."""
+    """Return the loss on the same data before every step."""
     rank = dist.get_rank()
     model = wrap(network(rank, depth=3))
-    # 32 is not a slip: the loss is a mean over 64 outputs, so that its gradients are small.
+    # 32 is not a typo. The loss is a mean over 64 outputs, so its gradients are small.
     make, lr = {"SGD": (torch.optim.SGD, 32.0), "AdamW": (torch.optim.AdamW, 3e-3)}[optimizer]
     optimizer = make(model.parameters(), lr=lr)
     x, y = samples(100 + rank, 64)
@@ -612,7 +612,7 @@ for optimizer in ("SGD", "AdamW"):
 
 # %% tags=["skip-in-grading"]
 class ParameterInHook(NaiveDataParallel):
-    """Reduces what the hook is given."""
+    """Averages the tensor that is passed to the hook."""
 
     def __init__(self, module, group=None):
         super().__init__(module, group)
@@ -650,7 +650,8 @@ def ddp(module):
 
 
 def compared(ours, theirs=ddp, before=0):
-    """How far the gradients differ, relative to the largest; bytes and all-reduces of both."""
+    """Print how far the gradients differ, relative to the largest gradient,
+    and the bytes and all-reduces of both."""
     runs = [try_it(one_step, wrap, before=before) for wrap in (ours, theirs)]
     if None in runs:
         return
@@ -721,16 +722,16 @@ one_step_drawn(
 
 # %% nbgrader={"grade_id": "exposed_seconds", "solution": true}
 def exposed_seconds(backward: float, communication: float, buckets: int) -> float:
-    """Seconds from the end of backward until the last bucket has arrived."""
+    """Return the seconds from the end of backward until the last bucket has arrived."""
     ### BEGIN SOLUTION
     last_bucket = communication / buckets  # leaves when backward ends
-    from_the_first = backward / buckets + communication - backward  # never a pause on the wire
+    from_the_first = backward / buckets + communication - backward  # if the wire never pauses
     return max(last_bucket, from_the_first)
     ### END SOLUTION
 
 
 def scaling_efficiency(compute: float, exposed: float) -> float:
-    """Share of ideal speed, when each rank computes for `compute` seconds and waits `exposed`."""
+    """Return the share of ideal speed if ranks compute for `compute` seconds and wait `exposed`."""
     ### BEGIN SOLUTION
     return compute / (compute + exposed)
     ### END SOLUTION
@@ -812,8 +813,8 @@ class BucketedDataParallel(nn.Module):
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Group = None):
         """Broadcast parameters and buffers from the group's first rank, put the parameters that
-        require a gradient into buckets, register hooks. A bucket has more than `bucket_bytes`
-        only if it holds one parameter alone."""
+        require a gradient into buckets, and register hooks. A bucket has more than `bucket_bytes`
+        only if it holds a single parameter."""
         super().__init__()
         self.module, self.group = module, group
         ### BEGIN SOLUTION
@@ -840,7 +841,7 @@ class BucketedDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Backward passes in here only add to `.grad`; the next one outside sends the total."""
+        """In here, backward only adds to `.grad`. The next backward outside sends the total."""
         ### BEGIN SOLUTION
         self.synchronises = False
         try:
@@ -851,15 +852,14 @@ class BucketedDataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Wait for the buckets and replace every `.grad` by its mean over the ranks.
+        """Wait for the buckets, and replace every `.grad` with its mean over the ranks.
 
         As in NaiveDataParallel, every parameter that requires a gradient has a `.grad` afterwards.
-        Sends 2 (N-1)/N times the gradients' bytes in all, in as many all-reduces as there are
-        buckets.
+        Send 2 (N-1)/N times the gradients' bytes in total, with one all-reduce per bucket.
         """
         ### BEGIN SOLUTION
         for missing in self.missing:
-            missing.clear()  # no gradient on this rank: zeros
+            missing.clear()  # no gradient on this rank, so send zeros
         self._launch()
         n = dist.get_world_size(self.group)
         for bucket, (flat, work) in zip(self.buckets, self.under_way, strict=True):
@@ -880,7 +880,7 @@ class BucketedDataParallel(nn.Module):
             self._launch()
 
     def _launch(self):
-        """Start the next buckets in order, as far as they are complete."""
+        """Start the next buckets in order, up to the first incomplete bucket."""
         for k in range(len(self.under_way), len(self.buckets)):
             bucket = self.buckets[k]
             if self.missing[k]:
@@ -922,7 +922,7 @@ report.points(16)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Arrival:
-    """The handle of an all-reduce whose sum is there at a given time, not sooner."""
+    """The handle of an all-reduce whose sum arrives no sooner than a given time."""
 
     def __init__(self, work, at):
         self.work, self.at = work, at
@@ -934,7 +934,7 @@ class Arrival:
 
 def slow_wire(bandwidth):
     """From now on, send this rank's all-reduces one by one over a wire
-    of `bandwidth` bytes a second."""
+    of `bandwidth` bytes per second."""
     n, real, free = dist.get_world_size(), dist.all_reduce, 0.0
 
     def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -947,8 +947,8 @@ def slow_wire(bandwidth):
 
 
 def clocked(wraps, layer=0.010, wire=200e6, width=512, depth=8, steps=6):
-    """By name, for the best step: (seconds of forward and backward,
-    then seconds until the mean is there)."""
+    """Return, by name, (seconds of forward and backward, then seconds until the mean is ready)
+    for the best step."""
 
     def pace(module, args, output):
         output.register_hook(lambda gradient: time.sleep(layer))
@@ -1057,7 +1057,7 @@ def too_early():
     flat = torch.full((1_000_000,), float(rank), device=device())
     dist.barrier()
     work = dist.all_reduce(flat, async_op=True)
-    early = flat.clone()  # no wait
+    early = flat.clone()  # without waiting
     work.wait()
     return f"read early: {sorted(set(early.tolist()))[:4]}, after wait: {flat[0].item()}"
 
@@ -1131,7 +1131,7 @@ def unequal(counted):
     count = (3, 1)[rank]
     x, y = samples(7, 4)
     mine = slice(0, 3) if rank == 0 else slice(3, 4)
-    error = (model(x[mine]) - y[mine]).square().mean(1)  # of each sample
+    error = (model(x[mine]) - y[mine]).square().mean(1)  # one for each sample
     if counted:
         error.sum().backward()
         model.finish_gradient_synchronization(count=count)
@@ -1209,7 +1209,7 @@ figure
 
 # %% nbgrader={"grade_id": "topk_bytes_sent", "solution": true}
 def topk_bytes_sent(n: int, numel: int, fraction: float) -> float:
-    """Bytes that each of n ranks sends for one tensor of float32."""
+    """Return the bytes each of n ranks sends for one float32 tensor."""
     ### BEGIN SOLUTION
     return (n - 1) * max(1, round(fraction * numel)) * 8
     ### END SOLUTION
@@ -1237,16 +1237,16 @@ for n in (2, 8, 64, 100, 512):
 def topk_all_reduce(
     tensor: torch.Tensor, fraction: float, error: torch.Tensor, group: Group = None
 ) -> None:
-    """Replace `tensor` by the mean over the ranks of the k largest elements of `tensor + error`.
+    """Replace `tensor` with the mean over the ranks of the k largest elements of `tensor + error`.
 
-    An element that a rank does not send counts as 0 there: the sum of what was
-    sent is divided by N.
-    tensor: float32, any shape, contiguous or not; the shape is the same on every rank. Overwritten
-    in place, with the same bits on every rank.
-    error: of the same shape; overwritten by the part of `tensor + error` that this
-    rank did not send.
-    k = max(1, round(fraction * size)); the k largest are those of largest magnitude.
-    Sends (N-1) k (4 + 4) bytes: indices as int32, and values.
+    An element a rank does not send counts as 0 on that rank, so divide the sum of the sent
+    elements by N.
+    tensor: float32, of any shape that is the same on every rank, contiguous or not. It is
+    overwritten in place, with the same bits on every rank.
+    error: of the same shape, and overwritten with the part of `tensor + error` this rank did
+    not send.
+    k = max(1, round(fraction * size)). The k largest elements have the largest magnitudes.
+    Send (N-1) k (4 + 4) bytes, for indices as int32 and for values.
     """
     ### BEGIN SOLUTION
     n = dist.get_world_size(group)
@@ -1294,7 +1294,7 @@ def average_of_noise(average):
 
 
 def beside(name, average, prediction, *args):
-    """The bytes of `average(tensor, error)` for 100,000 elements beside
+    """Print the bytes of `average(tensor, error)` for 100,000 elements next to
     prediction(n, 100_000, ...)."""
     for n in (2, 4):
         run = try_it(average_of_noise, average, world_size=n)
@@ -1315,7 +1315,7 @@ beside("top 1 %", lambda t, e: topk_all_reduce(t, 0.01, e), topk_bytes_sent, 0.0
 
 # %% tags=["skip-in-grading"]
 def trained_with(average, forget=False, steps=60):
-    """The loss before each step, when gradients are averaged by average(tensor, error)."""
+    """Return the loss before each step, with gradients averaged by average(tensor, error)."""
     rank = dist.get_rank()
     model = network(0, depth=3)
     held = list(model.parameters())
@@ -1343,7 +1343,7 @@ def plain_mean(tensor, error):
 
 
 def curves(ways):
-    """A loss curve for each way: (function, forget)."""
+    """Draw a loss curve for each way, which is a pair (function, forget)."""
     figure = picture(7, 3)
     axes = figure.subplots()
     styles = zip(ways.items(), RANKS, ("-", "--", "-.", ":"), strict=False)
@@ -1408,7 +1408,7 @@ BLOCK = 256
 
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, size) float32 -> elements (rows, size) int8 and scales
+    """Turn (rows, size) float32 into elements, (rows, size) int8, and scales,
     (rows, ceil(size/256)) float32."""
     padded = nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
     blocks = padded.view(len(rows), -1, BLOCK)
@@ -1419,7 +1419,7 @@ def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize(elements: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """(rows, size) float32, from what `quantize` made."""
+    """Return (rows, size) float32 from the two results of `quantize`."""
     return elements * scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
 
 
@@ -1469,7 +1469,7 @@ figure
 
 # %% tags=["skip-in-grading"]
 def eight_bit_run():
-    """int8_all_reduce of six elements: the input, the tensors of its collectives, the mean."""
+    """Return the input, collectives' tensors and mean of an int8_all_reduce of six elements."""
     from course_lib.compression import int8_all_reduce as library
 
     passed = []
@@ -1483,7 +1483,7 @@ def eight_bit_run():
 
     for name in ("all_to_all_single", "all_gather_single", "all_gather_into_tensor"):
         if hasattr(dist, name):
-            setattr(dist, name, watched(getattr(dist, name)))  # in ranks that end with the cell
+            setattr(dist, name, watched(getattr(dist, name)))  # in ranks, which end with the cell
     tensor = torch.randn(6, generator=torch.Generator().manual_seed(dist.get_rank()))
     asked = tensor.tolist()
     library(tensor, torch.zeros(6))
@@ -1491,7 +1491,7 @@ def eight_bit_run():
 
 
 def draw_cells(axes, left, row, texts, colour, ink="white", wide=1.0):
-    """Cells of one colour, from `left` on."""
+    """Draw cells of one colour, starting at `left`."""
     for place, text in enumerate(texts):
         at = left + wide * place
         axes.barh(row, wide, 0.42, at, align="center", color=colour, edgecolor="white", lw=0.8)
@@ -1499,7 +1499,7 @@ def draw_cells(axes, left, row, texts, colour, ink="white", wide=1.0):
 
 
 def draw_eights(axes, left, row, packed, colour):
-    """Two elements in int8, and behind them the scale that they share, four bytes."""
+    """Draw two int8 elements, and behind them the four bytes of the scale they share."""
     scale = torch.tensor(packed[2:], dtype=torch.int8).view(torch.float32).item()
     draw_cells(axes, left, row, packed[:2], colour, wide=1.35)
     draw_cells(axes, left + 2.7, row, [f"{scale:.3f}"], tint(colour), INK, 1.6)
@@ -1558,7 +1558,7 @@ figure
 
 # %% nbgrader={"grade_id": "int8_bytes_sent", "solution": true}
 def int8_bytes_sent(n: int, numel: int) -> float:
-    """Bytes that each of n ranks sends, scales included."""
+    """Return the bytes each of n ranks sends, including scales."""
     ### BEGIN SOLUTION
     shard = math.ceil(numel / n)
     return 2 * (n - 1) * (shard + 4 * math.ceil(shard / BLOCK))
@@ -1579,13 +1579,13 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 # %% nbgrader={"grade_id": "int8_all_reduce", "solution": true}
 @torch.no_grad()
 def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = None) -> None:
-    """Replace `tensor` by the mean over the ranks of `tensor + error`,
-    sent in eight bits an element.
+    """Replace `tensor` with the mean over the ranks of `tensor + error`,
+    sent in eight bits per element.
 
-    tensor: float32, any shape, contiguous or not, also of fewer than N elements; the shape is
-    the same on every rank. Overwritten in place, with the same bits on every rank.
-    error: of the same shape; overwritten by what this rank's roundings have left out.
-    Sends 2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): an all-to-all
+    tensor: float32, of any shape that is the same on every rank, contiguous or not, even with fewer
+    than N elements. It is overwritten in place, with the same bits on every rank.
+    error: of the same shape, and overwritten with the part this rank's roundings left out.
+    Send 2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N), by an all-to-all
     and an all-gather.
     """
     ### BEGIN SOLUTION
@@ -1672,7 +1672,7 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class LowRank:
-    """PowerSGD on the matrices of the network, whose gradients lie in one flat tensor."""
+    """PowerSGD on the matrices of the network, whose gradients are stored in one flat tensor."""
 
     def __init__(self, make=None, **kwargs):
         self.make, self.kwargs, self.inner = make, kwargs, None
@@ -1840,8 +1840,8 @@ answer_3 = ...  # "sgd", "adamw", "both" or "neither"
 answer_4 = ...  # gradient
 answer_5 = ...  # ranks
 ### BEGIN SOLUTION
-answer_1 = 2 * 7 / 8 * 14 / 50 / 20  # backward is the slower: one bucket
-answer_2 = 1.5 / (1.5 + 24.5 / 10 - 0.95)  # 2.45 s on the wire, begun after 0.05 s
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20  # backward is slower, so one bucket is exposed
+answer_2 = 1.5 / (1.5 + 24.5 / 10 - 0.95)  # 2.45 s on the wire, starting after 0.05 s
 answer_3 = "sgd"
 answer_4 = (30 * 2 + 10 * 6) / 40
 answer_5 = 2 * 4 / (0.02 * 8)
@@ -1917,25 +1917,25 @@ figure
 
 # %% nbgrader={"grade_id": "powersgd", "solution": true}
 class PowerSGD:
-    """Averages gradients over the ranks of `group`, matrices as P Q^T with `rank` columns.
+    """Averages gradients over the ranks of `group`, with matrices as P Q^T of `rank` columns.
 
     all_reduce(gradients) overwrites each tensor of a list, which has the same shapes in the same
-    order in every step: a matrix larger than `rank` in both dimensions by P Q^T, any other
-    by the exact mean.
-    For each matrix, Q and error are kept from step to step. The first Q is random and the same on
-    every rank: draw it with a torch.Generator of a fixed seed. Q has the dtype of its gradient,
-    which may be float32 or float64. The same bits on every rank afterwards.
-    A step sends 2 (N-1)/N times the bytes of each P (rows, rank), each Q (columns, rank),
+    order in every step. A matrix larger than `rank` in both dimensions becomes P Q^T, while any
+    other tensor becomes the exact mean. All ranks get the same bits.
+    For each matrix, Q and error are kept from step to step. The first Q is random but the same on
+    every rank, so draw it with a torch.Generator with a fixed seed. Q has the dtype of its
+    gradient, which can be float32 or float64.
+    A step sends 2 (N-1)/N times the bytes of each P (rows, rank), each Q (columns, rank), and
     each other tensor.
     """
 
     def __init__(self, rank: int = 2, group: Group = None):
         self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}  # Q and error of each matrix, by its place in the list
+        self.queries, self.errors = {}, {}  # Q and error of each matrix, by its index in the list
 
     @torch.no_grad()
     def all_reduce(self, gradients: list[torch.Tensor]) -> None:
-        """Overwrite each gradient by its mean over the ranks, matrices by P Q^T."""
+        """Overwrite each gradient with its mean over the ranks, as P Q^T for matrices."""
         ### BEGIN SOLUTION
         for k, gradient in enumerate(gradients):
             if gradient.dim() != 2 or min(gradient.shape) <= self.rank:
@@ -2042,14 +2042,14 @@ curves(
 
 # %%
 def shard_rows(flat, n):
-    """(n, s): shard after shard of a vector, zeros at the end;
-    s is a multiple of 8 (a byte has 8 signs)."""
+    """Return (n, s), the shards of a flat tensor, with zeros at the end.
+    s is a multiple of 8, because a byte holds 8 signs."""
     shard = 8 * math.ceil(flat.numel() / (8 * n))
     return nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
 
 
 def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
+    """Pack (n, s) elements into (n, s / 8) bytes. A bit says whether an element is 0 or more."""
     bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
     return (bits << torch.arange(8, dtype=torch.uint8, device=rows.device)).sum(
         -1, dtype=torch.uint8
@@ -2057,7 +2057,7 @@ def pack(rows):
 
 
 def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
+    """Unpack (n, s / 8) bytes into (n, s) elements, which are 1 or -1."""
     bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
     return 2.0 * bits.flatten(1) - 1
 
@@ -2067,22 +2067,22 @@ def unpack(packed):
 def sign_all_reduce(
     tensor: torch.Tensor, error: torch.Tensor, server_error: torch.Tensor, group: Group = None
 ) -> None:
-    """Replace `tensor` by the mean over the ranks of `tensor + error`, as signs with a scale.
+    """Replace `tensor` with the mean over the ranks of `tensor + error`, as signs with a scale.
 
-    tensor: float32 or float64, any shape, the same on every rank. Overwritten, with the same bits
+    tensor: float32 or float64, any shape, the same on every rank. Overwrite it with the same bits
     on every rank.
-    error: of the same shape; overwritten by what this rank's signs miss.
+    error: of the same shape, and overwritten with the part this rank's signs miss.
     server_error: shape (s,), a row of `shard_rows`. The server sends the signs
-    of mean + server_error for its shard, and overwrites server_error by the part that these signs
-    miss. It is 0 in the padding.
-    A scale is the mean of |x| over a shard's elements, padding not counted, in float32. Decoded,
-    an element is its sign times its scale. Sends (N-1) (s/8 + 4) bytes by all-to-all, and as
+    of mean + server_error for its shard, and overwrites server_error with the part these signs
+    miss, which is 0 in the padding.
+    A scale is the mean of |x| over a shard's elements without padding, in float32. A decoded
+    element is its sign times its scale. Send (N-1) (s/8 + 4) bytes by all-to-all, and as
     many by all-gather.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)  # 0 where there is padding
+    real = shard_rows(torch.ones_like(tensor).flatten(), n)  # 0 in the padding
     scales = (
         (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
     ).float()
@@ -2108,13 +2108,13 @@ def sign_all_reduce(
 
 
 class OneBitAdam:
-    """Adam that averages by itself: for `warmup_steps` the gradients,
-    then the momentum by sign_all_reduce.
+    """Adam that does its own averaging, of the gradients for `warmup_steps`,
+    and then of the momentum by sign_all_reduce.
 
-    params: a list, the same values on every rank; each `.grad` is this rank's own. Momentum,
-    variance and both errors are kept for each. step() sends an all-reduce for each parameter
-    in the warm-up, and then a sign_all_reduce for each. The bias corrections are Adam's. After
-    the warm-up the variance no longer changes, and neither does its correction:
+    params: a list with the same values on every rank, but each `.grad` is this rank's own. Keep
+    momentum, variance and both errors for each parameter. In the warm-up, step() sends an
+    all-reduce for each, and afterwards a sign_all_reduce for each. The bias corrections are as in
+    Adam. After the warm-up, the variance no longer changes, and neither does its correction,
     1 - beta2 ** min(steps, warmup_steps).
     """
 
@@ -2127,7 +2127,7 @@ class OneBitAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step of every parameter."""
+        """Take one step for every parameter."""
         ### BEGIN SOLUTION
         self.steps += 1
         n, (beta1, beta2) = dist.get_world_size(self.group), self.betas
@@ -2178,7 +2178,7 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 
 # %% tags=["skip-in-grading"]
 def trained_by(make, steps=60):
-    """The loss before each step of an optimizer that averages by itself."""
+    """Return the loss before each step of an optimizer that does its own averaging."""
     model = network(0, depth=3)
     optimizer = make(model.parameters())
     x, y = samples(100 + dist.get_rank(), 64)
