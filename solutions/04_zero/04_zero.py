@@ -117,7 +117,7 @@ class Network(nn.Module):
 
 
 def held():
-    """Bytes of the tensors on this rank that did not exist before the training."""
+    """Return the bytes of the tensors on this rank that did not exist before the training."""
     time.sleep(0.003)  # gloo's threads free the tensors of their last operation late
     storages = {}
     for item in gc.get_objects():
@@ -129,8 +129,8 @@ def held():
 
 
 def train(make, steps=2, microbatches=1, samples=2):
-    """Train the pair (model, optimizer) of `make(model)`;
-    every rank has its own data and first weights."""
+    """Train the pair (model, optimizer) from `make(model)`,
+    with different data and initial weights on every rank."""
     gc.collect()
     gc.freeze()  # existing tensors do not count
     rank = dist.get_rank()
@@ -162,7 +162,8 @@ def train(make, steps=2, microbatches=1, samples=2):
 
 
 def sent(run, rank=0, since=-1):
-    """Bytes that a rank sent after barrier `since` (-1: the last), in units of (N-1)/N P floats."""
+    """Return the bytes a rank sent after barrier `since` (-1 is the last),
+    in units of (N-1)/N P floats."""
     operations = run.ledger.operations(rank)
     begin = [i for i, operation in enumerate(operations) if operation.op == "barrier"][since]
     n = run.ledger.world_size
@@ -170,9 +171,9 @@ def sent(run, rank=0, since=-1):
 
 
 def memory_picture(runs):
-    """Bytes per parameter at every measurement of the last step on rank 0,
+    """Draw the bytes per parameter at every measurement of the last step on rank 0,
     with one panel for each run of `train`."""
-    runs = {name: run for name, run in runs.items() if run}  # None: not written yet
+    runs = {name: run for name, run in runs.items() if run}  # None if not written yet
     figure = picture(9.0, 2.2)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for axes, (name, run) in zip(panels, runs.items(), strict=True):
@@ -255,10 +256,11 @@ WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes per parameter
 
 # %% nbgrader={"grade_id": "memory_per_rank", "solution": true}
 def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) -> float:
-    """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
+    """Return the bytes of model states on each of n ranks, for mixed-precision Adam.
 
-    params and n may be any numbers: nothing is rounded or padded. stage: 0 (replicas), 1, 2 or 3.
-    offload: see above; the check sets it from stage 1 on.
+    The total is 16 bytes per parameter. params and n can be any numbers, since nothing is
+    rounded or padded. stage: 0 (replicas), 1, 2 or 3. offload: see above. The check sets it
+    from stage 1 on.
     """
     ### BEGIN SOLUTION
     if stage not in (0, 1, 2, 3):
@@ -368,12 +370,12 @@ with contextlib.suppress(NotImplementedError):
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def padded(numel: int, n: int) -> int:
-    """The smallest multiple of n that is not below numel."""
+    """Return the smallest multiple of n that is not below numel."""
     return -(-numel // n) * n
 
 
 def offsets(tensors) -> list[int]:
-    """Where each tensor begins when all lie in a row."""
+    """Return where each tensor begins if all are stored in a row."""
     begins, total = [], 0
     for tensor in tensors:
         begins.append(total)
@@ -385,12 +387,12 @@ def offsets(tensors) -> list[int]:
 
 
 def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
-    """The elements of `params` in a row, cut into n flat shards of one size;
-    zeros fill the last ones.
+    """Return the elements of `params` in a row, cut into n flat shards of the same size,
+    with zeros at the end.
 
-    params: tensors of any shapes, contiguous or not, of one dtype. They are left alone. The order
-    of a tensor's elements is that of reshape(-1). Returns n tensors of ceil(P / n) elements,
-    of the same dtype, detached: no gradient flows back from them.
+    params: tensors of any shapes, contiguous or not, of one dtype. They do not change. Order
+    a tensor's elements as reshape(-1) does. Return n tensors of ceil(P / n) elements, of the
+    same dtype. Detach them, so that no gradient flows back from them.
     """
     ### BEGIN SOLUTION
     tensors = [param.detach() for param in params]
@@ -522,14 +524,14 @@ memory_picture({"replicas": measured[0]})
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def reduce_scatter_mean(whole, group):
-    """This rank's shard of the mean of all ranks' `whole`."""
+    """Return this rank's shard of the mean of all ranks' `whole`."""
     shard = whole.new_empty(whole.numel() // dist.get_world_size(group))
     dist.reduce_scatter_tensor(shard, whole, group=group)
     return shard.div_(dist.get_world_size(group))
 
 
 def gather_into(params, shard, group):
-    """Write all ranks' shards into the parameters that they were cut from."""
+    """Write all ranks' shards into the parameters they were cut from."""
     whole = shard.new_empty(shard.numel() * dist.get_world_size(group))
     dist.all_gather_into_tensor(whole, shard, group=group)
     for param, offset in zip(params, offsets(params), strict=True):
@@ -537,7 +539,7 @@ def gather_into(params, shard, group):
 
 
 def flat_gradient(params, n):
-    """The gradients of `params` in a row, zeros where there is none."""
+    """Return the gradients of `params` in a row, with zeros for missing gradients."""
     return torch.cat(
         flatten_and_shard([torch.zeros_like(p) if p.grad is None else p.grad for p in params], n)
     )
@@ -547,7 +549,7 @@ def flat_gradient(params, n):
 
 
 class Zero1Optimizer:
-    """Any elementwise torch optimizer, its state sharded over the ranks of `group`.
+    """Any elementwise torch optimizer, with its state sharded over the ranks of `group`.
 
     params: all parameters of a model. They get the values of the first rank.
     optimizer_cls, **defaults: the optimizer and its arguments, such as torch.optim.AdamW, lr=1e-3.
@@ -567,7 +569,7 @@ class Zero1Optimizer:
         ### END SOLUTION
 
     def step(self):
-        """Average the gradients, update this rank's shard, give all ranks the new parameters."""
+        """Average gradients, update this rank's shard, and give all ranks the new parameters."""
         ### BEGIN SOLUTION
         with torch.no_grad():
             self.shard.grad = reduce_scatter_mean(flat_gradient(self.params, self.n), self.group)
@@ -620,7 +622,7 @@ def zero1(model):
 
 
 def show(name, make, expected, world_size=4, **options):
-    """Run `train`; print the bytes per parameter, measured and expected,
+    """Run `train`, and print the measured and the expected bytes per parameter,
     and the traffic of a step."""
     run = try_it(train, make, world_size=world_size, **options)
     if run:
@@ -663,7 +665,7 @@ _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def trained(make, steps=3):
-    """The model after some steps, on all ranks from the same start, on each rank's own data."""
+    """Return the model after some steps, with the same start on all ranks, but different data."""
     rank = dist.get_rank()
     model, optimizer = make(Network(seed=5).to(device()))
     generator = torch.Generator().manual_seed(100 + rank)
@@ -676,7 +678,7 @@ def trained(make, steps=3):
 
 
 def row(make):
-    """All parameters of the model returned by `trained`, in full, in one row."""
+    """Return all parameters of the model from `trained`, in full, in one row."""
     model = trained(make)
     if hasattr(model, "full_state_dict"):
         tensors = list(model.full_state_dict().values())
@@ -693,7 +695,7 @@ def torchs(model):
 
 
 def step_in_two(make):
-    """Two steps, with a barrier before each backward and each optimizer step."""
+    """Take two steps, with a barrier before each backward and each optimizer step."""
     model, optimizer = make(Network(seed=5).to(device()))
     for _ in range(2):
         x, y = torch.randn(2, 4, WIDTH, device=device())
@@ -736,7 +738,7 @@ if ours and theirs:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def wire_bytes():
-    """Bytes that this process has sent over TCP so far, as Linux counts them (notebook 02 §1)."""
+    """Return the bytes this process has sent over TCP, as counted by Linux (notebook 02 §1)."""
     total = 0
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -751,7 +753,7 @@ def wire_bytes():
 
 
 def over_the_ring(make):
-    """`make`, with its reduce-scatters and all-gathers done by the ring of notebook 02."""
+    """Return `make` with reduce-scatters and all-gathers on the ring of notebook 02."""
 
     def made(model):
         from course_lib import collectives as ring  # paste your own functions, if you have them
@@ -766,7 +768,7 @@ def over_the_ring(make):
 
 
 def on_the_wire(make):
-    """The bytes that this rank sent over TCP in the second of two steps,
+    """Return the bytes this rank sent over TCP in the second of two steps,
     in units of (N-1)/N P elements."""
     model, optimizer = make(Network(seed=5).to(device()))
     for _ in range(2):
@@ -783,7 +785,7 @@ def on_the_wire(make):
 
 for world_size in (2, 4):
     for name, make in (("PyTorch's functions", zero1), ("the ring", over_the_ring(zero1))):
-        # on the CPU: bytes are read from TCP
+        # on the CPU, because the bytes are read from TCP
         run = try_it(on_the_wire, make, world_size=world_size, backend="gloo")
         if run:
             booked = sent(run, since=-2)
@@ -866,19 +868,19 @@ memory_picture(drawn)
 
 # %%
 def after_backward(function):
-    """Call `function()` when the backward that is running now is over.
-    To be called from its hooks."""
+    """Call `function()` when the current backward is over.
+    Use this in a hook of that backward."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 # %% nbgrader={"grade_id": "zero2_optimizer", "solution": true}
 class Zero2Optimizer:
-    """As Zero1Optimizer, with gradients sharded too.
+    """Like Zero1Optimizer, but with gradients sharded as well.
 
     bucket_bytes: parameters are put into buckets of up to that many bytes, from the last to
-    the first; a larger parameter has a bucket of its own. After every backward the gradients
+    the first, and a larger parameter has its own bucket. After every backward, the gradients
     of the parameters are None, and this rank keeps its shards of their mean.
-    Sends (K + 1) (N-1)/N of the parameters for a step after K backwards.
+    A step after K backwards sends (K + 1) (N-1)/N of the parameters.
     """
 
     def __init__(
@@ -900,10 +902,10 @@ class Zero2Optimizer:
         cut = (flatten_and_shard(bucket, self.n)[rank].clone() for bucket in self.buckets)
         self.shards = [nn.Parameter(own) for own in cut]  # one for each bucket
         self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None  # the number of the bucket that leaves next; None between backwards
+        self.turn = None  # the index of the bucket to send next, or None between backwards
 
     def arrived(self, param):
-        """Hook: the gradient of this parameter is complete. It may be the first of a backward."""
+        """Called when this parameter's gradient is complete. It can be the first of a backward."""
         ### BEGIN SOLUTION
         if self.turn is None:
             self.turn = 0
@@ -913,12 +915,12 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def is_full(self, bucket):
-        """Whether all gradients of the bucket are here."""
+        """Return whether all gradients of the bucket are ready."""
         return all(param.grad is not None for param in bucket)
 
     @torch.no_grad()
     def send(self):
-        """Reduce-scatter the bucket whose turn it is. The next bucket has its turn afterwards."""
+        """Reduce-scatter the bucket whose turn it is, and give the turn to the next bucket."""
         ### BEGIN SOLUTION
         bucket, shard = self.buckets[self.turn], self.shards[self.turn]
         whole = flat_gradient(bucket, self.n)
@@ -930,7 +932,7 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def send_the_rest(self):
-        """Backward is over."""
+        """Called when backward is over."""
         ### BEGIN SOLUTION
         while self.turn < len(self.buckets):
             self.send()
@@ -938,7 +940,7 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def step(self):
-        """Update this rank's shards, give all ranks the new parameters."""
+        """Update this rank's shards, and give all ranks the new parameters."""
         ### BEGIN SOLUTION
         with torch.no_grad():
             self.optimizer.step()
@@ -947,8 +949,7 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def zero_grad(self):
-        """Forget the gradients: each shard's is None afterwards,
-        because zeros would keep the memory."""
+        """Set the gradients of all shards to None, because zeros would keep the memory."""
         self.optimizer.zero_grad()
 
 
@@ -1060,7 +1061,7 @@ memory_picture(drawn)
 # %%
 flat = torch.arange(4.0)
 view = flat[:2]
-flat.untyped_storage().resize_(0)  # the memory is gone; `view` must not be read now
+flat.untyped_storage().resize_(0)  # the memory is freed, so `view` must not be read now
 print("bytes:", flat.untyped_storage().nbytes(), "shape:", tuple(view.shape))
 flat.untyped_storage().resize_(16)
 flat.copy_(torch.arange(4.0) + 10)
@@ -1089,8 +1090,8 @@ print("again:", view)
 class Unit:
     """Parameters that are gathered, freed and reduced together, and this rank's `shard` of them.
 
-    params: tensors that are all frozen or all trained. From the constructor on they have no memory,
-    except between gather() and free(). gather() and reduce() send (N-1)/N of the parameters each.
+    params: tensors that are all frozen or all trained. From the constructor on, they have memory
+    only between gather() and free(). gather() and reduce() each send (N-1)/N of the parameters.
     """
 
     def __init__(self, params, *, group: Group = None):
@@ -1107,7 +1108,7 @@ class Unit:
         ### END SOLUTION
 
     def gather(self):
-        """Give the parameters their memory, filled with all ranks' shards."""
+        """Give the parameters memory, and fill it with the shards of all ranks."""
         ### BEGIN SOLUTION
         if not self.here:
             self.flat.untyped_storage().resize_(self.nbytes)
@@ -1117,7 +1118,7 @@ class Unit:
         ### END SOLUTION
 
     def free(self):
-        """Give the parameters' memory back."""
+        """Free the memory of the parameters."""
         ### BEGIN SOLUTION
         self.flat.untyped_storage().resize_(0)
         self.here = False
@@ -1125,7 +1126,7 @@ class Unit:
 
     def reduce(self):
         """Add the mean of the parameters' gradients to the shard's gradient,
-        and forget the former."""
+        and forget the gradients of the parameters."""
         ### BEGIN SOLUTION
         whole = flat_gradient(self.params, self.n)
         for param in self.params:
@@ -1191,15 +1192,15 @@ report.points(7)
 class Zero3Module(nn.Module):
     """`module` with its parameters sharded over `group`, gathered unit by unit where they are used.
 
-    Keeps 1/N of the parameters, gradients and optimizer's state, and a unit or two at a time.
-    Sends 3 (N-1)/N of the parameters for a forward and a backward.
+    A rank keeps 1/N of the parameters, gradients and optimizer state, and a full unit or two at a
+    time. A forward and a backward send 3 (N-1)/N of the parameters.
     """
 
     def __init__(self, module: nn.Module, *, group: Group = None):
         super().__init__()
         self.module, self.unsent, self.in_backward = module, set(), False
         owner = {}
-        for block in dict.fromkeys(module.blocks):  # each once
+        for block in dict.fromkeys(module.blocks):  # each block once
             for param in block.parameters():
                 owner[param] = module if param in owner else block
         inside = {inner for block in module.blocks for inner in block.modules()}
@@ -1218,8 +1219,8 @@ class Zero3Module(nn.Module):
                 param.register_post_accumulate_grad_hook(lambda _, unit=unit: self.arrived(unit))
 
     def after_forward(self, unit, output):
-        """The forward of the unit's module is over. If a backward will come, let
-        `self.before_backward(unit)` be called when the gradient of this output is ready."""
+        """Called after the forward of the unit's module. If a backward will follow, have
+        `self.before_backward(unit)` called when the gradient of this output is ready."""
         ### BEGIN SOLUTION
         unit.free()
         if output.requires_grad:
@@ -1227,7 +1228,7 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def before_backward(self, unit):
-        """The backward of the unit's module comes next. If the unit is trained, put it into
+        """Called before the backward of the unit's module. If the unit is trained, put it into
         `self.unsent`, where it stays until its gradients are reduced."""
         if not self.in_backward:
             self.in_backward = True
@@ -1239,7 +1240,7 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def arrived(self, unit):
-        """A gradient of one of the unit's parameters is ready. Are all of them?"""
+        """Called when one of the unit's gradients is ready. Are all of them ready?"""
         ### BEGIN SOLUTION
         if all(param.grad is not None for param in unit.params):
             unit.reduce()
@@ -1248,8 +1249,8 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def end(self):
-        """Backward is over. Two kinds of units are left: units of which a parameter got no
-        gradient, and frozen units."""
+        """Called when backward is over. Two kinds of units are left, units with a parameter that
+        got no gradient, and frozen units."""
         ### BEGIN SOLUTION
         for unit in self.units:
             if unit in self.unsent:
@@ -1263,11 +1264,11 @@ class Zero3Module(nn.Module):
         return self.module(*args)
 
     def parameters(self, recurse: bool = True):
-        """This rank's flat shards."""
+        """Return this rank's flat shards."""
         return iter([unit.shard for unit in self.units])
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Every parameter, whole, by its name in the module. Called by all ranks."""
+        """Return every parameter in full, by its name in the module. All ranks call this."""
         whole = {}
         ### BEGIN SOLUTION
         for unit in self.units:
@@ -1410,7 +1411,7 @@ def fsdp(model):
 
 
 def step_only(make):
-    """Two steps; the ledger after the last barrier holds the second."""
+    """Take two steps. The ledger holds the second step after the last barrier."""
     model, optimizer = make(Network(seed=5).to(device()))
     for _ in range(2):
         x, y = torch.randn(2, 4, WIDTH, device=device())
@@ -1550,7 +1551,7 @@ config = json.loads("""
 
 # %%
 def arguments(zero):
-    """(class, its arguments) for the zero_optimization part of a DeepSpeed configuration."""
+    """Return (class, its arguments) for zero_optimization in a DeepSpeed configuration."""
     stage = zero.get("stage", 0)
     away = zero.get("offload_optimizer", {}).get("device", "none") != "none"
     if "offload_param" in zero and stage != 3:
@@ -1733,14 +1734,14 @@ with tempfile.TemporaryDirectory() as folder:
 def offloaded(
     optimizer_cls: type[torch.optim.Optimizer], folder: str
 ) -> type[torch.optim.Optimizer]:
-    """A class of optimizers like `optimizer_cls`,
-    whose states lie in memory-mapped files in `folder`.
+    """Return a class of optimizers like `optimizer_cls`,
+    but with states in memory-mapped files in `folder`.
 
-    After each step() every tensor in `optimizer.state` that has dimensions lies in a file
-    in `folder`, mapped with shared=True. It has the values, shape and dtype of the tensor that it
-    replaces, and no reference keeps that tensor alive. Several optimizers, of one process or
-    of several, may use one folder: no two states share a file. step() returns the same as that
-    of `optimizer_cls`.
+    After each step(), every tensor in `optimizer.state` that has dimensions is stored in a file
+    in `folder`, mapped with shared=True. It has the values, shape and dtype of the tensor it
+    replaces, and no reference keeps that tensor alive. Several optimizers, in one process or
+    several, can use the same folder, but no two states share a file. step() returns the same as
+    in `optimizer_cls`.
     """
     ### BEGIN SOLUTION
 
@@ -1761,7 +1762,7 @@ def is_mapped(value: torch.Tensor) -> bool:
 
 
 def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
-    """A tensor like `value` that lies in a new file."""
+    """Return a tensor like `value`, stored in a new file."""
     descriptor, path = tempfile.mkstemp(dir=folder)
     os.close(descriptor)
     mapped = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
@@ -1795,7 +1796,7 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 
 # %% tags=["skip-in-grading"]
 def memory_and_files(folder):
-    """Bytes of tensors after two steps: those in memory, and those in mapped files."""
+    """Return the bytes of tensors in memory and in mapped files after two steps."""
     gc.collect()
     gc.freeze()  # existing tensors do not count
     model = Network(seed=0).to(device())
@@ -1821,7 +1822,7 @@ def memory_and_files(folder):
 
 with tempfile.TemporaryDirectory() as folder:
     for name, where in (("in memory", None), ("in files", folder)):
-        # on the CPU: states are mapped into the host's memory
+        # on the CPU, because states are mapped into the host's memory
         run = try_it(memory_and_files, where, world_size=2, backend="gloo")
         if run:
             memory, files = (size / P for size in run[0])
@@ -1860,7 +1861,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% tags=["skip-in-grading"]
 def orthogonalize(matrix):
-    """A matrix with the same singular vectors, and with singular values close to 1."""
+    """Return a matrix with the same singular vectors, but with singular values close to 1."""
     a, b, c = 3.4445, -4.7750, 2.0315  # a singular value s becomes a s + b s^3 + c s^5
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
@@ -1915,7 +1916,7 @@ for name, update in (("the whole", whole), ("the halves", halves)):
 
 # %% nbgrader={"grade_id": "deal", "solution": true}
 def deal(shapes: list[tuple[int, int]], n: int) -> list[list[int]]:
-    """For each of n ranks the numbers of the matrices that it owns, their places in `shapes`.
+    """Return, for each of n ranks, the numbers of the matrices it owns, as indices into `shapes`.
 
     shapes: (rows, columns) of each matrix. Each number is in one list. A rank without a matrix
     has an empty list.
@@ -1984,17 +1985,17 @@ def muon_step(
 ) -> None:
     """Take a step of Muon on the mean of the ranks' gradients. The matrices change in place.
 
-    params: matrices, the same on all ranks; each has this rank's own gradient in .grad.
-    momenta: M of this rank's matrices by their number, empty before the first step; keep M there.
+    params: matrices, the same on all ranks, but each has this rank's own gradient in .grad.
+    momenta: M of this rank's matrices by number, empty before the first step. Keep M there.
     owned: owned[r] has the numbers of the matrices of rank r of the group, perhaps none.
-    orthogonalize(matrix): returns a new matrix; call it for this rank's matrices only.
+    orthogonalize(matrix): returns a new matrix. Call it only for this rank's matrices.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     rows = params[0].new_zeros(n, max(sum(params[k].numel() for k in own) for own in owned))
 
     def places(row, own):
-        """The number of each matrix in a row, and the view of the row that holds it."""
+        """Yield the number of each matrix in a row, and the view of the row that holds it."""
         begin = 0
         for k in own:
             yield k, row[begin : begin + params[k].numel()].view(params[k].shape)
@@ -2040,7 +2041,7 @@ report = check("04_zero/muon_step", muon_step, cases="hidden")
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def muon_on_ranks(steps=3):
-    """The matrices after some steps, and the elements of momentum on this rank."""
+    """Return the matrices after some steps, and the elements of momentum on this rank."""
     rank, n = dist.get_rank(), dist.get_world_size()
     network = Network(seed=0).double().to(device())
     params = [block.linear.weight for block in network.blocks]
@@ -2048,7 +2049,7 @@ def muon_on_ranks(steps=3):
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         x, y = torch.randn(2, 8, WIDTH, generator=generator, dtype=torch.float64).chunk(n, 1)[rank]
-        dist.barrier()  # the last step counts
+        dist.barrier()  # only the last step counts
         nn.functional.mse_loss(network(x.to(device())), y.to(device())).backward()
         muon_step(params, momenta, owned, orthogonalize)
     weights = torch.stack([param.detach().cpu() for param in params])
@@ -2091,7 +2092,7 @@ for n in (1, 2, 4, 8):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Replicas(torch.optim.AdamW):
-    """Notebook 03 without its overlap: the mean of all gradients, and every rank takes the step."""
+    """Averages all gradients and steps on every rank, as in notebook 03 but without overlap."""
 
     def step(self):
         for param in self.param_groups[0]["params"]:
