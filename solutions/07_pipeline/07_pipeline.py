@@ -121,7 +121,7 @@ gantt(simulate(one_microbatch), "a model cut over four ranks")
 
 # %%
 def counted(stages: int, microbatches: int, least: int = 1, unit: int = 1) -> None:
-    """Raise ValueError unless there are stages, and enough microbatches, a multiple of `unit`."""
+    """Raise ValueError unless there are stages, and enough microbatches in a multiple of `unit`."""
     if stages < 1:
         raise ValueError(f"stages={stages}: a pipeline has at least one stage")
     if microbatches < least or microbatches % unit:
@@ -132,7 +132,7 @@ def counted(stages: int, microbatches: int, least: int = 1, unit: int = 1) -> No
 
 
 def made(generator, *args, copies=1):
-    """The result of `generator(*args)`, if it is a schedule; else None, after saying why not."""
+    """Return `generator(*args)` if it is a schedule. Otherwise say why not, and return None."""
     if not ready(generator):
         return None
     schedule = generator(*args)
@@ -141,7 +141,7 @@ def made(generator, *args, copies=1):
 
 
 def drawn(generator, *args, durations=None, copies=1, title=None, critical=False):
-    """The chart of `generator(stages, microbatches, ...)`, or a sentence."""
+    """Return the chart of `generator(stages, microbatches, ...)`, or print a sentence."""
     schedule = made(generator, *args, copies=copies)
     if schedule is not None:
         title = title or f"{generator.__name__}{args}"
@@ -149,8 +149,8 @@ def drawn(generator, *args, durations=None, copies=1, title=None, critical=False
 
 
 def held(schedule, rank=0, weight=0.0):
-    """The most microbatches that a rank keeps at once;
-    between its I and its W a microbatch counts `weight`."""
+    """Return the most microbatches a rank keeps at the same time.
+    Between its I and its W, a microbatch counts `weight`."""
     now = most = 0
     for action in schedule[rank]:
         now += {"F": 1, "B": -1, "I": weight - 1, "W": -weight}[action.kind]
@@ -159,7 +159,7 @@ def held(schedule, rank=0, weight=0.0):
 
 
 def said(prediction, *args):
-    """The result of a prediction of yours, as text."""
+    """Return the result of your prediction as text."""
     try:
         number = prediction(*args)
     except (NotImplementedError, KeyError):
@@ -193,9 +193,9 @@ def said(prediction, *args):
 
 # %% nbgrader={"grade_id": "naive", "solution": true}
 def naive(stages: int, microbatches: int) -> list:
-    """One microbatch at a time: down all stages and up again before the next one starts.
+    """Schedule one microbatch at a time, down all stages and up again before the next one starts.
 
-    Returns for each rank the list of its Actions. One rank of p works at any time.
+    Return, for each rank, the list of its Actions. One rank of p works at any time.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches)
@@ -270,9 +270,9 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% nbgrader={"grade_id": "gpipe", "solution": true}
 def gpipe(stages: int, microbatches: int) -> list:
-    """All forwards, then all backwards. Returns for each rank the list of its Actions.
+    """Schedule all forwards, then all backwards. Return, for each rank, the list of its Actions.
 
-    Each rank idles (p-1)(F+B), and holds the activations of all m microbatches.
+    Each rank idles for (p-1)(F+B), and holds the activations of all m microbatches.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches)
@@ -310,7 +310,7 @@ drawn(gpipe, 4, 8)
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
 def bubble_of_ideal(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """A rank's bubble over the time that it computes, F = I = W = 1.
+    """Return a rank's bubble over the time it computes, with F = I = W = 1.
 
     schedule: "naive", "gpipe", "one_f_one_b", "interleaved_one_f_one_b" or "zero_bubble_h1".
     """
@@ -328,7 +328,7 @@ def bubble_of_ideal(schedule: str, stages: int, microbatches: int, chunks: int =
 
 
 def bubble_of_total(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """A rank's bubble over the whole time of the step."""
+    """Return a rank's bubble over the total time of the step."""
     ### BEGIN SOLUTION
     ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
     return ratio / (1 + ratio)
@@ -338,9 +338,9 @@ def bubble_of_total(schedule: str, stages: int, microbatches: int, chunks: int =
 def peak_activations(
     schedule: str, stages: int, microbatches: int, rank: int, chunks: int = 1
 ) -> int:
-    """The most activations that a rank keeps at once, waiting for B or I.
+    """Return the most activations a rank keeps at the same time, while they wait for B or I.
 
-    One activation is what a microbatch leaves in one stage; with chunks a stage is 1/v
+    One activation is what a microbatch leaves in one stage. With chunks, a stage is 1/v
     of the rank's layers.
     """
     ### BEGIN SOLUTION
@@ -358,17 +358,17 @@ def peak_activations(
 def pipeline_bytes_sent(
     stages: int, microbatches: int, rank: int, nbytes: float, chunks: int = 1
 ) -> float:
-    """Bytes that a rank sends in a step: activations down, gradients up.
+    """Return the bytes a rank sends in a step, as activations down and gradients up.
 
     nbytes: the size of a microbatch's activation at a border. chunks: how many
-    each rank holds (§4).
+    chunks each rank holds (§4).
     """
     ### BEGIN SOLUTION
     if stages == 1:
         return 0
     ends = (rank == 0) + (
         rank == stages - 1
-    )  # no gradient of the tokens, no activation of the loss
+    )  # no gradient of the tokens, and no activation of the loss
     return microbatches * nbytes * (2 * chunks - ends)
     ### END SOLUTION
 
@@ -386,7 +386,7 @@ FRACTIONS = ((bubble_of_ideal, "-", "ideal time"), (bubble_of_total, "--", "tota
 
 
 def over_microbatches():
-    """GPipe's bubble for 4 and 8 ranks."""
+    """Draw GPipe's bubble for 4 and 8 ranks."""
     figure = picture(6.5, 2.6)
     axes = figure.subplots()
     for p, colour in ((4, RANKS[0]), (8, RANKS[1])):
@@ -480,11 +480,11 @@ if schedule:
 
 
 # %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
-# You may write a helper here; interleaving (§4) can use it again.
+# If you like, write a helper here. Interleaving (§4) can use it again.
 ### BEGIN SOLUTION
 def _alternate(forwards, backwards, warm_up):
-    """`warm_up` forwards ahead, then a forward and a backward in turn,
-    then the backwards left over."""
+    """Return `warm_up` forwards, then a forward and a backward in turn,
+    and then the remaining backwards."""
     row = list(forwards[:warm_up])
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         row += [forward, backward]
@@ -495,10 +495,10 @@ def _alternate(forwards, backwards, warm_up):
 
 
 def one_f_one_b(stages: int, microbatches: int) -> list:
-    """Warm up with forwards, then one forward, one backward.
-    Returns for each rank the list of its Actions.
+    """Schedule a warm-up with forwards, then one forward and one backward in turn.
+    Return, for each rank, the list of its Actions.
 
-    Each rank idles (p-1)(F+B); rank i holds at most min(m, p-i) microbatches.
+    Each rank idles for (p-1)(F+B), and rank i holds at most min(m, p-i) microbatches.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches)
@@ -553,12 +553,12 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
 
 # %% tags=["skip-in-grading"]
 def other_warm_up(change, ranks):
-    """Your 1F1B for p = 4, m = 8, in which the warm-up of some ranks is
-    `change` forwards longer."""
+    """Return your 1F1B for p = 4, m = 8, but with `change` more forwards
+    in the warm-up of some ranks."""
     rows = []
     for rank in range(4):
         ahead = max(0, 3 - rank + (change if rank in ranks else 0))
-        first = one_f_one_b(ahead + 1, 8)[0]  # rank 0 of ahead + 1 stages does `ahead` first
+        first = one_f_one_b(ahead + 1, 8)[0]  # rank 0 of ahead + 1 stages starts with `ahead`
         rows.append([action._replace(stage=rank) for action in first])
     return rows
 
@@ -633,11 +633,11 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 
 # %% nbgrader={"grade_id": "interleaved_one_f_one_b", "solution": true}
 def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> list:
-    """1F1B on a loop: rank i holds stages i, p+i, 2p+i, ..., each 1/v of its layers.
+    """Schedule 1F1B on a loop. Rank i holds stages i, p+i, 2p+i, ..., each with 1/v of its layers.
 
-    Returns for each of `stages` ranks the list of its Actions. Each rank idles (p-1)(F+B)/v, F and
-    B being those of all its layers; rank i holds up to min(mv, 2(p-1-i) + (v-1)p + 1)
-    activations of one chunk.
+    Return, for each of `stages` ranks, the list of its Actions. Each rank idles for (p-1)(F+B)/v,
+    where F and B are the times for all its layers. Rank i holds up to
+    min(mv, 2(p-1-i) + (v-1)p + 1) activations of one chunk.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches, least=stages, unit=stages)
@@ -689,7 +689,7 @@ drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% tags=["skip-in-grading"]
 def warmed_up(schedule, further):
-    """The same actions, with another warm-up.
+    """Return the same actions with another warm-up.
 
     It has (v − 1) p forwards on the last rank, and `further` more for each rank further up.
     """
@@ -745,7 +745,7 @@ if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
 
 # %% tags=["skip-in-grading"]
 def first_chunk_first(schedule, stages):
-    """The same, but the backwards of a rank take its two chunks the other way round."""
+    """Return the same schedule, but with the two chunks of a rank swapped in its backwards."""
     other = {rank: {rank: stages + rank, stages + rank: rank} for rank in range(stages)}
     return [
         [
@@ -810,10 +810,10 @@ if schedule:
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
 def zero_bubble_h1(stages: int, microbatches: int) -> list:
-    """1F1B with halved backwards, and W late: rank i has i of them in store for the end.
+    """Schedule 1F1B with halved backwards, and W so late that rank i keeps i of them for the end.
 
-    Returns for each rank the list of its Actions. Each rank idles (p-1)(F+I-W), if W is no
-    longer than F and I.
+    Return, for each rank, the list of its Actions. Each rank idles for (p-1)(F+I-W), if W is
+    not longer than F and I.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches, least=stages)
@@ -860,7 +860,7 @@ drawn(zero_bubble_h1, 4, 8)
 
 # %% tags=["skip-in-grading"]
 def at_once(row):
-    """Every W right after its I."""
+    """Move every W right behind its I."""
     return [
         action._replace(kind=kind)
         for action in row
@@ -919,7 +919,7 @@ drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def own_durations(repeats=12):
-    """Seconds of F, I and W of two blocks with a batch of 4 x 64 tokens: the median."""
+    """Return the median seconds of F, I and W for two blocks with a batch of 4 x 64 tokens."""
     from course_lib.pipeline.halves import LaterWeights
 
     torch.set_num_threads(1)
@@ -1077,7 +1077,7 @@ report.points(7)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def tokens_only(schedule, blocking):
-    """Each rank goes through its own list."""
+    """Let each rank go through its own list."""
     rank, under_way = dist.get_rank(), []
     for _, kind, k in schedule[rank]:
         src, dst = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
@@ -1163,11 +1163,11 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 
 # %% nbgrader={"grade_id": "run_schedule", "solution": true}
 def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> dict:
-    """Forward and backward of all microbatches, in the order of the schedule `actions`.
+    """Run forward and backward of all microbatches, in the order of the schedule `actions`.
 
-    Adds to the parameters' `grad` the gradient of the mean loss over all targets. Returns
-    {microbatch: its part of this loss} on the last stage's rank, {} on the others.
-    Sends the output of each F to the next rank, and a gradient of the same size back for each B.
+    Add the gradient of the mean loss over all targets to the parameters' `grad`. Return
+    {microbatch: its part of this loss} on the rank of the last stage, and {} on other ranks.
+    Send the output of each F to the next rank, and a gradient of the same size back for each B.
     """
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
@@ -1259,8 +1259,8 @@ SMALL = GPTConfig(width=32, heads=4, layers=7, context=32, tied=False)
 
 
 def some_microbatches(count=8, rows=(1, 2, 3)):
-    """(inputs, targets) of a few sequences of 24 bytes each,
-    from the standard library's sources."""
+    """Return pairs (inputs, targets) of a few sequences of 24 bytes each,
+    from the sources of the standard library."""
     text = library_text()
     sizes = [rows[k % len(rows)] for k in range(count)]
     drawn_ones = [batch(text, k, batch_size=size, length=24) for k, size in enumerate(sizes)]
@@ -1268,7 +1268,7 @@ def some_microbatches(count=8, rows=(1, 2, 3)):
 
 
 def a_stage(schedule, config=SMALL):
-    """This rank's stage of a GPT; the same weights in every run."""
+    """Return this rank's stage of a GPT, with the same weights in every run."""
     torch.manual_seed(0)
     model = GPT(config).double().to(device())
     (stage,) = gpt_stages(model, schedule, dist.get_rank())
@@ -1276,7 +1276,7 @@ def a_stage(schedule, config=SMALL):
 
 
 def a_step(run, schedule, config=SMALL, change=lambda stage: None, rows=(1, 2, 3)):
-    """This rank's loss and gradients after one step, by the parameters' names in the model."""
+    """Return this rank's loss and gradients after one step, by parameter names in the model."""
     stage = a_stage(schedule, config)
     change(stage)
     dist.barrier()
@@ -1286,7 +1286,7 @@ def a_step(run, schedule, config=SMALL, change=lambda stage: None, rows=(1, 2, 3
 
 
 def one_process(config=SMALL, rows=(1, 2, 3)):
-    """The same without a pipeline."""
+    """Return the same without a pipeline."""
     torch.manual_seed(0)
     model = GPT(config).double()
     microbatches = some_microbatches(rows=rows)
@@ -1299,7 +1299,7 @@ def one_process(config=SMALL, rows=(1, 2, 3)):
 
 
 def furthest(run, alone):
-    """The largest difference of a gradient, over the largest gradient."""
+    """Return the largest difference of a gradient, relative to the largest gradient."""
     largest = max(float(gradient.abs().max()) for gradient in alone.values())
     apart = [
         (gradient - alone[name]).abs().max() for _, grads in run for name, gradient in grads.items()
@@ -1333,7 +1333,7 @@ for generator in (naive, gpipe, one_f_one_b):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def peaks_of(generator, counts, keep=False):
-    """The peak of the tensors alive on this rank, in MiB, for a step with each of the counts."""
+    """Return the peaks in MiB of the tensors alive on this rank, for a step with each count."""
     peaks, everything = [], []
 
     def pack(tensor):
@@ -1378,7 +1378,7 @@ LARGER = GPTConfig(width=192, heads=4, layers=4, context=64, tied=False)
 
 
 def timed(schedule, repeats=12):
-    """The shortest of several measured steps."""
+    """Return the shortest of several measured steps."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     (stage,) = gpt_stages(GPT(LARGER).to(device()), schedule, dist.get_rank())
@@ -1413,7 +1413,7 @@ gantts(charts, seconds=True) if charts else None
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def learns(scaled, make_optimizer, steps=40):
-    """Losses of 40 steps of 1F1B; scaled: gradients four times too large."""
+    """Return the losses of 40 steps of 1F1B. If scaled, gradients are four times too large."""
     schedule = one_f_one_b(2, 4)
     torch.manual_seed(0)
     (stage,) = gpt_stages(GPT(SMALL).to(device()), schedule, dist.get_rank())
@@ -1480,7 +1480,7 @@ if run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def theirs(stage, schedule, microbatches, how="text"):
-    """A step by PyTorch, with one of its own schedules or with the rows of ours."""
+    """Take a step in PyTorch, with one of its own schedules or with the rows of our schedule."""
     from torch.distributed import pipelining
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
@@ -1571,20 +1571,20 @@ for how, generator in cases if ours else ():
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
 class PipeDreamStage:
-    """A stage that updates after every backward; a backward uses the weights that its forward saw.
+    """A stage that updates after every backward, but a backward uses the weights its forward saw.
 
-    module: any; its output on the last stage is the loss. optimizer: over module.parameters().
-    Keeps one version of the weights for each microbatch in flight.
+    module: any module, whose output on the last stage is the loss. optimizer: for
+    module.parameters(). The stage keeps one version of the weights for each microbatch in flight.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer):
         ### BEGIN SOLUTION
         self.module, self.optimizer = module, optimizer
-        self.in_flight = {}  # of each microbatch: its input, its output, the weights that it saw
+        self.in_flight = {}  # by microbatch, its input, its output and the weights it saw
         ### END SOLUTION
 
     def forward(self, microbatch: int, x):
-        """The module's output for x, with the newest weights; x is not changed."""
+        """Return the module's output for x with the newest weights, but do not change x."""
         ### BEGIN SOLUTION
         version = {
             name: param.detach().clone().requires_grad_(param.requires_grad)
@@ -1599,10 +1599,10 @@ class PipeDreamStage:
         ### END SOLUTION
 
     def backward(self, microbatch: int, gradient=None):
-        """Backward with the weights that the forward saw, then a step of the newest ones.
+        """Run backward with the weights the forward saw, and then update the newest weights.
 
-        gradient: of the output; None if the output is the loss. Returns the gradient of x, or None
-        if x is not a floating-point tensor.
+        gradient: of the output, or None if the output is the loss. Return the gradient of x, or
+        None if x is not a floating-point tensor.
         """
         ### BEGIN SOLUTION
         x, output, version = self.in_flight.pop(microbatch)
@@ -1636,7 +1636,7 @@ report.points(6)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class WithLoss(nn.Module):
-    """The last stage, with the loss behind it. `targets` are the targets
+    """The last stage, followed by the loss. `targets` are the targets
     of the next microbatch."""
 
     def __init__(self, module):
@@ -1648,10 +1648,10 @@ class WithLoss(nn.Module):
 
 
 def stream(kind, schedule, lr=0.5, seed=0):
-    """Losses of a GPT whose stages, in one process, do the schedule;
-    kind(module, optimizer) is a stage.
+    """Return the losses of a GPT whose stages follow the schedule in one process.
+    Each stage is a kind(module, optimizer).
 
-    seed: of its weights, and of the text that it reads. Ends early if a loss is not a number.
+    seed: for its weights, and for the text it reads. End early if a loss is not a number.
     """
     torch.set_num_threads(1)
     stages, text, losses, made_by = len(schedule), library_text(), [], {}
@@ -1713,7 +1713,7 @@ except RuntimeError as error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Unseen(Overwritten):
-    """The same; autograd does not see that weights are overwritten."""
+    """The same, but autograd does not see that weights are overwritten."""
 
     def __init__(self, module, optimizer):
         super().__init__(module, optimizer)
@@ -1745,7 +1745,7 @@ RATES, SMOOTH = (0.1, 0.5), 8
 
 
 def every_order(schedules):
-    """Losses by learning rate and order; this rank's number is the seed."""
+    """Return the losses by learning rate and order, with this rank's number as the seed."""
     return {
         (lr, name): stream(ORDERS[name][0], schedule, lr, seed=dist.get_rank())
         for lr, (name, schedule) in itertools.product(RATES, schedules.items())
@@ -1753,14 +1753,14 @@ def every_order(schedules):
 
 
 def smoothed(runs):
-    """The mean of several runs, and of SMOOTH microbatches in a row, until one of the runs ends."""
+    """Return the mean of several runs and of SMOOTH microbatches in a row, until a run ends."""
     mean = [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]
     windows = [mean[k : k + SMOOTH] for k in range(len(mean) - SMOOTH + 1)]
     return [sum(window) / SMOOTH for window in windows]
 
 
 def curve(axes, name, runs, colour, dashes):
-    """Draw the losses of one of the orders, and return a phrase that says how they end."""
+    """Draw the losses of one order, and return a phrase that says how they end."""
     means = smoothed([[loss for loss in losses if math.isfinite(loss)] for losses in runs])
     axes.plot(range(SMOOTH, SMOOTH + len(means)), means, dashes, color=colour, label=name)
     lost = [len(losses) - 1 for losses in runs if not math.isfinite(losses[-1])]
@@ -1845,7 +1845,7 @@ WEIGHTS = 2 * SEQ * (attention_parameters(LLAMA) + mlp_parameters(LLAMA)) / SPEE
 SCORES = attention_flops(LLAMA, 1, SEQ, causal=True) / SPEED  # scores have no weights, so no W
 PARAMETERS = LAYERS * (attention_parameters(LLAMA) + mlp_parameters(LLAMA))
 ACTIVATIONS = korthikanti_activations(SEQ, SEQ, 8192, 64, GPUS, "regather", "selective")
-M = 2 * SEQ * LLAMA.width  # an activation; each GPU of a node sends an eighth of it
+M = 2 * SEQ * LLAMA.width  # an activation, of which each GPU of a node sends an eighth
 PORT = link("InfiniBand NDR").each_way
 LINKS = {
     "a port of 50 GB/s each": M / GPUS / PORT,
@@ -1855,7 +1855,7 @@ LINKS = {
 
 
 def rank_times(p, link_seconds):
-    """The durations of one microbatch on all layers of a rank."""
+    """Return the durations of one microbatch on all layers of a rank."""
     layers = LAYERS / p
     return Durations(
         layers * (WEIGHTS + SCORES),
@@ -1866,7 +1866,7 @@ def rank_times(p, link_seconds):
 
 
 def candidates(p, m):
-    """(name, schedule, chunks, copies of the model) of all that there are for p and m."""
+    """Yield (name, schedule, chunks, copies of the model) for all schedules that fit p and m."""
     for name in SCHEDULES:
         sizes = (2, 5) if name.startswith("interleaved") else (None,)
         for v in sizes:
@@ -1880,7 +1880,7 @@ def candidates(p, m):
 
 
 def gigabytes(p, schedule, chunks, copies):
-    """Gigabytes on the fullest GPU."""
+    """Return the gigabytes on the fullest GPU."""
     most = max(peaks(schedule, 32 / 34)) * LAYERS / p / chunks
     return (16 * PARAMETERS * copies / p / GPUS + most * ACTIVATIONS) / 1e9
 
@@ -2088,10 +2088,10 @@ report.points(4)
 
 # %%
 class Row:
-    """One rank's list while it is being written: `actions`.
+    """One rank's list, `actions`, while it is being written.
 
-    microbatches: those of each stage, in order. Each stage's passes of a kind take them
-    one after the other.
+    microbatches: the microbatches of each stage, in order. Each stage's passes of a kind take
+    them one after the other.
     """
 
     def __init__(self, microbatches: dict[int, range]):
@@ -2099,21 +2099,21 @@ class Row:
         self.microbatches, self.next, self.awaiting = microbatches, {}, []
 
     def do(self, kind, *stages):
-        """One action of this kind on each of the stages."""
+        """Add one action of this kind on each of the stages."""
         for stage in stages:
             self.actions += self._take(stage, kind)
 
     def pair(self, forward, backward):
-        """A forward of one stage with a backward of another, as one block."""
+        """Add a forward of one stage with a backward of another, as one block."""
         both = [*self._take(forward, "F"), *self._take(backward, "B")]
         self.actions += [Pair(*both)] if len(both) == 2 else both
 
     def weight(self):
-        """The oldest W that waits, if one does."""
+        """Add the oldest waiting W, if there is one."""
         self.actions += [self.awaiting.pop(0)] if self.awaiting else []
 
     def weights(self):
-        """Every W that waits."""
+        """Add every waiting W."""
         while self.awaiting:
             self.weight()
 
@@ -2129,10 +2129,10 @@ class Row:
 
 
 # %% nbgrader={"grade_id": "dualpipe", "solution": true}
-# You may write a helper here.
+# If you like, write a helper here.
 ### BEGIN SOLUTION
 def _dual(row, near, far, half, place, microbatches):
-    """The eight phases; half: p/2, microbatches: of one direction."""
+    """Add the eight phases. half: p/2. microbatches: the number in one direction."""
     below = half - 1 - place
     for _ in range(2 * below):  # fill from the near end
         row.do("F", near)
@@ -2142,9 +2142,9 @@ def _dual(row, near, far, half, place, microbatches):
         row.do("I", far)
         row.weight()
         row.do("F", far)
-    for k in range(microbatches - 2 * half + place + 1):  # the steady state: always a pair
+    for k in range(microbatches - 2 * half + place + 1):  # the steady state, always in pairs
         if k == 0 and below == 0:
-            row.do("F", near)  # in the middle the first two apart: the backward must not wait
+            row.do("F", near)  # in the middle, keep the first two apart, or the backward waits
             row.do("B", far)
         else:
             row.pair(near, far)
@@ -2152,7 +2152,7 @@ def _dual(row, near, far, half, place, microbatches):
     for _ in range(below):  # the near end has no forwards left
         row.do("B", far)
         row.pair(far, near)
-    for k in range(2 * (place + 1)):  # nor the far one: from the middle on W is kept for the end
+    for k in range(2 * (place + 1)):  # nor has the far end; W from the middle on waits for the end
         kind = "I" if k > place else "B"
         row.do(kind, near if k % 2 else far)
     for _ in range(below):
@@ -2165,9 +2165,9 @@ def _dual(row, near, far, half, place, microbatches):
 
 
 def dualpipe(stages: int, microbatches: int) -> list:
-    """Two copies of the model in opposite directions, half of the microbatches into each end.
+    """Schedule two model copies in opposite directions, with half the microbatches into each end.
 
-    Returns for each rank the list of its Actions and Pairs. Rank i holds stages i and 2p-1-i.
+    Return, for each rank, the list of its Actions and Pairs. Rank i holds stages i and 2p-1-i.
     """
     ### BEGIN SOLUTION
     if stages % 2:
@@ -2237,7 +2237,7 @@ CARD = GPTConfig(context=128, layers=4, heads=4, width=256, tied=False)
 
 
 def optimized(parameters, inputs, targets, step):
-    """The costs of `step()` and an update."""
+    """Return the costs of `step()` and an update."""
     optimizer = torch.optim.AdamW(parameters, foreach=False)
     dist.barrier()
     with costs(inputs, targets, *parameters) as cost:
@@ -2298,7 +2298,7 @@ def pipelined(generator):
 
 
 def row_of(name, run):
-    """One line of the card. Only bytes after the last barrier count."""
+    """Return one line of the card. Only bytes after the last barrier count."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
