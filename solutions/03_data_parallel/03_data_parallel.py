@@ -980,7 +980,7 @@ contestants = {  # name: (class, buckets in your exposed_seconds)
 }
 wraps = {name: wrap for name, (wrap, _) in contestants.items()}
 figure = None
-# on the CPU: the wire is a host that sleeps
+# on the CPU, because the wire is a host that sleeps
 run = try_it(clocked, wraps, world_size=2, backend="gloo")
 if run is not None:
     figure = picture(7.5, 2.2)

@@ -1193,7 +1193,7 @@ class Zero3Module(nn.Module):
     """`module` with its parameters sharded over `group`, gathered unit by unit where they are used.
 
     A rank keeps 1/N of the parameters, gradients and optimizer state, and a full unit or two at a
-    time. A forward and a backward send 3 (N-1)/N of the parameters.
+    time. A forward and a backward together send 3 (N-1)/N of the parameters.
     """
 
     def __init__(self, module: nn.Module, *, group: Group = None):
