@@ -79,7 +79,7 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %%
 def full_attention(q, k, v, causal=False):
-    """softmax(q k^T / sqrt(head_dim)) v with the whole matrix of scores; returns q's shape."""
+    """Return softmax(q k^T / sqrt(head_dim)) v, in q's shape, from the whole matrix of scores."""
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
     if causal:
@@ -89,7 +89,7 @@ def full_attention(q, k, v, causal=False):
 
 
 def drawn(seq, heads=4, kv_heads=2, head_dim=16, dtype=torch.float64):
-    """q, k, v, and a gradient of the output: the same numbers on every rank."""
+    """Draw q, k, v and a gradient of the output, with the same values on every rank."""
     generator = torch.Generator().manual_seed(seq)
     sizes = (heads, kv_heads, kv_heads, heads)
     made = [torch.randn(1, seq, size, head_dim, generator=generator, dtype=dtype) for size in sizes]
@@ -97,7 +97,7 @@ def drawn(seq, heads=4, kv_heads=2, head_dim=16, dtype=torch.float64):
 
 
 def gradients(attend, *tensors, **options):
-    """The output of attend(q, k, v) and the gradients of the three."""
+    """Return the output of attend(q, k, v) and the gradients of q, k and v."""
     *inputs, grad = tensors
     q, k, v = (x.detach().clone().requires_grad_() for x in inputs)
     out = attend(q, k, v, **options)
@@ -106,14 +106,13 @@ def gradients(attend, *tensors, **options):
 
 
 def furthest(computed, exact):
-    """The largest difference, divided by the largest number of `exact`;
-    the worst of several tensors."""
+    """Return the worst tensor's largest difference, divided by its largest magnitude in `exact`."""
     pairs = zip(computed, exact, strict=True)
     return max(float((got_now - two).abs().max() / two.abs().max()) for got_now, two in pairs)
 
 
 def said(prediction, *args, form=",.0f"):
-    """The result of a prediction of yours, as text."""
+    """Return the result of your prediction as text."""
     try:
         number = prediction(*args)
     except (NotImplementedError, KeyError):
@@ -204,21 +203,20 @@ SEEN = []  # (began, ended, queries, keys) of each call of block_attention
 
 
 def by_head(x, kv_heads):
-    """(batch, tokens, heads, d) to (batch, kv_heads, heads / kv_heads * tokens, d)."""
+    """Turn (batch, tokens, heads, d) into (batch, kv_heads, heads / kv_heads * tokens, d)."""
     return x.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
 def by_token(x, tokens):
-    """`by_head` undone: (batch, tokens, heads, d)."""
+    """Undo `by_head`, and return (batch, tokens, heads, d)."""
     return x.unflatten(2, (-1, tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def scores_of(q, k, queries, keys, causal):
-    """q k^T / sqrt(head_dim), (batch, kv_heads, heads / kv_heads * queries, keys),
-    in float32 at least.
+    """Return q k^T / sqrt(head_dim), in at least float32.
 
-    queries, keys: ranges, where the tokens of q and k stand in the sequence. -inf where
-    a mask hides the key.
+    The shape is (batch, kv_heads, heads / kv_heads * queries, keys). queries, keys: ranges, the
+    positions of the tokens of q and k in the sequence. If a mask hides a key, the score is -inf.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = (by_head(x.to(dtype), k.shape[2]) for x in (q, k))
@@ -230,10 +228,10 @@ def scores_of(q, k, queries, keys, causal):
 
 
 def block_attention(q, k, v, queries, keys, causal=False):
-    """(out, lse) of attention to these keys alone: (batch, tokens, heads, head_dim),
-    (batch, tokens, heads).
+    """Return (out, lse) of attention to only these keys.
 
-    If a query sees none of the keys, its out is 0 and its lse -inf.
+    out: (batch, tokens, heads, head_dim). lse: (batch, tokens, heads). If a query sees none of the
+    keys, its out is 0 and its lse is -inf.
     """
     began = time.perf_counter()
     scores = scores_of(q, k, queries, keys, causal)
@@ -263,16 +261,15 @@ def block_attention(q, k, v, queries, keys, causal=False):
 
 # %% nbgrader={"grade_id": "online_softmax_merge", "solution": true}
 def online_softmax_merge(out, lse, block_out, block_lse):
-    """(out, lse) of attention to the keys of both parts.
+    """Return (out, lse) of attention to the keys of both parts, as new tensors.
 
-    out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log
-    of the sum of the exponentials of its scores, (...), -inf where no key was seen, and there out
-    is 0. Returns new tensors.
-    Gradients pass to all four: 0 to a part with no seen key, finite if neither part
-    has one, never nan.
+    out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log of the
+    sum of the exponentials of its scores, (...), or -inf if a query has seen no key, and then out
+    is 0. Gradients pass to all four tensors. They are 0 for a part with no seen key, finite if
+    neither part has one, and never nan.
     """
     ### BEGIN SOLUTION
-    lowest = torch.finfo(lse.dtype).min  # in place of -inf: differences stay numbers
+    lowest = torch.finfo(lse.dtype).min  # instead of -inf, so that differences stay numbers
     old, new = lse.clamp_min(lowest), block_lse.clamp_min(lowest)
     out = (old - new).sigmoid()[..., None] * out + (new - old).sigmoid()[..., None] * block_out
     merged = torch.logaddexp(old, new)
@@ -304,7 +301,7 @@ report.points(7)
 
 # %% tags=["skip-in-grading"]
 def in_blocks(merge, q, k, v, starts, size):
-    """Attention to the keys in blocks of `size`, merged in the order of `starts`."""
+    """Attend to the keys in blocks of `size`, and merge the results in the order of `starts`."""
     parts = [
         block_attention(q, k[:, j : j + size], v[:, j : j + size], range(q.shape[1]), range(j, j + size))
         for j in starts
@@ -405,11 +402,10 @@ for size in (12, 6, 3, 1):
 
 # %%
 def tiles(spans, block=None):
-    """(where it lies in the tensor, where it stands in the sequence) of each tile:
-    a slice and a range.
+    """Yield the slice of each tile in the tensor, and its range of positions in the sequence.
 
-    spans: ranges of positions, in the order in which the tensor has them. block: tokens in a tile;
-    None: each span is one tile.
+    spans: ranges of positions, in the order of the tensor. block: the number of tokens in a tile.
+    If block is None, each span is one tile.
     """
     before = 0
     for span in spans:
@@ -421,7 +417,7 @@ def tiles(spans, block=None):
 
 
 def in_float32(x):
-    """x in float32, or in its own dtype if that is wider."""
+    """Return x in float32, or in its own dtype if that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -465,8 +461,7 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _pairs(seq, keys, block, causal):
-    """Each tile of queries with each tile of keys that the mask does not hide
-    from it completely."""
+    """Return all pairs of tiles of queries and keys, unless the mask hides all scores of a pair."""
     return [
         (rows, columns, queries, of)
         for rows, queries in tiles([range(seq)], block)
@@ -479,11 +474,10 @@ def _pairs(seq, keys, block, causal):
 
 
 def tiled_attention(q, k, v, block=256, causal=False):
-    """Attention of one rank in tiles of block x block scores, forward and backward.
+    """Compute attention on one rank in tiles of block x block scores, forward and backward.
 
-    q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim). Returns
-    q's shape and dtype.
-    Keeps q, k, v, out and lse for backward; an N x N matrix never exists.
+    q: (batch, seq, heads, head_dim). k, v: (batch, seq, kv_heads, head_dim). The result has q's
+    shape and dtype. Keep q, k, v, out and lse for backward, but never make an N x N matrix.
     """
     ### BEGIN SOLUTION
     return _TiledAttention.apply(q, k, v, block, causal)
@@ -520,7 +514,7 @@ report.points(12)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def peaks(attend, lengths):
-    """MB alive at most on this rank, for sequences of these lengths."""
+    """Return the most MB alive on this rank, for a sequence of each of these lengths."""
     measured_bytes = []
     for seq in lengths:
         tensors = drawn(seq, 2, 2, 64, torch.float32)
@@ -560,7 +554,7 @@ figure if memory else None
 
 # %% tags=["skip-in-grading"]
 def kept_bytes(attend, *tensors, **options):
-    """Bytes that a forward keeps for backward, each piece of memory once."""
+    """Count the bytes a forward keeps for backward, with each piece of memory once."""
     q, k, v = (x.detach().clone().requires_grad_() for x in tensors[:3])
     alive = {}
 
@@ -574,7 +568,7 @@ def kept_bytes(attend, *tensors, **options):
 
 
 def left_to_autograd(q, k, v, block):
-    """Tiles and merges as in your forward."""
+    """Compute tiles and merge them as your forward does."""
     outputs = []
     for rows, queries in tiles([range(q.shape[1])], block):
         out, lse = torch.zeros_like(q[:, rows]), q.new_full(q[:, rows].shape[:-1], -torch.inf)
@@ -605,7 +599,7 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def sdpa(q, k, v, causal=False):
-    """PyTorch's attention, which wants (batch, heads, seq, head_dim)."""
+    """Call PyTorch's attention, which takes (batch, heads, seq, head_dim)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
@@ -613,7 +607,7 @@ def sdpa(q, k, v, causal=False):
 
 
 def compared(attends, seq=2048, repeats=3):
-    """(seconds, largest difference from the first one's results) of each."""
+    """Return (seconds, largest difference from the first function's results) for each function."""
     torch.set_num_threads(1)
     tensors, results, measured = drawn(seq, 2, 2, 64, torch.float32), [], []
     for attend in attends:
@@ -694,12 +688,12 @@ for name, (seconds, apart) in zip(
 
 # %% nbgrader={"grade_id": "ring_forward", "solution": true}
 def ring_forward(q, k, v, causal=False, group: Group = None, *, layout=None):
-    """(out, lse) of this rank's queries with the keys of all ranks of `group`; no graph is made.
+    """Return (out, lse) of this rank's queries with the keys of all ranks of `group`.
 
-    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim).
-    layout: for each rank the spans of its tokens; None: contiguous, parts of equal size. out has
-    q's shape and dtype; lse is (batch, tokens here, heads), in float32 at least. Sends keys and
-    values N-1 times.
+    q: (batch, tokens here, heads, head_dim). k, v: (batch, tokens here, kv_heads, head_dim).
+    layout: the spans of each rank's tokens, or None for contiguous parts of equal size. out has
+    q's shape and dtype. lse is (batch, tokens here, heads), in at least float32. Send keys and
+    values N-1 times. No graph is made.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -740,7 +734,7 @@ def _wait(works):
 
 
 def _seen(mine, theirs, causal):
-    """Two slices and two ranges of each pair of spans that the mask does not hide completely."""
+    """Yield two slices and two ranges for each pair of spans, unless the mask hides all of it."""
     for rows, queries in tiles(mine):
         for columns, keys in tiles(theirs):
             if not causal or queries[-1] >= keys[0]:
@@ -772,13 +766,13 @@ def _seen(mine, theirs, causal):
 # %%
 @torch.no_grad()
 def ring_output(*args, **kwargs):
-    """The first result of ring_forward."""
+    """Return the first result of ring_forward."""
     return ring_forward(*args, **kwargs)[0]
 
 
 @torch.no_grad()
 def ring_lse(*args, **kwargs):
-    """The second result of ring_forward."""
+    """Return the second result of ring_forward."""
     return ring_forward(*args, **kwargs)[1]
 
 
@@ -806,10 +800,10 @@ report.points(8)
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
 def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> float:
-    """Bytes that each of n ranks sends in one ring attention, inputs in 16 bits.
+    """Return the bytes each of n ranks sends in one ring attention with inputs in 16 bits.
 
-    kv_bytes: of one rank's keys and values together. direction: "forward" or "backward". One rank
-    sends nothing.
+    kv_bytes: the bytes of one rank's keys and values together. direction: "forward" or "backward".
+    A single rank sends nothing.
     """
     ### BEGIN SOLUTION
     if n == 1:
@@ -820,8 +814,8 @@ def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> floa
 
 
 def causal_idle_share(rank: int, n: int) -> float:
-    """Share of the time in which one of n ranks idles: causal mask, long parts,
-    contiguous layout (§5)."""
+    """Return the share of the time in which one of n ranks idles, with a causal mask, long parts
+    and a contiguous layout (§5)."""
     ### BEGIN SOLUTION
     return (n - 1 - rank) / (n - 1 / 2)
     ### END SOLUTION
@@ -830,11 +824,10 @@ def causal_idle_share(rank: int, n: int) -> float:
 def ulysses_bytes_sent(
     n: int, tokens: float, width: int, kv_width: int, itemsize: int = 2
 ) -> float:
-    """Bytes that each of n ranks sends in one Ulysses attention, forward as backward (§6).
+    """Return the bytes each of n ranks sends in one Ulysses attention, forward or backward (§6).
 
-    tokens: of the whole sequence. width: heads * head_dim, of q and the output;
-    kv_width: of k and of v.
-    itemsize: bytes of a number.
+    tokens: the tokens of the whole sequence. width: heads * head_dim of q and the output. kv_width:
+    the same for k and v. itemsize: bytes per element.
     """
     ### BEGIN SOLUTION
     return (n - 1) / n * tokens / n * (2 * width + 2 * kv_width) * itemsize
@@ -848,11 +841,11 @@ def hiding_block(
     kv_width: int,
     causal: bool = False,
 ) -> float:
-    """The fewest tokens on each rank with which a ring hides its messages,
-    forward, in 16 bits (§7); a real number, not rounded.
+    """Return the fewest tokens on each rank with which a ring hides its messages in forward (§7).
 
-    bytes_per_second: the rate at which a rank sends while it receives as much. causal: a step
-    computes only half of the scores, as in zigzag. A message's latency is left out.
+    Inputs are in 16 bits. The result is a real number, not rounded. bytes_per_second: the rate at
+    which a rank sends while it receives as much. causal: whether a step computes only half of the
+    scores, as in zigzag. Leave out the latency of a message.
     """
     ### BEGIN SOLUTION
     block = flops_per_second / bytes_per_second * kv_width / width
@@ -878,9 +871,9 @@ def hiding_block(
 
 # %%
 def block_gradients(q, k, v, grad, lse, delta, queries, keys, causal=False):
-    """(dq, dk, dv) of one block, in float32 at least: the shares of these queries and keys.
+    """Return the shares of (dq, dk, dv) from one block of queries and keys, in at least float32.
 
-    grad: of out. lse, delta: of each query, (batch, tokens, heads), over *all* keys that
+    grad: the gradient of out. lse, delta: (batch, tokens, heads), for each query over *all* keys
     it sees anywhere.
     """
     kv_heads, scale = k.shape[2], q.shape[-1] ** -0.5
@@ -940,12 +933,12 @@ class _RingAttention(torch.autograd.Function):
 
 
 def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
-    """Attention of this rank's queries to the keys of all ranks of `group`.
+    """Compute attention of this rank's queries to the keys of all ranks of `group`.
 
-    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim).
-    layout: for each rank the spans of its tokens; None: contiguous, parts of equal size. Returns
-    q's shape and dtype.
-    Sends keys and values N-1 times forward; N-1 times, and their gradients N times, backward.
+    q: (batch, tokens here, heads, head_dim). k, v: (batch, tokens here, kv_heads, head_dim).
+    layout: the spans of each rank's tokens, or None for contiguous parts of equal size. The result
+    has q's shape and dtype. Send keys and values N-1 times in forward. In backward, send them N-1
+    times again, and their gradients N times.
     """
     ### BEGIN SOLUTION
     n = dist.get_world_size(group)
@@ -985,7 +978,7 @@ report.points(7)
 def attended(
     attend, seq=16, make_layout=None, causal=False, heads=4, kv_heads=2, dtype=torch.float64
 ):
-    """This rank's part of the output and the gradients, and what block_attention was asked for."""
+    """Return this rank's part of output and gradients, and the blocks block_attention computed."""
     n = dist.get_world_size()
     layout = (make_layout or contiguous)(seq, n)
     options = {"layout": layout} if make_layout else {}
@@ -1002,7 +995,7 @@ def attended(
 
 
 def sent(run, rank=0):
-    """(forward, backward): bytes that a rank sent between the last three barriers."""
+    """Return the bytes a rank sent between the last three barriers, as (forward, backward)."""
     operations = run.ledger.operations(rank)
     at = [i for i, operation in enumerate(operations) if operation.op == "barrier"][-3:]
     return tuple(
@@ -1012,7 +1005,7 @@ def sent(run, rank=0):
 
 
 def whole(parts, layout):
-    """The whole tensor, in the order of the sequence; parts[r] is the part of rank r."""
+    """Join the parts, rank r's in parts[r], to the whole tensor in the order of the sequence."""
     order = torch.tensor([at for spans in layout for span in spans for at in span])
     together = torch.cat(parts, dim=1)
     result = torch.empty_like(together)
@@ -1024,7 +1017,7 @@ EQUAL = "equal to one process"
 
 
 def compared_with_one(run, seq=16, make_layout=contiguous, causal=False, heads=4, kv_heads=2):
-    """Says whether output and gradients are those of full attention in one process."""
+    """Say whether full attention in one process has the same output and gradients."""
     layout = make_layout(seq, len(run))
     results = [
         whole(list(parts), layout)
@@ -1062,7 +1055,7 @@ if run:
 
 # %% tags=["skip-in-grading"]
 def step_by_step(full, masked, seq=16):
-    """n pictures of the n x n blocks, with the transfers between them."""
+    """Draw the n x n blocks in n pictures, with the transfers between them."""
     n = len(full)
     owner = {at: r for r, spans in enumerate(contiguous(seq, n)) for span in spans for at in span}
     came = [
@@ -1114,7 +1107,7 @@ def step_by_step(full, masked, seq=16):
 
 
 def noted_all(run, seq=16):
-    """Whether every rank of a run without a mask noted blocks with the keys of all positions."""
+    """Return whether every rank of a run without a mask noted blocks for keys of all positions."""
     return all(
         {at for _, keys in rank_run["seen"] for at in keys} == set(range(seq)) for rank_run in run
     )
@@ -1222,10 +1215,10 @@ print(chunks(10, 4), without_empty([range(0, 1), range(1, 1)]))
 
 # %% nbgrader={"grade_id": "zigzag", "solution": true}
 def zigzag(seq: int, n: int) -> list:
-    """For each of n ranks its spans: of 2n chunks in succession the r-th,
-    and the r-th from the end.
+    """Return a list of the spans of each of n ranks.
 
-    Cut as `chunks` does; chunks without tokens are left out.
+    Rank r gets the r-th of 2n chunks and the r-th from the end. Cut as `chunks` does, and leave out
+    chunks without tokens.
     """
     ### BEGIN SOLUTION
     cut = chunks(seq, 2 * n)
@@ -1253,7 +1246,7 @@ report.points(5)
 
 # %% tags=["skip-in-grading"]
 def seen_scores(run, layout):
-    """[step][rank]: scores that are not masked, of the blocks that each rank made in each step."""
+    """Count the unmasked scores of the blocks each rank computed in each step, as [step][rank]."""
     n = len(run)
     owner = {at: r for r, spans in enumerate(layout) for span in spans for at in span}
     results = [[0] * n for _ in range(n)]
@@ -1265,7 +1258,7 @@ def seen_scores(run, layout):
 
 
 def slowdown(scores):
-    """The sum of each step's most work on one rank, divided by the mean work of a rank."""
+    """Add up the work of each step's busiest rank, and divide it by the mean work of a rank."""
     return sum(map(max, scores)) / (sum(map(sum, scores)) / len(scores))
 
 
@@ -1275,7 +1268,7 @@ def idle_shares(scores):
 
 
 def idle_picture(table, block):
-    """Ranks are rows, time runs right."""
+    """Draw the ranks as rows, with time running to the right."""
     figure = picture(8.5, 1.15 * len(table) + 0.4)
     for row, (name, scores) in enumerate(table.items()):
         axes = figure.add_subplot(len(table), 1, row + 1)
@@ -1335,7 +1328,7 @@ idle_picture(table, 16 * 16) if table else None
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def timed(make_layouts, seq=2048, repeats=4):
-    """{name: (seconds, scores computed in each step)} of a causal ring on this rank."""
+    """Time causal rings on this rank. Return {name: (seconds, scores computed in each step)}."""
     torch.set_num_threads(1)
     rank, n, timings = dist.get_rank(), dist.get_world_size(), {}
     for name, make in make_layouts.items():
@@ -1357,7 +1350,7 @@ def timed(make_layouts, seq=2048, repeats=4):
 
 
 def blocked_shares(run, rank):
-    """For each pair of barriers the share of the time between them that a rank was blocked."""
+    """Return the share of the time between each pair of barriers in which a rank was blocked."""
     operations = run.ledger.operations(rank)
     at = [i for i, operation in enumerate(operations) if operation.op == "barrier"]
     return [
@@ -1409,7 +1402,7 @@ CONFIG = PRESETS["0.1M"]
 
 
 def learn(attention, make_layout, steps=25):
-    """Losses of a GPT; attention None: one rank."""
+    """Return the losses of a GPT, which is on one rank if attention is None."""
     from course_lib.context_parallel.gpt import ContextParallelGPT
 
     torch.manual_seed(0)
@@ -1432,7 +1425,7 @@ def learn(attention, make_layout, steps=25):
 
 
 def from_the_next_rank(grad):
-    """The gradient on this rank without the last transfer: it belongs to the next rank's keys."""
+    """Undo the last message, so that this rank has the gradient of the next rank's keys."""
     rank, n = dist.get_rank(), dist.get_world_size()
     other = torch.empty_like(grad, memory_format=torch.contiguous_format)
     ends = ((dist.isend, grad.contiguous(), (rank - 1) % n), (dist.irecv, other, (rank + 1) % n))
@@ -1531,8 +1524,8 @@ figure if curves else None
 # Your torch.autograd.Function:
 ### BEGIN SOLUTION
 def _exchange(x, cut, join, group):
-    """Send each rank its piece of x along dimension `cut`;
-    join the arriving pieces along `join`."""
+    """Send each rank its piece of x along dimension `cut`,
+    and join the arriving pieces along `join`."""
     pieces = torch.stack(x.chunk(dist.get_world_size(group), cut))
     arriving = torch.empty_like(pieces)
     dist.all_to_all_single(arriving, pieces, group=group)
@@ -1554,12 +1547,12 @@ class _AllToAll(torch.autograd.Function):
 
 
 def ulysses_attention(q, k, v, causal=False, group: Group = None):
-    """Attention of this rank's queries to the keys of all ranks of `group`, tokens in succession.
+    """Compute attention of this rank's queries to the keys of all ranks of `group`.
 
-    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim),
-    equally many tokens on each rank. Returns q's shape and dtype. Sends (N-1)/N of q, k, v and
-    the output, in four all-to-alls, and backward as much. Raises ValueError if the ranks do not
-    divide the heads.
+    q: (batch, tokens here, heads, head_dim). k, v: (batch, tokens here, kv_heads, head_dim). All
+    ranks have equally many consecutive tokens. The result has q's shape and dtype. Send (N-1)/N of
+    q, k, v and the output in four all-to-alls, and as much in backward. Raise ValueError if the
+    number of ranks does not divide the heads.
     """
     ### BEGIN SOLUTION
     n, heads, kv_heads = dist.get_world_size(group), q.shape[2], k.shape[2]
@@ -1603,8 +1596,8 @@ if run:
 
 
 def megabytes(n, kv_heads):
-    """MB that a rank sends in a ring's forward, its backward,
-    and each way in Ulysses; 64 heads of 128."""
+    """Return the MB a rank sends in a ring's forward, in its backward, and each way in Ulysses,
+    with 64 heads of 128."""
     tokens, kv_width = 131072, 128 * kv_heads
     kv_bytes = 2 * 2 * tokens / n * kv_width
     ring = [ring_bytes_sent(n, kv_bytes, direction) for direction in ("forward", "backward")]
@@ -1719,7 +1712,7 @@ OWN_WIDTH = 2 * 64
 
 
 def block_seconds(lengths, repeats=5):
-    """Seconds for attention of c queries to c keys, the best of a few, for each length."""
+    """Return, for each length c, the fewest seconds for attention of c queries to c keys."""
     torch.set_num_threads(1)
     measured_seconds = []
     for c in lengths:
@@ -1784,7 +1777,7 @@ figure
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def rings(lengths):
-    """A forward of the ring for each length, between two barriers."""
+    """Run a forward of the ring for each length, between two barriers."""
     torch.set_num_threads(1)
     for c in lengths:
         q, k, v, _ = (deal(x, contiguous(2 * c, 2)) for x in drawn(2 * c, 2, 2, 64, torch.float32))
@@ -1933,7 +1926,7 @@ figure
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def theirs(causal=False):
-    """How far PyTorch's output and gradient of q are from yours on this rank, in one layout."""
+    """Return how far PyTorch's output and dq are from yours on this rank, in one layout."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -2173,7 +2166,7 @@ card = {
 
 
 def row_of(name, run):
-    """One line of the card; the bytes are those after the last barrier."""
+    """Return one line of the card, with the bytes sent after the last barrier."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
