@@ -86,7 +86,7 @@ torch.set_num_threads(1)  # the last digits of a loss depend on the number of th
 
 # %%
 def plot(width=7.0, height=2.6):
-    """A figure and its axes, with the course's colours and small labels."""
+    """Return a figure and its axes, with the course's colours and small labels."""
     figure = picture(width, height)
     axes = figure.subplots()
     axes.tick_params(labelsize=8, colors=QUIET)
@@ -98,7 +98,7 @@ SMALL = GPTConfig(layers=2, heads=2, width=32, context=128)
 
 
 class Blocks:
-    """Eight blocks of a GPT; forward in segments, each in a call of `kind`."""
+    """Eight blocks of a GPT, whose forward can run in segments, each in a call of `kind`."""
 
     def __init__(self, layers=8, width=128, batch=4, seq=256, **more):
         torch.manual_seed(0)
@@ -114,13 +114,13 @@ class Blocks:
         return x
 
     def flops(self, every=0, kind=None):
-        """Of products of matrices, forward and backward."""
+        """Count the FLOPs of matrix products, in forward and backward."""
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             self.forward(every, kind).sum().backward()
         return counter.get_total_flops()
 
     def bytes(self, every=0, kind=None):
-        """Kept after forward, and at the peak beside the weights."""
+        """Return the bytes kept after forward, and the peak without the weights."""
         self.model.zero_grad()
         gc.collect()
         weights = sum(param.nbytes for param in self.model.parameters())
@@ -209,9 +209,10 @@ formats(0.1, "fp16")
 def round_to(
     x: torch.Tensor, exponent_bits: int, mantissa_bits: int, *, finite: bool = False
 ) -> torch.Tensor:
-    """`x` rounded to the nearest number of a format, ties to even; a new float64 tensor.
+    """Return `x` rounded to the nearest number of a format, ties to even, as a new float64 tensor.
 
-    x: float64, any shape. finite: without infinities, with one more binade, saturating.
+    x: float64, any shape. finite: whether the format has one more binade instead of infinities, and
+    saturates.
     """
     bias = 2 ** (exponent_bits - 1) - 1
     ### BEGIN SOLUTION
@@ -262,7 +263,7 @@ FORMS = {"bf16": (8, 7, FORWARD), "fp16": (5, 10, BACKWARD), "e5m2": (5, 2, WEIG
 
 
 def errors_picture():
-    """The mean relative error of numbers of each binade, by format."""
+    """Plot the mean relative error of the numbers of each binade, by format."""
     figure, axes = plot()
     binades = torch.arange(-30, 20)
     values = torch.exp2(binades.double())[:, None] * torch.linspace(1, 2, 400).double()
@@ -340,7 +341,7 @@ PARTS = 4096  # microbatches of 1,024 tokens
 
 
 def gradients_of(model, parts, dtype=torch.float32, step=0, scaler=None):
-    """The loss of a microbatch over `parts`, and backward from it; the loss of the microbatch."""
+    """Run backward from a microbatch's loss / `parts`, and return the loss of the microbatch."""
     inputs, targets = batch(library_text(), step, batch_size=8, length=128)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         logits = model(inputs)
@@ -392,26 +393,26 @@ gradients(magnitudes)
 class LossScaler:
     """Scales a loss, and takes a step on all ranks of `group` or on none.
 
-    scale: at first. growth: the factor after `interval` good steps in a row; backoff: the factor
-    after a skipped step. group: None is all ranks. The scaler is used inside ranks. Each rank
-    may have other parameters than the others, and some without a gradient.
+    scale: the scale at first. growth: the factor after `interval` good steps in a row. backoff: the
+    factor after a skipped step. group: None means all ranks. The scaler is used inside ranks. Ranks
+    can have different parameters, and some of them can have no gradient.
     """
 
     def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, interval=2000, group=None):
         self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
         self.group = group
         self.good = 0  # good steps in a row
-        self.bad = None  # whether this step is bad on any rank; None: not unscaled yet
+        self.bad = None  # whether this step is bad on any rank, or None before it is unscaled
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the scale, a new tensor."""
+        """Return the loss times the scale, as a new tensor."""
         return loss * self.scale
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide all gradients by the scale, in place, and find infinities and NaN on all ranks.
 
-        Once a step: RuntimeError for a second time before `update`. Sends an all-reduce of at most
-        4 bytes.
+        This happens once per step, so raise RuntimeError for a second call before `update`. Send
+        an all-reduce of at most 4 bytes.
         """
         ### BEGIN SOLUTION
         if self.bad is not None:
@@ -428,7 +429,7 @@ class LossScaler:
         ### END SOLUTION
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """The optimizer's step, or nothing at all; whether it was taken."""
+        """Take the optimizer's step, or do nothing at all. Return whether the step was taken."""
         ### BEGIN SOLUTION
         if self.bad is None:
             self.unscale_(optimizer)
@@ -438,7 +439,7 @@ class LossScaler:
         ### END SOLUTION
 
     def update(self) -> None:
-        """After the step: another scale, if it is time for one."""
+        """Change the scale after the step, if it is time to."""
         if self.bad:
             self.scale, self.good = self.scale * self.backoff, 0
         else:
@@ -472,7 +473,7 @@ report.points(10)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def trained(dtype, scaler=None, parts=PARTS, steps=30):
-    """In a rank: the last loss, and the share of the first step's gradients that are 0."""
+    """On a rank, return the last loss, and the share of the first step's gradients that are 0."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = GPT(SMALL)
@@ -517,7 +518,7 @@ for name, options in RUNS.items():
 
 # %% tags=["skip-in-grading"]
 def one_step(kind):
-    """In a rank: the weight and the scale after a step in which rank 1 has an infinity."""
+    """On a rank, return the weight and the scale after a step in which rank 1 has an infinity."""
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     weight = nn.Parameter(torch.tensor([8.0]))
@@ -557,7 +558,7 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def clipped(order, steps=40, scale=2.0**16):
-    """The losses of SGD with gradients that are clipped to 1, before or after they are unscaled."""
+    """Return the losses of SGD with gradients clipped to 1, before or after they are unscaled."""
     torch.manual_seed(0)
     model, losses = GPT(SMALL), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -642,10 +643,10 @@ losses_picture()
 
 # %% nbgrader={"grade_id": "stochastic_round", "solution": true}
 def stochastic_round(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """`x` in bfloat16, each element one of its two neighbours, with x as its expected value.
+    """Return `x` in bfloat16, each element as one of its two neighbours, with expected value x.
 
-    x: float32, any shape; it is left alone. generator: of the random numbers, a new one for each
-    element; None: PyTorch's default. Numbers that bfloat16 has, infinities and NaN stay.
+    x: float32, any shape. It does not change. generator: draws a new random number for each
+    element. None means PyTorch's default. Numbers of bfloat16, infinities and NaN do not change.
     """
     ### BEGIN SOLUTION
     bits = x.view(torch.int32)
@@ -676,7 +677,7 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 def thousand_steps(rounding):
-    """The weights after each of 1,000 steps, (1000, 400)."""
+    """Return the weights after each of 1,000 steps, (1000, 400)."""
     weights, rows = torch.ones(400), []
     for _ in range(1000):
         weights = rounding(weights - 1e-3).float()
@@ -713,7 +714,7 @@ curves_picture()
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def rounded_weights(rounding, steps=120):
-    """The loss of the last step."""
+    """Return the loss of the last step."""
     torch.manual_seed(0)
     model = GPT(SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -743,7 +744,7 @@ for name, rounding in ROUNDINGS.items():
 
 # %% tags=["skip-in-grading"]
 def replica(shared):
-    """In a rank: weights after five updates that all replicas have in common."""
+    """On a rank, return the weights after five updates, with the same updates on all replicas."""
     seed = 7 if shared else dist.get_rank()
     generator, weights = torch.Generator().manual_seed(seed), torch.ones(1000)
     for step in range(5):
@@ -810,7 +811,7 @@ def sides(x, block):
 
 
 def tiles(x, block):
-    """(blocks down, rows, blocks across, columns), with zeros beyond the edges."""
+    """Return x as (blocks down, rows, blocks across, columns), with zeros beyond the edges."""
     rows, columns = sides(x, block)
     down, across = -(-x.shape[0] // rows), -(-x.shape[1] // columns)
     padded = F.pad(x, (0, across * columns - x.shape[1], 0, down * rows - x.shape[0]))
@@ -818,21 +819,21 @@ def tiles(x, block):
 
 
 def spread(scales, like, block):
-    """The scale of each element."""
+    """Return the scale of each element."""
     rows, columns = sides(like, block)
     whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     return whole[: like.shape[0], : like.shape[1]]
 
 
 def quantize(x, block, dtype=torch.float8_e4m3fn, group=None):
-    """`x` in 8 bits, with a scale for each block: (values, scales).
+    """Return `x` in 8 bits with a scale for each block, as (values, scales).
 
-    x: (rows, columns), float32 or bfloat16; it is left alone. block: (rows, columns) of a block, -1
-    for all of them; blocks at the edges may be smaller. dtype: float8_e4m3fn or float8_e5m2. group:
-    its ranks hold parts of the same blocks, and agree on the largest magnitudes; None: nothing is
-    sent. Returns values (rows, columns) in `dtype`, and scales (blocks down, blocks across) in
-    float32: the block's largest magnitude / the format's largest number. A block of zeros has the
-    scale 1.
+    x: (rows, columns), float32 or bfloat16. It does not change. block: (rows, columns) of a block,
+    with -1 for all of them. Blocks at the edges can be smaller. dtype: float8_e4m3fn or
+    float8_e5m2. group: ranks that hold parts of the same blocks, so they agree on the largest
+    magnitudes. If group is None, send nothing. values: (rows, columns) in `dtype`. scales: (blocks
+    down, blocks across) in float32, each the block's largest magnitude / the format's largest
+    number, but 1 for a block of zeros.
     """
     ### BEGIN SOLUTION
     largest = torch.finfo(dtype).max
@@ -846,8 +847,9 @@ def quantize(x, block, dtype=torch.float8_e4m3fn, group=None):
 
 
 def dequantize(values, scales, block):
-    """values * scales, each block by its own, in float32: the inverse of `quantize`, but for
-    rounding.
+    """Return values * scales in float32, with each block times its own scale.
+
+    This is the inverse of `quantize`, except for rounding.
     """
     ### BEGIN SOLUTION
     return values.float() * spread(scales, values, block)
@@ -878,7 +880,7 @@ report.points(8)
 
 # %% tags=["skip-in-grading"]
 def back_and_forth(x, block, dtype=torch.float8_e4m3fn):
-    """x as it comes back from 8 bits, by the course's functions."""
+    """Convert x to 8 bits and back with the course's functions."""
     return precision.dequantize(*precision.quantize(x, block, dtype), block)
 
 
@@ -923,7 +925,7 @@ ROUNDED = {
         lambda x: back_and_forth(x, (1, 128)),
         lambda w: back_and_forth(w, (128, 128)),
     ),
-    "MX, 32": (mx, lambda w: mx(w.t()).t()),  # along what the product sums
+    "MX, 32": (mx, lambda w: mx(w.t()).t()),  # along the dimension the product sums over
     "int8, tensor": (
         lambda x: back_and_forth(x, (-1, -1), torch.int8),
         lambda w: back_and_forth(w, (-1, -1), torch.int8),
@@ -972,7 +974,7 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 
 # %% tags=["skip-in-grading"]
 def gathered(agree):
-    """In a rank: the whole weight, gathered as bytes, decoded by this rank's scale."""
+    """On a rank, gather the whole weight as bytes, and decode it by this rank's scale."""
     torch.manual_seed(1)
     whole = torch.randn(4, 8) * torch.tensor([1.0, 1.0, 9.0, 9.0])[:, None]
     shard = whole.chunk(2)[dist.get_rank()]
@@ -1019,13 +1021,13 @@ print(
 
 
 def bits_13(x, cut=False):
-    """x with 13 bits behind the point; cut: towards 0."""
+    """Return x with 13 bits behind the point. If cut is True, round towards 0."""
     unit = torch.exp2(torch.frexp(x).exponent.double() - 14)
     return (torch.trunc if cut else torch.round)(x / unit) * unit
 
 
 def summed(products, every, cut):
-    """The sum over the last dimension; every so many terms it moves to an exact sum."""
+    """Sum over the last dimension, and after every so many terms add them to an exact sum."""
     whole = torch.zeros(len(products), dtype=torch.float64)
     for part in products.split(every, dim=1):
         partial_sum = torch.zeros_like(whole)
@@ -1097,11 +1099,11 @@ for name, numbers in (("signed", DYNAMIC_SIGNED), ("unsigned", DYNAMIC_UNSIGNED)
 
 # %% nbgrader={"grade_id": "adam8bit", "solution": true}
 class Adam8bit(ByteStates):
-    """AdamW whose moments take a byte an element between the steps.
+    """AdamW whose moments take a byte per element between the steps.
 
-    block: elements that share a scale; the last block of a parameter may be shorter. Codes are the
-    nearest of DYNAMIC_SIGNED (m) and DYNAMIC_UNSIGNED (v) to moment / scale, and a block's scale is
-    its largest magnitude.
+    block: the number of elements that share a scale. The last block of a parameter can be shorter.
+    A block's scale is its largest magnitude. The codes are for the numbers of DYNAMIC_SIGNED (m)
+    and DYNAMIC_UNSIGNED (v) that are nearest to moment / scale.
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, block=256):
@@ -1110,14 +1112,14 @@ class Adam8bit(ByteStates):
 
     @torch.no_grad()
     def step(self):
-        """One step of all parameters that have a gradient."""
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     self.update(param, self.state[param], group)
 
     def update(self, param, state, group):
-        """One step of a parameter; the moments are read, and written at the end."""
+        """Update one parameter. Read its moments, and write them at the end."""
         ### BEGIN SOLUTION
         (beta1, beta2), lr, block = group["betas"], group["lr"], group["block"]
         t = state["step"] = state.get("step", 0) + 1
@@ -1133,7 +1135,7 @@ class Adam8bit(ByteStates):
         ### END SOLUTION
 
     def read(self, state, name, param, numbers, block):
-        """A moment in float32, shaped like the parameter; numbers: those of its codes."""
+        """Return a moment in float32, shaped like the parameter. numbers: the value per code."""
         if name not in state:
             return torch.zeros_like(param)
         if param.numel() < 4096:
@@ -1142,7 +1144,7 @@ class Adam8bit(ByteStates):
         return (numbers.to(param.device)[state[name].long()] * scales).view_as(param)
 
     def write(self, state, name, moment, numbers, block):
-        """Stores a moment as codes, flat in uint8, with a scale for each block."""
+        """Store a moment as codes, flat in uint8, with a scale for each block."""
         if moment.numel() < 4096:
             state[name] = moment
             return
@@ -1183,7 +1185,7 @@ TEXT, LR = library_text(), 1e-3
 
 
 class Rooted(precision.Adam8bit):
-    """The library's, which keeps the root of v."""
+    """The reference's optimizer, but it keeps the root of v."""
 
     def read(self, state, name, param, block):
         moment = super().read(state, name, param, block)
@@ -1194,7 +1196,7 @@ class Rooted(precision.Adam8bit):
 
 
 def trained(make, steps=150):
-    """(loss, the largest |update| / lr, bytes of states a parameter)."""
+    """Return (loss, the largest |update| / lr, bytes of states per parameter)."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=2, heads=2, width=64, context=32))
     params = list(model.parameters())
@@ -1247,7 +1249,7 @@ for name, make in MADE.items():
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def shares_of_v(steps):
-    """Of all elements of large parameters, in blocks of 256."""
+    """Return v / its block's largest v, in blocks of 256, for all elements of large parameters."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=2, heads=2, width=64, context=32))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -1344,7 +1346,7 @@ PICTURED = GPTConfig(layers=6, heads=4, width=64, context=256)
 
 
 def pictured(every, config=PICTURED, batch=2):
-    """The timeline of one forward and backward; every: 0 for no checkpoints."""
+    """Return the timeline of one forward and backward. every: 0 means no checkpoints."""
     torch.manual_seed(0)
     model, tokens = GPT(config), torch.randint(256, (batch, config.context))
     positions = torch.arange(config.context)
@@ -1392,11 +1394,11 @@ memory_figure(timelines)
 
 # %% nbgrader={"grade_id": "best_segment", "solution": true}
 def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
-    """The k from 1 to `layers` with which a checkpoint every k layers has least memory at the worst
-    moment.
+    """Return the k from 1 to `layers` with the least peak memory for a checkpoint every k layers.
 
-    kept: memory of a layer's input; inside: memory of all that a layer keeps for backward.
-    If several k have equally little memory, the largest of them: it has the fewest pieces.
+    kept: the memory of a layer's input. inside: the memory of everything a layer keeps for
+    backward. If several k need equally little, return the largest, because it has the fewest
+    pieces.
     """
     ### BEGIN SOLUTION
     best, least = 1, math.inf
@@ -1455,14 +1457,13 @@ report.points(4)
 
 # %% nbgrader={"grade_id": "checkpoint", "solution": true}
 def checkpoint(function, *args):
-    """function(*args), a tensor or a tuple of tensors, of which the arguments alone are kept for
-    backward.
+    """Return function(*args), a tensor or a tuple of tensors. Keep only its arguments for backward.
 
-    args: tensors (with and without a gradient, also of whole numbers) and anything else. The
-    gradients of arguments and weights are those without a checkpoint: dropout drops the same
-    elements, autocast is that of forward, and the caller's random numbers go on as if the function
-    had run once. In backward the inside exists while the second run's gradients are computed, and
-    is gone afterwards.
+    args: tensors (with and without a gradient, also of integers) and anything else. The gradients
+    of arguments and weights are the same as without a checkpoint, so dropout drops the same
+    elements, and autocast is the same as in forward. The caller's random numbers go on as if the
+    function had run once. In backward, the tensors inside exist while the second run's gradients
+    are computed, and are freed afterwards.
     """
     ### BEGIN SOLUTION
     return Recompute.apply(torch.empty(0, requires_grad=True), function, *args)
@@ -1485,7 +1486,7 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        args = list(ctx.others)  # the tensors are missing: see ctx.places and ctx.saved_tensors
+        args = list(ctx.others)  # without ctx.saved_tensors, which belong in ctx.places
         ### BEGIN SOLUTION
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -1549,7 +1550,7 @@ if ready(checkpoint):
 
 # %% tags=["skip-in-grading"]
 def to_the_end(function, *args):
-    """PyTorch's checkpoint, whose second run does not stop early."""
+    """Call PyTorch's checkpoint, but do not let its second run stop early."""
     with set_checkpoint_early_stop(False):
         return of_pytorch(function, *args, use_reentrant=False)
 
@@ -1590,7 +1591,7 @@ for name, kind in KINDS.items():
 
 # %% tags=["skip-in-grading"]
 def all_reduces(kind):
-    """In a rank: forward and backward of two tensor-parallel blocks after a barrier."""
+    """On a rank, run forward and backward of two tensor-parallel blocks after a barrier."""
     from course_lib.tensor_parallel import parallelize_gpt
 
     model = parallelize_gpt(GPT(GPTConfig(layers=2, heads=4, width=32, context=16)))
@@ -1927,13 +1928,12 @@ report.points(6)
 def chunked_loss(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunks: int
 ) -> torch.Tensor:
-    """The mean cross entropy of hidden @ weight.T over the targets that are not -100: a float32
-    number.
+    """Return the mean cross entropy of hidden @ weight.T over targets other than -100, in float32.
 
-    hidden: (T, h); weight: (V, h), of the same floating dtype; targets: (T,) int64. chunks: in how
-    many parts the T tokens are cut, as torch.tensor_split does. At no time, forward or backward, do
-    the logits of all tokens exist. Sums over chunks are in float32, whatever the dtype of hidden
-    and weight is.
+    hidden: (T, h). weight: (V, h), of the same floating dtype. targets: (T,) int64. chunks: into
+    how many parts to cut the T tokens, as torch.tensor_split does. The logits of all tokens must
+    never exist at the same time, in forward or backward. Sum over chunks in float32, whatever the
+    dtype of hidden and weight is.
     """
     ### BEGIN SOLUTION
     return InPieces.apply(hidden, weight, targets, chunks)
@@ -1990,7 +1990,7 @@ report = check("09_precision_and_memory/chunked_loss", chunked_loss, cases="hidd
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def one_loss(run, tokens=1024, vocab=16384, width=128):
-    """Peak in bytes and seconds of forward and backward, and the loss with both gradients."""
+    """Return peak bytes and seconds of forward and backward, and the loss with both gradients."""
     torch.manual_seed(0)
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = (torch.randn(vocab, width) / 10).requires_grad_()
@@ -2042,7 +2042,7 @@ if ready(chunked_loss):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def a_step(every=0, autocast=False, eight=False, chunks=0):
-    """The costs of two steps; the peak is the second's: the optimizer's state is there."""
+    """Return the costs of two steps. The peak is in the second, since it has optimizer state."""
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=4096, layers=8, heads=4, width=128, context=256)
     model, tokens = GPT(config), torch.randint(4096, (4, 256))
