@@ -93,13 +93,13 @@ def a_batch(step=0):
 
 
 def rows_of(place, n, step=0):
-    """The microbatches of one of n replicas, which read rows in succession."""
+    """Return the microbatches of one of n replicas, each of which reads consecutive rows."""
     inputs, targets = (part.chunk(n)[place].to(device()) for part in a_batch(step))
     return list(zip(inputs.chunk(COUNT), targets.chunk(COUNT), strict=True))
 
 
 def on_mesh(body, sizes=SIZES, mesh_type=Mesh, **how):
-    """A launch of body(mesh, stages, schedule) on every rank of the mesh."""
+    """Launch body(mesh, stages, schedule) on every rank of the mesh."""
 
     def job():
         mesh = mesh_type(sizes)
@@ -111,7 +111,7 @@ def on_mesh(body, sizes=SIZES, mesh_type=Mesh, **how):
 
 
 def alone(step=0):
-    """(loss, gradients by name) of one process."""
+    """Return (loss, gradients by name) of one process."""
     model, (inputs, targets) = a_model(), a_batch(step)
     loss = next_token_loss(model(inputs), targets)
     loss.backward()
@@ -154,7 +154,7 @@ mesh_explorer()
 
 # %% nbgrader={"grade_id": "coordinates", "solution": true}
 def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
-    """The place of `rank` on each axis. sizes: ranks along each axis, outermost first."""
+    """Return the coordinate of `rank` on each axis. sizes: ranks per axis, outermost first."""
     ### BEGIN SOLUTION
     places = {}
     for axis in reversed(list(sizes)):
@@ -164,9 +164,9 @@ def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
 
 
 def axis_ranks(rank: int, sizes: dict[str, int], axis: str | tuple[str, ...]) -> list[int]:
-    """The ranks that differ from `rank` in `axis` alone, in their order along it.
+    """Return the ranks that differ from `rank` only in `axis`, in their order along it.
 
-    axis: a name, or a tuple of names for the flattened group, its first axis slowest.
+    axis: a name, or a tuple of names for the flattened group, in which the first axis is slowest.
     """
     ### BEGIN SOLUTION
     axes = (axis,) if isinstance(axis, str) else axis
@@ -291,9 +291,9 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 def my_part(
     rank: int, sizes: dict[str, int], batch_size: int, seq: int
 ) -> tuple[range, list[range]]:
-    """(rows of the global batch, places in the sequence) that `rank` reads.
+    """Return (rows of the global batch, positions in the sequence) for `rank` to read.
 
-    The places are two ranges, an early chunk and a late one; with cp = 1 they are one,
+    The positions are two ranges, an early chunk and a late one, but with cp = 1 they are one range,
     the whole sequence.
     """
     ### BEGIN SOLUTION
@@ -404,7 +404,7 @@ def train_replicas(same):
 
 
 for name, same in (("different rows", False), ("the same rows", True)):
-    # on the CPU: the model is tiny
+    # on the CPU, because the model is tiny
     replicas = launch(train_replicas, same, world_size=2, backend="gloo")
     samples = len(set().union(*(read for *_, read in replicas)))
     first, last, _ = replicas[0]
@@ -474,13 +474,13 @@ for name, same in (("different rows", False), ("the same rows", True)):
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
 def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) -> float:
-    """Forward and backward of all microbatches, with the gradients of one process.
+    """Run forward and backward of all microbatches, with the same gradients as one process.
 
-    stages: this rank's, each with a `module`. schedule: as `run_schedule` takes it, for
-    the ranks of pp. microbatches: (inputs, targets) of the rows that this replica reads,
-    whole along the sequence, so that all ranks of cp get the same.
-    Adds to the parameters' `grad`. Returns the mean loss over the targets of all replicas,
-    on all ranks. Sends gradients over dp and cp once, when no microbatch is left.
+    stages: the stages of this rank, each with a `module`. schedule: for the ranks of pp, as
+    `run_schedule` takes it. microbatches: (inputs, targets) of the rows this replica reads, whole
+    along the sequence, so that all ranks of cp get the same. Add to the `grad` of the parameters.
+    Return the mean loss over the targets of all replicas, on all ranks. Send gradients over dp
+    and cp only once, when no microbatch is left.
     """
     ### BEGIN SOLUTION
     params = [param for stage in stages for param in stage.module.parameters()]
@@ -537,7 +537,7 @@ report.points(13)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def my_step(mesh, stages, schedule):
-    """(loss, gradients by name) of this rank's second step; the first one connects the ranks."""
+    """Return (loss, gradients by name) of this rank's second step. The first connects the ranks."""
     for step in range(2):
         for _, param in parameters(stages):
             param.grad = None
@@ -548,7 +548,7 @@ def my_step(mesh, stages, schedule):
 
 
 def part_of(whole, part, place):
-    """The piece of a gradient that a rank at this place on tp has."""
+    """Return the piece of a gradient for a rank at this place on tp."""
     for dim in range(whole.dim()):
         if whole.shape[dim] != part.shape[dim]:
             return whole.chunk(2, dim)[place]
@@ -628,7 +628,7 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Careless(Mesh):
-    """dp means dp and tp, in its groups and in its sizes."""
+    """A mesh whose dp means dp and tp, in its groups and in its sizes."""
 
     def wider(self, axis):
         axes = (axis,) if isinstance(axis, str) else tuple(axis)
@@ -710,7 +710,7 @@ NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_e
 
 
 def gradients_of(mesh, stages, schedule):
-    """This rank's parameters after a step of the reference."""
+    """Return this rank's parameters after a step of the reference."""
     from course_lib.mesh import hybrid_step
 
     hybrid_step(stages, schedule, rows_of(mesh.coordinate["dp"], 2), mesh)
@@ -758,11 +758,11 @@ pieces_picture(
 def clip_grad_norm(
     named_parameters: list, max_norm: float, mesh: Mesh, cut: set[str], tied: set[str]
 ) -> float:
-    """Scale all gradients by min(1, max_norm / (norm + 1e-6)); return the norm before that.
+    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), and return the norm before that.
 
-    named_parameters: (name, parameter) of this rank; a `grad` of None counts as zeros.
-    cut, tied: names, of this rank's parameters. mesh: `mesh.coordinate` has the place on
-    each axis. Sends numbers, and no gradients.
+    named_parameters: (name, parameter) pairs of this rank. A `grad` of None counts as zeros. cut,
+    tied: names of this rank's cut and tied parameters. mesh: `mesh.coordinate` has this rank's
+    coordinate on each axis. Send numbers, but no gradients.
     """
     ### BEGIN SOLUTION
     first_of_tp = mesh.coordinate.get("tp", 0) == 0
@@ -775,7 +775,7 @@ def clip_grad_norm(
         gradients.append(param.grad)
         if (name in cut or first_of_tp) and (name not in tied or first_of_pp):
             squares += param.grad.double().square().sum()
-    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))  # also of ranks that count nothing
+    dist.all_reduce(squares, group=mesh.group(("pp", "tp")))  # also on ranks that count nothing
     norm = squares.sqrt().item()
     factor = min(1.0, max_norm / (norm + 1e-6))
     for gradient in gradients:
@@ -909,7 +909,7 @@ from course_lib.pictures.ledger_figures import matrix_figure
 
 
 def one_step(sizes, microbatches=4, rows=8, seq=64):
-    """A step of the small GPT on the mesh, with the reference."""
+    """Run a step of the small GPT on the mesh with the reference."""
     from course_lib.mesh import Mesh, hybrid_step, mesh_stages, my_part
     from course_lib.pipeline.generators import one_f_one_b
 
@@ -926,13 +926,13 @@ def one_step(sizes, microbatches=4, rows=8, seq=64):
 
 
 def step_of(operations):
-    """The operations between the two barriers."""
+    """Return the operations between the two barriers."""
     places = [k for k, operation in enumerate(operations) if operation.op == "barrier"]
     return operations[places[-2] + 1 : places[-1]]
 
 
 def nodes_figure(ledger, per_node):
-    """Bytes of the step from rank to rank, with the borders of the nodes."""
+    """Draw the bytes of the step from rank to rank, with the borders of the nodes."""
     n = ledger.world_size
     step = Record(n, [step_of(ledger.operations(rank)) for rank in range(n)])
     figure = matrix_figure(step, "bytes from each rank (rows) to each rank")
@@ -989,19 +989,18 @@ for axis, nbytes in sent.items():
 
 # %% nbgrader={"grade_id": "axis_bytes", "solution": true}
 def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes=4):
-    """Bytes that one rank of a stage sends in a step: a dict of "pp", "dp", "cp" and "tp".
+    """Return the bytes one rank of a stage sends in a step, a dict of "pp", "dp", "cp" and "tp".
 
     shape: a GPTConfig, with vocab_size, context, layers, heads, key_value_heads, head_dim, width
-    and tied. sizes: ranks along each axis; an axis that is missing has one.
-    batch_rows: of the global batch; seq: tokens of a whole row. width_bytes: of a number, also
-    of gradients.
+    and tied. sizes: ranks along each axis. A missing axis has one rank. batch_rows: rows of the
+    global batch. seq: tokens of a whole row. width_bytes: bytes per element, also of gradients.
     """
     pp, dp, cp, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
     m, h, layers = microbatches, shape.width, shape.layers // pp
     first, last = stage == 0, stage == pp - 1
     tokens = batch_rows // (dp * m) * seq // cp
 
-    # elements: the table, and all parameters of the rank
+    # the elements of the table, and of all parameters of the rank
     table = shape.vocab_size * h // tp
     params = layers * ((12 * h * h + 7 * h) // tp + 6 * h)
     params += first * (table + shape.context * h) + last * 2 * h
@@ -1029,9 +1028,9 @@ def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes
 
 
 def wire(sizes, axis, per_node):
-    """ "NVLink" if every group of the axis lies in one node, else "network".
+    """Return "NVLink" if every group of the axis is inside one node, and "network" otherwise.
 
-    sizes: ranks along each axis, outermost first; ranks fill the nodes in order, per_node in each.
+    sizes: ranks along each axis, outermost first. Ranks fill the nodes in order, per_node in each.
     """
     ### BEGIN SOLUTION
     names = list(sizes)
@@ -1094,7 +1093,7 @@ ORDERS = {"tp inside": ("pp", "dp", "tp"), "tp outside": ("tp", "pp", "dp")}
 
 
 def fastest_step(sizes):
-    """Seconds of the fastest of three steps; in the first one gloo connects."""
+    """Return the seconds of the fastest of three steps, after a step in which gloo connects."""
     times = []
     for _ in range(4):
         began = time.monotonic()
@@ -1229,16 +1228,16 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% nbgrader={"grade_id": "memory_per_gpu", "solution": true}
 def memory_per_gpu(shape, layout, batch):
-    """GB (1e9 bytes) on a GPU of the first stage, in a step of `batch` sequences.
+    """Return the GB (1e9 bytes) on a GPU of the first stage, in a step of `batch` sequences.
 
-    shape: a GPTConfig; its context is s. layout: a dict with all keys of LAYOUT.
+    shape: a GPTConfig, whose context is s. layout: a dict with all keys of LAYOUT.
     """
     p, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
     replicas = layout["dp"] * layout["cp"]
     of_layer = 12 * h**2 / t
     params = shape.layers / p * of_layer + shape.vocab_size * h / t
 
-    # bytes that one layer keeps for one microbatch
+    # the bytes one layer keeps for one microbatch
     sbh = layout["microbatch"] * shape.context / layout["cp"] * h
     whole = 0 if layout["sequence"] else 10
     scores = 5 * shape.heads * shape.context / h
@@ -1280,7 +1279,7 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 def bars(rows, room=76):
-    """GB of several layouts, as bars: states below, activations above."""
+    """Draw the GB of several layouts as bars, with the states left of the activations."""
     figure = picture(8.0, 0.5 + 0.36 * len(rows))
     axes = figure.subplots()
     for k, (states, total) in enumerate(rows.values()):
@@ -1296,7 +1295,7 @@ def bars(rows, room=76):
 
 
 def states_and_all(**change):
-    """(GB of states, GB of all); for the states a sequence has one token."""
+    """Return (GB of states, GB of all). For the states, a sequence has only one token."""
     layout = {**LAYOUT, **change}
     few = dataclasses.replace(GPT3, context=1)
     return memory_per_gpu(few, layout, 1536), memory_per_gpu(GPT3, layout, 1536)
@@ -1351,8 +1350,8 @@ if ready(memory_per_gpu):
 # (Narayanan et al., table 1). The picture ends at the peak, 312 TFLOP/s.
 
 # %%
-# billions of parameters, heads, width, layers, t, p, GPUs, batch, TFLOP/s of each GPU; and microbatch and
-# chunks, which the paper does not print. These two are ours: with them the reference's model is fastest
+# billions of parameters, heads, width, layers, t, p, GPUs, batch, TFLOP/s per GPU, microbatch and chunks.
+# The paper does not print the last two, so we chose those with which the reference's model is fastest
 TABLE_1 = (
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 1, 1),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138, 16, 1),
@@ -1370,13 +1369,13 @@ SELENE = {
     "per_node": 8,
     "NVLink": 600e9,  # bytes per second, both directions together, as in the data sheet
     "network": 200e9,  # bits per second of each GPU's card, each way
-    "NVLink alpha": 3.4e-6,  # seconds per round, NCCL's table
+    "NVLink alpha": 3.4e-6,  # seconds per round, from NCCL's table
     "network alpha": 14e-6,
 }  # fmt: skip
 
 
 def published(lines=(), title="TFLOP/s of each GPU"):
-    """The measured steps as dots, and predictions as lines: pairs of a name and ten numbers."""
+    """Draw measured steps as dots, and predictions, pairs of a name and ten numbers, as lines."""
     figure = picture(8.0, 2.8)
     axes = figure.subplots()
     axes.plot([row[8] for row in TABLE_1], "o", color=INK, label="measured (Narayanan et al. 2021)")
@@ -1437,7 +1436,7 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 
 # %% nbgrader={"grade_id": "step_seconds", "solution": true}
 def step_seconds(shape, layout, batch, gpu, links, efficiency):
-    """Seconds of a step of `batch` sequences. gpu, links: dicts such as A100 and SELENE."""
+    """Return the seconds of a step of `batch` sequences. gpu, links: dicts like A100 and SELENE."""
     p, t, cp, v = (layout[name] for name in ("pp", "tp", "cp", "chunks"))
     s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
     tokens = layout["microbatch"] * s / cp
@@ -1447,13 +1446,13 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
         layout["recompute"]
     ]
 
-    # your turn: fast, slow: bytes a second, each way, of NVLink and of a GPU's network card
+    # your turn: fast and slow, the bytes per second each way of NVLink and of a GPU's network card
     ### BEGIN SOLUTION
     fast, slow = links["NVLink"] / 2, links["network"] / 8
     ### END SOLUTION
 
     def ring(nbytes, n, speed, alpha):
-        """Your turn: the first row of the table. speed: bytes a second, each way."""
+        """Your turn: the first row of the table. speed: bytes per second, each way."""
         ### BEGIN SOLUTION
         return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
         ### END SOLUTION
@@ -1516,7 +1515,7 @@ report.points(7)
 
 # %% tags=["skip-in-grading"]
 def row_tflops(row, efficiency):
-    """TFLOP/s of each GPU by your step_seconds, for a row of the table."""
+    """Return the TFLOP/s of each GPU by your step_seconds, for a row of the table."""
     _, heads, h, layers, tp, pp, gpus, batch, _, microbatch, chunks = row
     layout = {"pp": pp, "dp": gpus // (tp * pp), "cp": 1, "tp": tp, "microbatch": microbatch}
     layout |= {"chunks": chunks, "zero": 0, "recompute": "full", "sequence": False}
@@ -1654,9 +1653,9 @@ figure
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
 def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
-    """The layout, a dict as in section 6, with the shortest step of all that can be cut and fit.
+    """Return the layout with the shortest step of all that can be cut and fit.
 
-    None, if no layout fits.
+    It is a dict as in section 6, or None if no layout fits.
     """
 
     def can_be_cut(layout):
@@ -1670,7 +1669,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
         return v == 1 or (p > 1 and batch // rows % p == 0)
 
     def layouts():
-        """All that can be cut."""
+        """Yield all layouts that can be cut."""
         divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
         contexts = divisors if shape.context >= 32_768 else [1]
         kinds = ("none", "selective", "full")
@@ -1712,7 +1711,7 @@ report.points(4)
 
 # %% tags=["skip-in-grading"]
 def shown(title, links, gpus=1024):
-    """The best layout on these links, and the time of tp = 8, pp = 8 beside it."""
+    """Print the best layout on these links, and next to it the time of tp = 8, pp = 8."""
     best = best_layout(GPT3, gpus, 1536, A100, links)
     if best is None:
         return print(f"{title:17} best_layout gives None")
@@ -1786,7 +1785,7 @@ CASES = (  # its words, a question, and the sizes and stages of ZeRO the words a
 
 
 def fastest_of(question, allowed=None, stages=(0, 1, 2, 3)):
-    """The best verdict on the sizes and the stages of ZeRO that are allowed."""
+    """Return the best verdict on the sizes and the stages of ZeRO that are allowed."""
     options = [option for option in EVERY if option[1] in stages]
     verdicts = [
         judge(PUBLISHED[question.model], sizes, question.batch, question.cluster, question.seq,
@@ -1967,7 +1966,7 @@ report.points(4)
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
 def replay(records, per_node, inside, across):
-    """Seconds until the last rank has done its record."""
+    """Return the seconds until the last rank has finished its record."""
 
     ### BEGIN SOLUTION
     def seconds(ranks, nbytes):
@@ -1991,7 +1990,7 @@ def replay(records, per_node, inside, across):
                     arrivals.setdefault((rank, what), []).append(free[link])
                 elif kind == "recv":
                     if not arrivals.get((what, rank)):
-                        break  # its sender has not come so far
+                        break  # its sender has not come this far yet
                     now[rank] = max(now[rank], arrivals[what, rank].pop(0))
                 else:
                     entries = [records[k][place[k]] for k in what if place[k] < len(records[k])]
@@ -2033,14 +2032,14 @@ def steps(sizes):
 
 
 def between_barriers(ledger, wires):
-    """Seconds of the fastest step: between its two barriers, on the replay's clock."""
+    """Return the seconds of the fastest step, between its two barriers, on the replay's clock."""
     from course_lib.planning.replay import replay as rerun
 
     return min(rerun(ledger, wires).spans()[::2])
 
 
 def slept(ledger):
-    """Seconds of the fastest step, between its two barriers, of a run that happened."""
+    """Return the seconds of the fastest step of a real run, between its two barriers."""
     calls = [
         [operation.issued + operation.blocked for operation in ledger.operations(rank, "barrier")]
         for rank in range(ledger.world_size)
@@ -2052,7 +2051,7 @@ def slept(ledger):
 wires = Cluster(8, 2, gpu("A100"), Wire("inside", 100e6, 5e-3), Wire("across", 10e6, 50e-3))
 for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     sizes = dict.fromkeys(order, 2)
-    plain = launch(steps, sizes, world_size=8, backend="gloo").ledger  # as the run with wires
+    plain = launch(steps, sizes, world_size=8, backend="gloo").ledger  # like the run with wires
     felt = launch(steps, sizes, world_size=8, wires=wires).ledger
     predicted, measured = between_barriers(plain, wires), slept(felt)
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, slept {measured:.2f} s")
