@@ -58,7 +58,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import check, device, dry_run, launch
-from course_lib import trainer as reference  # for comparison; your own versions come below
+from course_lib import trainer as reference  # for comparison, since you write your own versions
 from course_lib.data import batch, library_text
 from course_lib.dry import Meter, by_axis, whole_batch
 from course_lib.mesh import Mesh, mesh_stages
@@ -77,16 +77,16 @@ from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 MODEL = replace(PRESETS["0.8M"], context=128, tied=False)  # 875,264 parameters
 ROWS, LR = 8, 0.1
-SGD = (torch.optim.SGD, {"momentum": 0.9})  # a class, and its options but the rate
+SGD = (torch.optim.SGD, {"momentum": 0.9})  # a class, and its options except the rate
 TEXT = library_text()
 
 
 def rows(step: int):
-    """Inputs and targets (8, 128) of a step: 1,024 bytes of Python's own library."""
+    """Return inputs and targets (8, 128) of a step, from 1,024 bytes of Python's own library."""
     return batch(TEXT, step, batch_size=ROWS, length=MODEL.context)
 
 
-page = YourPage(  # §9 shows it, and each section adds what it has measured
+page = YourPage(  # §9 shows it, and each section adds its results
     "Your page",
     {
         "tokens/s of this machine": "§1",
@@ -159,13 +159,13 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 
 # %% nbgrader={"grade_id": "distribute", "solution": true}
 def distribute(model: GPT, how: str) -> nn.Module:
-    """The model spread over all ranks, by PyTorch's own classes.
+    """Return the model, spread over all ranks by PyTorch's own classes.
 
-    model: a GPT with its `blocks`, each of which is a module. how: "one" for one rank (then
-    nothing is done), "ddp" or "fsdp". With "ddp" ranks may bring different values, and all
-    train rank 0's. With "fsdp" all ranks bring the same, and each holds 1/n of it and gathers
-    one block at a time. Every rank reads other rows, as many as the others, and no target is
-    -100. The optimizer is made of what you return.
+    model: a GPT with its `blocks`, each of which is a module. how: "one" for one rank (then do
+    nothing), "ddp" or "fsdp". With "ddp", ranks can start with different values, but all train the
+    values of rank 0. With "fsdp", all start with the same values, and each holds 1/n of them and
+    gathers one block at a time. Every rank reads different rows, but equally many, and no target is
+    -100. The optimizer trains the parameters of the module you return.
     """
     ### BEGIN SOLUTION
     if how == "ddp":
@@ -206,7 +206,7 @@ report.points(5)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_steps(how: str):
-    """The last loss, seconds of the fastest step, and parameters held, of this rank."""
+    """Return the last loss, and this rank's seconds of the fastest step and parameters held."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = distribute(GPT(MODEL).to(device()), how)
@@ -319,17 +319,17 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 def make_step(
     config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float, optimizer=SGD
 ):
-    """A function of (inputs, targets) that makes a step of training on the whole batch.
+    """Return a function of (inputs, targets) that makes a step of training on the whole batch.
 
-    layout: used are sizes, microbatch, chunks, zero and sequence. mesh: of the layout's sizes,
-    with all four axes, some of size 1.
-    batch_size: rows of a batch, of all replicas together; it divides. The model is
-    `GPT(config)` after `torch.manual_seed(0)`, on the mesh's device, in the default dtype.
-    optimizer: a class and its options but the rate, here (torch.optim.SGD, {"momentum": 0.9}).
+    layout: use its sizes, microbatch, chunks, zero and sequence. mesh: of the layout's sizes, with
+    all four axes, some of size 1. batch_size: the rows of a batch for all replicas together, which
+    divide evenly. The model is `GPT(config)` after `torch.manual_seed(0)`, on the mesh's device, in
+    the default dtype. optimizer: a class and its options except the rate, here (torch.optim.SGD,
+    {"momentum": 0.9}).
 
-    The step takes inputs and targets (batch_size, seq) of the whole batch, the same on all
-    ranks, and clears the gradients. It returns, on all ranks, the loss before the step: the
-    mean over all targets of the batch that are not -100.
+    The step takes inputs and targets (batch_size, seq) of the whole batch, the same on all ranks,
+    and clears the gradients. It returns, on all ranks, the loss before the step, which is the mean
+    over all targets of the batch that are not -100.
     """
     kind, options = optimizer[0], {"lr": lr, **optimizer[1]}
     ### BEGIN SOLUTION
@@ -484,7 +484,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_losses(make, layout: Layout):
-    """On a rank, in float64: losses of five steps, and the peak of the second in bytes."""
+    """On a rank, in float64, return the losses of five steps, and the second's peak in bytes."""
     torch.set_default_dtype(torch.float64)
     with Meter() as meter:
         step = make(MODEL, layout, Mesh(layout.sizes), ROWS, LR)
@@ -498,7 +498,7 @@ def five_losses(make, layout: Layout):
 
 
 def first_step(ledger, layout: Layout):
-    """{axis: bytes} that rank 0 sent between the two barriers."""
+    """Return {axis: bytes} with the bytes rank 0 sent between the two barriers."""
     operations = ledger.operations(0)
     first, last = (k for k, operation in enumerate(operations) if operation.op == "barrier")
     return by_axis(operations[first + 1 : last], layout.sizes)[0]
@@ -534,14 +534,13 @@ page.add("fifteen layouts", curves, by=BY)
 
 # %% nbgrader={"grade_id": "smallest_failing", "solution": true}
 def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
-    """The axes that a failing layout needs, so that it fails, with their sizes.
+    """Return the axes a failing layout needs to fail, with their sizes.
 
-    fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1.
-    A call may be a run, so make at most a + a^2 calls for a axes. The result names only axes
-    larger than 1, in the order of `sizes`; if any of them were set to 1, the layout would not
-    fail. If several results are like that, any of them is right.
-    It is {} if even one rank fails. Leave the argument unchanged. Raise ValueError if `sizes`
-    do not fail.
+    fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1. A
+    call can be a run, so make at most a + a^2 calls for a axes. The result names only axes larger
+    than 1, in the order of `sizes`. If any of them were set to 1, the layout would not fail. If
+    there are several such results, any of them is right. The result is {} if even one rank fails.
+    Leave the argument unchanged. Raise ValueError if `sizes` do not fail.
     """
     ### BEGIN SOLUTION
     alone = dict.fromkeys(sizes, 1)
@@ -601,7 +600,7 @@ REPORTED = {
 
 
 def three_losses(make, sizes):
-    """On a rank, in float64, with ZeRO-1, and with sequence parallelism if tp is larger than 1."""
+    """Train on a rank in float64 with ZeRO-1, and with sequence parallelism if tp exceeds 1."""
     torch.set_default_dtype(torch.float64)
     layout = Layout(sizes, microbatch=1, zero=1, sequence=sizes["tp"] > 1)
     step = make(TINY, layout, Mesh(sizes), batch_size=4, lr=1.0)
@@ -609,7 +608,7 @@ def three_losses(make, sizes):
 
 
 def find_axes(make, sizes):
-    """The axes the step needs to fail, and how far its losses then are from one process."""
+    """Return the axes the step needs to fail, and how far its losses then are from one process."""
     apart = {}
 
     def fails(asked):
@@ -686,7 +685,7 @@ report.points(3)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def four_times(optimizer, factor, steps=10):
-    """Losses on one rank, with every gradient multiplied by `factor`."""
+    """Return the losses on one rank, with every gradient multiplied by `factor`."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     model = GPT(MODEL)
@@ -829,7 +828,7 @@ SMALL = GPTConfig(vocab_size=256, context=32, layers=16, heads=8, width=64, tied
 
 
 def as_rank(program, rank=517):
-    """A dry run of the program on pp 8 x dp 16 x tp 8, with 16 microbatches of one row."""
+    """Make a dry run of the program on pp 8 x dp 16 x tp 8, with 16 microbatches of one row."""
 
     def built(config, mesh, m):
         layout = Layout(mesh.sizes, microbatch=1, recompute="none")
@@ -927,9 +926,9 @@ dp_bytes = ...
 held = ...
 ### BEGIN SOLUTION
 row = 128 * 128 * 4  # bytes of an activation of one row
-zero_3_bytes = 2 * 3 * (3 / 4) * 4 * 875_264  # two microbatches: two gathers and a scatter each
-tp_bytes = (4 * 4 + 2) * (2 * 3 / 4) * 8 * row  # four sums per layer, the embedding's, the head's
-pp_bytes = 4 * 3 * 2 * row  # of each microbatch two activations and a gradient
+zero_3_bytes = 2 * 3 * (3 / 4) * 4 * 875_264  # two microbatches with two gathers and a scatter each
+tp_bytes = (4 * 4 + 2) * (2 * 3 / 4) * 8 * row  # four sums per layer, one in embedding, one in head
+pp_bytes = 4 * 3 * 2 * row  # two activations and a gradient for each microbatch
 of_tp = 4 * (768 + (198_272 - 768) // 4) + (2 * 32_768) // 4 + 128 * 128 + 256
 dp_bytes = (2 * 1 / 2) * 4 * of_tp
 held = (2 * 198_272 + 32_768 + 128 * 128) / 4
@@ -1030,17 +1029,16 @@ page.add("the map of the field", the_map, by="measured in section 3")
 
 # %% nbgrader={"grade_id": "train", "solution": true}
 def train(make, batches, steps: int, disk, every: int) -> list[float]:
-    """Train until `steps` steps are finished; the losses of all of them, also of earlier calls.
+    """Train until `steps` steps are finished, and return all their losses, also from earlier calls.
 
-    make: builds the run from its start; returns a step, and a function without arguments that
-    gives this rank's pieces as they are now. batches: inputs and targets of a step, by its
-    number from 0 on. steps: of the whole run, from its start. every: a save after that many
-    finished steps, counted from the start, and after the last one. disk: where the run is
-    saved.
+    make: builds the run from its start, and returns a step and a function without arguments that
+    gives this rank's pieces as they are now. batches: gives the inputs and targets of a step by its
+    number, from 0 on. steps: the steps of the whole run, from its start. every: save after every so
+    many finished steps, counted from the start, and after the last step. disk: where to save.
 
-    Given: `save_run(disk, losses, pieces)`, and `load_run(disk, pieces)`, which fills the
-    pieces in place from the newest checkpoint and returns its losses, [] if there is none.
-    If the call is killed at any moment, the next one goes on from the newest checkpoint.
+    Use `save_run(disk, losses, pieces)`, and `load_run(disk, pieces)`, which fills the pieces in
+    place from the newest checkpoint and returns its losses, or [] if there is none. If the call is
+    killed at any moment, the next call goes on from the newest checkpoint.
     """
     ### BEGIN SOLUTION
     step, held = make()
@@ -1081,7 +1079,7 @@ ADAMW = (torch.optim.AdamW, {})
 
 
 def on_four(folder, steps, every, dies=None):
-    """On a rank of two agents: train, and note each step in the journal."""
+    """Train on a rank of two agents, and note each step in the journal."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     journal = Journal(f"{folder}/journal")
@@ -1260,7 +1258,7 @@ STATES = {  # bytes per parameter on one of n ranks, for weights, gradients and 
 
 
 def by_hand(of, run):
-    """The data sheet's tokens per second, and the states' bytes."""
+    """Return tokens per second or seconds by the data sheet, or the bytes of the states."""
     n = of["ranks"]
     speed = n * run.card.flops / FLOPS
     if of["kind"] == "tokens":
@@ -1366,7 +1364,7 @@ deepseek_tflops = ...
 ### BEGIN SOLUTION
 DAY = 86_400
 gpt3_flops = 6 * 174.6e9 * 300e9
-gpt3_days = 8 * 175e9 * 300e9 / (1024 * 140e12) / DAY  # a second forward: 8 FLOPs, not 6
+gpt3_days = 8 * 175e9 * 300e9 / (1024 * 140e12) / DAY  # with a second forward, 8 FLOPs instead of 6
 llama_65b_mfu = 6 * 65.2e9 * 380 / 312e12
 llama_65b_days = 1.4e12 / (2048 * 380) / DAY
 llama_405b_mfu = 400 / 989
