@@ -19,23 +19,23 @@
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
 # | you need | all-reduce, reduce-scatter, all-gather and their bytes (notebook 02); `torch.autograd.Function`; how a transformer's block computes |
-# | time | three hours and a quarter |
+# | time | three hours; the *optional* parts (the ends of §2 to §6 and of §8, and §9) take an hour more |
 # | points | 60, and 7 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | start | 6 | | |
-# | 1 What must be sent | 25 | 6 | notebook 02 |
-# | 2 By columns | 22 | 7 | 1 |
-# | 3 By rows | 15 | 7 | 1 |
-# | 4 Two layers, and which kind is it? | 27 | 3 + 5 | 2, 3 |
-# | 5 Attention; optional: grouped queries and dropout | 22; 15 | 6 + 4 extra | 4 |
-# | 6 The two ends: embedding and loss | 40 | 12 | 1 |
-# | 7 Sequence parallelism | 28 | 8 | 1, 4 |
-# | 8 What it costs, and when it stops paying | 6 | 3 | your predictions in 4, 6 and 7 |
-# | 10 Questions | 5 | 3 | all |
-# | 9 Optional: a GPT with its layers replaced | 10 | 3 extra | 2, 3 |
+# | start | 7 | | |
+# | 1 What must be sent | 24 | 6 | notebook 02 |
+# | 2 By columns | 17, and 3 *optional* | 7 | 1 |
+# | 3 By rows | 12, and 3 *optional* | 7 | 1 |
+# | 4 Two layers, and which kind is it? | 26, and 6 *optional* | 3 + 5 | 2, 3 |
+# | 5 Attention; optional: grouped queries and dropout | 19, and 28 *optional* | 6 + 4 extra | 4 |
+# | 6 The two ends: embedding and loss | 35, and 4 *optional* | 12 | 1 |
+# | 7 Sequence parallelism | 26 | 8 | 1, 4 |
+# | 8 What it costs, and when it stops paying | 5, and 2 *optional* | 3 | your predictions in 4, 6 and 7 |
+# | 10 Questions, and the scorecard | 9 | 3 | all |
+# | 9 Optional: a GPT with its layers replaced | 15 | 3 extra | 2, 3 |
 
 # %% [markdown]
 # ### Words and letters
@@ -136,6 +136,9 @@ def summed_part(x, dim, group: Group = None):
 # ranks have the same seed, so they draw the same weights and the same input. `sent` reads from the ledger how
 # many bytes a rank sent in each direction, forward and backward. `alone` does the same as `passes`, but in
 # one process, without any splitting.
+#
+# You can run these cells, and all later ones that only measure or draw, without reading their code. Read what
+# they print.
 
 
 # %%
@@ -228,7 +231,7 @@ def said(prediction, *args):
 # |---|---|
 # | you will write | `identity_all_reduce`, `all_reduce_identity` |
 # | builds on | notebook 02 |
-# | time | 25 minutes |
+# | time | 24 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
@@ -404,7 +407,7 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # |---|---|
 # | you will write | `ColumnParallelLinear(in_features, out_features, bias=True, gather_output=False, group=None)` |
 # | builds on | §1 |
-# | time | 22 minutes |
+# | time | 17 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
@@ -552,6 +555,15 @@ _ = beside(
 # of the weights. Without `gather_output` it would also hold only a quarter of the output. This saving is the
 # point, and §4 shows which layer can continue with a quarter of the features.
 #
+# **In production.** This layer is `ColwiseParallel()` in PyTorch and `ColumnParallelLinear` in Megatron-LM.
+# Megatron-LM's version does not idle in backward. While the gradient of x is being summed, it computes the
+# gradient of the weights, because this needs no other rank.
+#
+# <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W", but do not say
+# whether it is A or its transpose.</details>
+#
+# ### Optional: without `identity_all_reduce`
+#
 # **Break it.** Leave out `identity_all_reduce`. What will be wrong? The output, the gradients of the rank's
 # own weights, or the gradient of x?
 
@@ -578,13 +590,6 @@ if wrong:
 # Only the gradient of x is wrong, because rank 0 has only the share from its own columns. If this layer is
 # the model's first, nothing shows it. But anywhere else, all layers before it learn from a different gradient
 # on each rank.
-#
-# **In production.** This layer is `ColwiseParallel()` in PyTorch and `ColumnParallelLinear` in Megatron-LM.
-# Megatron-LM's version does not idle in backward. While the gradient of x is being summed, it computes the
-# gradient of the weights, because this needs no other rank.
-#
-# <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W", but do not say
-# whether it is A or its transpose.</details>
 
 # %% [markdown]
 # ## 3 · By rows
@@ -593,7 +598,7 @@ if wrong:
 # |---|---|
 # | you will write | `RowParallelLinear(in_features, out_features, bias=True, input_is_parallel=True, group=None)` |
 # | builds on | §1, §2 |
-# | time | 15 minutes |
+# | time | 12 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
@@ -670,6 +675,15 @@ _ = beside(
 # Forward sends 6/4 of y. Backward sends 3/4 of x, because x was whole, so the ranks have to gather the parts
 # of its gradient. The bias makes the share of parameters a little more than a quarter.
 #
+# **In production.** This layer is `RowwiseParallel()` in PyTorch. In Megatron-LM it is `RowParallelLinear`,
+# with your argument `input_is_parallel`. With `skip_bias_add`, Megatron-LM's layer returns the bias instead
+# of adding it, for a kernel that handles bias, dropout and the residual stream together.
+#
+# <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", Y = Y₁ +
+# Y₂.</details>
+#
+# ### Optional: a bias on every rank
+#
 # **Break it.** Here every rank adds the bias, before the sum. Will the output be wrong? And the gradient of
 # the bias?
 
@@ -702,13 +716,6 @@ if run:
 # models, no comparison before the first step shows the mistake. Training continues, with a bias that counts N
 # times. The mistake shows only when the checkpoint is loaded on another number of ranks, because then the
 # loss jumps.
-#
-# **In production.** This layer is `RowwiseParallel()` in PyTorch. In Megatron-LM it is `RowParallelLinear`,
-# with your argument `input_is_parallel`. With `skip_bias_add`, Megatron-LM's layer returns the bias instead
-# of adding it, for a kernel that handles bias, dropout and the residual stream together.
-#
-# <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", Y = Y₁ +
-# Y₂.</details>
 
 # %% [markdown]
 # ## 4 · Two layers, and which kind is it?
@@ -717,7 +724,7 @@ if run:
 # |---|---|
 # | you will write | `kind_1` to `kind_12`; repairs of `rows_then_columns`, `bias_behind` and `norm_before`; `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
 # | builds on | §2, §3 |
-# | time | 27 minutes |
+# | time | 26 minutes, and 6 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 3 + 5, and the formula in §8 |
 #
@@ -838,9 +845,7 @@ draw(run, "columns, then rows") if run else None
 # The two matrices need only one sum, and nothing in between. Backward is the mirror image. Nothing is sent
 # until the gradient of x, and then there is one sum. You can often read that the hidden features are
 # concatenated after the first layer. But no rank concatenates, because that would be the all-gather this
-# order avoids. (You can also read that tensor parallelism takes one all-reduce per transformer layer.
-# Forward, it takes one for the MLP and one for attention. Backward also takes two, so a transformer layer has
-# four.)
+# order avoids.
 
 # %% [markdown]
 # ### Which kind is it?
@@ -1071,10 +1076,11 @@ mended = rows_then_columns, bias_behind, norm_before
 tried(lambda: ask(*mended), *mended)
 
 # %% [markdown]
-# You can use the types for your own programs, with tiny tensors. But they do not see numbers that depend on
-# the rank, so §6's embedding and loss need a signature (`types.trusted`), and if a function takes its own
-# part of a copy, as `own_features` does, tell them with `types.set`. Meta's *spmd_types* checks the same
-# kinds, but with a rule for each operation.
+# <details><summary>The types in programs of your own</summary>You can use the types for your own programs,
+# with tiny tensors. But they do not see numbers that depend on the rank, so §6's embedding and loss need a
+# signature (<code>types.trusted</code>), and if a function takes its own part of a copy, as
+# <code>own_features</code> does, tell them with <code>types.set</code>. Meta's <i>spmd_types</i> checks the
+# same kinds, but with a rule for each operation.</details>
 #
 # **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
 # layer, in one direction, if an activation has `nbytes` bytes? Write it down now for `sequence=None`, because
@@ -1110,6 +1116,11 @@ for n in (2, 3, 4):
 # %% [markdown]
 # The output and the gradient of x agree with one process for every N, even for N = 3, although 3 does not
 # divide the 256 features.
+#
+# <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
+# "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
+#
+# ### Optional: SwiGLU, and PyTorch's plan
 #
 # SwiGLU, the MLP of LLaMA, has three matrices, down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
 # the same places, so that each rank can form its own part of their product. But write it with two
@@ -1200,9 +1211,6 @@ if theirs_run:
 # But 8 × 3 × 2 is refused ("Cannot unflatten unevenly sharded tensor"), because three parts cannot be dealt to
 # two ranks. Then you have to <code>redistribute</code> first, which sends messages. In lecture 001's question
 # (§28), <code>view</code> copies nothing, and with DTensors it also sends nothing.</details>
-#
-# <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
-# "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
 
 # %% [markdown]
 # ## 5 · Attention
@@ -1211,7 +1219,7 @@ if theirs_run:
 # |---|---|
 # | you will write | `ParallelHeads(width, heads, bias=True, group=None)`; optional: `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
 # | builds on | §4 |
-# | time | 22 minutes, and 15 for grouped queries and dropout |
+# | time | 19 minutes, and 28 for the two *optional* parts |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
@@ -1329,7 +1337,10 @@ if run:
     print(run.ledger.table(times=False, rank=0))
 
 # %% [markdown]
-# There are four all-reduces, because there are two regions and two directions.
+# There are four all-reduces, because there are two regions and two directions. (You can also read that tensor
+# parallelism takes one all-reduce per transformer layer.)
+#
+# ### Optional: heads of other features
 #
 # **Break it.** Every rank r takes the features r, r + N, r + 2N, ... instead of neighbouring features. It
 # does so both in the matrices that are cut by columns and in the one that is cut by rows, so every shape
@@ -1513,7 +1524,7 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # |---|---|
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
 # | builds on | §1 |
-# | time | 40 minutes |
+# | time | 35 minutes, and 4 for the *optional* end |
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 4 + 8 |
 #
@@ -1707,6 +1718,14 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits (512 × 8,192 × 4
 # bytes = 16 MiB). The cell does draw them on every rank, but only to cut them, and before it counts.
 #
+# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside the context `with
+# loss_parallel(): ...`, and the head is cut by `ColwiseParallel(output_layouts=Shard(-1),
+# use_local_output=False)`. Megatron-LM's loss is a `torch.autograd.Function`, which writes the exponentials
+# into the logits' own memory and keeps little else. Megatron-LM also pads the vocabulary with tokens that
+# never occur, to a multiple of 128 · N. For example, 50,257 become 51,200 on 8 ranks.
+#
+# ### Optional: two shortcuts
+#
 # **Break it.** Here are two shortcuts. The first takes every rank's own softmax, as if there were no other
 # tokens. The second does not subtract the largest logit. Which do you notice with small logits, and which
 # with large ones?
@@ -1750,12 +1769,6 @@ for size in (1, 50):
 # The first loss is too small. With small logits, about log N is missing, which is 1.4 on 4 ranks, and with
 # large logits far more is missing. So training looks *better*, because no rank's tokens compete with
 # another's. The second loss is right until a logit exceeds 88, because there float32's exp overflows.
-#
-# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside the context `with
-# loss_parallel(): ...`, and the head's plan is `ColwiseParallel(output_layouts=Shard(-1),
-# use_local_output=False)`. Megatron-LM's loss is a `torch.autograd.Function`, which writes the exponentials
-# into the logits' own memory and keeps little else. Megatron-LM also pads the vocabulary with tokens that
-# never occur, to a multiple of 128 · N. For example, 50,257 become 51,200 on 8 ranks.
 
 # %% [markdown]
 # ## 7 · Sequence parallelism
@@ -1764,7 +1777,7 @@ for size in (1, 50):
 # |---|---|
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
 # | builds on | §1, §4 |
-# | time | 28 minutes |
+# | time | 26 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -2076,10 +2089,11 @@ for form, make in FORMS.items():
         )
 
 # %% [markdown]
-# Some numbers are a little above the prediction. *Bytes sent backward* are more because each rank uses the
-# norms' parameters and the biases of the two row-parallel layers on different positions, so their gradients
-# are summed. These are 2,304 bytes in every backward, for any batch. *Kept for backward* is more because a
-# norm also keeps two numbers for each position, and attention keeps one for each position and head.
+# <details><summary>Why some numbers are a little above the prediction</summary><i>Bytes sent backward</i> are
+# more because each rank uses the norms' parameters and the biases of the two row-parallel layers on different
+# positions, so their gradients are summed. These are 2,304 bytes in every backward, for any batch. <i>Kept
+# for backward</i> is more because a norm also keeps two numbers for each position, and attention keeps one
+# for each position and head.</details>
 #
 # The picture shows how much is kept for each part of the layer, on 4 ranks, in units of M.
 
@@ -2128,12 +2142,15 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# In 16 bits, your 16 activations would be 32 bytes for each element of an activation. GPT-3 in 16 bits, with
-# dropout and without flash attention, keeps 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048
-# tokens, h = 12,288 features). The scheme is the same. In Korthikanti et al. (table 2), 10 of the 34 stay
-# whole with tensor parallelism, but none stays whole with sequence parallelism in addition (in the form
-# "regather"). So on 8 ranks the 114 bytes become 10 + 104/8 = 23, and then 114/8 = 14.25. Of the 2.9 GB per
-# layer, this leaves 0.58 GB and 0.36 GB.
+# GPT-3 follows the same scheme. On 8 ranks, 0.58 GB of its 2.9 GB per layer are left, and with sequence
+# parallelism in the form `"regather"` only 0.36 GB.
+#
+# <details><summary>How the 0.58 and 0.36 GB are computed</summary>In 16 bits, your 16 activations would be 32
+# bytes for each element of an activation. GPT-3 in 16 bits, with dropout and without flash attention, keeps
+# 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). In
+# Korthikanti et al. (table 2), 10 of the 34 stay whole with tensor parallelism, but none stays whole with
+# sequence parallelism in addition (in the form <code>"regather"</code>). So on 8 ranks the 114 bytes become
+# 10 + 104/8 = 23, and then 114/8 = 14.25. Of the 2.9 GB per layer, this leaves 0.58 GB and 0.36 GB.</details>
 #
 # **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is still right. But make two steps of
 # SGD, and then compare the ranks:
@@ -2165,14 +2182,17 @@ for name, norm in (
 # With `nn.LayerNorm`, the four ranks train four models that think they are one. Nothing crashes, and no shape
 # is wrong. So whenever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
 #
-# For dropout between the regions, the rule of §5 holds. On sharded activations every rank needs masks of its
-# own, but on replicated ones the same masks. `course_lib/tensor_parallel/dropout.py` provides both.
+# <details><summary>And dropout?</summary>For dropout between the regions, the rule of the optional end of §5
+# holds. On sharded activations every rank needs masks of its own, but on replicated ones the same masks.
+# <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
 #
-# **In production.** PyTorch provides `SequenceParallel()` for the plan of `parallelize_module`, with
-# `PrepareModuleInput` at the beginning of a region and `RowwiseParallel(output_layouts=Shard(1))` at its end.
-# Megatron-LM provides the option `--sequence-parallel`. (The "sequence parallelism" of DeepSpeed-Ulysses is
+# **In production.** PyTorch provides `SequenceParallel()` for the plan of `parallelize_module` (end of §4),
+# with `PrepareModuleInput` at the beginning of a region and `RowwiseParallel(output_layouts=Shard(1))` at its
+# end. Megatron-LM provides the option `--sequence-parallel`.
+#
+# <details><summary>Another "sequence parallelism"</summary>The "sequence parallelism" of DeepSpeed-Ulysses is
 # something else, because it splits no matrix. The sequence is cut everywhere except inside attention, where
-# the heads are cut instead. See notebook 08.)
+# the heads are cut instead. See notebook 08.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that sequence parallelism comes "at the cost of
 # more comms".</details>
@@ -2184,7 +2204,7 @@ for name, norm in (
 # |---|---|
 # | you will write | nothing new |
 # | builds on | your predictions in §4, §6 and §7 |
-# | time | 6 minutes |
+# | time | 5 minutes, and 2 for the *optional* end |
 # | points | 3 |
 #
 # The check takes your formulas from the sections above.
@@ -2283,9 +2303,20 @@ figure
 # nodes are hardly faster than eight in one, so you pay twice the machines for nothing. With one port for the
 # node, they even take four times as long as eight. This is why tensor parallelism usually ends at the node.
 #
-# The next cell shows the same in FLOPs for each byte. It compares the ratio of the layer, with its two
-# all-reduces, to the ratio of the GPU. (Since the layer also has attention, and its MLP has three matrices,
-# its ratio is not quite hidden / (N − 1).)
+# So use as much tensor parallelism as memory asks for, but never go beyond the node. The rest of the GPUs get
+# other sequences (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08).
+# Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048
+# sequences are 256 for each *replica*, instead of 32 for each GPU. And the sequences of a step are a
+# replica's batch × replicas, instead of batch × world size.
+#
+# <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
+# that tensor parallelism is "only applied to GPUs in the same computing node". The "32 per GPU" are in
+# lecture 001's recipe, and batch × world size is in lecture 002.</details>
+#
+# ### Optional: the same in FLOPs per byte
+#
+# The next cell compares the ratio of the layer, with its two all-reduces, to the ratio of the GPU. (Since the
+# layer also has attention, and its MLP has three matrices, its ratio is not quite hidden / (N − 1).)
 
 # %% tags=["skip-in-grading"]
 print(
@@ -2297,15 +2328,8 @@ with contextlib.suppress(NotImplementedError):
         print(f"{n:2} GPUs: the layer has {intensity:8,.0f}")
 
 # %% [markdown]
-# So use as much tensor parallelism as memory asks for, but never go beyond the node. The rest of the GPUs get
-# other sequences (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08).
-# Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048
-# sequences are 256 for each *replica*, instead of 32 for each GPU. And the sequences of a step are a
-# replica's batch × replicas, instead of batch × world size.
-#
-# <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
-# that tensor parallelism is "only applied to GPUs in the same computing node". The "32 per GPU" are in
-# lecture 001's recipe, and batch × world size is in lecture 002.</details>
+# Up to eight GPUs in a node, the layer has more FLOPs per byte than NVLink asks for, so more than half of the
+# time is computing. Sixteen GPUs need 19,780 on their ports, but the layer has only 1,877.
 
 # %% [markdown]
 # ## 9 · Optional: a GPT with its layers replaced
@@ -2314,7 +2338,7 @@ with contextlib.suppress(NotImplementedError):
 # |---|---|
 # | you will write | `parallelize_mlps(model, group=None)` |
 # | builds on | §2, §3 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -2517,7 +2541,7 @@ on_gpus = on_your_gpus(
 # | | |
 # |---|---|
 # | builds on | all of it |
-# | time | 5 minutes |
+# | time | 9 minutes, with the scorecard |
 # | points | 3 |
 #
 # You can write a number as arithmetic.
@@ -2659,19 +2683,23 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read the card column by column. *Computation*: each of the four replicas makes the optimizer's whole step,
-# so they compute 1.03 times as much as one process, whereas the others share that step. ZeRO-3's 1.01 comes
-# mostly from writing every rank's gradients into rows (flat buffers, notebook 04), because the reference does
-# it by an addition. (Norms and activation functions are not counted. So the card does not show that without
-# sequence parallelism every rank computes all norms.) *Memory*: replicas hold 4 M of weights, gradients, m
-# and v. ZeRO-3 holds only a quarter of them at the end. Its peak of 1.2 M comes in backward, before m and v
-# are made. The rank then holds its shards of weights and gradients, and also 0.24 M three times, for the
-# current layer's weights, their gradients, and the row in which the gradients are sent. Tensor parallelism
-# holds a quarter, and never a whole layer. *Bytes*: here the methods differ in kind. Replicas and ZeRO send 2
-# or 3 (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism instead sends
-# *activations*, which are small for these 128 tokens. With 5 or 6 times as many tokens, it would send as much
-# as replicas (1.5 M against 0.27 M), but little of that can be hidden behind computation. For comparison, a
-# layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, whereas one activation of 4,096 tokens has 67 MB.
+# Read the card column by column. *Computation* is almost the same for all of them, because only replicas
+# repeat the optimizer's whole step. *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds
+# only a quarter of them at the end. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*:
+# here the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many
+# tokens there are. Tensor parallelism instead sends *activations*, which are small for these 128 tokens. With
+# 5 or 6 times as many tokens, it would send as much as replicas (1.5 M against 0.27 M), but little of that
+# can be hidden behind computation. For comparison, a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16,
+# whereas one activation of 4,096 tokens has 67 MB.
+#
+# <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from</summary>Each of the four replicas makes
+# the optimizer's whole step, so they compute 1.03 times as much as one process, whereas the others share that
+# step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows (flat buffers, notebook 04),
+# because the reference does it by an addition. (Norms and activation functions are not counted. So the card
+# does not show that without sequence parallelism every rank computes all norms.) The peak of 1.2 M of ZeRO-3
+# comes in backward, before m and v are made. The rank then holds its shards of weights and gradients, and
+# also 0.24 M three times, for the current layer's weights, their gradients, and the row in which the
+# gradients are sent.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # So you can say how much each layer sends in each direction, and up to how many ranks it pays.
