@@ -15,22 +15,22 @@
 # |---|---|
 # | you will build | a GPT spread by PyTorch's own classes; one step for every layout; a search for the guilty axis; a run that survives; a page of your own results |
 # | you need | `hybrid_step` and the mesh (notebook 10); ZeRO (notebook 04); notebook 12 for §6 |
-# | time | three hours and a quarter |
+# | time | three hours; the *optional* parts (the ends of §2 and §3, and §10) take 40 minutes more |
 # | points | 60, and 5 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. With GPUs, the section *On your GPUs* runs your own functions over NCCL |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | Your tools | 6 | | 00 to 12 |
-# | 1 One GPU, two GPUs | 16 | 5 | notebooks 03, 05 |
-# | 2 One step for every layout | 60 | 20 | notebooks 04, 10 |
-# | 3 Fifteen layouts, one loss | 25 | 8 | 2 |
-# | 4 1,024 ranks on this laptop | 24 | 9 | 2 |
-# | 5 The map of the field | 18 | 5 | 3 |
-# | 6 The run that survives | 24 | 9 | 2, notebook 12 |
-# | 7 The cluster that you are given | 12 | 2 | notebook 10 |
-# | 8 Questions | 6 | 2 | all |
-# | 9 Your page | 4 | | all |
+# | Your tools | 4 | | 00 to 12 |
+# | 1 One GPU, two GPUs | 15 | 5 | notebooks 03, 05 |
+# | 2 One step for every layout | 56, and 4 *optional* | 20 | notebooks 04, 10 |
+# | 3 Fifteen layouts, one loss | 28, and 5 *optional* | 8 | 2 |
+# | 4 1,024 ranks on this laptop | 18 | 9 | 2 |
+# | 5 The map of the field | 17 | 5 | 3 |
+# | 6 The run that survives | 20 | 9 | 2, notebook 12 |
+# | 7 The cluster that you are given | 13 | 2 | notebook 10 |
+# | 8 Questions | 5 | 2 | all |
+# | 9 Your page | 3 | | all |
 # | 10 Optional: published runs, audited | 30 | 5 extra | notebooks 01, 11 |
 
 # %% [markdown]
@@ -103,7 +103,10 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # %% [markdown]
 # ## Your tools
 #
-# From each of the thirteen notebooks before this one, the table gives the sentence you will use here.
+# You will use one sentence from each of the thirteen notebooks before this one. They are folded, so open them if you
+# want to refresh your memory.
+#
+# <details><summary>Thirteen sentences</summary>
 #
 # | | |
 # |---|---|
@@ -121,6 +124,8 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # | 11 · Experts | A token goes to k of E experts, so traffic depends on the data. |
 # | 12 · In operation | A run is its state, and a save is whole or does not exist. |
 #
+# </details>
+#
 # A layout is plain data. The next cell shows the largest one in this notebook, and how many microbatches each of its
 # replicas makes of 8 rows.
 
@@ -136,7 +141,7 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 # |---|---|
 # | you will write | `distribute(model, how)` |
 # | builds on | notebooks 03 and 05, whose classes you now replace with PyTorch's |
-# | time | 16 minutes |
+# | time | 15 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
@@ -246,9 +251,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # need all of it immediately. A schedule of the learning rate, such as a warm-up and then a cosine, is a function of
 # the step. If the global batch stays the same on more GPUs, nothing of the schedule depends on N.
 #
-# **Question.** How many units does your `distribute` make, and which one can't be freed between forward and backward?
-# (It makes one per block, and the root. The root can't be freed, because it contains the last norm and the head, with
-# which backward begins.)
+# <details><summary>Which unit can't be freed between forward and backward?</summary>The root can't be freed, because it
+# contains the last norm and the head, with which backward begins.</details>
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004, which spreads a GPT of nanoGPT's kind
 # from one device by DDP and by FSDP. But nanoGPT's MLP uses an exact GELU, whereas the course's uses the tanh form, so
@@ -261,7 +265,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # |---|---|
 # | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
 # | builds on | `hybrid_step` (notebook 10); ZeRO (notebook 04) |
-# | time | 60 minutes, of which pp, dp, cp and tp take 25, and ZeRO takes 35 |
+# | time | 56 minutes, of which pp, dp, cp and tp take 25, and ZeRO takes 31; the *optional* end takes 4 more |
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 and 12 |
 #
@@ -420,6 +424,12 @@ mine = make_step if ready(make_step) else reference.make_step
 BY = "your make_step" if mine is make_step else "the library's make_step"
 
 # %% [markdown]
+# **In production.** torchtitan's `parallelize_*` functions follow the same order. First come pipeline stages, then tp,
+# then recomputation and compile, then FSDP around the result, and finally the optimizer. Megatron-LM instead builds a
+# rank's part directly, without ever making the whole model. §4 shows why it has to.
+#
+# ### Optional: an optimizer that is made too early
+#
 # **Break it.** The next cell makes the optimizer *before* the model is cut, on two ranks of tp. Nothing fails. Look at
 # the losses of five steps, and say which parameters the optimizer changes.
 
@@ -449,10 +459,6 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # The loss falls, but only because of what tp doesn't cut, which is norms, biases of the second matrices, and positions.
 # `mesh_stages` has replaced the other parameters by new tensors, but the optimizer still holds the old ones.
 #
-# **In production.** torchtitan's `parallelize_*` functions follow the same order. First come pipeline stages, then tp,
-# then recomputation and compile, then FSDP around the result, and finally the optimizer. Megatron-LM instead builds a
-# rank's part directly, without ever making the whole model. §4 shows why it has to.
-#
 # **Question.** ZeRO's group is dp x cp. What would go wrong with the group of all ranks? (Ranks along pp and tp hold
 # different parameters, but their gradients would be added up element by element.)
 
@@ -463,7 +469,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # |---|---|
 # | you will write | `smallest_failing(sizes, fails)`, and three answers |
 # | builds on | §2 |
-# | time | 25 minutes |
+# | time | 28 minutes, and 5 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -678,9 +684,16 @@ report.points(3)
 # the first loss is wrong. Take the group from the mesh instead.</details>
 
 # %% [markdown]
-# **Break it.** Why does this notebook train with SGD? The next cell trains the model on one rank, first with the right
-# gradients and then with gradients that are four times too large. It does so with SGD and with AdamW, and compares the
-# losses.
+# All runs of this section use SGD, because AdamW hides a constant factor in the gradients (notebook 03).
+#
+# **In production.** Before a change is merged, torchtitan compares the losses of a changed layout with the losses of a
+# run without parallelism. In 16 bits it allows about 1e-2, but such a bound would let most mistakes of this section
+# through.
+#
+# ### Optional: why SGD?
+#
+# **Break it.** The next cell trains the model on one rank, first with the right gradients and then with gradients that
+# are four times too large. It does so with SGD and with AdamW, and compares the losses.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -716,10 +729,6 @@ for name, optimizer in (
 # sums where it should average, AdamW still trains the same model, until clipping or weight decay on gradients notices.
 # So test parity with SGD.
 #
-# **In production.** Before a change is merged, torchtitan compares the losses of a changed layout with the losses of a
-# run without parallelism. In 16 bits it allows about 1e-2, but such a bound would let most mistakes of this section
-# through.
-#
 # **Question.** Two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000. Is one of them wrong?
 # (Not necessarily, since training amplifies roundings. Compare only a few steps, or use float64.)
 
@@ -730,7 +739,7 @@ for name, optimizer in (
 # |---|---|
 # | you will write | nothing new for the first check, and then three verdicts |
 # | builds on | §2 |
-# | time | 24 minutes |
+# | time | 18 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 4 and 5 |
 #
@@ -812,13 +821,6 @@ for name, program in SUSPECTS.items():
     print(f"{name}: {run[0][0][-1]:.15f}", {axis: nbytes[axis] for axis in ("pp", "dp", "tp")})
 
 # %% [markdown]
-# **Predict.** Which mistakes would cost nothing on two ranks per axis, but much on 8 or 16? Think of one in how
-# gradients are added up, and of one in the order of forwards and backwards.
-#
-# <details><summary>Answer</summary>With n ranks and M bytes, an all-reduce sends 2 (n−1)/n M, whereas an all-gather of
-# whole gradients sends (n−1) M. For n = 2 both are M. A schedule may keep m microbatches or only min(m, p − i), but
-# with m = p = 2 both are 2 on the first stage.</details>
-#
 # **Look.** Now each program runs as rank 517 of 1,024, with 16 microbatches per replica and a GPT of 16 layers. This
 # takes about 20 seconds. Read every row of the three tables, not just the calls.
 
@@ -881,11 +883,12 @@ report.points(5)
 # 106 GB instead of 53 (in float32). The other flaw sends 15 times the gradients of a rank, so rank 517 sends 163 GB per
 # step instead of 20.
 #
+# <details><summary>Why two ranks per axis show neither flaw</summary>With n ranks and M bytes, an all-reduce sends 2
+# (n−1)/n M, whereas an all-gather of whole gradients sends (n−1) M. For n = 2 both are M. A schedule may keep m
+# microbatches or only min(m, p − i), but with m = p = 2 both are 2 on the first stage.</details>
+#
 # **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group and with tensors
 # without values, and reports the memory. In 2025 it covered FSDP and its hybrid form, but refused tp, pp and cp.
-#
-# **Question.** Which mistake will no dry run ever show? (A wrong value, such as a sum that is divided by the wrong
-# number, because a dry run does no arithmetic. But the eight real ranks show it.)
 
 # %% [markdown]
 # ## 5 · The map of the field
@@ -894,7 +897,7 @@ report.points(5)
 # |---|---|
 # | you will write | five numbers |
 # | builds on | §3, notebooks 04 to 08 |
-# | time | 18 minutes |
+# | time | 17 minutes |
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 5 |
 #
@@ -987,9 +990,6 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # divides activations, but pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and since this
 # batch has two, they send more than notebook 04's 2 and 3 units. In this model, the states are small compared with the
 # activations. For GPT-3 on 1,024 GPUs it's the other way around, so the map of another model looks different.
-#
-# **Question.** Which two layouts send the same bytes, although one of them holds less? (ddp and zero-1, because a
-# reduce-scatter and an all-gather are the two halves of an all-reduce.)
 
 # %% [markdown]
 # ## 6 · The run that survives
@@ -998,7 +998,7 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # |---|---|
 # | you will write | `train(make, batches, steps, disk, every)` |
 # | builds on | §2, notebook 12 |
-# | time | 24 minutes |
+# | time | 20 minutes |
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
@@ -1146,8 +1146,8 @@ home.cleanup()
 # long as English ones. 300 steps are only 307,200 bytes, while the model has 875,264 parameters. By the rule of 20
 # tokens per parameter (Hoffmann et al. 2022), it should have read 17 million.
 #
-# **Question.** The run was killed in step 130 and saved every 50. How many steps did the failure cost? And which
-# formula of notebook 12 says how often it should have saved? (30 steps, and τ = √(2 δ M).)
+# <details><summary>What did the kill cost?</summary>It cost 30 steps, because the run was killed in step 130 and saved
+# every 50. Notebook 12's formula, τ = √(2 δ M), says how often it should have saved.</details>
 
 # %% [markdown]
 # ## 7 · The cluster that you are given
@@ -1156,7 +1156,7 @@ home.cleanup()
 # |---|---|
 # | you will write | one layout, and half a page in your own words |
 # | builds on | notebook 10, §8 |
-# | time | 12 minutes |
+# | time | 13 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 2 |
 #
@@ -1282,7 +1282,7 @@ together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 # | | |
 # |---|---|
 # | builds on | all of it |
-# | time | 6 minutes |
+# | time | 5 minutes |
 # | points | 2 |
 #
 # You can write a number as arithmetic.
