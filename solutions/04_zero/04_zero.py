@@ -2076,10 +2076,10 @@ for n in (1, 2, 4, 8):
 # bytes are exactly 2 (N−1)/N · P, and the momentum is P/N.
 #
 # **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Their ranks gather the momentum of
-# each matrix, orthogonalize the whole matrix wherever a part of it is needed, and keep that part. This
-# costs up to a quarter more bytes than AdamW, but it works with more ranks than matrices. In both
-# publications, embeddings, the head, norms and biases get AdamW. The reference's `ShardedMuon` is in
-# `course_lib/zero/muon.py`.
+# each matrix, orthogonalize the whole matrix wherever a part of it is needed, and keep that part. This costs
+# up to a quarter more bytes than AdamW if gradients and weights are sent in float32, and the momentum in 16
+# bits, but it works with more ranks than matrices. In both publications, embeddings, the head, norms and
+# biases get AdamW. The reference's `ShardedMuon` is in `course_lib/zero/muon.py`.
 
 # %% [markdown]
 # ## Scorecard

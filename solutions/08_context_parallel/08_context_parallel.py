@@ -2206,8 +2206,8 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # rank sends in each, when the messages hide, and which rank waits.
 #
 # **Read on.**
-# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, presents §2 in its first form,
-#   on four pages.
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, presents §2 in its first form
+#   (its section 3).
 # - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*, explain the tiles, and why bytes
 #   count more than FLOPs.
 # - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, has table 2, and the MLP in

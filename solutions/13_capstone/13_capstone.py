@@ -1177,9 +1177,9 @@ home.cleanup()
 # nodes.</details>
 #
 # **Build.** Write a layout of all 32 GPUs. By the planner's model of notebook 10, its step must be at most 5 % longer
-# than the step of the best layout. You can use everything in `course_lib.planning`, such as `Cluster`, `Wire` and
-# `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the outermost axis leaves
-# the node first.
+# than the step of the best layout that `advise` finds. You can use everything in `course_lib.planning`, such as
+# `Cluster`, `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the
+# outermost axis leaves the node first.
 
 # %% nbgrader={"grade_id": "cluster", "solution": true}
 my_layout = ...  # Layout({...}, microbatch=..., chunks=..., zero=..., recompute=...)
