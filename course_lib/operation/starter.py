@@ -62,13 +62,13 @@ def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
         starter.wait()
     said, mark, result = output.partition(MARK)
     if not mark:
-        raise RuntimeError(
-            f"the processes of the lab failed: {said.decode(errors='replace')[-3000:]}"
-        )
+        printed, _, fault = said.decode(errors="replace").partition(FAULT)
+        raise RuntimeError(f"the processes of the lab failed: {fault}\n{printed[-3000:]}")
     return pickle.loads(result)
 
 
-MARK = b"\n---- result of the lab\n"
+# What follows the output of the processes below the starter: the result, or why there is none.
+MARK, FAULT = b"\n---- result of the lab\n", "\n---- fault of the lab\n"
 
 
 class Deadline:
@@ -161,7 +161,10 @@ def main() -> None:
         sys.stdout.buffer.write(MARK + result)
         code = 0
     except Exception:
-        traceback.print_exc()
+        # Agents whose store has ended print pages of errors, so the reason comes when they are gone.
+        fault = traceback.format_exc()
+        end_children()
+        print(f"{FAULT}{fault}", end="", flush=True)
     finally:
         end_children()
         shutil.rmtree(tempfile.tempdir, ignore_errors=True)

@@ -26,6 +26,7 @@ from course_lib.operation import (
     run_with_failures,
     train,
 )
+from course_lib.operation.starter import Deadline, fork, run_below
 from tests.conftest import alive
 
 STEPS, EVERY = 15, 5
@@ -111,6 +112,24 @@ def test_a_lab_that_hangs_is_ended_at_its_limit(
         run_agents(hangs, tmp_path, timeout=6)
     assert time.monotonic() - began < 60
     assert_no_orphans({line.pid for line in Journal(tmp_path / "journal").lines()}, 0)
+
+
+def chatters() -> None:
+    while True:
+        os.write(1, b"a line of an agent\n" * 400)
+        time.sleep(0.001)
+
+
+def fails_below_chatter(deadline: Deadline) -> None:
+    fork(chatters)
+    deadline.pause(0.05)
+    raise ArithmeticError("the reason")
+
+
+def test_the_reason_is_told_beside_pages_of_output() -> None:
+    with pytest.raises(RuntimeError, match="the reason") as told:
+        run_below(fails_below_chatter, 60)
+    assert len(str(told.value)) < 5000
 
 
 def test_the_fault_of_a_worker_is_told(tmp_path: Path, assert_no_orphans: NoOrphans) -> None:
