@@ -109,7 +109,7 @@ def whole_model(step: Step) -> float:
     return sum(rank_parameters(step.shape, {"pp": step.pp}, k) for k in range(step.pp))
 
 
-POINT = "the bytes of four axes: sums in layers, messages between stages, keys in rings, sums of gradients"
+POINT = "the bytes of four axes (sums in layers, messages between stages, keys in rings, sums of gradients)"
 BITS = "The answers are in bits, but a float32 has 4 bytes, and a byte has 8 bits."
 GRADIENTS = "You count an all-reduce of the gradients, but it belongs to dp and cp together, in the entry dp."
 TP_GRADIENTS = f"{GRADIENTS} Ranks of tp sum activations inside the layers."

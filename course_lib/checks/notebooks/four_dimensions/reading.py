@@ -42,9 +42,7 @@ from course_lib.mesh.parts import my_part as right_part
 
 NAME = "my_part"
 FORM = "a pair: a range of rows, and a list of ranges of places"
-POINT = (
-    "dealing the batch: rows to replicas, places with equal work to ranks of cp, and the same to all others"
-)
+POINT = "dealing the batch (rows to replicas, places with equal work to ranks of cp, the same to all others)"
 RANGES = "Give a list of ranges: an early chunk and a late one, or one for the whole sequence."
 MOST = 1.25  # times the mean work that the busiest rank may have
 

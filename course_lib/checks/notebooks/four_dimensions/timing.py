@@ -31,7 +31,7 @@ TABLE_1 = (
 FITTED = 5  # the row of 76.1B
 
 
-POINT = "a step as the sum of its parts: compute, bytes of memory, waits for messages, and the bubble"
+POINT = "a step as the sum of its parts (compute, bytes of memory, waits for messages, and the bubble)"
 
 
 # ---- the published table
@@ -113,7 +113,8 @@ OF_REPLICAS = (
     "sums the gradients, once. Without ZeRO the optimizer is as before, and one stage has no bubble."
 )
 OF_TP = (
-    "If the lines above are right, only the waits for tp are new here, and also what t divides: the "
+    "The waits for tp are new here. The lines above hardly see a link, so begin with NVLink's speed each "
+    "way, and with `ring` for one all-reduce of M. Every layer of a slot has its waits, and t divides the "
     "products, the head, the parameters and, only with sequence parallelism, the stream."
 )
 
