@@ -147,9 +147,9 @@ mesh_explorer()
 # gradients with it (dp)? Write both down before you go on.
 #
 # **Build.** The last axis varies fastest, as the last digit of a number does. `coordinates` returns a rank's
-# coordinate on every axis. `axis_ranks` returns the group of an axis, so all ranks that differ only in this
-# axis, itself included, in their order along it. A tuple of axes means the flattened group, whose first axis
-# varies slowest.
+# coordinate on every axis. `axis_ranks` returns the rank's group on an axis. The group holds the rank itself
+# and all ranks that differ from it only in this axis, in their order along it. A tuple of axes means the
+# flattened group, whose first axis varies slowest.
 
 
 # %% nbgrader={"grade_id": "coordinates", "solution": true}
@@ -281,10 +281,10 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 ·
 # 8, or 4 · 1,024?
 #
-# **Build.** Each replica reads consecutive rows. Positions are dealt as a zigzag, so rank r of cp gets chunks r
-# and 2cp−1−r of 2 cp chunks, because under a causal mask late tokens cost more than early ones. If the number
-# of parts does not divide a length, the first parts are one longer. So 7 in 3 parts is 3, 2, 2, although
-# `torch.chunk` would give 3, 3, 1.
+# **Build.** Each replica reads consecutive rows. Under a causal mask late tokens cost more than early ones, so
+# positions are dealt as a zigzag. Rank r of cp gets chunks r and 2cp−1−r of 2 cp chunks, which are counted
+# from 0. If the number of parts does not divide a length, the first parts are one longer. So 7 in 3 parts is
+# 3, 2, 2, although `torch.chunk` would give 3, 3, 1.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -616,8 +616,8 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
 # tp communicates in every layer, and cp's ring inside every attention. pp communicates between the stages.
-# Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. dp counts the targets
-# right after the barrier, which is the first stripe. dp and cp share one sum at the end, which is striped
+# Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. The first stripe is the
+# barrier, and right after it dp counts the targets. dp and cp share one sum at the end, which is striped
 # because both of them sum gradients. The last stripe is the loss, a single number over three axes.
 
 # %% [markdown]
@@ -948,8 +948,8 @@ cube = launch(one_step, CUBE, world_size=8, backend="gloo")  # only for its byte
 nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
-# The darkest cells are next to the diagonal, between ranks 0 and 1 and between ranks 2 and 3. They belong to
-# tp, the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line.
+# The darkest cells are next to the diagonal, between two neighbours such as ranks 0 and 1. They belong to tp,
+# the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line.
 #
 # The ledger also counts the bytes of one rank's step by the group they went to.
 
@@ -971,7 +971,7 @@ for axis, nbytes in sent.items():
 #
 # | axis | a rank of a stage sends |
 # |---|---|
-# | tp | m · layers here · 4 all-reduces of M, two in forward and two in backward. For each microbatch, the first stage adds one of M for the embedding. The last stage adds one of M for the gradient of the head's input, and one all-reduce of 3 float32 numbers for each token, for the loss |
+# | tp | m · layers here · 4 all-reduces of M, two in forward and two in backward. For each microbatch, the first stage adds one of M for the embedding, and the last stage adds one of M for the gradient of the head's input, and one of 3 float32 numbers for each token, for the loss |
 # | pp | m · M to each of the stage's neighbours. With a tied table and more than one stage, the first and the last stage also sum its gradient once per step, in an all-reduce between two ranks of V/t · width numbers |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
 # | cp | Let K be the bytes of keys *and* values of the rank's tokens, for key_value_heads / t heads. For each layer here and each microbatch, a rank sends (cp−1) · K forward, and (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it sends nothing |
@@ -1078,7 +1078,7 @@ for rank, stage in ((0, 0), (7, 1)):
 # **Break it.** The cell runs the same step on wires you can feel: 1 ms and 100 MB/s inside a node of two, 10
 # ms and 10 MB/s between the nodes. The rank sleeps as long as each operation would take on its link.
 # **Predict**, before you run the cell: which axis of `sizes = {"pp": 2, "dp": 2, "tp": 2}` makes the step
-# slowest if it is moved to another place, and how many times as slow?
+# slowest if it is moved to another place, and how many times as slow? The cell takes about 20 seconds.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import gpu
@@ -1151,7 +1151,7 @@ print(
 # real rank's counts. The cell takes half a minute.
 #
 # **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. How many microbatches
-# does it keep for backward at most? (It is on stage 4, so min(16, 8 − 4) = 4.)
+# does it keep for backward at most?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import dry_run
@@ -1174,8 +1174,9 @@ if run := tried(rank_517, hybrid_step):
     display(run.table())
 
 # %% [markdown]
-# The peak of the setup is 700 GB, because `mesh_stages` is given the whole model before it cuts it. So this
-# line can't run on a real GPU. Real programs build only a rank's part, or build the model on the meta device.
+# The rank is on stage 4 of 8, so it keeps the activations of min(16, 8 − 4) = 4 microbatches. The peak of the
+# setup is 701 GB, because `mesh_stages` is given the whole model before it cuts it. So this line can't run on
+# a real GPU. Real programs build only a rank's part, or build the model on the meta device.
 
 # %% [markdown]
 # ## 6 · Does it fit?
@@ -1420,8 +1421,8 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
 # | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if all p · dp · cp · t GPUs fit into a node. Otherwise take the network's, because a pipeline is as fast as its slowest message. Without sequence parallelism, add half an all-reduce of M over tp |
-# | slot | L/p layers with their waits |
-# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages), since the last stage has the head and sets the pace of all |
+# | slot | L/p layers, each with its products, other operations and waits |
+# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace of all |
 # | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3, take m · 3/2 of it, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
@@ -2022,7 +2023,7 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 # %% [markdown]
 # **Measure.** The reference's replay reads a ledger as it is, including handles that are waited for later. It
 # predicts steps like section 5's from a run *without* wires. A second run then sleeps them on the wires. The
-# alphas are five times as long, so that a busy machine does not matter.
+# alphas are five times as long, so that a busy machine does not matter. The cell takes half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
