@@ -67,7 +67,7 @@ def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
     return pickle.loads(result)
 
 
-# What follows the output of the processes below the starter: the result, or why there is none.
+# The starter writes one of them behind the output of its processes, and then the result or the error.
 MARK, FAULT = b"\n---- result of the lab\n", "\n---- fault of the lab\n"
 
 

@@ -66,9 +66,10 @@ def test_two_ranks_go_on_when_an_agent_dies(
     assert_no_orphans(processes(run), 0)
     assert run.codes == [-9, 0] if agent == 0 else [0, -9]
     texts = [line.text for line in run.lines]
-    assert f"agent {agent} is killed" in texts
+    # On a busy machine one agent may begin alone, so only what follows the kill counts.
+    after = texts[texts.index(f"agent {agent} is killed") :]
     # The last checkpoint, whatever was saved before the agent was dead.
-    resumed = [text for text in texts if re.fullmatch(r"from \d+ of 2 ranks", text)]
+    resumed = [text for text in after if re.fullmatch(r"from \d+ of 2 ranks", text)]
     assert len(resumed) == 2 and int(resumed[0].split()[1]) in (5, 10)
     end = next(text for text in texts if text.startswith("end "))
     alone = tmp_path / "alone"
