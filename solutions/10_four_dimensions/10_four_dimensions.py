@@ -17,7 +17,7 @@
 # |---|---|
 # | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient in pieces and copies; a model of a cluster's bytes, memory and time; a search for the best layout |
 # | you need | averages of gradients (notebook 03); layers cut over ranks (notebook 06); `run_schedule` (notebook 07); zigzag (notebook 08) |
-# | time | three hours, with a break after §4, and 30 minutes for the optional section |
+# | time | three and a quarter hours, with a break after §4, and 30 minutes for the optional section |
 # | points | 60, and 6 of extra credit |
 # | on a rented machine | nothing to rent, because two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL, and the section *On your GPUs* uses one or more |
 #
@@ -27,11 +27,11 @@
 # | 2 Who reads what | 20 | 5 | 1; notebook 08 |
 # | 3 Three axes in one step | 45 | 13 | 2; notebooks 06, 07 |
 # | 4 The norm of a gradient that no rank holds | 20 | 8 | 3 |
-# | 5 What each axis sends | 25 | 8 | 3; notebook 08 |
-# | 6 Does it fit? | 10 | 6 | notebooks 01, 07 |
-# | 7 How long? A cluster of 1,024 | 20 | 7 | 5, 6 |
-# | 8 Choose | 10 | 4 | 6, 7 |
-# | 9 Questions | 10 | 4 | all |
+# | 5 What each axis sends | 30 | 8 | 3; notebook 08 |
+# | 6 Does it fit? | 13 | 6 | notebooks 01, 07 |
+# | 7 How long? A cluster of 1,024 | 23 | 7 | 5, 6 |
+# | 8 Choose | 13 | 4 | 6, 7 |
+# | 9 Questions | 13 | 4 | all |
 # | 10 Optional: replay a recorded run | 30 | 6 extra | 5, 7 |
 
 # %% [markdown]
@@ -892,7 +892,7 @@ if ready(clip_grad_norm):
 # |---|---|
 # | you will write | three axes of `axis_bytes`, and `wire` |
 # | builds on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
-# | time | 25 minutes |
+# | time | 30 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -1185,7 +1185,7 @@ if run := tried(rank_517, hybrid_step):
 # |---|---|
 # | you will write | two rows of `memory_per_gpu` |
 # | builds on | notebook 01, notebook 07 (1F1B), notebook 06 (sequence parallelism) |
-# | time | 10 minutes |
+# | time | 13 minutes |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 6 |
 #
@@ -1343,7 +1343,7 @@ if ready(memory_per_gpu):
 # |---|---|
 # | you will write | three places of `step_seconds` |
 # | builds on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
-# | time | 20 minutes |
+# | time | 23 minutes |
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 7 |
 #
@@ -1601,7 +1601,7 @@ if ready(step_seconds):
 # |---|---|
 # | you will write | the end of `best_layout` |
 # | builds on | sections 6 and 7 |
-# | time | 10 minutes |
+# | time | 13 minutes |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
@@ -1880,7 +1880,7 @@ on_gpus = on_your_gpus(AXES)
 #
 # | | |
 # |---|---|
-# | time | 10 minutes |
+# | time | 13 minutes |
 # | points | 4 |
 #
 # **1.** GPT-3 runs with t = 16 on nodes of 8, with SELENE's links and one sequence of 2,048 tokens in bf16.
