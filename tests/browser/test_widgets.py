@@ -120,17 +120,19 @@ def worth_trying(widget: Widget, by: str) -> Iterator[int]:
     The widget is asked anew for each, since a change may bring other controls, or take some away.
     """
     number = alike = 0
-    tried: dict[str, bool] = {}  # whether the newest control of a kind was
+    done: set[str] = set()  # kinds of which one was tried
+    moved = False  # whether the newest slider was
     while number < widget.controls().count():
         control = widget.controls().nth(number)
-        kind = describe(control).partition(" ")[0]
-        button = kind in ("button", "submit")
-        alike = alike + 1 if button else 0
-        wanted = by == "keyboard" or kind not in tried
-        if describe(control) in STEPS:  # at the slider's first option a step back changes nothing
-            wanted = tried["slider"]
-        tried[kind] = wanted and alike <= MOST_ALIKE and not is_chosen(control)
-        if tried[kind]:
+        name = describe(control)
+        kind = name.partition(" ")[0]
+        alike = alike + 1 if kind in ("button", "submit") else 0
+        # At a slider's first option a step back changes nothing, so its steps are tried after it.
+        wanted = moved if name in STEPS else by == "keyboard" or kind not in done
+        worth = wanted and alike <= MOST_ALIKE and not is_chosen(control)
+        moved = worth if kind == "slider" else moved
+        if worth:
+            done.add(kind)
             yield number
         number += 1
 
