@@ -125,7 +125,11 @@ def check_ranks(
     setup: Callable[..., Any],
     step: Callable[..., Any],
 ) -> None:
-    """The ranks of one launch, and as many dry runs: everything is equal."""
+    """The ranks of one launch, and as many dry runs: everything is equal, but for what gloo holds longer.
+
+    A thread of gloo lets go of a tensor when it comes to run, which can be after `dist.broadcast` returned.
+    On a busy machine a real rank's peak thus has one message more.
+    """
     real = launch(
         metered, sizes, setup, step, world_size=prod(sizes.values()), backend="gloo", timeout=300
     )
@@ -133,12 +137,13 @@ def check_ranks(
         run = dry(setup, step, sizes=sizes, rank=rank)
         measured = {
             **{kind: run.by_kind[kind] for kind in ("weights", "gradients", "activations")},
-            "peak": run.peak_bytes,
-            "setup peak": run.setup_peak,
             "flops": run.flops,
         }
-        assert measured == real[rank]
+        assert measured == {what: real[rank][what] for what in measured}
         operations = real.ledger.operations(rank)
+        message = max(operation.nbytes for operation in operations)
+        for peak, rehearsed_peak in (("peak", run.peak_bytes), ("setup peak", run.setup_peak)):
+            assert rehearsed_peak <= real[rank][peak] <= rehearsed_peak + message
         begins = 1 + max(i for i, operation in enumerate(operations) if operation.op == "barrier")
         assert (run.bytes, run.calls) == by_axis(operations[begins:], sizes)
         issued = [(o.op, o.peer, o.group, o.shape, o.line) for o in operations[begins:]]
