@@ -57,10 +57,12 @@ def train(
     rank, n = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     time.sleep(start_seconds)
     journal, disk, run = Journal(f"{folder}/journal"), Folder(f"{folder}/checkpoints"), _run()
-    if (loaded := newest(disk)) is not None:
-        restore(run, from_bytes(loaded[1]["run"]))
-    journal.note(f"from {run.step} of {n} ranks")
     loss = float("nan")
+    if (loaded := newest(disk)) is not None:
+        saved = from_bytes(loaded[1]["run"])
+        restore(run, saved["state"])
+        loss = saved["loss"]  # after the last save there is no step left that would compute it
+    journal.note(f"from {run.step} of {n} ranks")
     while run.step < steps:
         time.sleep(step_seconds)
         if dies == (rank, run.step):
@@ -71,7 +73,8 @@ def train(
         if run.step % every == 0 or run.step == steps:
             if rank == 0:
                 time.sleep(save_seconds)
-                commit(disk, run.step, {"run": to_bytes(capture(run))})
+                saved = to_bytes({"state": capture(run), "loss": loss})
+                commit(disk, run.step, {"run": saved})
                 journal.note(f"saved {run.step}")
             if n > 1:
                 dist.barrier()
