@@ -57,6 +57,7 @@ class Server:
     """JupyterLab behind `make lab`, on a free port, with settings of its own.
 
     address, token: where a browser finds it. `stop` ends it with its kernels, and fails if a process is left.
+    When the process of the tests is killed, the kernel tells `make`, and `make` ends the server.
     """
 
     def __init__(self, course: Path, folder: Path, arguments: str = ""):
@@ -74,7 +75,7 @@ class Server:
         self.log = folder / "server.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                make("lab", lab),
+                ["setpriv", "--pdeathsig", "TERM", *make("lab", lab)],
                 cwd=course,
                 env=environment(course, **own),
                 stdin=subprocess.DEVNULL,

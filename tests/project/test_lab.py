@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from jupyterlab_server.config import get_page_config
 from jupyterlab_server.settings_utils import get_settings
 
 from course_lib import saved
+from tests.conftest import wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = Path(sys.prefix) / "share/jupyter/lab"
@@ -152,3 +155,30 @@ def test_a_notebook_that_names_nothing_has_a_row_with_its_files_name(tmp_path: P
     (tmp_path / "90_new").mkdir()
     (tmp_path / "90_new/90_new.ipynb").write_text('{"cells": []}')
     assert "| [90_new](90_new/90_new.ipynb) |  |  |  |" in welcome.page(tmp_path)
+
+
+A_SERVER = """
+import sys, time
+from pathlib import Path
+from tests.browser.server import Server, copy_of_the_course
+folder = Path(sys.argv[1])
+server = Server(copy_of_the_course(folder / "course"), folder / "server")
+print(*server.processes(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_server_of_the_tests_in_a_browser_ends_when_they_are_killed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    tests = subprocess.Popen(
+        [sys.executable, "-c", A_SERVER, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert tests.stdout is not None
+    processes = [int(pid) for pid in tests.stdout.readline().split()]
+    os.kill(tests.pid, number)
+    tests.wait()
+    tests.stdout.close()
+    assert len(processes) >= 2, "make and JupyterLab"
+    assert not wait_until_gone(processes, 60.0)
