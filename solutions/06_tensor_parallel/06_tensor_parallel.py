@@ -3,60 +3,38 @@
 #
 # **How is one layer split, and what do its parts have to send each other?**
 #
-# ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank, but still computes *whole* layers. It gathers
-# each layer's weights, uses them on its own part of the batch, and frees them, so activations do not shrink.
-# GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens. This makes 275 GB for its 96
-# layers, but an H100 has only 80 GB. (These are the numbers for 16 bits, without flash attention and without
-# recomputation, from Korthikanti et al. 2022, table 2.) Splitting the batch cannot help, because each rank
-# needs at least one sequence.
+# ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank, but gathers them to compute *whole* layers, so
+# activations do not shrink. GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens,
+# which makes 275 GB for its 96 layers, but an H100 has only 80 GB. (The numbers are for 16 bits, without
+# flash attention and without recomputation, from Korthikanti et al. 2022, table 2.) Splitting the batch
+# cannot help, because each rank needs at least one sequence.
 #
 # In this notebook, all ranks work on the *same* sequences, and each computes a part of each layer, such as
-# some columns of a matrix, some heads, or some tokens of the vocabulary. Weights, gradients, optimizer states
-# and most activations are divided by N, and so is the work. The price is communication inside every layer,
-# and the next operation has to wait for it.
+# some columns of a matrix, some heads, or some tokens of the vocabulary. Weights, gradients, optimizer
+# states, most activations and the work are divided by N. The price is communication inside every layer, and
+# the next operation has to wait for it.
 #
 # | | |
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
 # | you need | all-reduce, reduce-scatter, all-gather and their bytes (notebook 02); `torch.autograd.Function`; how a transformer's block computes |
-# | time | three hours; the *optional* parts (the ends of §2 to §6 and of §8, and §9) take an hour more |
+# | time | three hours; the *optional* parts (the ends of §4 and §5, and §9) take 50 minutes more |
 # | points | 60, and 7 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. With several GPUs, *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | start | 7 | | |
-# | 1 What must be sent | 24 | 6 | notebook 02 |
-# | 2 By columns | 17, and 3 *optional* | 7 | 1 |
-# | 3 By rows | 12, and 3 *optional* | 7 | 1 |
-# | 4 Two layers, and which kind is it? | 26, and 6 *optional* | 3 + 5 | 2, 3 |
+# | start | 6 | | |
+# | 1 What must be sent | 23 | 6 | notebook 02 |
+# | 2 By columns | 16 | 7 | 1 |
+# | 3 By rows | 11 | 7 | 1 |
+# | 4 Two layers, and which kind is it? | 25, and 6 *optional* | 3 + 5 | 2, 3 |
 # | 5 Attention; optional: grouped queries and dropout | 19, and 28 *optional* | 6 + 4 extra | 4 |
-# | 6 The two ends: embedding and loss | 35, and 4 *optional* | 12 | 1 |
-# | 7 Sequence parallelism | 26 | 8 | 1, 4 |
-# | 8 What it costs, and when it stops paying | 5, and 2 *optional* | 3 | your predictions in 4, 6 and 7 |
+# | 6 The two ends: embedding and loss | 34 | 12 | 1 |
+# | 7 Sequence parallelism | 25 | 8 | 1, 4 |
+# | 8 What it costs, and when it stops paying | 5 | 3 | your predictions in 4, 6 and 7 |
 # | 10 Questions, and the scorecard | 9 | 3 | all |
 # | 9 Optional: a GPT with its layers replaced | 15 | 3 extra | 2, 3 |
-
-# %% [markdown]
-# ### Words and letters
-#
-# | | |
-# |---|---|
-# | N | ranks that share a layer (other texts write t). All of them get the same tokens |
-# | M | bytes of one whole activation, which are batch × sequence × width × bytes per element |
-# | replicated | Every rank has the same tensor. A replicated tensor is *whole* |
-# | sharded | Every rank holds only its own part, its shard. To shard a tensor is to *cut* it |
-# | partial | Every rank holds a tensor of full size, which is only a *term*. The tensor you want is the *sum* of all ranks' terms |
-# | region | the operations during which each rank has only some of the features, such as a layer's attention or its MLP |
-# | residual stream | the activation a block reads, and to which it adds its output |
-# | hidden | the features between the two matrices of an MLP, usually 4 times the width |
-#
-# This notebook often counts bytes sent in **halves of an all-reduce**. A half is (N−1)/N · M. An all-reduce
-# sends two halves, whereas an all-gather or a reduce-scatter sends only one (notebook 02).
-#
-# <details><summary>In the lectures</summary>Lecture 001 says in a sentence how the two methods differ. ZeRO-3
-# "shards weights for memory but reconstructs them for computation", whereas tensor parallelism "splits the
-# computation itself".</details>
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -91,11 +69,40 @@ from course_lib.unfinished import tried, try_it
 warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
+
 # %% [markdown]
-# The three functions of the next cell move data, but know nothing about gradients. If you need gradients
+# ### Letters, words and tools
+#
+# N ranks share a layer, and all of them get the same tokens. M is the bytes of one whole activation, which
+# are batch × sequence × width × bytes per element. This notebook often counts bytes sent in **halves of an
+# all-reduce**. A half is (N−1)/N · M. An all-reduce sends two halves, whereas an all-gather or a
+# reduce-scatter sends only one (notebook 02).
+#
+# <details><summary>A list of words to come back to</summary>
+#
+# | | |
+# |---|---|
+# | replicated | Every rank has the same tensor. A replicated tensor is *whole* |
+# | sharded | Every rank holds only its own part, its shard. To shard a tensor is to *cut* it |
+# | partial | Every rank holds a tensor of full size, which is only a *term*. The tensor you want is the *sum* of all ranks' terms |
+# | region | the operations during which each rank has only some of the features, such as a layer's attention or its MLP |
+# | residual stream | the activation a block reads, and to which it adds its output |
+# | hidden | the features between the two matrices of an MLP, usually 4 times the width |
+#
+# </details>
+# <details><summary>In the lectures</summary>Lecture 001 says in a sentence how the two methods differ. ZeRO-3
+# "shards weights for memory but reconstructs them for computation", whereas tensor parallelism "splits the
+# computation itself".</details>
+#
+# The next cell has three functions that move data, but know nothing about gradients, so if you need gradients
 # through them, you have to write the backward. They cut parts as `torch.tensor_split` does, so 10 elements on
 # 4 ranks become 3, 3, 2, 2. And `part` returns a *copy*, because a view would keep the whole tensor in
 # memory.
+#
+# The cell after it has tools that measure. `passes` runs a layer forward and backward on every rank, with the
+# same weights and the same input on all of them. `alone` does the same in one process, `beside` compares the
+# two, and `sent` reads from the ledger how many bytes a rank sent. You don't have to read the code of this
+# cell, nor of later ones that only measure or draw.
 
 
 # %%
@@ -129,16 +136,6 @@ def summed_part(x, dim, group: Group = None):
     own = pieces.new_empty(len(pieces) // n, *pieces.shape[1:])
     dist.reduce_scatter_tensor(own, pieces, group=group)
     return own.movedim(0, dim)
-
-
-# %% [markdown]
-# The next tools show you what happens in a run. `passes` runs a layer forward and backward on every rank. All
-# ranks have the same seed, so they draw the same weights and the same input. `sent` reads from the ledger how
-# many bytes a rank sent in each direction, forward and backward. `alone` does the same as `passes`, but in
-# one process, without any splitting.
-#
-# You can run these cells, and all later ones that only measure or draw, without reading their code. Read what
-# they print.
 
 
 # %%
@@ -215,6 +212,22 @@ def furthest(a, b):
     return float((a - b).abs().max() / b.abs().max())
 
 
+def beside(name, make, whole, world_size=4, **options):
+    """Compare output and gradient of x with one process, and print the bytes sent
+    and the share held."""
+    run = try_it(passes, make, world_size=world_size, **options)
+    if run is None:
+        return None
+    single, (forward, backward) = alone(whole, **options), sent(run)
+    apart = [furthest(run[0][key], single[key]) for key in ("y", "x.grad")]
+    right = "equal to one process" if max(apart) < 1e-5 else f"off by {max(apart):.2g}"
+    print(
+        f"{name}: {right}; sent forward {forward:,.0f}, backward {backward:,.0f} bytes;"
+        f" parameters {run[0]['held'] / single['held']:.3f} of the whole"
+    )
+    return run
+
+
 def said(prediction, *args):
     """The result of a prediction of yours, as text."""
     try:
@@ -231,39 +244,34 @@ def said(prediction, *args):
 # |---|---|
 # | you will write | `identity_all_reduce`, `all_reduce_identity` |
 # | builds on | notebook 02 |
-# | time | 24 minutes |
+# | time | 23 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# A linear layer is y = x A. There are two ways to cut A over the ranks:
+# A linear layer is y = x A. Here a tensor is *replicated* if every rank has all of it, *sharded* if every
+# rank has a part of it, and *partial* if every rank has a term of full size, so that the tensor is the sum of
+# the terms. There are two ways to cut A over the ranks:
 #
 # | | A | each rank computes | x | y |
 # |---|---|---|---|---|
 # | **by columns** | [A₀ A₁] | yᵣ = x Aᵣ | replicated | sharded: y = [y₀ y₁] |
 # | **by rows** | A₀ above A₁ | yᵣ = xᵣ Aᵣ | sharded: x = [x₀ x₁] | partial: y = y₀ + y₁ |
 #
-# The next cell takes 3 features in and 4 out, on two ranks:
-
-# %% tags=["skip-in-grading"]
-x, A = torch.arange(1.0, 4.0), torch.arange(12.0).view(3, 4)
-left, right = A.tensor_split(2, dim=1)
-upper, lower = A.tensor_split(2, dim=0)
-print("whole:  ", (x @ A).tolist())
-print("columns:", (x @ left).tolist(), "beside", (x @ right).tolist())
-print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
-
-# %% [markdown]
-# So forward is easy. By columns nothing is sent, and by rows there is one sum. And backward? Autograd knows
-# nothing about other ranks. It sees only one process with a smaller matrix.
+# For example, let x be [1, 2], and let A have the rows [1, 2] and [3, 4], so that x A = [7, 10]. By columns,
+# rank 0 computes 7 and rank 1 computes 10. By rows, rank 0 computes 1 · [1, 2] and rank 1 computes 2 · [3,
+# 4]. These are the terms [1, 2] and [6, 8], and their sum is [7, 10].
 #
-# *By columns.* Every rank uses x. If a value is used N times, it has a gradient from each use, and its
-# gradient is their **sum**. On one GPU, autograd adds them up by itself. But here the uses are on N ranks.
+# So in forward, nothing is sent by columns, and by rows there is one sum. And in backward? Autograd sees only
+# one process with a smaller matrix.
+#
+# *By columns.* Every rank uses x. If a value is used N times, its gradient is the **sum** of the gradients
+# from all uses. On one GPU, autograd adds them up by itself. But here the uses are on N ranks.
 #
 # *By rows.* The sum hands its gradient on to every term unchanged. And every rank already has that gradient,
 # because all of them compute the same loss from the same y.
 #
-# A region begins with a matrix that is cut by columns and ends with one that is cut by rows (§4 shows why).
-# So there is a function at each edge of a region, and the two functions are mirror images:
+# A *region*, such as a layer's MLP, begins with a matrix that is cut by columns and ends with one that is cut
+# by rows (§4 shows why). There is a function at each of its edges, and the two functions are mirror images:
 #
 # | | forward | backward | in Megatron-LM's paper |
 # |---|---|---|---|
@@ -361,9 +369,8 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The check has already measured this, because "forward" and "backward" are the bytes counted by
-# the ledger. Its x has 96 bytes and there are 3 ranks, so this is 2 · 2/3 · 96 = 128 in one direction and 0
-# in the other. Was that your prediction?
+# **Measure.** The check has already counted the bytes. Its x has 96 bytes and there are 3 ranks, so this is 2
+# · 2/3 · 96 = 128 in one direction and 0 in the other. Was that your prediction?
 #
 # **Break it.** PyTorch has an all-reduce known to autograd, `torch.distributed.nn.functional.all_reduce`. Use
 # it instead of `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the
@@ -393,12 +400,12 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # 1 is right, because if you raise one rank's x by a little, the loss rises by as much. PyTorch's all-reduce
 # says 4, but this is not a bug. PyTorch takes the losses of the four ranks for *four* losses and
 # differentiates their sum, and each of them contains x. In tensor parallelism, however, the four are copies
-# of one loss. This is the factor N forums talk about. With AdamW it hardly shows in the loss, since Adam
-# divides by the gradient's size (notebook 03), but with gradient clipping or SGD it does.
+# of one loss. With AdamW this factor N hardly shows in the loss, since Adam divides by the gradient's size
+# (notebook 03), but with gradient clipping or SGD it does.
 #
-# **In production.** In Megatron-LM your functions are called `copy_to_tensor_model_parallel_region` and
-# `reduce_from_tensor_model_parallel_region`. They are named after their forward. In backward, each does the
-# forward of the other.
+# <details><summary>In production</summary>Megatron-LM calls your functions
+# <code>copy_to_tensor_model_parallel_region</code> and <code>reduce_from_tensor_model_parallel_region</code>.
+# They are named after their forward. In backward, each does the forward of the other.</details>
 
 # %% [markdown]
 # ## 2 · By columns
@@ -407,14 +414,13 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # |---|---|
 # | you will write | `ColumnParallelLinear(in_features, out_features, bias=True, gather_output=False, group=None)` |
 # | builds on | §1 |
-# | time | 17 minutes, and 3 for the *optional* end |
+# | time | 16 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
-# `nn.Linear` does not store A, but its transpose. `weight` is (out, in), and y = x weightᵀ. So a *column* of
-# A is a **row** of `weight`, and `ColwiseParallel`, PyTorch's class for this layer, cuts dimension 0. (If a
-# text cuts "the weight matrix W", ask which of the two it means.) A layer whose `weight` is cut along
-# dimension 1 is the row-parallel layer of §3.
+# `nn.Linear` stores the transpose of A. Its `weight` is (out, in), and y = x weightᵀ. So a *column* of A is a
+# **row** of `weight`, and `ColwiseParallel`, PyTorch's class for this layer, cuts dimension 0. (If a text
+# cuts "the weight matrix W", ask which of the two it means.)
 #
 # **Predict.** A layer leads from 1,024 features to 4,096, on four ranks. Which shapes do a rank's weight and
 # bias have? Which tensor is communicated in which direction, and how many of its bytes are sent?
@@ -424,9 +430,18 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # outputs, so it sends nothing.</details>
 #
 # If you want the whole output (`gather_output`), the parts are gathered. What is the backward of this gather?
-# All later operations are the same on all ranks, so each rank already has the gradient of the whole output,
-# and takes its own part of it. `gather_parts` does both. `own_features` is its mirror image, because it takes
-# the part forward and gathers backward. §3 uses it. Both functions are given:
+# Each rank already has the gradient of the whole output, because all later operations are the same on all
+# ranks. So it takes its own part. The next cell has this function, `gather_parts`, and its mirror image
+# `own_features` for §3, which takes the part forward and gathers backward.
+#
+# **Build.** Every rank makes the whole layer, `nn.Linear(in_features, out_features, bias)`, and keeps its
+# part. Since all ranks have the same seed, the parts belong to the layer one process would have drawn. (In
+# real training, layers are too large for one rank, so they are drawn part by part.)
+#
+# - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
+# - Keep `gather_output` and `group` as attributes with these names, and also `group` in §3, because later
+#   cells read them.
+# - If N does not divide `out_features`, cut as `part` does, so that the first ranks have one more feature.
 
 
 # %%
@@ -468,18 +483,6 @@ def own_features(x, group: Group = None):
     return _SplitAllGather.apply(x, group)
 
 
-# %% [markdown]
-# **Build.** Where do the weights come from? Every rank makes the whole layer, `nn.Linear(in_features,
-# out_features, bias)`, and keeps its part. Since all ranks have the same seed, the parts belong to the layer
-# one process would have drawn. (In real training, layers are too large for one rank, so they are drawn part
-# by part.)
-#
-# - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
-# - Keep `gather_output` and `group` as attributes with these names, and also `group` in §3, because later
-#   cells read them.
-# - If N does not divide `out_features`, cut as `part` does, so that the first ranks have one more feature.
-
-
 # %% nbgrader={"grade_id": "column_parallel_linear", "solution": true}
 class ColumnParallelLinear(nn.Module):
     """nn.Linear whose output features are cut over the ranks of `group`.
@@ -514,7 +517,8 @@ class ColumnParallelLinear(nn.Module):
 # <code>identity_all_reduce</code>, then call <code>F.linear</code>, and finally <code>gather_parts</code> if
 # asked.</details>
 #
-# **Check.**
+# **Check.** The cell after it runs a layer from 64 features to 64 on four ranks, and compares it with `nn.Linear`
+# in one process. Its x has 2 × 32 tokens of 64 float32 features, so M is 16,384 bytes.
 
 # %% nbgrader={"grade_id": "column_parallel_linear_check", "points": 7}
 report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear)
@@ -523,73 +527,30 @@ report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear
 ### END HIDDEN TESTS
 report.points(7)
 
-# %% [markdown]
-# **Measure.** The cell runs a layer from 64 features to 64 on four ranks, and compares it with `nn.Linear` in
-# one process. Its x has 2 × 32 tokens of 64 float32 features, which is the shape in `passes`, so M is 16,384
-# bytes.
-
-
 # %% tags=["skip-in-grading"]
-def beside(name, make, whole, world_size=4, **options):
-    """Compare output and gradient of x with one process, and print the bytes sent
-    and the share held."""
-    run = try_it(passes, make, world_size=world_size, **options)
-    if run is None:
-        return None
-    single, (forward, backward) = alone(whole, **options), sent(run)
-    apart = [furthest(run[0][key], single[key]) for key in ("y", "x.grad")]
-    right = "equal to one process" if max(apart) < 1e-5 else f"off by {max(apart):.2g}"
-    print(
-        f"{name}: {right}; sent forward {forward:,.0f}, backward {backward:,.0f} bytes;"
-        f" parameters {run[0]['held'] / single['held']:.3f} of the whole"
-    )
-    return run
-
-
 _ = beside(
     "columns", lambda: ColumnParallelLinear(64, 64, gather_output=True), lambda: nn.Linear(64, 64)
 )
 
 # %% [markdown]
-# Forward sends 3/4 of the output, because of `gather_output`. Backward sends 6/4 of x. A rank holds a quarter
-# of the weights. Without `gather_output` it would also hold only a quarter of the output. This saving is the
-# point, and §4 shows which layer can continue with a quarter of the features.
+# Forward sends 3/4 of the output, because of `gather_output`, and backward sends 6/4 of x. A rank holds a
+# quarter of the weights. Without `gather_output` it would also hold only a quarter of the output, and §4
+# shows which layer can continue with a quarter of the features.
 #
-# **In production.** This layer is `ColwiseParallel()` in PyTorch and `ColumnParallelLinear` in Megatron-LM.
-# Megatron-LM's version does not idle in backward. While the gradient of x is being summed, it computes the
-# gradient of the weights, because this needs no other rank.
+# <details><summary>Break it: what is wrong without <code>identity_all_reduce</code>? The output, the
+# gradients of the rank's own weights, or the gradient of x?</summary>Only the gradient of x is wrong, because
+# a rank has only the share from its own columns. If this layer is the model's first, nothing shows the
+# mistake. But anywhere else, all layers before it learn from a different gradient on each rank. You will meet
+# this mistake again in §4.</details>
+#
+# <details><summary>In production</summary>This layer is <code>ColwiseParallel()</code> in PyTorch and
+# <code>ColumnParallelLinear</code> in Megatron-LM. Megatron-LM's version does not idle in backward. While the
+# gradient of x is being summed, it computes the gradient of the weights, because this needs no other
+# rank.</details>
 #
 # <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W", but do not say
 # whether it is A or its transpose.</details>
-#
-# ### Optional: without `identity_all_reduce`
-#
-# **Break it.** Leave out `identity_all_reduce`. What will be wrong? The output, the gradients of the rank's
-# own weights, or the gradient of x?
 
-
-# %% tags=["skip-in-grading"]
-class EnteredByItself(ColumnParallelLinear):
-    def forward(self, x):
-        return gather_parts(F.linear(x, self.weight, self.bias), 64, self.group)
-
-
-def gradients_of(make):
-    results = passes(make)
-    return {key: results[key] for key in ("y", "weight.grad", "x.grad")}
-
-
-right = try_it(gradients_of, lambda: ColumnParallelLinear(64, 64, gather_output=True))
-wrong = try_it(gradients_of, lambda: EnteredByItself(64, 64)) if right else None
-if wrong:
-    for key in right[0]:
-        off = furthest(wrong[0][key], right[0][key])
-        print(f"{key:12}", "the same" if off < 1e-5 else f"off by {off:.2g} of the largest number")
-
-# %% [markdown]
-# Only the gradient of x is wrong, because rank 0 has only the share from its own columns. If this layer is
-# the model's first, nothing shows it. But anywhere else, all layers before it learn from a different gradient
-# on each rank.
 
 # %% [markdown]
 # ## 3 · By rows
@@ -598,20 +559,22 @@ if wrong:
 # |---|---|
 # | you will write | `RowParallelLinear(in_features, out_features, bias=True, input_is_parallel=True, group=None)` |
 # | builds on | §1, §2 |
-# | time | 12 minutes, and 3 for the *optional* end |
+# | time | 11 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
 # Now let's cut the other way. Each rank has some *input* features, and therefore rows of A, or columns of
-# `weight`. The product is partial, because each rank has only a term of full size, y = y₀ + y₁. The sum is
-# replicated.
+# `weight`. The product is partial, y = y₀ + y₁, and the sum is replicated.
 #
 # **Predict.** And the bias? It belongs to y, which all ranks have, so it is not cut. If every rank adds it to
-# its term, what comes out of the sum on 4 ranks?
+# its term, what comes out of the sum on 4 ranks? And what is the bias's gradient then?
 #
 # <details><summary>Answer</summary>The sum has four times the bias. So add it once, afterwards. Every rank
 # keeps all of it and gets the same gradient for it. Therefore nothing has to be sent, and the copies stay
-# equal.</details>
+# equal. If every rank adds it to its term, the gradient is the same, so it looks innocent. If biases begin at
+# 0, as in many models, no comparison before the first step shows the mistake either. Training continues, with
+# a bias that counts N times, until the checkpoint is loaded on another number of ranks and the loss
+# jumps.</details>
 #
 # **Build.**
 #
@@ -654,7 +617,7 @@ class RowParallelLinear(nn.Module):
 # <details><summary>Hint</summary>Call <code>F.linear(x, self.weight)</code> without a bias, then
 # <code>all_reduce_identity</code>, and then add the bias.</details>
 #
-# **Check.**
+# **Check.** The cell after it compares the layer with one process.
 
 # %% nbgrader={"grade_id": "row_parallel_linear_check", "points": 7}
 report = check("06_tensor_parallel/row_parallel_linear", RowParallelLinear)
@@ -662,9 +625,6 @@ report = check("06_tensor_parallel/row_parallel_linear", RowParallelLinear)
 report = check("06_tensor_parallel/row_parallel_linear", RowParallelLinear, cases="hidden")
 ### END HIDDEN TESTS
 report.points(7)
-
-# %% [markdown]
-# **Measure.** The cell compares the layer with one process:
 
 # %% tags=["skip-in-grading"]
 _ = beside(
@@ -675,47 +635,14 @@ _ = beside(
 # Forward sends 6/4 of y. Backward sends 3/4 of x, because x was whole, so the ranks have to gather the parts
 # of its gradient. The bias makes the share of parameters a little more than a quarter.
 #
-# **In production.** This layer is `RowwiseParallel()` in PyTorch. In Megatron-LM it is `RowParallelLinear`,
-# with your argument `input_is_parallel`. With `skip_bias_add`, Megatron-LM's layer returns the bias instead
-# of adding it, for a kernel that handles bias, dropout and the residual stream together.
+# <details><summary>In production</summary>This layer is <code>RowwiseParallel()</code> in PyTorch. In
+# Megatron-LM it is <code>RowParallelLinear</code>, with your argument <code>input_is_parallel</code>. With
+# <code>skip_bias_add</code>, Megatron-LM's layer returns the bias instead of adding it, for a kernel that
+# handles bias, dropout and the residual stream together.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", Y = Y₁ +
 # Y₂.</details>
-#
-# ### Optional: a bias on every rank
-#
-# **Break it.** Here every rank adds the bias, before the sum. Will the output be wrong? And the gradient of
-# the bias?
 
-
-# %% tags=["skip-in-grading"]
-class BiasOnEveryRank(RowParallelLinear):
-    def forward(self, x):
-        return all_reduce_identity(F.linear(x, self.weight, self.bias), self.group)
-
-
-def bias_error():
-    torch.manual_seed(0)
-    right = RowParallelLinear(8, 4)
-    wrong = BiasOnEveryRank(8, 4)
-    wrong.load_state_dict(right.state_dict())
-    x = torch.randn(2, wrong.weight.shape[1])
-    over = ((wrong(x) - right(x)) / right.bias).mean().item()
-    wrong(x).sum().backward()
-    right(x).sum().backward()
-    return over, torch.equal(wrong.bias.grad, right.bias.grad)
-
-
-run = try_it(bias_error)
-if run:
-    print("too much, in units of the bias:", round(run[0][0], 3))
-    print("the bias's gradient is that of the right layer:", run[0][1])
-
-# %% [markdown]
-# The output has three biases too many, but the gradient looks innocent. If biases begin at 0, as in many
-# models, no comparison before the first step shows the mistake. Training continues, with a bias that counts N
-# times. The mistake shows only when the checkpoint is loaded on another number of ranks, because then the
-# loss jumps.
 
 # %% [markdown]
 # ## 4 · Two layers, and which kind is it?
@@ -724,16 +651,19 @@ if run:
 # |---|---|
 # | you will write | `kind_1` to `kind_12`; repairs of `rows_then_columns`, `bias_behind` and `norm_before`; `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
 # | builds on | §2, §3 |
-# | time | 26 minutes, and 6 for the *optional* end |
+# | time | 25 minutes, and 6 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 3 + 5, and the formula in §8 |
 #
-# An MLP is two matrices with an activation function between them, y = gelu(x A) B. Each matrix can be cut in
-# two ways. If A is cut by rows and B by columns, x A is a sum of terms, but gelu(a + b) is not gelu(a) +
-# gelu(b). So the wide hidden features must be added up *before* the activation function. If A is instead cut
-# by columns and B by rows, every rank keeps its own hidden features from the first matrix to the second. This
-# works because the activation function treats each element separately, and a rank's rows of B take exactly
-# the features its columns of A have computed.
+# An MLP is two matrices with an activation function between them, y = gelu(x A) B. If A is cut by rows and B
+# by columns, x A is a sum of terms, but gelu(a + b) is not gelu(a) + gelu(b). So the wide hidden features
+# must be added up *before* the activation function. If A is instead cut by columns and B by rows, every rank
+# keeps its own hidden features from the first matrix to the second. This works because the activation
+# function treats each element separately, and a rank's rows of B take exactly the features its columns of A
+# have computed.
+#
+# The first cell below has this MLP, and the second one runs it on two ranks and draws its tensors. Each box
+# is a tensor (tokens down, features across), and the part on this rank is coloured.
 
 
 # %%
@@ -759,11 +689,6 @@ class MLP(nn.Module):
     def forward(self, x):
         return self.down(F.gelu(self.up(x)))
 
-
-# %% [markdown]
-# `stages` runs an MLP and records whether the inputs and outputs of its two matrices are *replicated*,
-# *sharded* or *partial*, with their shapes on this rank. `draw` draws them. Each box is a tensor (tokens
-# down, features across), and the part on this rank is coloured.
 
 # %% tags=["skip-in-grading"]
 TOKENS, WIDTH, HIDDEN = 32, 64, 256
@@ -841,13 +766,12 @@ def draw(run, title):
 run = try_it(stages, ParallelMLP, world_size=2)
 draw(run, "columns, then rows") if run else None
 
-# %% [markdown]
-# The two matrices need only one sum, and nothing in between. Backward is the mirror image. Nothing is sent
-# until the gradient of x, and then there is one sum. You can often read that the hidden features are
-# concatenated after the first layer. But no rank concatenates, because that would be the all-gather this
-# order avoids.
 
 # %% [markdown]
+# The two matrices need only one sum, and nothing in between. Backward is the mirror image, so nothing is sent
+# until the gradient of x, and then there is one sum. (If a text concatenates the hidden features after the
+# first layer, this would be the all-gather this order avoids.)
+#
 # ### Which kind is it?
 #
 # A copy and a term of a sum have the same shape. PyTorch computes with either, so if a sum is missing or made
@@ -861,7 +785,10 @@ draw(run, "columns, then rows") if run else None
 #
 # A tensor has a kind on each axis of the ranks. For example, take two replicas (dp) of two ranks each (tp).
 # The replicas read different tokens, so x is S(0) on dp. But the two ranks of a replica read the same tokens,
-# so x is R on tp. Gradients are also tensors, and have their own kinds.
+# so x is R on tp. Gradients have their own kinds.
+#
+# **Fill in** the kinds of the tensors in `block` as texts: `"R"`, `"P"`, `"S(0)"` or `"S(1)"`. The loss is
+# summed over all tokens.
 
 
 # %%
@@ -874,9 +801,6 @@ def block(x, w1, w2, b2, group: Group = None):
     s = all_reduce_identity(z, group)
     return u, h, z, s, x + s + b2
 
-
-# %% [markdown]
-# **Fill in** the kinds as texts: `"R"`, `"P"`, `"S(0)"` or `"S(1)"`. The loss is summed over all tokens.
 
 # %% nbgrader={"grade_id": "kinds", "solution": true}
 # on tp, forward
@@ -929,8 +853,8 @@ report.points(3)
 # **Look.** A program can also find the kinds. Inside `axis_types`, the cell runs `block` once, in this
 # process and without other ranks. It tries each operation, forward and backward, on two imaginary ranks with
 # random numbers. If both get the same tensor as one process, the result is a copy. If their sum is that
-# tensor, it is a term, and if their results side by side are, it is a part. So no operation needs a rule of
-# its own. If nothing fits, the line computes something one process does not, which is the mistake.
+# tensor, it is a term, and if their results side by side are, it is a part. If nothing fits, the line
+# computes something one process does not, which is the mistake.
 
 
 # %% tags=["skip-in-grading"]
@@ -956,39 +880,6 @@ def show_kinds(block):
     print(types)
 
 
-tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
-
-# %% [markdown]
-# u and its gradient show why `identity_all_reduce` is needed, because u is a copy, but its gradient is a
-# term. For z it is the other way around. The two functions of §1 turn terms into copies, one forward and one
-# backward.
-#
-# **Mend three blocks.** Each of them has one mistake, and one line is enough to mend it. None raises an
-# error, and the last one even has the right output. Read them, and say what is wrong.
-
-
-# %% tags=["skip-in-grading"]
-def rows_then_columns(x, w1, w2, group: Group = None):
-    h = F.gelu(F.linear(x, w1))
-    return F.linear(identity_all_reduce(h, group), w2)
-
-
-def bias_behind(x, w1, w2, b2, group: Group = None):
-    h = F.gelu(F.linear(identity_all_reduce(x, group), w1))
-    return all_reduce_identity(F.linear(h, w2, b2), group)
-
-
-def norm_before(x, scale, w1, w2, group: Group = None):
-    normed = F.layer_norm(x, x.shape[-1:], scale)
-    h = F.gelu(F.linear(normed, w1))
-    return x + all_reduce_identity(F.linear(h, w2), group)
-
-
-# %% [markdown]
-# Now ask the types. They show only the first mistake, because after a mistake everything is wrong.
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def first_mistake(block, y=R, **inputs):
     """inputs: shapes on a rank, and kinds on tp. y: the kind of the output."""
     with axis_types(tp=2) as types:
@@ -1016,8 +907,38 @@ def ask(rows_then_columns, bias_behind, norm_before):
         print(f"-- {name}\n{types}\n")
 
 
+tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
+
+# %% [markdown]
+# u and its gradient show why `identity_all_reduce` is needed, because u is a copy, but its gradient is a
+# term. For z it is the other way around. So the two functions of §1 turn terms into copies, one in backward
+# and one in forward.
+#
+# **Mend three blocks.** Each of them has a mistake in one line. None raises an error, and the last one even
+# has the right output. Read them, and say what is wrong. Then run the cell to ask the types. They show only
+# the first mistake, because after a mistake everything is wrong.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def rows_then_columns(x, w1, w2, group: Group = None):
+    h = F.gelu(F.linear(x, w1))
+    return F.linear(identity_all_reduce(h, group), w2)
+
+
+def bias_behind(x, w1, w2, b2, group: Group = None):
+    h = F.gelu(F.linear(identity_all_reduce(x, group), w1))
+    return all_reduce_identity(F.linear(h, w2, b2), group)
+
+
+def norm_before(x, scale, w1, w2, group: Group = None):
+    normed = F.layer_norm(x, x.shape[-1:], scale)
+    h = F.gelu(F.linear(normed, w1))
+    return x + all_reduce_identity(F.linear(h, w2), group)
+
+
 broken = rows_then_columns, bias_behind, norm_before
 tried(lambda: ask(*broken), identity_all_reduce, all_reduce_identity)
+
 
 # %% [markdown]
 # **Repair them.** The functions keep their names and arguments.
@@ -1060,7 +981,8 @@ def norm_before(x, scale, w1, w2, group: Group = None):
 # <details><summary>Hint: norm_before</summary>Every rank computes the same norm, but uses its output for its
 # own hidden features. Which tensor is used N times?</details>
 #
-# **Check.** It runs the three blocks on real ranks.
+# **Check.** It runs the three blocks on real ranks. To ask the types again, call `ask(rows_then_columns,
+# bias_behind, norm_before)` in a cell of your own.
 
 # %% nbgrader={"grade_id": "mend_check", "points": 5}
 report = check("06_tensor_parallel/mend", rows_then_columns, bias_behind, norm_before)
@@ -1071,10 +993,6 @@ report = check(
 ### END HIDDEN TESTS
 report.points(5)
 
-# %% tags=["skip-in-grading"]
-mended = rows_then_columns, bias_behind, norm_before
-tried(lambda: ask(*mended), *mended)
-
 # %% [markdown]
 # <details><summary>The types in programs of your own</summary>You can use the types for your own programs,
 # with tiny tensors. But they do not see numbers that depend on the rank, so §6's embedding and loss need a
@@ -1083,8 +1001,8 @@ tried(lambda: ask(*mended), *mended)
 # same kinds, but with a rule for each operation.</details>
 #
 # **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
-# layer, in one direction, if an activation has `nbytes` bytes? Write it down now for `sequence=None`, because
-# §7 will ask for the other two values. The check is in §8.
+# layer, in one direction, if an activation has `nbytes` bytes? Write the case `sequence=None` now. §7 will
+# ask for the other two values, and §8 has the check.
 
 
 # %% nbgrader={"grade_id": "layer_bytes_sent", "solution": true}
@@ -1114,8 +1032,8 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# The output and the gradient of x agree with one process for every N, even for N = 3, although 3 does not
-# divide the 256 features.
+# The output and the gradient of x agree with one process, even for N = 3, which does not divide the 256
+# features.
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
 # "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
@@ -1123,8 +1041,8 @@ for n in (2, 3, 4):
 # ### Optional: SwiGLU, and PyTorch's plan
 #
 # SwiGLU, the MLP of LLaMA, has three matrices, down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
-# the same places, so that each rank can form its own part of their product. But write it with two
-# `ColumnParallelLinear`s, and look at the bytes:
+# the same places, so that each rank can form its own part of their product. But what is sent if both are a
+# `ColumnParallelLinear`?
 
 
 # %% tags=["skip-in-grading"]
@@ -1153,7 +1071,7 @@ for make in (Gated, GatedOnce):
 
 # %% [markdown]
 # x entered the region twice, so its gradient was summed twice. If x enters only once, autograd adds up the
-# two gradients on the rank, and the sum is the same. Attention even has three matrices that read the same x.
+# two gradients on the rank, and the sum is the same. Attention even has three such matrices.
 #
 # **In production.** PyTorch's `parallelize_module` takes a plan, a dictionary that says how each layer is
 # cut. It makes every parameter a *DTensor*. A DTensor knows how it is cut, and inserts a collective when an
@@ -1201,16 +1119,16 @@ if theirs_run:
 
 # %% [markdown]
 # The bytes are the same, but DTensors give you more, such as checkpoints that know which rank has which part,
-# and groups of ranks inside groups (tensor parallelism inside FSDP). If the input of a matrix is a DTensor
-# that is cut in the wrong way, it is cut again before the product. But DTensors cost CPU time for every
-# operation, so Megatron-LM and many others keep layers like yours.
+# and tensor parallelism inside FSDP. If the input of a matrix is cut in the wrong way, it is cut again before
+# the product. But DTensors cost CPU time for every operation, so Megatron-LM and many others keep layers like
+# yours.
 #
 # <details><summary>An interview question: can you <code>view</code> a DTensor?</summary>You can if every rank
 # can view its own part. Take 8 × 6 elements on two ranks, and PyTorch 2.13. Cut by rows, the DTensor becomes
-# 4 × 2 × 6, of which each rank has 2 × 2 × 6. Cut by columns, it becomes 8 × 2 × 3, and each rank has 8 × 1 × 3.
-# But 8 × 3 × 2 is refused ("Cannot unflatten unevenly sharded tensor"), because three parts cannot be dealt to
-# two ranks. Then you have to <code>redistribute</code> first, which sends messages. In lecture 001's question
-# (§28), <code>view</code> copies nothing, and with DTensors it also sends nothing.</details>
+# 4 × 2 × 6, of which each rank has 2 × 2 × 6. Cut by columns, it becomes 8 × 2 × 3, and each rank has 8 × 1 ×
+# 3. But 8 × 3 × 2 is refused ("Cannot unflatten unevenly sharded tensor"), because three parts cannot be
+# dealt to two ranks. Then you have to <code>redistribute</code> first, which sends messages. In lecture 001's
+# question (§28), <code>view</code> copies nothing, and with DTensors it also sends nothing.</details>
 
 # %% [markdown]
 # ## 5 · Attention
@@ -1223,11 +1141,10 @@ if theirs_run:
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
-# You have seen how an MLP is cut. Now find such a cut for attention. Query, key and value are three matrices,
-# from width to heads × head_dim features, with head_dim = width / heads. Then every head computes by itself,
-# and finally an output matrix leads from heads × head_dim back to width. Which of the matrices are cut by
-# columns, and which by rows? In the MLP, the function between the matrices is elementwise. Which step plays
-# its role here?
+# Now find a cut for attention. Query, key and value are three matrices, from width to heads × head_dim
+# features, with head_dim = width / heads. Then every head computes by itself, and an output matrix leads back
+# to width. Which of the matrices are cut by columns, and which by rows? In the MLP, the function between the
+# matrices is elementwise. Which step plays its role here?
 #
 # <details><summary>Answer</summary>It is attention itself, because heads do not look at each other, so a rank
 # with some heads' queries, keys and values needs nothing else. Cut the three matrices by columns (into whole
@@ -1306,8 +1223,9 @@ report = check("06_tensor_parallel/parallel_heads", ParallelHeads, cases="hidden
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The cell builds a whole layer from your parts. Attention and MLP each follow a norm, and are
-# added to the residual stream. There are 8 heads on 4 ranks, and the cell also prints your prediction of §4.
+# **Measure.** The cell builds a whole layer from your parts, in which attention and MLP each follow a norm
+# and are added to the residual stream. There are 8 heads on 4 ranks, and the cell also prints your prediction
+# of §4.
 
 
 # %% tags=["skip-in-grading"]
@@ -1337,8 +1255,8 @@ if run:
     print(run.ledger.table(times=False, rank=0))
 
 # %% [markdown]
-# There are four all-reduces, because there are two regions and two directions. (You can also read that tensor
-# parallelism takes one all-reduce per transformer layer.)
+# There are four all-reduces, because there are two regions and two directions. (Some texts count only one for
+# each layer.)
 #
 # ### Optional: heads of other features
 #
@@ -1381,13 +1299,13 @@ for make, inward, outward in (
             "the same" if off < 1e-5 else f"off by {off:.0%} of the largest number",
         )
 
+
 # %% [markdown]
 # The order of hidden features does not matter, so the MLP is right. But a head *is* a run of neighbouring
 # features. Each "head" of this attention has two features from each of four heads, so its scores are wrong.
 # For the same reason, you can't cut a fused (query, key, value) matrix, as in GPT-2's checkpoints, into N
 # equal parts. Instead, each of the three must be cut by itself.
-
-# %% [markdown]
+#
 # ### Optional: grouped queries and dropout
 #
 # *This part has 4 points of extra credit, on top of the 60. You lose nothing if you skip it.*
@@ -1402,12 +1320,12 @@ for make, inward, outward in (
 # ranks</i>.</details>
 #
 # *Dropout* of the attention weights (the output of the softmax) is a trap. All ranks have the same seed, so
-# they draw the same parameters and use the same mask on replicated tensors. But each rank has *different*
-# heads, so with the same masks, the first head of every rank would lose the same attention weights. Therefore
-# masks must differ inside a region, but after it, all ranks must draw the same random numbers again.
+# they draw the same parameters and use the same mask on replicated tensors. But inside a region, each rank
+# has *different* heads, so the masks must differ. After it, all ranks must draw the same random numbers
+# again.
 #
 # **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It can be
-# a subclass or a class of its own.
+# a subclass.
 #
 # - `kv_heads=None` means as many as heads. `kv_heads` must be a divisor or a multiple of N, and `heads` a
 #   multiple of N. If not, raise a ValueError that names N and the number that does not fit.
@@ -1511,8 +1429,9 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **In production.** LLaMA 3 70B has 64 query heads, but only 8 heads of keys and values, and runs on eight
-# ranks. If there are at least as many key-value heads as ranks, no head has copies, and attention is simple.
+# <details><summary>In production</summary>LLaMA 3 70B has 64 query heads, but only 8 heads of keys and
+# values, and runs on eight ranks. If there are at least as many key-value heads as ranks, no head has copies,
+# and attention is simple.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. That is
 # true only if there are at least as many key-value heads as ranks.</details>
@@ -1524,19 +1443,19 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # |---|---|
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
 # | builds on | §1 |
-# | time | 35 minutes, and 4 for the *optional* end |
+# | time | 34 minutes |
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 4 + 8 |
 #
 # The vocabulary is the longest dimension of a language model. (In this section, a *token* is an entry of the
 # vocabulary, whereas a place in the text is a *position*.) LLaMA 3's vocabulary has 128,256 tokens. So at a
 # width of 8,192, the embedding is 2.1 GB in bf16, and so is the *head*, the matrix that leads from the width
-# to the logits. And a microbatch of 4 × 2,048 = 8,192 positions has 8,192 × 128,256 logits, which take 4.2 GB
-# in float32, and as much again for their gradient. So let's cut the vocabulary.
+# to the logits. And a microbatch of 8,192 positions has 8,192 × 128,256 logits, which take 4.2 GB in float32,
+# and as much again for their gradient. So let's cut the vocabulary.
 #
 # **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token it does not
-# have, it returns zeros, so the sum over the ranks is the table's row. In other words, an embedding is the
-# row-parallel layer of §3, whose input at each position is a one for the token and zeros elsewhere.
+# have, it returns zeros, so the sum over the ranks is the table's row. So it is the row-parallel layer of §3,
+# whose input at each position is a one for the token and zeros elsewhere.
 #
 # **Predict.** How much does the embedding send, forward and backward?
 #
@@ -1598,9 +1517,9 @@ report.points(4)
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
 # The sum of exponentials is a sum of the ranks' sums. The target's logit is on only *one* rank. And since
-# exp(1,000) overflows, the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). (This
-# holds for any m.) So the ranks need three numbers for each position, which are the largest logit, the sum of
-# exponentials, and the target's logit. Since the loss does not depend on m, no gradient goes through it.
+# exp(1,000) overflows, the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). So the
+# ranks need three numbers for each position, which are the largest logit, the sum of exponentials, and the
+# target's logit. Since the loss does not depend on m, no gradient goes through it.
 #
 # **Predict.** How many bytes does a rank send for the loss, in float32, with targets at `tokens` positions,
 # on n ranks? §8 checks it.
@@ -1678,8 +1597,8 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell computes the loss of 512 positions with a vocabulary of 8,192 on 4 ranks, first by
-# gathering the logits, and then with your loss. It prints the bytes sent, and the most bytes of tensors a
-# rank had alive at the same time.
+# gathering the logits, and then with your loss. It also prints the most bytes of tensors a rank had alive at
+# the same time.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1715,60 +1634,22 @@ for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
 print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
-# Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits (512 × 8,192 × 4
-# bytes = 16 MiB). The cell does draw them on every rank, but only to cut them, and before it counts.
+# Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits, which have 512
+# × 8,192 × 4 bytes = 16 MiB. (The cell draws them on every rank, but only to cut them, and before it counts.)
 #
-# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside the context `with
-# loss_parallel(): ...`, and the head is cut by `ColwiseParallel(output_layouts=Shard(-1),
-# use_local_output=False)`. Megatron-LM's loss is a `torch.autograd.Function`, which writes the exponentials
-# into the logits' own memory and keeps little else. Megatron-LM also pads the vocabulary with tokens that
-# never occur, to a multiple of 128 · N. For example, 50,257 become 51,200 on 8 ranks.
+# <details><summary>Break it: what happens if every rank takes a softmax of its own tokens? And if the largest
+# logit is not subtracted?</summary>With a softmax of its own on every rank, the loss is too small. About log
+# N is missing if the logits are small, which is 1.4 on 4 ranks, and far more if they are large. So training
+# looks <i>better</i>, because no rank's tokens compete with another's. Without the largest logit, the loss is
+# right until a logit exceeds 88, because there float32's exp overflows.</details>
 #
-# ### Optional: two shortcuts
-#
-# **Break it.** Here are two shortcuts. The first takes every rank's own softmax, as if there were no other
-# tokens. The second does not subtract the largest logit. Which do you notice with small logits, and which
-# with large ones?
+# <details><summary>In production</summary>In PyTorch the loss is <code>F.cross_entropy</code> itself, inside
+# the context <code>with loss_parallel(): ...</code>, and the head is cut by
+# <code>ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)</code>. Megatron-LM's loss is a
+# <code>torch.autograd.Function</code>, which writes the exponentials into the logits' own memory and keeps
+# little else. Megatron-LM also pads the vocabulary with tokens that never occur, to a multiple of 128 · N.
+# For example, 50,257 become 51,200 on 8 ranks.</details>
 
-
-# %% tags=["skip-in-grading"]
-def own_softmax(logits, target):
-    local = target - dist.get_rank() * logits.shape[-1]
-    here = (local >= 0) & (local < logits.shape[-1])
-    terms = F.cross_entropy(logits, local.masked_fill(~here, -100), reduction="none")
-    return all_reduce_identity(terms).mean()
-
-
-def without_largest(logits, target):
-    local = target - dist.get_rank() * logits.shape[-1]
-    here = (local >= 0) & (local < logits.shape[-1])
-    at_target = logits.gather(-1, local.masked_fill(~here, 0)[..., None])[..., 0]
-    terms = torch.stack([logits.exp().sum(-1), at_target.masked_fill(~here, 0)])
-    exponentials, of_target = all_reduce_identity(terms)
-    return (exponentials.log() - of_target).mean()
-
-
-def losses(size):
-    """The loss of 64 positions with random targets, computed in three ways
-    and in one process."""
-    generator = torch.Generator().manual_seed(0)
-    whole = size * torch.randn(64, 256, generator=generator)
-    target = torch.randint(256, (64,), generator=generator)
-    ways = (own_softmax, without_largest, by_three_numbers)
-    losses = [how(part(whole, -1).to(device()), target.to(device())).item() for how in ways]
-    return [*losses, F.cross_entropy(whole, target).item()]
-
-
-print("                  own softmax   no largest        yours  one process")
-for size in (1, 50):
-    run = try_it(losses, size)
-    if run:
-        print(f"logits to {4 * size:3}:", *(f"{loss:12.4f}" for loss in run[0]))
-
-# %% [markdown]
-# The first loss is too small. With small logits, about log N is missing, which is 1.4 on 4 ranks, and with
-# large logits far more is missing. So training looks *better*, because no rank's tokens compete with
-# another's. The second loss is right until a logit exceeds 88, because there float32's exp overflows.
 
 # %% [markdown]
 # ## 7 · Sequence parallelism
@@ -1777,12 +1658,12 @@ for size in (1, 50):
 # |---|---|
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
 # | builds on | §1, §4 |
-# | time | 26 minutes |
+# | time | 25 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
 # What is not divided yet? Between the regions, the residual stream and the inputs of norms and regions are
-# still replicated. And all ranks do the same work there. A norm needs all features of a token, so features
+# still replicated, and all ranks do the same work there. A norm needs all features of a token, so features
 # cannot be sharded. But since a norm does not need other tokens, let's shard the **sequence** between the
 # regions, so that rank r has s / N of the s positions.
 #
@@ -1796,10 +1677,8 @@ for size in (1, 50):
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# Sequence parallelism sends as many bytes as tensor parallelism, which is two halves of an all-reduce at each
-# region and in each direction. (You may read that sequence parallelism costs more communication. But with
-# these two functions it adds only the gradients of norms and biases, a few vectors. A form that sends more
-# comes below.)
+# This sends as many bytes as tensor parallelism, which is two halves of an all-reduce at each region and in
+# each direction. Only the gradients of norms and biases, a few vectors, are sent in addition.
 #
 # And the norm's own weights? They are replicated, but each rank uses them on different tokens. So once more,
 # they are *values that are used on N ranks*, and their gradient is the sum.
@@ -1904,8 +1783,7 @@ report = check(
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws the picture of §4 once more, but with your pair at the two edges. The residual
-# stream is now sharded along the sequence, and so is its norm.
+# **Measure.** The cell draws the picture of §4 once more, with your pair at the two edges.
 
 
 # %% tags=["skip-in-grading"]
@@ -1936,23 +1814,21 @@ run = try_it(sequence_stages, world_size=2)
 draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
-# The sequence is sharded outside the region and the features inside it, so at each edge a tensor changes from
-# one form to the other. The region sends 1 M forward and 1 M backward, as in §4. The picture shows 1.1 M
-# backward, because the gradients of the norm's weight and bias and of B's bias are also summed.
+# The residual stream and its norm are sharded along the sequence, and inside the region, the features are
+# sharded. The region sends 1 M forward and 1 M backward, as in §4. The picture shows 1.1 M backward, because
+# the gradients of the norm's weight and bias and of B's bias are also summed.
 #
 # One choice is left. A linear layer keeps its input for backward, but the input of A is the *gathered*
 # sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the part,
-# and gather again in backward?
+# and gather again in backward? (Megatron-LM gathers again, while the gradient of x is being computed.)
 #
 # | | kept of a region's input | sent backward |
 # |---|---|---|
 # | `"keep"` | all of it | 2 halves of an all-reduce |
 # | `"regather"` | the rank's part | 3 halves |
 #
-# Megatron-LM gathers again, while the gradient of x is being computed.
-#
-# **Predict** the bytes sent and the bytes kept, for both. In `layer_bytes_sent` of §4 these two values of
-# `sequence` are still missing, so add them there, and run that cell again. And how much does a layer keep for
+# **Predict** the bytes sent for both, as the values of `sequence` that are still missing in
+# `layer_bytes_sent` of §4. Add them there, and run that cell again. And how much does a layer keep for
 # backward, in all? Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four
 # times the width, but no dropout. Neglect tensors with a single number for each position:
 #
@@ -1983,8 +1859,9 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 # <details><summary>Hint</summary>Some of the 16 activations are replicated, and all others are divided by
 # n.</details>
 #
-# **Measure.** The cell runs the layer of §5 with sequence parallelism, in both forms. The layer reads and
-# returns parts of the sequence. `GatheredLinear` shows how to keep less than autograd would.
+# **Measure.** The cell runs the layer of §5 with sequence parallelism, in both forms. `GatheredLinear` shows
+# how to keep less than autograd would. The cell after it draws how much is kept for each part of the layer,
+# on 4 ranks, in units of M.
 
 
 # %% tags=["skip-in-grading"]
@@ -2088,15 +1965,6 @@ for form, make in FORMS.items():
             f"    kept for backward   {kept[form]:8,}, predicted {said(layer_saved_bytes, 4, 65536, form)}"
         )
 
-# %% [markdown]
-# <details><summary>Why some numbers are a little above the prediction</summary><i>Bytes sent backward</i> are
-# more because each rank uses the norms' parameters and the biases of the two row-parallel layers on different
-# positions, so their gradients are summed. These are 2,304 bytes in every backward, for any batch. <i>Kept
-# for backward</i> is more because a norm also keeps two numbers for each position, and attention keeps one
-# for each position and head.</details>
-#
-# The picture shows how much is kept for each part of the layer, on 4 ranks, in units of M.
-
 # %% tags=["skip-in-grading"]
 PARTS = {"norms": 2, "regions": 2, "attention": 4, "MLP": 8}
 WHOLE = {
@@ -2142,6 +2010,12 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
+# <details><summary>Why some numbers are a little above the prediction</summary><i>Bytes sent backward</i> are
+# more because each rank uses the norms' parameters and the biases of the two row-parallel layers on different
+# positions, so their gradients are summed. These are 2,304 bytes in every backward, for any batch. <i>Kept
+# for backward</i> is more because a norm also keeps two numbers for each position, and attention keeps one
+# for each position and head.</details>
+#
 # GPT-3 follows the same scheme. On 8 ranks, 0.58 GB of its 2.9 GB per layer are left, and with sequence
 # parallelism in the form `"regather"` only 0.36 GB.
 #
@@ -2186,16 +2060,18 @@ for name, norm in (
 # holds. On sharded activations every rank needs masks of its own, but on replicated ones the same masks.
 # <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
 #
-# **In production.** PyTorch provides `SequenceParallel()` for the plan of `parallelize_module` (end of §4),
-# with `PrepareModuleInput` at the beginning of a region and `RowwiseParallel(output_layouts=Shard(1))` at its
-# end. Megatron-LM provides the option `--sequence-parallel`.
+# <details><summary>In production</summary>PyTorch provides <code>SequenceParallel()</code> for the plan of
+# <code>parallelize_module</code> (end of §4), with <code>PrepareModuleInput</code> at the beginning of a
+# region and <code>RowwiseParallel(output_layouts=Shard(1))</code> at its end. Megatron-LM provides the option
+# <code>--sequence-parallel</code>.</details>
 #
 # <details><summary>Another "sequence parallelism"</summary>The "sequence parallelism" of DeepSpeed-Ulysses is
 # something else, because it splits no matrix. The sequence is cut everywhere except inside attention, where
 # the heads are cut instead. See notebook 08.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that sequence parallelism comes "at the cost of
-# more comms".</details>
+# more comms". This is true of the form <code>"regather"</code>, but not of the form
+# <code>"keep"</code>.</details>
 
 # %% [markdown]
 # ## 8 · What it costs, and when it stops paying
@@ -2204,7 +2080,7 @@ for name, norm in (
 # |---|---|
 # | you will write | nothing new |
 # | builds on | your predictions in §4, §6 and §7 |
-# | time | 5 minutes, and 2 for the *optional* end |
+# | time | 5 minutes |
 # | points | 3 |
 #
 # The check takes your formulas from the sections above.
@@ -2227,8 +2103,8 @@ report.points(3)
 # %% [markdown]
 # In data parallelism, communication is hidden behind backward. But here the next operation *is waiting* for
 # the sum. (In backward, the weights' gradients don't have to wait, but in forward everything waits.) So the
-# time of a layer is computing plus talking, and we have to compare the two. For an MLP, forward, on each rank
-# (two matrices, 2 FLOPs for each weight and token, activations of 2 bytes per element):
+# time of a layer is computing plus talking. For an MLP, forward, on each rank (two matrices, 2 FLOPs for each
+# weight and token, activations of 2 bytes per element):
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
@@ -2236,14 +2112,13 @@ report.points(3)
 # longer sequence nor a larger batch helps. Only more hidden features do, and each further rank makes it
 # worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
 # which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) it is 19,780. If
-# the layer's ratio is above the GPU's ratio, more than half of the time is computing.
+# the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example, a whole
+# layer of LLaMA 3 70B has 4,023 FLOPs per byte on 8 GPUs, but only 1,877 on 16.
 #
-# For example, take the forward of a layer of LLaMA 3 70B, with 4,096 tokens in bf16. Up to 8 GPUs are in one
-# node. Beyond that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has
-# two levels (notebook 02 §7), first inside the node and then across. Or the node has one port for all, and a
-# flat ring goes through it. Each round of a ring also costs α seconds, which is 3.4 µs over NVLink and 14 µs
-# over a network, as in NCCL's own cost model (`course_lib/facts/hardware.py`). FLOP/s and bytes/s are taken
-# from the data sheets, although no program reaches them.
+# The cell draws the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one node. Beyond
+# that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels
+# (notebook 02 §7), first inside the node and then across. Or the node has one port for all, and a flat ring
+# goes through it. Each round of a ring also costs α seconds.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -2301,35 +2176,20 @@ figure
 # %% [markdown]
 # Inside the node, every doubling still helps, but less each time. If each GPU has a port, sixteen GPUs in two
 # nodes are hardly faster than eight in one, so you pay twice the machines for nothing. With one port for the
-# node, they even take four times as long as eight. This is why tensor parallelism usually ends at the node.
+# node, they even take four times as long as eight. So use as much tensor parallelism as memory asks for, but
+# never go beyond the node. The rest of the GPUs get other sequences (data parallelism), other layers
+# (pipelines) or other parts of the sequence (notebook 08).
 #
-# So use as much tensor parallelism as memory asks for, but never go beyond the node. The rest of the GPUs get
-# other sequences (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08).
 # Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048
-# sequences are 256 for each *replica*, instead of 32 for each GPU. And the sequences of a step are a
-# replica's batch × replicas, instead of batch × world size.
+# sequences are 256 for each *replica*, instead of 32 for each GPU. So a step has batch × replicas sequences,
+# instead of batch × world size.
 #
+# <details><summary>Where the numbers come from</summary>α is 3.4 µs over NVLink and 14 µs over a network, as
+# in NCCL's own cost model (<code>course_lib/facts/hardware.py</code>). FLOP/s and bytes/s are taken from the
+# data sheets, although no program reaches them.</details>
 # <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
 # that tensor parallelism is "only applied to GPUs in the same computing node". The "32 per GPU" are in
 # lecture 001's recipe, and batch × world size is in lecture 002.</details>
-#
-# ### Optional: the same in FLOPs per byte
-#
-# The next cell compares the ratio of the layer, with its two all-reduces, to the ratio of the GPU. (Since the
-# layer also has attention, and its MLP has three matrices, its ratio is not quite hidden / (N − 1).)
-
-# %% tags=["skip-in-grading"]
-print(
-    f"the GPU wants {H100 * NVLINK:8,.0f} FLOPs a byte on NVLink, {H100 * PORT:8,.0f} on its port"
-)
-with contextlib.suppress(NotImplementedError):
-    for n in (2, 4, 8, 16):
-        intensity = FLOPS / n / layer_bytes_sent(n, M, "forward")
-        print(f"{n:2} GPUs: the layer has {intensity:8,.0f}")
-
-# %% [markdown]
-# Up to eight GPUs in a node, the layer has more FLOPs per byte than NVLink asks for, so more than half of the
-# time is computing. Sixteen GPUs need 19,780 on their ports, but the layer has only 1,877.
 
 # %% [markdown]
 # ## 9 · Optional: a GPT with its layers replaced
@@ -2342,8 +2202,8 @@ with contextlib.suppress(NotImplementedError):
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Take a GPT and replace the layers of its MLPs by yours. Nothing else in it changes. It is the model of
-# `course_lib/models/gpt.py`, but you need only the following.
+# Take the GPT of `course_lib/models/gpt.py` and replace the layers of its MLPs by yours. Nothing else in it
+# changes.
 #
 # **Build.** `model.blocks` is a list of blocks. `block.mlp` has `up` and `down`, and also `gate`, which is
 # None if the MLP has no gate. They are `nn.Linear`, with *weights of their own*. Keep these weights, although
@@ -2403,7 +2263,9 @@ report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 
 # %% [markdown]
 # **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources. It makes 50 steps
-# of AdamW on one rank, and then with its MLPs on two and on four. All ranks get the same batches.
+# of AdamW on one rank, then with its MLPs on two and on four, and then also with your attention, embedding,
+# head and loss on four. All ranks get the same batches. The head is tied to the embedding, which means that
+# they share one matrix, so on each rank, their parts are one tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2433,10 +2295,6 @@ for n in (2, 4):
     run = try_it(learn, parallelize_mlps, world_size=n)
     if run:
         curves[f"MLPs on {n} ranks"] = run[0]
-
-# %% [markdown]
-# The next model also uses your attention, embedding, head and loss. The head is tied to the embedding, which
-# means that they share one matrix, so on each rank, their parts are one tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2489,14 +2347,17 @@ figure
 # The picture shows one curve, four times. The small differences come from the order in which float32 adds.
 #
 # **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into this loop. Which norm does
-# it take? (On each rank, it takes the norm of the gradients this rank holds, which differs from rank to rank.
-# So each rank scales its gradients by a different number, and the replicated parameters drift apart. Instead,
-# the squares of the parts have to be summed over the ranks, but the squares of replicated parameters counted
-# only once.)
+# it take?
 #
-# **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` does what
-# `all_of_it` does above, but with sequence parallelism and for every form of the model, including grouped
-# queries, SwiGLU, rotary positions and dropout. Its state dicts also load on another number of ranks.
+# <details><summary>Answer</summary>On each rank, it takes the norm of the gradients this rank holds, which
+# differs from rank to rank. So each rank scales its gradients by a different number, and the replicated
+# parameters drift apart. Instead, the squares of the parts have to be summed over the ranks, but the squares
+# of replicated parameters counted only once.</details>
+#
+# <details><summary>In production</summary><code>course_lib.tensor_parallel.parallelize_gpt(model,
+# sequence="regather")</code> does what <code>all_of_it</code> does above, but with sequence parallelism and
+# for every form of the model, including grouped queries, SwiGLU, rotary positions and dropout. Its state
+# dicts also load on another number of ranks.</details>
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004, but there the model is
 # nanoGPT's <code>model.py</code>.</details>
@@ -2524,6 +2385,7 @@ on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].valu
 # Its two all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Then set
 # `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to see the same layer without direct access between
 # the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set it to 0 afterwards.
+# Which share of the layer is communication? Compare it with §8.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(
@@ -2532,9 +2394,6 @@ on_gpus = on_your_gpus(
         sum(row.value for row in run.rows[:2]) if of["name"] == "both" else None
     ),
 )
-# %% [markdown]
-# Which share of the layer is communication? Compare it with the bars of §8.
-
 # %% [markdown]
 # ## 10 · Questions
 #
@@ -2593,9 +2452,9 @@ report.points(3)
 # ## Scorecard
 #
 # The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3 million
-# parameters learns from 4 sequences of 32 tokens on 4 ranks. Only in the card and in the text after it, M
-# means the bytes of the model's *parameters*. With replicas and with ZeRO-3 (from the reference) each rank
-# gets one sequence, whereas ranks that share layers get all four.
+# parameters learns from 4 sequences of 32 tokens on 4 ranks. Here M means the bytes of the model's
+# *parameters*. With replicas and with ZeRO-3 (from the reference) each rank gets one sequence, whereas ranks
+# that share layers get all four.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2689,17 +2548,18 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # here the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many
 # tokens there are. Tensor parallelism instead sends *activations*, which are small for these 128 tokens. With
 # 5 or 6 times as many tokens, it would send as much as replicas (1.5 M against 0.27 M), but little of that
-# can be hidden behind computation. For comparison, a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16,
-# whereas one activation of 4,096 tokens has 67 MB.
+# can be hidden behind computation.
 #
-# <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from</summary>Each of the four replicas makes
-# the optimizer's whole step, so they compute 1.03 times as much as one process, whereas the others share that
-# step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows (flat buffers, notebook 04),
-# because the reference does it by an addition. (Norms and activation functions are not counted. So the card
-# does not show that without sequence parallelism every rank computes all norms.) The peak of 1.2 M of ZeRO-3
-# comes in backward, before m and v are made. The rank then holds its shards of weights and gradients, and
-# also 0.24 M three times, for the current layer's weights, their gradients, and the row in which the
-# gradients are sent.</details>
+# <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
+# four replicas makes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
+# the others share that step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows (flat
+# buffers, notebook 04), because the reference does it by an addition. (Norms and activation functions are not
+# counted. So the card does not show that without sequence parallelism every rank computes all norms.) The
+# peak of 1.2 M of ZeRO-3 comes in backward, before m and v are made. The rank then holds its shards of
+# weights and gradients, and also 0.24 M three times, for the current layer's weights, their gradients, and
+# the row in which the gradients are sent. In large models, parameters and activations differ as well. For
+# example, a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, whereas one activation of 4,096 tokens has
+# 67 MB.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # So you can say how much each layer sends in each direction, and up to how many ranks it pays.
@@ -2711,12 +2571,11 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*. §5 measures
 #   tensor parallelism inside the node.
 # - Ainslie et al. (2023), *GQA*, introduces grouped queries.
-# - fairscale's `nn/model_parallel/layers.py` uses the same names for its arguments, but its layers gather and
-#   split by default.
 # - `course_lib/tensor_parallel/` is best read after you have written yours.
 #
 # <details><summary>In the lectures</summary>Lecture 003 uses the same three criteria (computation, memory,
-# bytes sent). Lecture 004 recommends fairscale's layers.</details>
+# bytes sent). Lecture 004 recommends fairscale's layers (<code>nn/model_parallel/layers.py</code>), which use
+# the same names for their arguments, but gather and split by default.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
