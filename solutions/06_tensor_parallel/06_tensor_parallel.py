@@ -6,8 +6,8 @@
 # ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank, but gathers them to compute *whole* layers, so
 # activations do not shrink. GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens,
 # which makes 275 GB for its 96 layers, but an H100 has only 80 GB. (The numbers are for 16 bits, without
-# flash attention and without recomputation, from Korthikanti et al. 2022, table 2.) Splitting the batch
-# cannot help, because each rank needs at least one sequence.
+# flash attention or recomputation, from Korthikanti et al. 2022, table 2.) Splitting the batch cannot help,
+# because each rank needs at least one sequence.
 #
 # In this notebook, all ranks work on the *same* sequences, and each computes a part of each layer, such as
 # some columns of a matrix, some heads, or some tokens of the vocabulary. Weights, gradients, optimizer
@@ -29,10 +29,10 @@
 # | 2 By columns | 16 | 7 | 1 |
 # | 3 By rows | 11 | 7 | 1 |
 # | 4 Two layers, and which kind is it? | 25, and 6 *optional* | 3 + 5 | 2, 3 |
-# | 5 Attention; optional: grouped queries and dropout | 19, and 28 *optional* | 6 + 4 extra | 4 |
+# | 5 Attention | 19, and 28 *optional* | 6 + 4 extra | 4 |
 # | 6 The two ends: embedding and loss | 34 | 12 | 1 |
 # | 7 Sequence parallelism | 25 | 8 | 1, 4 |
-# | 8 What it costs, and when it stops paying | 5 | 3 | your predictions in 4, 6 and 7 |
+# | 8 What it costs, and when it stops paying | 5 | 3 | 4, 6, 7 |
 # | 10 Questions, and the scorecard | 9 | 3 | all |
 # | 9 Optional: a GPT with its layers replaced | 15 | 3 extra | 2, 3 |
 
@@ -101,8 +101,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 #
 # The cell after it has tools that measure. `passes` runs a layer forward and backward on every rank, with the
 # same weights and the same input on all of them. `alone` does the same in one process, `beside` compares the
-# two, and `sent` reads from the ledger how many bytes a rank sent. You don't have to read the code of this
-# cell, nor of later ones that only measure or draw.
+# two, and `sent` reads from the ledger how many bytes a rank sent, forward and backward. You don't have to
+# read the code of this cell, nor of later ones that only measure or draw.
 
 
 # %%
@@ -370,7 +370,7 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** The check has already counted the bytes. Its x has 96 bytes and there are 3 ranks, so this is 2
-# · 2/3 · 96 = 128 in one direction and 0 in the other. Was that your prediction?
+# · 2/3 · 96 = 128 in one direction and 0 in the other.
 #
 # **Break it.** PyTorch has an all-reduce known to autograd, `torch.distributed.nn.functional.all_reduce`. Use
 # it instead of `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the
@@ -571,10 +571,10 @@ _ = beside(
 #
 # <details><summary>Answer</summary>The sum has four times the bias. So add it once, afterwards. Every rank
 # keeps all of it and gets the same gradient for it. Therefore nothing has to be sent, and the copies stay
-# equal. If every rank adds it to its term, the gradient is the same, so it looks innocent. If biases begin at
-# 0, as in many models, no comparison before the first step shows the mistake either. Training continues, with
-# a bias that counts N times, until the checkpoint is loaded on another number of ranks and the loss
-# jumps.</details>
+# equal. That gradient is the same even if every rank adds the bias to its term, so the mistake looks
+# innocent. And if biases begin at 0, as in many models, the first forward is right as well. Training
+# continues, with a bias that counts N times, until the checkpoint is loaded on another number of ranks and
+# the loss jumps.</details>
 #
 # **Build.**
 #
@@ -769,8 +769,8 @@ draw(run, "columns, then rows") if run else None
 
 # %% [markdown]
 # The two matrices need only one sum, and nothing in between. Backward is the mirror image, so nothing is sent
-# until the gradient of x, and then there is one sum. (If a text concatenates the hidden features after the
-# first layer, this would be the all-gather this order avoids.)
+# until the gradient of x, and then there is one sum. (Some texts concatenate the hidden features after the
+# first layer, but this would be the all-gather this order avoids.)
 #
 # ### Which kind is it?
 #
@@ -915,8 +915,8 @@ tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 # and one in forward.
 #
 # **Mend three blocks.** Each of them has a mistake in one line. None raises an error, and the last one even
-# has the right output. Read them, and say what is wrong. Then run the cell to ask the types. They show only
-# the first mistake, because after a mistake everything is wrong.
+# has the right output. Read them, and say what is wrong. Then run the cell, which asks the types. They show
+# only the first mistake, because after a mistake everything is wrong.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1324,8 +1324,8 @@ for make, inward, outward in (
 # has *different* heads, so the masks must differ. After it, all ranks must draw the same random numbers
 # again.
 #
-# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It can be
-# a subclass.
+# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. (It can be
+# a subclass.)
 #
 # - `kv_heads=None` means as many as heads. `kv_heads` must be a divisor or a multiple of N, and `heads` a
 #   multiple of N. If not, raise a ValueError that names N and the number that does not fit.
@@ -1454,8 +1454,8 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # and as much again for their gradient. So let's cut the vocabulary.
 #
 # **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token it does not
-# have, it returns zeros, so the sum over the ranks is the table's row. So it is the row-parallel layer of §3,
-# whose input at each position is a one for the token and zeros elsewhere.
+# have, it returns zeros, so the sum over the ranks is the table's row. In other words, this is the
+# row-parallel layer of §3, whose input at each position is a one for the token and zeros elsewhere.
 #
 # **Predict.** How much does the embedding send, forward and backward?
 #
@@ -1604,6 +1604,7 @@ report.points(8)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def loss_of(how, tokens=512, vocabulary=8192):
     generator = torch.Generator().manual_seed(0)
+    # Drawn only to be cut, and before the counting begins.
     whole = 4 * torch.randn(tokens, vocabulary, generator=generator)
     target = torch.randint(vocabulary, (tokens,), generator=generator)
     logits = part(whole, -1).to(device()).requires_grad_()
@@ -1635,7 +1636,7 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
 # Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits, which have 512
-# × 8,192 × 4 bytes = 16 MiB. (The cell draws them on every rank, but only to cut them, and before it counts.)
+# × 8,192 × 4 bytes = 16 MiB.
 #
 # <details><summary>Break it: what happens if every rank takes a softmax of its own tokens? And if the largest
 # logit is not subtracted?</summary>With a softmax of its own on every rank, the loss is too small. About log
@@ -1814,23 +1815,23 @@ run = try_it(sequence_stages, world_size=2)
 draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
-# The residual stream and its norm are sharded along the sequence, and inside the region, the features are
-# sharded. The region sends 1 M forward and 1 M backward, as in §4. The picture shows 1.1 M backward, because
-# the gradients of the norm's weight and bias and of B's bias are also summed.
+# The sequence is sharded outside the region, and the features inside it. The region sends 1 M forward and 1 M
+# backward, as in §4. The picture shows 1.1 M backward, because the gradients of the norm's weight and bias
+# and of B's bias are also summed.
 #
 # One choice is left. A linear layer keeps its input for backward, but the input of A is the *gathered*
 # sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the part,
-# and gather again in backward? (Megatron-LM gathers again, while the gradient of x is being computed.)
+# and gather again in backward?
 #
 # | | kept of a region's input | sent backward |
 # |---|---|---|
 # | `"keep"` | all of it | 2 halves of an all-reduce |
 # | `"regather"` | the rank's part | 3 halves |
 #
-# **Predict** the bytes sent for both, as the values of `sequence` that are still missing in
-# `layer_bytes_sent` of §4. Add them there, and run that cell again. And how much does a layer keep for
-# backward, in all? Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four
-# times the width, but no dropout. Neglect tensors with a single number for each position:
+# **Predict** the bytes sent, for both. These two values of `sequence` are still missing in `layer_bytes_sent`
+# of §4, so add them there, and run that cell again. And how much does a layer keep for backward, in all?
+# Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four times the width,
+# but no dropout. Neglect tensors with a single number for each position:
 #
 # | | activations of M bytes |
 # |---|---|
@@ -2063,7 +2064,8 @@ for name, norm in (
 # <details><summary>In production</summary>PyTorch provides <code>SequenceParallel()</code> for the plan of
 # <code>parallelize_module</code> (end of §4), with <code>PrepareModuleInput</code> at the beginning of a
 # region and <code>RowwiseParallel(output_layouts=Shard(1))</code> at its end. Megatron-LM provides the option
-# <code>--sequence-parallel</code>.</details>
+# <code>--sequence-parallel</code>. Its layers gather again in backward, while the gradient of x is being
+# computed.</details>
 #
 # <details><summary>Another "sequence parallelism"</summary>The "sequence parallelism" of DeepSpeed-Ulysses is
 # something else, because it splits no matrix. The sequence is cut everywhere except inside attention, where
@@ -2113,7 +2115,7 @@ report.points(3)
 # worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
 # which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) it is 19,780. If
 # the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example, a whole
-# layer of LLaMA 3 70B has 4,023 FLOPs per byte on 8 GPUs, but only 1,877 on 16.
+# layer of LLaMA 3 70B has a ratio of 4,023 on 8 GPUs, but only 1,877 on 16.
 #
 # The cell draws the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one node. Beyond
 # that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels
@@ -2181,7 +2183,7 @@ figure
 # (pipelines) or other parts of the sequence (notebook 08).
 #
 # Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048
-# sequences are 256 for each *replica*, instead of 32 for each GPU. So a step has batch × replicas sequences,
+# sequences are 256 for each *replica*, instead of 32 for each GPU. A step has batch × replicas sequences,
 # instead of batch × world size.
 #
 # <details><summary>Where the numbers come from</summary>α is 3.4 µs over NVLink and 14 µs over a network, as
@@ -2264,8 +2266,8 @@ report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 # %% [markdown]
 # **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources. It makes 50 steps
 # of AdamW on one rank, then with its MLPs on two and on four, and then also with your attention, embedding,
-# head and loss on four. All ranks get the same batches. The head is tied to the embedding, which means that
-# they share one matrix, so on each rank, their parts are one tensor.
+# head and loss on four. All ranks get the same batches. The head is tied to the embedding, so on each rank,
+# their parts are one tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2557,9 +2559,8 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # counted. So the card does not show that without sequence parallelism every rank computes all norms.) The
 # peak of 1.2 M of ZeRO-3 comes in backward, before m and v are made. The rank then holds its shards of
 # weights and gradients, and also 0.24 M three times, for the current layer's weights, their gradients, and
-# the row in which the gradients are sent. In large models, parameters and activations differ as well. For
-# example, a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16, whereas one activation of 4,096 tokens has
-# 67 MB.</details>
+# the row in which the gradients are sent. And in a large model, a layer of LLaMA 3 70B has 1.7 GB of
+# parameters in bf16, whereas one activation of 4,096 tokens has 67 MB.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # So you can say how much each layer sends in each direction, and up to how many ranks it pays.
