@@ -75,7 +75,7 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 #
 # N ranks share a layer, and all of them get the same tokens. M is the bytes of one whole activation, which
 # are batch × sequence × width × bytes per element. This notebook often counts bytes sent in **halves of an
-# all-reduce**. A half is (N−1)/N · M. An all-reduce sends two halves, whereas an all-gather or a
+# all-reduce**. A half is (N−1)/N · M, so an all-reduce sends two halves, whereas an all-gather or a
 # reduce-scatter sends only one (notebook 02).
 #
 # <details><summary>A list of words to come back to</summary>
@@ -431,7 +431,7 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 #
 # If you want the whole output (`gather_output`), the parts are gathered. What is the backward of this gather?
 # Each rank already has the gradient of the whole output, because all later operations are the same on all
-# ranks. So it takes its own part. The next cell has this function, `gather_parts`, and its mirror image
+# ranks. So it takes its own part. The next cell provides this function, `gather_parts`, and its mirror image
 # `own_features` for §3, which takes the part forward and gathers backward.
 #
 # **Build.** Every rank makes the whole layer, `nn.Linear(in_features, out_features, bias)`, and keeps its
@@ -534,14 +534,14 @@ _ = beside(
 
 # %% [markdown]
 # Forward sends 3/4 of the output, because of `gather_output`, and backward sends 6/4 of x. A rank holds a
-# quarter of the weights. Without `gather_output` it would also hold only a quarter of the output, and §4
+# quarter of the weights. But without `gather_output` it would also hold only a quarter of the output, and §4
 # shows which layer can continue with a quarter of the features.
 #
-# <details><summary>Break it: what is wrong without <code>identity_all_reduce</code>? The output, the
-# gradients of the rank's own weights, or the gradient of x?</summary>Only the gradient of x is wrong, because
-# a rank has only the share from its own columns. If this layer is the model's first, nothing shows the
-# mistake. But anywhere else, all layers before it learn from a different gradient on each rank. You will meet
-# this mistake again in §4.</details>
+# <details><summary>What is wrong without <code>identity_all_reduce</code>? The output, the gradients of the
+# rank's own weights, or the gradient of x?</summary>Only the gradient of x is wrong, because a rank has only
+# the share from its own columns. If this layer is the model's first, nothing shows the mistake. But anywhere
+# else, all layers before it learn from a different gradient on each rank. You will meet this mistake again in
+# §4.</details>
 #
 # <details><summary>In production</summary>This layer is <code>ColwiseParallel()</code> in PyTorch and
 # <code>ColumnParallelLinear</code> in Megatron-LM. Megatron-LM's version does not idle in backward. While the
@@ -662,8 +662,8 @@ _ = beside(
 # function treats each element separately, and a rank's rows of B take exactly the features its columns of A
 # have computed.
 #
-# The first cell below has this MLP, and the second one runs it on two ranks and draws its tensors. Each box
-# is a tensor (tokens down, features across), and the part on this rank is coloured.
+# The first cell below defines this MLP, and the second one runs it on two ranks and draws its tensors. Each
+# box is a tensor (tokens down, features across), and the part on this rank is coloured.
 
 
 # %%
@@ -787,7 +787,7 @@ draw(run, "columns, then rows") if run else None
 # The replicas read different tokens, so x is S(0) on dp. But the two ranks of a replica read the same tokens,
 # so x is R on tp. Gradients have their own kinds.
 #
-# **Fill in** the kinds of the tensors in `block` as texts: `"R"`, `"P"`, `"S(0)"` or `"S(1)"`. The loss is
+# **Fill in** the kinds of the tensors in `block` as texts, so `"R"`, `"P"`, `"S(0)"` or `"S(1)"`. The loss is
 # summed over all tokens.
 
 
@@ -1255,8 +1255,8 @@ if run:
     print(run.ledger.table(times=False, rank=0))
 
 # %% [markdown]
-# There are four all-reduces, because there are two regions and two directions. (Some texts count only one for
-# each layer.)
+# There are four all-reduces, because there are two regions and two directions. (Some texts count only one
+# all-reduce for each layer.)
 #
 # ### Optional: heads of other features
 #
@@ -1638,11 +1638,11 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits, which have 512
 # × 8,192 × 4 bytes = 16 MiB.
 #
-# <details><summary>Break it: what happens if every rank takes a softmax of its own tokens? And if the largest
-# logit is not subtracted?</summary>With a softmax of its own on every rank, the loss is too small. About log
-# N is missing if the logits are small, which is 1.4 on 4 ranks, and far more if they are large. So training
-# looks <i>better</i>, because no rank's tokens compete with another's. Without the largest logit, the loss is
-# right until a logit exceeds 88, because there float32's exp overflows.</details>
+# <details><summary>What happens if every rank takes a softmax of its own tokens? And if the largest logit is
+# not subtracted?</summary>With a softmax of its own on every rank, the loss is too small. About log N is
+# missing if the logits are small, which is 1.4 on 4 ranks, and far more if they are large. So training looks
+# <i>better</i>, because no rank's tokens compete with another's. Without the largest logit, the loss is right
+# until a logit exceeds 88, because there float32's exp overflows.</details>
 #
 # <details><summary>In production</summary>In PyTorch the loss is <code>F.cross_entropy</code> itself, inside
 # the context <code>with loss_parallel(): ...</code>, and the head is cut by
@@ -1678,8 +1678,8 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# This sends as many bytes as tensor parallelism, which is two halves of an all-reduce at each region and in
-# each direction. Only the gradients of norms and biases, a few vectors, are sent in addition.
+# The two functions send as many bytes as tensor parallelism, which is two halves of an all-reduce at each
+# region and in each direction. Only the gradients of norms and biases, a few vectors, are sent in addition.
 #
 # And the norm's own weights? They are replicated, but each rank uses them on different tokens. So once more,
 # they are *values that are used on N ranks*, and their gradient is the sum.
@@ -1816,8 +1816,8 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
 # The sequence is sharded outside the region, and the features inside it. The region sends 1 M forward and 1 M
-# backward, as in §4. The picture shows 1.1 M backward, because the gradients of the norm's weight and bias
-# and of B's bias are also summed.
+# backward, as in §4. But the picture shows 1.1 M backward, because the gradients of the norm's weight and
+# bias and of B's bias are also summed.
 #
 # One choice is left. A linear layer keeps its input for backward, but the input of A is the *gathered*
 # sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the part,
@@ -2545,12 +2545,12 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
 # Read the card column by column. *Computation* is almost the same for all of them, because only replicas
-# repeat the optimizer's whole step. *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds
-# only a quarter of them at the end. Tensor parallelism holds a quarter, and never a whole layer. *Bytes*:
-# here the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many
-# tokens there are. Tensor parallelism instead sends *activations*, which are small for these 128 tokens. With
-# 5 or 6 times as many tokens, it would send as much as replicas (1.5 M against 0.27 M), but little of that
-# can be hidden behind computation.
+# repeat the optimizer's whole step. In *memory*, replicas hold 4 M of weights, gradients, m and v. ZeRO-3
+# holds only a quarter of them at the end. Tensor parallelism holds a quarter, and never a whole layer. But in
+# *bytes sent*, the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however
+# many tokens there are. Tensor parallelism instead sends *activations*, which are small for these 128 tokens.
+# With 5 or 6 times as many tokens, it would send as much as replicas (1.5 M against 0.27 M), but little of
+# that can be hidden behind computation.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
 # four replicas makes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
