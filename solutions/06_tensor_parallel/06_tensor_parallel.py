@@ -517,8 +517,8 @@ class ColumnParallelLinear(nn.Module):
 # <code>identity_all_reduce</code>, then call <code>F.linear</code>, and finally <code>gather_parts</code> if
 # asked.</details>
 #
-# **Check.** The cell after it runs a layer from 64 features to 64 on four ranks, and compares it with `nn.Linear`
-# in one process. Its x has 2 × 32 tokens of 64 float32 features, so M is 16,384 bytes.
+# **Check.** The cell after it runs a layer from 64 features to 64 on four ranks, and compares it with
+# `nn.Linear` in one process. Its x has 2 × 32 tokens of 64 float32 features, so M is 16,384 bytes.
 
 # %% nbgrader={"grade_id": "column_parallel_linear_check", "points": 7}
 report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear)
@@ -1255,8 +1255,7 @@ if run:
     print(run.ledger.table(times=False, rank=0))
 
 # %% [markdown]
-# There are four all-reduces, because there are two regions and two directions. (Some texts count only one
-# all-reduce for each layer.)
+# There are four all-reduces, because there are two regions and two directions.
 #
 # ### Optional: heads of other features
 #
@@ -1668,7 +1667,7 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # cannot be sharded. But since a norm does not need other tokens, let's shard the **sequence** between the
 # regions, so that rank r has s / N of the s positions.
 #
-# An all-reduce is a reduce-scatter and an all-gather (notebook 02). So let the norm work between the two:
+# An all-reduce is a reduce-scatter and an all-gather (notebook 02), so let the norm work between the two:
 #
 #     tensor parallel      ... B | all-reduce     | norm of everything             | A ...
 #     sequence parallel    ... B | reduce-scatter | norm of a part    | all-gather | A ...
@@ -1681,8 +1680,8 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # The two functions send as many bytes as tensor parallelism, which is two halves of an all-reduce at each
 # region and in each direction. Only the gradients of norms and biases, a few vectors, are sent in addition.
 #
-# And the norm's own weights? They are replicated, but each rank uses them on different tokens. So once more,
-# they are *values that are used on N ranks*, and their gradient is the sum.
+# And the norm's own weights? They are replicated, but each rank uses them on different tokens. Therefore,
+# they are also *values that are used on N ranks*, and their gradient is the sum.
 #
 # **Build.**
 #
@@ -2115,7 +2114,7 @@ report.points(3)
 # worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
 # which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) it is 19,780. If
 # the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example, a whole
-# layer of LLaMA 3 70B has a ratio of 4,023 on 8 GPUs, but only 1,877 on 16.
+# layer of LLaMA 3 70B has a ratio of 4,023 on 8 GPUs, which is above NVLink's ratio, but only 1,877 on 16.
 #
 # The cell draws the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one node. Beyond
 # that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels
