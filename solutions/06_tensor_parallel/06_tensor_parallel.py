@@ -785,7 +785,7 @@ draw(run, "columns, then rows") if run else None
 #
 # A tensor has a kind on each axis of the ranks. For example, take two replicas (dp) of two ranks each (tp).
 # The replicas read different tokens, so x is S(0) on dp. But the two ranks of a replica read the same tokens,
-# so x is R on tp. Gradients have their own kinds.
+# so x is R on tp. Gradients also have kinds.
 #
 # **Fill in** the kinds of the tensors in `block` as texts, so `"R"`, `"P"`, `"S(0)"` or `"S(1)"`. The loss is
 # summed over all tokens.
@@ -2558,8 +2558,8 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # counted. So the card does not show that without sequence parallelism every rank computes all norms.) The
 # peak of 1.2 M of ZeRO-3 comes in backward, before m and v are made. The rank then holds its shards of
 # weights and gradients, and also 0.24 M three times, for the current layer's weights, their gradients, and
-# the row in which the gradients are sent. And in a large model, a layer of LLaMA 3 70B has 1.7 GB of
-# parameters in bf16, whereas one activation of 4,096 tokens has 67 MB.</details>
+# the row in which the gradients are sent. For comparison, a layer of LLaMA 3 70B has 1.7 GB of parameters in
+# bf16, whereas one activation of 4,096 tokens has 67 MB.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # So you can say how much each layer sends in each direction, and up to how many ranks it pays.
