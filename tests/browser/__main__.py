@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> int:
     if sentence := missing():
         print(sentence)
         return 0
-    # Three at a time, each with a server of its own; a choice of tests runs in one process, in turn.
-    whole = ["-n", "3", "--dist", "loadfile", str(Path(__file__).parent)]
+    # All four files at a time; a choice of tests runs in one process, in turn.
+    whole = ["-n", "4", "--dist", "loadfile", str(Path(__file__).parent)]
     return pytest.main([*(arguments or whole), "-p", "no:cacheprovider"])
 
 
