@@ -4,7 +4,7 @@
     mesh_explorer(axis_ranks=mine)      groups by another function (rank, sizes, axis) -> ranks
 
 In a notebook it is a box of ipywidgets, in which nodes are frames and GPUs are buttons. A click on a GPU
-shows its layers, heads, rows and places, and gives the ranks of its groups the colours of their axes. If
+shows its layers, heads, rows and positions, and gives the ranks of its groups the colours of their axes. If
 widgets cannot be shown, the same output shows the first setting. `facts.axis_bytes` counts the bytes of each
 axis.
 """
@@ -137,18 +137,18 @@ class MeshExplorer:
         )  # fmt: skip
 
     def part(self, setting: Setting) -> list[str]:
-        """The layers, heads, rows and places of the rank, a line each."""
+        """The layers, heads, rows and positions of the rank, a line each."""
         task, mesh = self.tasks[setting.task], setting.mesh
         place = coordinates(setting.rank, mesh)
         layers = cut(task.shape.layers, mesh["pp"])[place["pp"]]
         heads = cut(task.shape.heads, mesh["tp"])[place["tp"]]
-        rows, places = my_part(setting.rank, mesh, task.rows, task.seq)
+        rows, positions = my_part(setting.rank, mesh, task.rows, task.seq)
         ends = ["embedding"] * (place["pp"] == 0) + ["head"] * (place["pp"] == mesh["pp"] - 1)
         return [
-            f"layers   {span(layers)} of {task.shape.layers}{''.join(f', {end}' for end in ends)}",
-            f"heads    {span(heads)} of {task.shape.heads} in each of them",
-            f"rows     {span(rows)} of {task.rows:,}, in {task.microbatches} microbatches",
-            f"places   {' and '.join(map(span, places))} of {task.seq:,} in each row",
+            f"layers    {span(layers)} of {task.shape.layers}{''.join(f', {end}' for end in ends)}",
+            f"heads     {span(heads)} of {task.shape.heads} in each of them",
+            f"rows      {span(rows)} of {task.rows:,}, in {task.microbatches} microbatches",
+            f"positions {' and '.join(map(span, positions))} of {task.seq:,} in each row",
         ]
 
     def table(self, setting: Setting) -> str:

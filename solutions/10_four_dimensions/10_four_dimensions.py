@@ -17,20 +17,20 @@
 # |---|---|
 # | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient in pieces and copies; a model of a cluster's bytes, memory and time; a search for the best layout |
 # | you need | averages of gradients (notebook 03); layers cut over ranks (notebook 06); `run_schedule` (notebook 07); zigzag (notebook 08) |
-# | time | three and a quarter hours, with a break after §4, and 30 minutes for the optional section |
+# | time | three hours, with a break after §4; the *optional* parts (the ends of §3, §5, §7 and §8, and §10) take three quarters of an hour more |
 # | points | 60, and 6 of extra credit |
 # | on a rented machine | nothing to rent, because two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL, and the section *On your GPUs* uses one or more |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | 1 Coordinates | 20 | 5 | |
-# | 2 Who reads what | 20 | 5 | 1; notebook 08 |
-# | 3 Three axes in one step | 45 | 13 | 2; notebooks 06, 07 |
-# | 4 The norm of a gradient that no rank holds | 20 | 8 | 3 |
-# | 5 What each axis sends | 30 | 8 | 3; notebook 08 |
-# | 6 Does it fit? | 13 | 6 | notebooks 01, 07 |
-# | 7 How long? A cluster of 1,024 | 23 | 7 | 5, 6 |
-# | 8 Choose | 13 | 4 | 6, 7 |
+# | 1 Coordinates | 18 | 5 | |
+# | 2 Who reads what | 16 | 5 | 1; notebook 08 |
+# | 3 Three axes in one step | 40, and 3 *optional* | 13 | 2; notebooks 06, 07 |
+# | 4 The norm of a gradient that no rank holds | 19 | 8 | 3 |
+# | 5 What each axis sends | 26, and 4 *optional* | 8 | 3; notebook 08 |
+# | 6 Does it fit? | 12 | 6 | notebooks 01, 07 |
+# | 7 How long? A cluster of 1,024 | 20, and 3 *optional* | 7 | 5, 6 |
+# | 8 Choose | 11, and 4 *optional* | 4 | 6, 7 |
 # | 9 Questions | 13 | 4 | all |
 # | 10 Optional: replay a recorded run | 30 | 6 extra | 5, 7 |
 
@@ -92,9 +92,9 @@ def a_batch(step=0):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def rows_of(place, n, step=0):
+def rows_of(replica, n, step=0):
     """Return the microbatches of one of n replicas, each of which reads consecutive rows."""
-    inputs, targets = (part.chunk(n)[place].to(device()) for part in a_batch(step))
+    inputs, targets = (part.chunk(n)[replica].to(device()) for part in a_batch(step))
     return list(zip(inputs.chunk(COUNT), targets.chunk(COUNT), strict=True))
 
 
@@ -125,7 +125,7 @@ def alone(step=0):
 # |---|---|
 # | you will write | `coordinates(rank, sizes)`, `axis_ranks(rank, sizes, axis)` |
 # | builds on | nothing |
-# | time | 20 minutes |
+# | time | 18 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
@@ -156,10 +156,10 @@ mesh_explorer()
 def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
     """Return the coordinate of `rank` on each axis. sizes: ranks per axis, outermost first."""
     ### BEGIN SOLUTION
-    places = {}
+    found = {}
     for axis in reversed(list(sizes)):
-        rank, places[axis] = divmod(rank, sizes[axis])
-    return {axis: places[axis] for axis in sizes}
+        rank, found[axis] = divmod(rank, sizes[axis])
+    return {axis: found[axis] for axis in sizes}
     ### END SOLUTION
 
 
@@ -168,8 +168,8 @@ def axis_ranks(rank: int, sizes: dict[str, int], axis: str | tuple[str, ...]) ->
 
     axis: a name, or a tuple of names for the flattened group, in which the first axis is slowest.
     """
-    ### BEGIN SOLUTION
     axes = (axis,) if isinstance(axis, str) else axis
+    ### BEGIN SOLUTION
     own, names = coordinates(rank, sizes), list(sizes)
     stride = {
         name: math.prod(sizes[inner] for inner in names[k + 1 :]) for k, name in enumerate(names)
@@ -222,15 +222,10 @@ if ready(coordinates, axis_ranks):
     print("all ranks agree:", all(theirs == mine for r in ranks for theirs, mine in r.values()))
 
 # %% [markdown]
-# Rank 5 shares layers with rank 4, its neighbour, and averages with rank 7. In the explorer below, the groups
-# come from *your* `axis_ranks`.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-mesh_explorer(axis_ranks=axis_ranks) if ready(axis_ranks) else None
-
-# %% [markdown]
+# Rank 5 shares layers with rank 4, its neighbour, and averages with rank 7.
+#
 # **Break it.** Turn the axes around, so that tp comes first. On nodes of four GPUs, between which ranks do
-# the layers' sums travel now? Decide first, then run both cells.
+# the layers' sums travel now? Decide before you run the cell.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.mesh_figure import mesh_figure
@@ -242,10 +237,9 @@ def rank_5(sizes, title):
 
 
 TURNED = dict(reversed(SIZES.items()))
-rank_5(SIZES, "pp, dp, tp: rank 5") if ready(axis_ranks) else None
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
+if ready(axis_ranks):
+    display(rank_5(SIZES, "pp, dp, tp: rank 5"))
+    display(rank_5(TURNED, "tp, dp, pp: rank 5"))
 
 # %% [markdown]
 # The group of tp is now [1, 5], with one rank on each node. All values stay right, but every layer sums over
@@ -253,9 +247,11 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 #
 # **In production.** You write `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp", "tp"))`. Then
 # `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` a flattened one. Each library chooses
-# its own order. Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its paper). Megatron-Core's
-# default, `tp-cp-ep-dp-pp`, is also written innermost first, so pp is outermost. torchtitan lists `pp,
-# dp_replicate, dp_shard, cp, tp`, outermost first. In all three, tp is innermost.
+# its own order, but in the lists of Llama 3, Megatron-Core and torchtitan, tp is innermost.
+#
+# <details><summary>The three lists</summary>Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its
+# paper). Megatron-Core's default, <code>tp-cp-ep-dp-pp</code>, is also written innermost first, so pp is
+# outermost. torchtitan lists <code>pp, dp_replicate, dp_shard, cp, tp</code>, outermost first.</details>
 #
 # **Question.** How many groups does a mesh of 16 × 8 × 8 have, if flattened ones do not count?
 #
@@ -269,7 +265,7 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 # |---|---|
 # | you will write | `my_part(rank, sizes, batch_size, seq)` |
 # | builds on | §1; zigzag (notebook 08) |
-# | time | 20 minutes |
+# | time | 16 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
@@ -283,8 +279,8 @@ rank_5(TURNED, "tp, dp, pp: rank 5") if ready(axis_ranks) else None
 #
 # **Build.** Each replica reads consecutive rows. Under a causal mask late tokens cost more than early ones, so
 # positions are dealt as a zigzag. Rank r of cp gets chunks r and 2cp−1−r of 2 cp chunks, which are counted
-# from 0. If the number of parts does not divide a length, the first parts are one longer. So 7 in 3 parts is
-# 3, 2, 2, although `torch.chunk` would give 3, 3, 1.
+# from 0. `cut` is given. If n does not divide a length, its first parts are one longer, so 7 in 3 parts is 3,
+# 2, 2.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -296,25 +292,27 @@ def my_part(
     The positions are two ranges, an early chunk and a late one, but with cp = 1 they are one range,
     the whole sequence.
     """
-    ### BEGIN SOLUTION
 
     def cut(length, n):
-        sizes = [length // n + (k < length % n) for k in range(n)]
-        ends = list(itertools.accumulate(sizes, initial=0))
+        """Return n ranges, one after another, that have `length` numbers together."""
+        lengths = [length // n + (k < length % n) for k in range(n)]
+        ends = list(itertools.accumulate(lengths, initial=0))
         return [range(start, stop) for start, stop in itertools.pairwise(ends)]
 
-    place, cp = coordinates(rank, sizes), sizes.get("cp", 1)
-    rows = cut(batch_size, sizes.get("dp", 1))[place.get("dp", 0)]
+    ### BEGIN SOLUTION
+    own, cp = coordinates(rank, sizes), sizes.get("cp", 1)
+    rows = cut(batch_size, sizes.get("dp", 1))[own.get("dp", 0)]
     if cp == 1:
         return rows, [range(seq)]
-    chunks, r = cut(seq, 2 * cp), place.get("cp", 0)
+    chunks, r = cut(seq, 2 * cp), own.get("cp", 0)
     return rows, [chunks[r], chunks[-1 - r]]
     ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint: one rule for both</summary>Write a function that cuts a length into n ranges. Rows
-# take the range at the dp coordinate, out of dp, and positions take two of 2 cp.</details>
+# <details><summary>Hint: one rule for both</summary><code>cut(batch_size, dp)</code> has the rows of every
+# replica, and <code>cut(seq, 2 * cp)</code> the chunks. A rank takes one entry of the first list, and two of
+# the second. A missing axis has size 1 and coordinate 0.</details>
 #
 # **Check.** If your function gives each rank of cp one block of positions, it is right, but the work is
 # unequal, so it keeps half of the points. It also keeps half if replicas read the same rows.
@@ -351,7 +349,7 @@ def sheet(sizes, rows, seq):
         axes.text(at + 0.5, row + 0.5, names, ha="center", va="center", fontsize=6)
     axes.set_xlim(0, seq)
     axes.set_ylim(rows, 0)
-    axes.set_xlabel("place in the sequence", fontsize=8)
+    axes.set_xlabel("position in the sequence", fontsize=8)
     axes.set_ylabel("row", fontsize=8)
     axes.tick_params(labelsize=7)
     return figure
@@ -361,20 +359,8 @@ sheet({"dp": 2, "cp": 2, "tp": 2}, 8, 32) if ready(my_part) else None
 
 # %% [markdown]
 # Both ranks of tp read every square. From row 4 on, other ranks read, because dp gives 4 rows to each of 2
-# replicas. On the mesh of the question it gives 4 rows to each of 8, whatever pp and tp are. Under a causal
-# mask, a token at position t costs t + 1. The next cell prints the busiest rank's work over the mean, for
-# both ways of dealing.
-
-# %% tags=["skip-in-grading"]
-if ready(my_part):
-    for cp in (2, 4, 8):
-        work = [
-            sum(at + 1 for span in my_part(r, {"cp": cp}, 1, 1024)[1] for at in span)
-            for r in range(cp)
-        ]
-        print(f"cp {cp}: zigzag {max(work) * cp / sum(work):.3f}, in succession {2 - 1 / cp:.3f}")
-
-# %% [markdown]
+# replicas. On the mesh of the question it gives 4 rows to each of 8, so a step sees 4 · 8 samples.
+#
 # **Break it.** Two replicas read the same rows, because one index is wrong. Both runs below train the same
 # GPT with two replicas for 30 steps. Before you run them, can the loss show which is which?
 
@@ -389,9 +375,9 @@ def train_replicas(same):
     for _ in range(30):
         first = torch.randint(64, (8, 1), generator=generator)
         tokens = (first + 3 * torch.arange(33)) % 64  # each token is the last one plus 3
-        place = 0 if same else dist.get_rank()
-        mine = tokens.chunk(2)[place]
-        read |= {(len(losses), int(row)) for row in range(4 * place, 4 * place + 4)}
+        replica = 0 if same else dist.get_rank()
+        mine = tokens.chunk(2)[replica]
+        read |= {(len(losses), int(row)) for row in range(4 * replica, 4 * replica + 4)}
         loss = next_token_loss(model(mine[:, :-1]), mine[:, 1:])
         loss.backward()
         for param in model.parameters():
@@ -414,8 +400,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # Both losses fall. The second one ends a little higher, as another seed might. This run did half of its work
 # twice, but no curve says so.
 #
-# **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=place)` with the size of dp and
-# the coordinate on dp. Both arguments default to the world's size and rank, and then ranks that share a layer
+# **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=k)` with the size of dp and the
+# coordinate on dp. Both arguments default to the world's size and rank, and then ranks that share a layer
 # read different samples.
 #
 # **Question.** 1,024 GPUs take 29.2 s per step for a batch of 1,536 rows. How many samples per second is
@@ -431,7 +417,7 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # |---|---|
 # | you will write | `hybrid_step(stages, schedule, microbatches, mesh)` |
 # | builds on | §2; sums inside the layers (notebook 06); `run_schedule` (notebook 07) |
-# | time | 45 minutes |
+# | time | 40 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 13 |
 #
@@ -440,9 +426,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # sum over tp, and `run_schedule` passes activations and gradients along pp. This leaves you with one question
 # for every axis: is a rank's gradient a *term* of a sum, or a *sample* of a mean?
 #
-# The loss of a batch is the mean over all its targets. In other words, it is a sum over tokens, and each
-# token's loss is divided by the same number. If every rank divides by this number, the ranks of every axis
-# hold terms:
+# The loss of a batch is the mean over all its targets, so it is a sum over tokens, and each token's loss is
+# divided by the same number. If every rank divides by this number, the ranks of every axis hold terms:
 #
 # | axis | its ranks have terms of | and they are summed by |
 # |---|---|---|
@@ -453,20 +438,17 @@ for name, same in (("different rows", False), ("the same rows", True)):
 #
 # gradient = the sum, over all ranks of dp and cp, of ∂(sum of the rank's losses / targets of the batch)
 #
-# For dp and tp, `axis_types` of notebook 06 (§4) names a parameter of your block that lacks its sum.
-#
 # By default `run_schedule` divides by the targets of the microbatches it is given, so each replica gets the
 # mean over its own targets. This mean is a sample, and the mean of the samples is a different loss as soon as
-# the replicas have unequal numbers of targets (notebook 03, §4). With padding, for example, a replica with 2
-# targets would weigh as much as one with 16. Instead, count the targets of all replicas first, and pass their
-# number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A target of -100 does
-# not count, and a replica might have no target at all.
+# the replicas have unequal numbers of targets (notebook 03, §4). Instead, count the targets of all replicas
+# first, and pass their number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A
+# target of -100 does not count, and a replica might have no target at all.
 #
 # **Predict.** On pp 2, dp 2, tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
 # collectives does rank 0 call over tp, including the embedding's sum? How many over dp?
 #
-# **Build.** The parameters of a stage belong to its `module`. Some may have a gradient from an earlier call.
-# It was reduced then, so add it at the end without reducing it again. Return the same loss on all ranks.
+# **Build.** Some parameters may have a gradient from an earlier call, which was reduced then. The given lines
+# put it aside, and add it at the end. You write the middle, up to `loss`, which is the same on all ranks.
 # `run_schedule` returns a dict of tensors, the parts of the loss by microbatch, but on all stages except the
 # last this dict is empty. `mesh.group(axis)` and `mesh.size(axis)` take an axis or a tuple of axes. A missing
 # axis has size 1. Create new tensors on `mesh.device`.
@@ -482,11 +464,13 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
     Return the mean loss over the targets of all replicas, on all ranks. Send gradients over dp
     and cp only once, when no microbatch is left.
     """
-    ### BEGIN SOLUTION
     params = [param for stage in stages for param in stage.module.parameters()]
     earlier = [param.grad for param in params]
     for param in params:
         param.grad = None
+
+    # your turn: count, run the schedule, sum the gradients into each param.grad, and sum `loss`
+    ### BEGIN SOLUTION
     own = sum(int((targets != -100).sum()) for _, targets in microbatches)
     count = torch.tensor(own, device=mesh.device)
     dist.all_reduce(count, group=mesh.group("dp"))  # ranks of cp count the same targets
@@ -495,16 +479,19 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
     flat = torch.cat([param.grad.flatten() for param in params])
     dist.all_reduce(flat, group=mesh.group(("dp", "cp")))  # terms of one sum
     parts = flat.split([param.numel() for param in params])
-    for param, part, before in zip(params, parts, earlier, strict=True):
-        gradient = part.view_as(param)
-        param.grad = gradient if before is None else before + gradient
+    for param, part in zip(params, parts, strict=True):
+        param.grad = part.view_as(param)
 
     loss = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for part in losses.values():  # only the last stage has any
         loss += part
     dist.all_reduce(loss, group=mesh.group(("pp", "dp", "cp")))
-    return loss.item()
     ### END SOLUTION
+
+    for param, before in zip(params, earlier, strict=True):
+        if before is not None:
+            param.grad = before if param.grad is None else before + param.grad
+    return float(loss)
 
 
 # %% [markdown]
@@ -516,8 +503,8 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # same rows.</details>
 # <details><summary>Hint: one sum for two axes</summary>Summing over cp and then over dp is the same as
 # summing over the flattened group. Nothing is left to divide.</details>
-# <details><summary>Hint: earlier gradients</summary>Put them aside, and set <code>grad</code> to None before
-# the schedule runs.</details>
+# <details><summary>Hint: a gradient is wrong</summary>For dp and tp, <code>axis_types</code> of notebook 06
+# (§4) names a parameter of your block that lacks its sum.</details>
 #
 # **Check.** The check compares four meshes with one process, in float64. Replicas have unequal numbers of
 # targets, and in one case a replica has none. In another case, each rank has two stages. It also counts the
@@ -547,11 +534,11 @@ def my_step(mesh, stages, schedule):
     return loss, {name: param.grad.cpu() for name, param in parameters(stages)}
 
 
-def part_of(whole, part, place):
-    """Return the piece of a gradient for a rank at this place on tp."""
+def part_of(whole, part, k):
+    """Return the piece of a gradient for a rank at coordinate k of tp."""
     for dim in range(whole.dim()):
         if whole.shape[dim] != part.shape[dim]:
-            return whole.chunk(2, dim)[place]
+            return whole.chunk(2, dim)[k]
     return whole
 
 
@@ -593,32 +580,6 @@ if run:
 # microbatches, and the fifth pair is the tied table. The replicas meet twice per step. First they count
 # targets, and at the end they add gradients. This takes one call if you joined the gradients, or 34 if you
 # took one parameter after another, but the bytes are the same. The last sum is the loss.
-
-# %% [markdown]
-# **Look.** The picture shows one step over all four axes, on 16 ranks, with each operation in the colour of
-# its axis. A sum over several axes is striped. Which axis is always busy, and which one appears only once?
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def four_axes(mesh, stages, schedule):
-    from course_lib.mesh import hybrid_step
-
-    microbatches = rows_of(mesh.coordinate["dp"], mesh.size("dp"))
-    hybrid_step(stages, schedule, microbatches, mesh)  # gloo connects
-    dist.barrier()
-    return hybrid_step(stages, schedule, microbatches, mesh)
-
-
-FOUR = {"pp": 2, "dp": 2, "cp": 2, "tp": 2}
-sixteen = on_mesh(four_axes, FOUR)
-print(f"loss {sixteen[0]:.6f}, one process {alone()[0]:.6f}")
-sixteen.ledger.timeline(after="barrier", axes=FOUR)
-
-# %% [markdown]
-# tp communicates in every layer, and cp's ring inside every attention. pp communicates between the stages.
-# Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. The first stripe is the
-# barrier, and right after it dp counts the targets. dp and cp share one sum at the end, which is striped
-# because both of them sum gradients. The last stripe is the loss, a single number over three axes.
 
 # %% [markdown]
 # **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` would if you gave it
@@ -667,18 +628,17 @@ if run:
 # **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
 # `PipelineStage` with `Schedule1F1B` runs the stages. In `benchmarks/four_dimensions.py` they compose this
-# mesh for the same GPT (`theirs`, 30 lines), and three steps have your losses to 1e-7.
+# mesh for the same GPT (`theirs`, 30 lines), and three steps have your losses to 1e-7. But you have to know
+# two things that no error tells you. `fully_shard` takes the mean over dp by itself, so you must divide the
+# loss by the targets of the batch over dp. And a tied head would lose a term, because PyTorch leaves it to
+# you to add up the two.
 #
-# PyTorch's version needs a plan of names for tp, and you have to know two things that no error tells you.
-# `fully_shard` takes the mean over dp by itself, so you must divide the loss by the targets of the batch over
-# dp. And a tied head would lose a term, because PyTorch leaves it to you to add up the two.
-#
-# torchtitan gives `fully_shard` dp and cp as one flattened group, for the reason behind your one all-reduce.
-# It also counts the targets of all ranks first (`global_valid_tokens`), and turns the division of
-# `fully_shard` off. Not every library gets the division right. picotron's pipeline (`pipeline_parallel.py`,
-# 2025) takes the mean over each microbatch and never divides by the number of microbatches *m*, so its
-# gradients are m times too large. AdamW hides this, because its steps hardly change with the scale of a
-# gradient.
+# <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
+# and cp as one flattened group, for the reason behind your one all-reduce. It also counts the targets of all
+# ranks first (<code>global_valid_tokens</code>), and turns the division of <code>fully_shard</code> off.
+# picotron's pipeline (<code>pipeline_parallel.py</code>, 2025) takes the mean over each microbatch and never
+# divides by the number of microbatches <i>m</i>, so its gradients are m times too large. AdamW hides this,
+# because its steps hardly change with the scale of a gradient.</details>
 #
 # **Question.** What changes if you reduce over dp first, and then over cp?
 #
@@ -687,13 +647,40 @@ if run:
 # times.</details>
 
 # %% [markdown]
+# ### Optional: all four axes, on 16 ranks
+#
+# **Look.** The picture shows one step over all four axes, with each operation in the colour of its axis. A sum over several axes is striped. Which axis is always busy, and which one appears only once?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def four_axes(mesh, stages, schedule):
+    from course_lib.mesh import hybrid_step
+
+    microbatches = rows_of(mesh.coordinate["dp"], mesh.size("dp"))
+    hybrid_step(stages, schedule, microbatches, mesh)  # gloo connects
+    dist.barrier()
+    return hybrid_step(stages, schedule, microbatches, mesh)
+
+
+FOUR = {"pp": 2, "dp": 2, "cp": 2, "tp": 2}
+sixteen = on_mesh(four_axes, FOUR)
+print(f"loss {sixteen[0]:.6f}, one process {alone()[0]:.6f}")
+sixteen.ledger.timeline(after="barrier", axes=FOUR)
+
+# %% [markdown]
+# tp communicates in every layer, and cp's ring inside every attention. pp communicates between the stages.
+# Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. The first stripe is the
+# barrier, and right after it dp counts the targets. dp and cp share one sum at the end, which is striped
+# because both of them sum gradients. The last stripe is the loss, a single number over three axes.
+
+# %% [markdown]
 # ## 4 · The norm of a gradient that no rank holds
 #
 # | | |
 # |---|---|
 # | you will write | `clip_grad_norm(named_parameters, max_norm, mesh, cut, tied)` |
 # | builds on | §3 |
-# | time | 20 minutes |
+# | time | 19 minutes |
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
@@ -750,8 +737,8 @@ pieces_picture(
 # **Build.** `cut` names the parameters of which each rank of tp holds a part, and all others are whole there.
 # `tied` names the parameters held by both the first and the last stage, with equal gradients. Replicas also
 # hold equal gradients, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for a missing
-# axis, because every rank is at coordinate 0 there. The check's gradients are float64, so add up their
-# squares in float64.
+# axis, because every rank is at coordinate 0 there. Add up the squares in float64, as the check's gradients
+# are.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -764,24 +751,25 @@ def clip_grad_norm(
     tied: names of this rank's cut and tied parameters. mesh: `mesh.coordinate` has this rank's
     coordinate on each axis. Send numbers, but no gradients.
     """
+    # your turn: `norm`, the norm of the whole model's gradient, as a float
     ### BEGIN SOLUTION
     first_of_tp = mesh.coordinate.get("tp", 0) == 0
     first_of_pp = mesh.coordinate.get("pp", 0) == 0
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    gradients = []
     for name, param in named_parameters:
         if param.grad is None:
             continue
-        gradients.append(param.grad)
         if (name in cut or first_of_tp) and (name not in tied or first_of_pp):
             squares += param.grad.double().square().sum()
     dist.all_reduce(squares, group=mesh.group(("pp", "tp")))  # also on ranks that count nothing
     norm = squares.sqrt().item()
-    factor = min(1.0, max_norm / (norm + 1e-6))
-    for gradient in gradients:
-        gradient.mul_(factor)
-    return norm
     ### END SOLUTION
+
+    factor = min(1.0, max_norm / (norm + 1e-6))
+    for _, param in named_parameters:
+        if param.grad is not None:
+            param.grad.mul_(factor)
+    return norm
 
 
 # %% [markdown]
@@ -892,7 +880,7 @@ if ready(clip_grad_norm):
 # |---|---|
 # | you will write | three axes of `axis_bytes`, and `wire` |
 # | builds on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
-# | time | 30 minutes |
+# | time | 26 minutes, and 4 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -951,36 +939,27 @@ nodes_figure(cube.ledger, per_node=4)
 # The darkest cells are next to the diagonal, between two neighbours such as ranks 0 and 1. They belong to tp,
 # the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line.
 #
-# The ledger also counts the bytes of one rank's step by the group they went to.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-GROUPS = {(0, 4): "pp", (0, 2): "dp", (0, 1): "tp"}
-sent = dict.fromkeys(GROUPS.values(), 0.0)
-for operation in step_of(cube.ledger.operations(0)):
-    if operation.group in GROUPS:
-        sent[GROUPS[operation.group]] += operation.bytes_sent
-for axis, nbytes in sent.items():
-    print(f"{axis}: {nbytes:>9,.0f} bytes")
-
-# %% [markdown]
 # **Build.** Every pipeline runs m = `microbatches` microbatches in a step. A rank's microbatch has tokens =
 # batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream, *t* the
 # size of tp, V the rows of the table (`vocab_size`), and *layers here* = layers / pp. An all-reduce of X
-# bytes over *n* ranks, each of which holds all X, sends 2(n−1)/n · X. The table counts the bytes sent by one
-# rank.
+# bytes over *n* ranks, each of which holds all X, sends 2(n−1)/n · X. The table counts the bytes you write.
 #
 # | axis | a rank of a stage sends |
 # |---|---|
 # | tp | m · layers here · 4 all-reduces of M, two in forward and two in backward. For each microbatch, the first stage adds one of M for the embedding, and the last stage adds one of M for the gradient of the head's input, and one of 3 float32 numbers for each token, for the loss |
 # | pp | m · M to each of the stage's neighbours. With a tied table and more than one stage, the first and the last stage also sum its gradient once per step, in an all-reduce between two ranks of V/t · width numbers |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
-# | cp | Let K be the bytes of keys *and* values of the rank's tokens, for key_value_heads / t heads. For each layer here and each microbatch, a rank sends (cp−1) · K forward, and (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it sends nothing |
 #
-# A rank with GPT-2's parts and width h has these parameters. In each layer, (12h² + 7h)/t are cut, and 6h are
-# whole (norms, and the biases added after a sum). The first stage also has the table, V·h/t, and the
-# positions, context·h. The last stage has the final norm, 2h, and the head, V·h/t. A tied head is the table,
-# so both stages have a copy of it. But if one stage is both the first and the last, it has the tied table
-# only once.
+# The code counts the parameters of the rank and the bytes of cp.
+#
+# <details><summary>The parameters of a rank, and the bytes of cp</summary>With GPT-2's parts and width h,
+# (12h² + 7h)/t parameters are cut in each layer, and 6h are whole (norms, and the biases added after a sum).
+# The first stage also has the table, V·h/t, and the positions, context·h. The last stage has the final norm,
+# 2h, and the head, V·h/t. A tied head is the table, so both stages have a copy of it. But if one stage is
+# both the first and the last, it has the tied table only once.<br>For cp, let K be the bytes of keys
+# <i>and</i> values of the rank's tokens, for key_value_heads / t heads. For each layer here and each
+# microbatch, a rank sends (cp−1) · K forward, and (cp−1) · K and cp · K (the gradients) backward. With cp = 1
+# it sends nothing.</details>
 #
 # `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, where the stride is
 # the product of the sizes of all axes inside it. A group reaches over stride · size ranks, and each node
@@ -1011,12 +990,14 @@ def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes
     keys = 2 * tokens * shape.key_value_heads // tp * shape.head_dim * width_bytes
     cp_bytes = m * layers * (2 * (cp - 1) + cp) * keys if cp > 1 else 0
 
-    # your turn: tp_bytes, pp_bytes, dp_bytes
-    ### BEGIN SOLUTION
     def summed(n, nbytes):
+        """Return the bytes a rank sends in an all-reduce of nbytes over n ranks."""
         return 2 * (n - 1) / n * nbytes
 
     M = tokens * h * width_bytes
+
+    # your turn: tp_bytes, pp_bytes, dp_bytes
+    ### BEGIN SOLUTION
     tp_bytes = m * (4 * layers + first + last) * summed(tp, M)
     tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
     pp_bytes = m * M * ((not first) + (not last))
@@ -1078,7 +1059,7 @@ for rank, stage in ((0, 0), (7, 1)):
 # **Break it.** The cell runs the same step on wires you can feel: 1 ms and 100 MB/s inside a node of two, 10
 # ms and 10 MB/s between the nodes. The rank sleeps as long as each operation would take on its link.
 # **Predict**, before you run the cell: which axis of `sizes = {"pp": 2, "dp": 2, "tp": 2}` makes the step
-# slowest if it is moved to another place, and how many times as slow? The cell takes about 20 seconds.
+# slowest if it is moved to the front, and how many times as slow? The cell takes about 20 seconds.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import gpu
@@ -1133,8 +1114,8 @@ print(
 # axis vary fastest, so there you write tp last. In all three lists of section 1 it is innermost.
 #
 # For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per microbatch in
-# bf16, M is 50.3 MB. In a step with 96 microbatches, tp sends 12 layers · 4 · 1.75 · 50.3 MB · 96 = 406 GB
-# over NVLink, but pp sends only 10 GB over the network.
+# bf16, M is 50.3 MB. In a step with 96 microbatches, tp sends 406 GB over NVLink, but pp sends only 10 GB over
+# the network.
 #
 # **Question.** Which of the four axes can hide its messages behind arithmetic, and which cannot?
 #
@@ -1143,7 +1124,7 @@ print(
 # ring. tp cannot without more effort, because the next product needs the sum.</details>
 
 # %% [markdown]
-# ### Your step as rank 517 of 1,024
+# ### Optional: your step as rank 517 of 1,024
 #
 # Your own program can tell you these bytes, because `dry_run` runs `hybrid_step`, unchanged, as one rank of a
 # large mesh. Floats have a shape but no values, and the other ranks answer immediately. There is no clock and
@@ -1185,7 +1166,7 @@ if run := tried(rank_517, hybrid_step):
 # |---|---|
 # | you will write | two rows of `memory_per_gpu` |
 # | builds on | notebook 01, notebook 07 (1F1B), notebook 06 (sequence parallelism) |
-# | time | 13 minutes |
+# | time | 12 minutes |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 6 |
 #
@@ -1209,22 +1190,28 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # by tp 8 keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
 #
 # **Build.** `memory_per_gpu` returns the bytes of the layout's ZeRO stage plus the activations, in GB of 1e9
-# bytes. Most rows of the table are given as code, so you write only the states and the microbatches in
-# flight. The letters are L layers, width h, a heads, s tokens and V rows of the table. p, t and v are as in
-# the layout, and replicas = dp · cp.
+# bytes. The code counts what a layer keeps, so you write only the states and the microbatches in flight. The
+# letters are L layers, width h, a heads, s tokens and V rows of the table. p, t and v are as in the layout,
+# and replicas = dp · cp.
 #
-# | part | bytes |
+# | you write | bytes |
 # |---|---|
-# | parameters P' | (L/p · 12h² + V·h) / t |
-# | ZeRO 0 | 16 P' (weights 2, gradients 2, optimizer 12) |
+# | ZeRO 0 | 16 P' (weights 2, gradients 2, optimizer 12), where P' = (L/p · 12h² + V·h) / t |
 # | ZeRO 1 | (4 + 12/replicas) P' |
 # | ZeRO 3 | 16 P'/replicas, plus one layer that is whole while it runs, 4 · 12h²/t |
+# | microbatches in flight | min(m, p), or min(m, p + (p−1)/v) with v > 1 chunks. Here m = batch / (dp · microbatch) |
+#
+# <details><summary>What a layer keeps</summary>
+#
+# | given as code | bytes |
+# |---|---|
 # | sbh | microbatch · s/cp · h |
-# | a layer keeps, recompute "none" | sbh (34 + 5as/h) / t with sequence parallelism, sbh (10 + (24 + 5as/h)/t) without |
+# | recompute "none" | sbh (34 + 5as/h) / t with sequence parallelism, sbh (10 + (24 + 5as/h)/t) without |
 # | "selective" | the same without 5as/h |
 # | "full" | 2 sbh, divided by t with sequence parallelism |
-# | microbatches in flight | min(m, p), or min(m, p + (p−1)/v) with v > 1 chunks. Here m = batch / (dp · microbatch) |
 # | activations | in flight · L/p · what a layer keeps. With "full", add the "none" of a single layer, because one layer runs again at a time |
+#
+# </details>
 
 
 # %% nbgrader={"grade_id": "memory_per_gpu", "solution": true}
@@ -1326,10 +1313,8 @@ if ready(memory_per_gpu):
 # p cancels, because the first stage keeps p microbatches of L/p layers. So pipelining divides the states but
 # not the activations.
 #
-# **In production.** torchtitan had an estimator, `scripts/estimate/estimation.py`, from 2024 to February
-# 2026. PyTorch itself keeps a private `FSDPMemTracker`. ZeRO-3 and a pipeline rarely meet, because each of
-# the m microbatches would gather every layer again. So Llama 3's FSDP keeps the weights gathered between
-# forward and backward.
+# **In production.** ZeRO-3 and a pipeline rarely meet, because each of the m microbatches would gather every
+# layer again. So Llama 3's FSDP keeps the weights gathered between forward and backward.
 #
 # **Question.** Does a pipeline save activations if m < p?
 #
@@ -1343,7 +1328,7 @@ if ready(memory_per_gpu):
 # |---|---|
 # | you will write | three places of `step_seconds` |
 # | builds on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
-# | time | 23 minutes |
+# | time | 20 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 7 |
 #
@@ -1399,30 +1384,36 @@ published()
 # **Predict.** A step trains 145.6 billion parameters on 2,304 sequences of 2,048 tokens, on 1,536 GPUs. With
 # recomputation, each token takes 8 P FLOPs, so at the peak the step would take 11.5 s. How long did the
 # measured step take?
-
-# %%
-flops = 8 * 145.6e9 * 2304 * 2048
-print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e12:.1f} s")
-
-# %% [markdown]
-# **Build.** Most rows of this table are also given as code. You write three places: the two speeds, the ring,
-# and slot and pipeline. A step is the sum of the last three rows, and the rows above are their parts. Let *e*
-# be the share of the peak that products reach (`efficiency`, the only fitted constant), F = flops · e, and B
-# = 0.8 · bandwidth, because links and memory reach 0.8 of their data sheets. tokens = microbatch · s/cp, and
-# M is section 5's in 16 bits, 2 · tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation,
-# (3, 4, 4) for "selective" and (4, 4, 6) for "full", since a backward runs a product twice.
+#
+# <details><summary>Answer</summary>It took 24.2 s, because 148 of 312 TFLOP/s are less than half of the
+# peak.</details>
+#
+# **Build.** You write three places of `step_seconds`: the two speeds, the ring, and slot and pipeline. F is
+# the FLOP/s that products reach, because `efficiency`, the only fitted constant, is their share of the peak.
+#
+# | you write | |
+# |---|---|
+# | fast, slow | bytes per second each way, of NVLink and of a GPU's network card |
+# | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) seconds, since links reach 0.8 of their data sheets |
+# | slot | L/p layers, each with `layer` (its products and other operations) and its waits |
+# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace of all |
+#
+# A step is pipeline + replicas + optimizer. The code has all other parts, and the fold explains them.
+#
+# <details><summary>The parts that are given as code</summary>
+#
+# B = 0.8 · bandwidth is the speed of memory, tokens = microbatch · s/cp, and M is section 5's in 16 bits, 2 ·
+# tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and (4,
+# 4, 6) for "full", since a backward runs a product twice.
 #
 # | part | seconds |
 # |---|---|
-# | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) |
 # | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X runs over g on NVLink, and then a ring of X/g over n/g on the network, because each GPU has its own card. If g does not divide n, put the fraction n/g into the ring's formula as it is |
 # | products of a layer | (runs · 24 tokens h² + scores · 4 tokens s h) / t / F |
 # | the other operations | add three terms. (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
 # | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if all p · dp · cp · t GPUs fit into a node. Otherwise take the network's, because a pipeline is as fast as its slowest message. Without sequence parallelism, add half an all-reduce of M over tp |
-# | slot | L/p layers, each with its products, other operations and waits |
-# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace of all |
 # | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3, take m · 3/2 of it, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
@@ -1433,6 +1424,8 @@ print(f"at the peak {flops / 1536 / 312e12:.1f} s, measured {flops / 1536 / 148e
 # The bytes of the other operations are our own count, for fused kernels in 16 bits. For each element of the
 # stream, norms take 4 and 6 (forward, backward), and bias, dropout and residual 7 and 5. GELU takes 4 and 6
 # for each of its 4h, and softmax with its dropout 9 and 11 for each score.
+#
+# </details>
 
 
 # %% nbgrader={"grade_id": "step_seconds", "solution": true}
@@ -1550,7 +1543,25 @@ for name, lines in plans:
 published(plans)
 
 # %% [markdown]
-# **Out of sample.** How far does such a model carry? The reference, which also models grouped keys and flash
+# **Break it.** If you leave recomputation out of the FLOPs, each dot is 3/4 as high, and the constant follows
+# it. The fit then hides most of the mistake, so watch the largest error.
+
+# %% tags=["skip-in-grading"]
+if ready(step_seconds):
+    low = [(*row[:8], 0.75 * row[8], *row[9:]) for row in TABLE_1]
+    lower = fitted(low[5])
+    off = max(abs(row_tflops(row, lower) / row[8] - 1) for row in low)
+    print(f"e = {lower:.3f} instead of {EFFICIENCY:.3f}; the largest error is {100 * off:.1f} %")
+
+# %% [markdown]
+# **In production.** Megatron-LM prints TFLOP/s of each GPU in its log. Today it counts without recomputation,
+# which gives *model* FLOPs. The paper's table counts recomputation as well, which gives *hardware* FLOPs.
+# Only model FLOPs tell you how long training takes.
+
+# %% [markdown]
+# ### Optional: out of sample
+#
+# How far does such a model carry? The reference, which also models grouped keys and flash
 # attention, predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two
 # constants are fitted on two rows: Megatron-LM's 145.6B in table 1 for the A100, and Llama 3's second row for
 # the H100, which is therefore not a prediction. Llama 3's paper names v but not its value, so we assume 4.
@@ -1573,21 +1584,6 @@ for table, constant in (
 # stragglers and no contention, but a thousand nodes have both. MegaScale removed many of them, and reached 55
 # % of the peak on 12,288.
 #
-# **Break it.** If you leave recomputation out of the FLOPs, each dot is 3/4 as high, and the constant follows
-# it. The fit then hides most of the mistake, so watch the largest error.
-
-# %% tags=["skip-in-grading"]
-if ready(step_seconds):
-    low = [(*row[:8], 0.75 * row[8], *row[9:]) for row in TABLE_1]
-    lower = fitted(low[5])
-    off = max(abs(row_tflops(row, lower) / row[8] - 1) for row in low)
-    print(f"e = {lower:.3f} instead of {EFFICIENCY:.3f}; the largest error is {100 * off:.1f} %")
-
-# %% [markdown]
-# **In production.** Megatron-LM prints TFLOP/s of each GPU in its log. Today it counts without recomputation,
-# which gives *model* FLOPs. The paper's table counts recomputation as well, which gives *hardware* FLOPs.
-# Only model FLOPs tell you how long training takes.
-#
 # **Question.** The model misses MegaScale's last rows by 8 and 9 %. Which term would you add to it?
 #
 # <details><summary>Answer</summary>Add a term that depends on the number of GPUs. A step lasts as long as its
@@ -1601,40 +1597,13 @@ if ready(step_seconds):
 # |---|---|
 # | you will write | the end of `best_layout` |
 # | builds on | sections 6 and 7 |
-# | time | 13 minutes |
+# | time | 11 minutes, and 4 for the *optional* end |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
 # There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 35 of them can cut 96 layers, 96 heads and 1,536
-# sequences, and 29 of these fit, with some option, into 76 of the 80 GB. The plot shows memory across and
-# time up, and the mark shows the size of tp.
-
-# %% tags=["skip-in-grading"]
-from course_lib.planning import advise
-from course_lib.planning.by_hand import A100, SELENE
-from course_lib.planning.topology import a100_cluster
-
-GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
-verdicts = advise(GPT3, 1024, 1536, a100_cluster(1024))
-figure = picture(8.0, 3.2)
-axes = figure.subplots()
-fitting = [verdict for verdict in verdicts if verdict.fits]
-tps = sorted({verdict.layout.sizes["tp"] for verdict in fitting})
-for tp, marker, colour in zip(tps, "osD^vPX", RANKS, strict=False):
-    dots = [(v.nbytes / 1e9, v.seconds) for v in fitting if v.layout.sizes["tp"] == tp]
-    axes.plot(*zip(*dots, strict=True), marker, color=colour, markeredgecolor=INK, label=f"tp {tp}")
-axes.legend(fontsize=8, frameon=False, ncols=len(tps), loc="lower right", bbox_to_anchor=(1, 1))
-axes.axvline(76, color=INK, linestyle="--", linewidth=1)
-axes.set_xlabel("GB on the fullest GPU, of which 76 may be used", fontsize=8)
-axes.set_ylabel("seconds a step", fontsize=8)
-axes.spines[["top", "right"]].set_visible(False)
-print(
-    len(verdicts), "divisions,", sum(v.nbytes is not None for v in verdicts), "can be cut,", end=" "
-)
-print(len(fitting), "fit")
-figure
-
-# %% [markdown]
+# sequences, and 29 of these fit, with some option, into 76 of the 80 GB.
+#
 # **Predict.** Write down pp, dp and tp of the winner before you compute it.
 #
 # **Build.** The search tries every division of `gpus` into pp, dp, cp and tp (cp > 1 only if shape.context is
@@ -1741,6 +1710,35 @@ if ready(best_layout):
 # The winner keeps tp 4, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because a wider tp depends more
 # on the lost link. So "tp up to the node" is only a rule of thumb. The winner's tp is half of a node of 8,
 # and two nodes of 2.
+#
+# **Look.** The plot shows all 29 divisions that fit, each with its fastest options, as the advisor of the
+# library judges them. Memory runs across and time up, and the mark shows the size of tp. Find your
+# winner among the marks.
+
+# %% tags=["skip-in-grading"]
+from course_lib.planning import advise
+from course_lib.planning.by_hand import A100, SELENE
+from course_lib.planning.topology import a100_cluster
+
+GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
+verdicts = advise(GPT3, 1024, 1536, a100_cluster(1024))
+figure = picture(8.0, 3.2)
+axes = figure.subplots()
+fitting = [verdict for verdict in verdicts if verdict.fits]
+tps = sorted({verdict.layout.sizes["tp"] for verdict in fitting})
+for tp, marker, colour in zip(tps, "osD^vPX", RANKS, strict=False):
+    dots = [(v.nbytes / 1e9, v.seconds) for v in fitting if v.layout.sizes["tp"] == tp]
+    axes.plot(*zip(*dots, strict=True), marker, color=colour, markeredgecolor=INK, label=f"tp {tp}")
+axes.legend(fontsize=8, frameon=False, ncols=len(tps), loc="lower right", bbox_to_anchor=(1, 1))
+axes.axvline(76, color=INK, linestyle="--", linewidth=1)
+axes.set_xlabel("GB on the fullest GPU, of which 76 may be used", fontsize=8)
+axes.set_ylabel("seconds a step", fontsize=8)
+axes.spines[["top", "right"]].set_visible(False)
+print(
+    len(verdicts), "divisions,", sum(v.nbytes is not None for v in verdicts), "can be cut,", end=" "
+)
+print(len(fitting), "fit")
+figure
 
 # %% [markdown]
 # **Look.** The advisor judges all layouts for the model, GPUs, links and context you set at the top. Below,
@@ -1754,6 +1752,19 @@ strategy_advisor()
 
 # %% [markdown]
 # pp takes over. On Ethernet, 16 × 8 × 8 is the fastest, because pp sends least.
+#
+# **In production.** The model hides what ZeRO-3 sends behind the arithmetic. But Narayanan et al.'s table 2
+# measured 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count. So take the
+# advisor's word for pipelines, but measure before you believe it about ZeRO-3 across 100 nodes.
+#
+# **Question.** When is tp = 16 right?
+#
+# <details><summary>Answer</summary>If 16 GPUs share one fast link, as in a rack with NVLink across nodes, or
+# if nothing else fits, as with one long sequence and few heads to cut. With 8 in a node, the sums go over the
+# network (section 9, question 1).</details>
+
+# %% [markdown]
+# ### Optional: a popular table, judged
 #
 # A popular table says when to use what. We judge five of its rows by one model and one cluster each, and the
 # first by a second model as well. (The sixth row is ZeRO-Offload, which the advisor doesn't know.) The advice
@@ -1812,16 +1823,6 @@ for words, question, allowed, stages in CASES:
 # keeps 140 GB on every GPU (notebook 01). In the last case, the best layout has no pipeline and uses ZeRO-2,
 # which neither your search nor the advisor tries. It sums the gradients of every microbatch, and the model
 # hides these sums as well.
-#
-# **In production.** The model hides what ZeRO-3 sends behind the arithmetic. But Narayanan et al.'s table 2
-# measured 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count. So take the
-# advisor's word for pipelines, but measure before you believe it about ZeRO-3 across 100 nodes.
-#
-# **Question.** When is tp = 16 right?
-#
-# <details><summary>Answer</summary>If 16 GPUs share one fast link, as in a rack with NVLink across nodes, or
-# if nothing else fits, as with one long sequence and few heads to cut. With 8 in a node, the sums go over the
-# network (section 9, question 1).</details>
 
 # %% [markdown]
 # ## On your GPUs

@@ -39,9 +39,9 @@ def test_the_table_says_what_the_rank_holds_reads_and_sends(explorer: MeshExplor
     table, task = explorer.table(SMALL), TASKS["small GPT"]
     assert table.startswith("rank 5 of 16: pp 0, dp 1, cp 0, tp 1\n")
     for line in (
-        "layers   0 to 7 of 16, embedding\n", "heads    8 to 15 of 16 in each of them\n",
-        "rows     32 to 63 of 64, in 4 microbatches\n",
-        "places   0 to 31 and 96 to 127 of 128 in each row\n",
+        "layers    0 to 7 of 16, embedding\n", "heads     8 to 15 of 16 in each of them\n",
+        "rows      32 to 63 of 64, in 4 microbatches\n",
+        "positions 0 to 31 and 96 to 127 of 128 in each row\n",
     ):  # fmt: skip
         assert line in table
     sent = facts.axis_bytes(task.shape, SMALL.mesh, 4, task.rows, task.seq)
@@ -56,10 +56,10 @@ def test_the_table_says_what_the_rank_holds_reads_and_sends(explorer: MeshExplor
 
 def test_both_ends_of_the_pipeline_and_a_single_stage(explorer: MeshExplorer) -> None:
     last = replace(SMALL, rank=15)
-    assert "layers   8 to 15 of 16, head\n" in explorer.table(last)
+    assert "layers    8 to 15 of 16, head\n" in explorer.table(last)
     alone = replace(SMALL, sizes={"pp": 1, "dp": 1, "cp": 1, "tp": 2}, rank=0)
     table = explorer.table(alone)
-    assert "layers   0 to 15 of 16, embedding, head\n" in table and "places   0 to 127 of" in table
+    assert "layers    0 to 15 of 16, embedding, head\n" in table and "positions 0 to 127 of" in table
     assert "dp     -                     0   0" in table
 
 
