@@ -59,7 +59,9 @@ def test_both_ends_of_the_pipeline_and_a_single_stage(explorer: MeshExplorer) ->
     assert "layers    8 to 15 of 16, head\n" in explorer.table(last)
     alone = replace(SMALL, sizes={"pp": 1, "dp": 1, "cp": 1, "tp": 2}, rank=0)
     table = explorer.table(alone)
-    assert "layers    0 to 15 of 16, embedding, head\n" in table and "positions 0 to 127 of" in table
+    assert (
+        "layers    0 to 15 of 16, embedding, head\n" in table and "positions 0 to 127 of" in table
+    )
     assert "dp     -                     0   0" in table
 
 

@@ -577,3 +577,31 @@ def wire(sizes, axis, per_node):
 @@
 -    of_layer = (12 * h * h + 7 * h) // tp + 6 * h
 +    of_layer = 13 * h * h // tp
+
+
+# %% wrong: the loss of the last stage once per step
+# is: slip
+# says: The loss is counted once per step
+# base: what the wrong ones change
+-    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
++    tp_bytes += last * summed(tp, 3 * 4 * tokens)
+
+
+# %% wrong: the sums of both ends once per step
+# is: slip
+# says: at the ends of the pipeline is counted once per step
+# base: what the wrong ones change
+-    tp_bytes += m * first * summed(tp, M)
+-    tp_bytes += m * last * summed(tp, M)
+-    tp_bytes += m * last * summed(tp, 3 * 4 * tokens)
++    tp_bytes += first * summed(tp, M)
++    tp_bytes += last * summed(tp, M)
++    tp_bytes += last * summed(tp, 3 * 4 * tokens)
+
+
+# %% wrong: a stride with the axis's own size
+# is: slip
+# says: The stride contains the size of the axis itself
+# base: what the wrong ones change
+-    stride = math.prod(sizes[name] for name in names[names.index(axis) + 1 :])
++    stride = math.prod(sizes[name] for name in names[names.index(axis) :])

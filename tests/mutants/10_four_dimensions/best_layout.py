@@ -433,3 +433,11 @@ def best_layout(shape, gpus, batch, gpu, links):
 # base: what the wrong ones change
 -                if gpus % (pp * tp * cp):
 +                if gpus % (pp * tp * cp) or gpus == pp * tp * cp:
+
+
+# %% wrong: GB are compared with bytes
+# is: idea
+# says: both in GB, so compare them without a factor
+# base: what the wrong ones change
+-                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
++                                if memory_per_gpu(shape, layout, batch) > 1e9 * gpu["memory"] - 4e9:

@@ -192,7 +192,7 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 
 # %% wrong: every mesh is taken to have all axes
 # is: slip
-# says: The mesh has no such axis, so every rank is at place 0
+# says: The mesh has no such axis, so every rank has coordinate 0
 # base: what the wrong ones change
 -    first_of_tp = mesh.coordinate.get("tp", 0) == 0
 -    first_of_pp = mesh.coordinate.get("pp", 0) == 0
@@ -429,3 +429,15 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 # base: what the wrong ones change
 -    factor = min(1.0, max_norm / (norm + 1e-6))
 +    factor = min(1.0, max_norm / (norm**2 + 1e-6))
+
+
+# %% wrong: the norms of all parameters on all ranks of tp and pp are added
+# is: slip
+# says: Norms do not add up, but their squares do
+# base: what the wrong ones change
+-        if once_on_tp and once_on_pp:
+-            squares += param.grad.double().pow(2).sum()
++        squares += param.grad.double().norm()
+@@
+-    norm = float(squares) ** 0.5
++    norm = float(squares)

@@ -49,7 +49,7 @@ def axis_ranks(rank, sizes, axis):
 
 # %% wrong: inner axes never begin anew
 # is: idea
-# says: place on an inner axis is a remainder
+# says: coordinate on an inner axis is a remainder
 # base: what the wrong ones change
 -    places = {}
 -    for axis in reversed(list(sizes)):
@@ -73,7 +73,7 @@ def axis_ranks(rank, sizes, axis):
 
 # %% wrong: the steps begin at the rank that asks
 # is: slip
-# says: go to place 0 of the axis first
+# says: go to coordinate 0 of the axis first
 # base: what the wrong ones change
 -    return ranks
 +    return [rank + other - ranks[0] for other in ranks]
@@ -122,7 +122,7 @@ def axis_ranks(rank, sizes, axis):
 
 # %% wrong: the ranks at the same place
 # is: slip
-# says: the same place on the axis
+# says: the same coordinate on the axis
 # base: what the wrong ones change
 -        if all(place[name] == own[name] for name in sizes if name not in axes):
 +        if all(place[name] == own[name] for name in axes):
@@ -195,3 +195,22 @@ def axis_ranks(rank, sizes, axis):
         if all(place[name] == own[name] for name in sizes if name not in axes):
             group.append((tuple(place[name] for name in axes), other))
     return [other for _, other in sorted(group)]
+
+
+# %% wrong: a stride with the axis's own size
+# is: slip
+# says: The stride contains the size of the axis itself
+# base: what the wrong ones change
+-    own, ranks = coordinates(rank, sizes), []
+-    for other in range(math.prod(sizes.values())):
+-        place = coordinates(other, sizes)
+-        if all(place[name] == own[name] for name in sizes if name not in axes):
+-            ranks.append(other)
+-    ranks.sort(key=lambda other: [coordinates(other, sizes)[name] for name in axes])
+-    return ranks
++    own, names = coordinates(rank, sizes), list(sizes)
++    stride = {name: math.prod(sizes[inner] for inner in names[k:]) for k, name in enumerate(names)}
++    ranks = [rank - sum(own[name] * stride[name] for name in axes)]
++    for name in axes:
++        ranks = [other + k * stride[name] for other in ranks for k in range(sizes[name])]
++    return ranks

@@ -383,3 +383,11 @@ def memory_per_gpu(shape, layout, batch):
 # base: what the wrong ones change
 -    return (states + held * shape.layers / p * kept + again) / 1e9
 +    return (held * shape.layers / p * kept + again) / 1e9
+
+
+# %% wrong: p + (p - 1) / v microbatches, whatever m and v are
+# is: slip
+# says: so it is min.m, p. with one chunk
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = p + (p - 1) / v

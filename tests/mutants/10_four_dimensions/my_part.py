@@ -172,7 +172,7 @@ def my_part(rank, sizes, batch_size, seq):
 
 # %% wrong: stripes of places
 # is: slip
-# says: a chunk is a block of places that follow each other
+# says: a chunk is a block of positions that follow each other
 # base: what the wrong ones change
 -    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
 -    return rows, [chunks[at], chunks[-1 - at]]
@@ -297,3 +297,19 @@ def my_part(rank, sizes, batch_size, seq):
 # base: what the wrong ones change
 -    return rows, [chunks[at], chunks[-1 - at]]
 +    return rows, [(c.start, c.stop) for c in (chunks[at], chunks[-1 - at])]
+
+
+# %% wrong: the late chunk is 2 cp - r
+# is: form
+# says: chunks are counted from 0. So the last one is 2 cp - 1
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [chunks[at], chunks[2 * cp - at]]
+
+
+# %% wrong: the late chunk is -r
+# is: idea
+# says: chunks are counted from 0. So the last one is 2 cp - 1
+# base: what the wrong ones change
+-    return rows, [chunks[at], chunks[-1 - at]]
++    return rows, [chunks[at], chunks[-at]]

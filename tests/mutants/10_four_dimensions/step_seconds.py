@@ -652,3 +652,12 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 # base: what the wrong ones change
 -    nbytes += tokens * s * a / t * (20 + 9 * (scores - 3))
 +    nbytes += tokens * s * a * (20 + 9 * (scores - 3))
+
+
+# %% wrong: m + p - 1 slots, each with the head
+# is: slip
+# says: A bubble of p - 1 whole slots is counted, each with the head
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds = (m + p - 1) * (slot + head + 2 * v * message)

@@ -79,7 +79,7 @@ class Step:
 
     @property
     def keys(self) -> float:
-        """Bytes of the keys and values of a rank's places."""
+        """Bytes of the keys and values of a rank's tokens."""
         return (
             2 * self.tokens * self.shape.key_value_heads // self.tp * self.shape.head_dim * self.width_bytes
         )
@@ -92,6 +92,11 @@ class Step:
 
 def slip(of: Callable[[Step], float]) -> Callable[..., float]:
     return lambda *args: of(Step(*args))
+
+
+def ends_once(step: Step, *ends: bool) -> float:
+    """Bytes over tp if these ends' all-reduces of M are counted once per step, not for each microbatch."""
+    return step.right["tp"] - (step.m - 1) * step.sums(sum(ends), step.stream)
 
 
 def naive_sums(step: Step) -> float:
@@ -127,6 +132,14 @@ ONE_ROW = "A microbatch may have several rows, so count batch_rows / (dp m) of t
 ONE_MICROBATCH = (
     "The tokens of all microbatches are counted together, but a microbatch has only 1/m of the replica's "
     "tokens."
+)
+LOSS_ONCE = (
+    "The loss is counted once per step, but the last stage sums three numbers per token in each of the m "
+    "microbatches."
+)
+ENDS_ONCE = (
+    "An all-reduce at the ends of the pipeline is counted once per step. But each of the m microbatches has "
+    "the embedding's sum, the sum of the gradient of the head's input, and the sum of the loss."
 )
 TP = {
     "The two all-reduces per layer of forward are counted, but backward sums twice as well, at the inputs of "
@@ -176,6 +189,11 @@ TP = {
     "Three all-reduces per layer are counted, but forward has two, and backward also two.": slip(
         lambda s: s.right["tp"] - s.m * s.sums(s.layers, s.stream)
     ),
+    LOSS_ONCE: slip(lambda s: s.right["tp"] - (1 - 1 / s.m) * s.loss),
+    ENDS_ONCE: slip(lambda s: ends_once(s, s.first, s.last)),
+    f"{ENDS_ONCE} ": slip(lambda s: ends_once(s, s.first)),
+    f"{ENDS_ONCE}  ": slip(lambda s: ends_once(s, s.last)),
+    f"{ENDS_ONCE}   ": slip(lambda s: ends_once(s, s.first, s.last) - (1 - 1 / s.m) * s.loss),
     "The loss sums three numbers per token, not one.": slip(lambda s: s.right["tp"] - 2 / 3 * s.loss),
     "Each element of M has width_bytes, so M = tokens x width x width_bytes.": slip(
         lambda s: (s.right["tp"] - s.loss) / s.width_bytes + s.loss

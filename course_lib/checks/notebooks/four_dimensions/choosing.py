@@ -44,6 +44,11 @@ class Task:
         return by_hand.step_seconds(self.shape, layout, self.batch, self.gpu, self.links, by_hand.EFFICIENCY)
 
     @cached_property
+    def fastest(self) -> float:
+        """The seconds of the fastest layout that can be cut, whether it fits or not."""
+        return min(map(self.seconds, by_hand.layouts(self.shape, self.gpus, self.batch)))
+
+    @cached_property
     def fitting(self) -> list[tuple[float, float, dict[str, Any]]]:
         """(seconds, GB, layout) of all that fit, the fastest first."""
         every = by_hand.layouts(self.shape, self.gpus, self.batch)
@@ -249,6 +254,10 @@ REASONS = (
 # Values of an option that may not have been tried, told beside a reason that does not speak of this option.
 VALUES = {"recompute": tuple(by_hand.RUNS), "microbatch": (4, 2), "chunks": (4, 2), "zero": (1,)}
 OTHERWISE = "Compare your layout with the winner of all layouts that fit, by your step_seconds."
+NOTHING_DROPPED = (
+    "Yours is the fastest of all layouts that can be cut, so your test drops none. memory_per_gpu and "
+    'gpu["memory"] are both in GB, so compare them without a factor.'
+)
 SAME = (
     "The same axes are chosen for every cluster, but node, network and memory decide what fits and is fast."
 )
@@ -337,6 +346,8 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
             if fits
             else ("Memory decides first, because a layout that does not fit has no time.")
         )
+        if not fits and task.seconds(chosen) <= task.fastest * (1 + 1e-9):
+            otherwise = f"{otherwise} {NOTHING_DROPPED}"
         return kit.wrong(
             kit.Sentence(said, f"{general} that does not fit."), why or otherwise, cause="memory"
         )

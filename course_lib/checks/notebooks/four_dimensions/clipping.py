@@ -28,7 +28,9 @@ NONE = (
 EMPTY = (
     "A rank may have nothing to count. Then it adds a zero, but it takes part in the all-reduce all the same."
 )
-MISSING = "The mesh has no such axis, so every rank is at place 0 there, and `mesh.coordinate` has no entry."
+MISSING = (
+    "The mesh has no such axis, so every rank has coordinate 0 there, and `mesh.coordinate` has no entry."
+)
 ALL = (
     "All members of a group must call its collectives in the same order, even ranks that have nothing to "
     "count or no gradients."

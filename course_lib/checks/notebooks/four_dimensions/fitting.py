@@ -90,7 +90,8 @@ def gb(
         "min": min(m, most), "max": max(m, most), "p - 1": min(m, most - 1), "m": m, "one": 1, "p": most,
         "batch": min(batch, most),
         "batch / dp": min(batch / layout["dp"], most), "m / cp": min(m / layout["cp"], most),
-        "always more": min(m, pp + more), "times more": min(m, pp) * (1 + more * (v > 1)),
+        "always more": min(m, pp + more), "never fewer": pp + more,
+        "times more": min(m, pp) * (1 + more * (v > 1)),
     }  # fmt: skip
     kept_of = in_flight[held] * (layers if of_stage else shape.layers)
     extra = kept["none"] if layout["recompute"] == "full" and again else 0
@@ -192,6 +193,10 @@ ACTIVATIONS: dict[str, Formula] = {
     "Interleaved stages keep more, so add (p - 1) / v microbatches to p.": slip(v_more=False),
     "Only interleaved stages keep (p - 1) / v microbatches more, so with one chunk it is min(m, p).": slip(
         held="always more"
+    ),
+    "The stage keeps p + (p - 1) / v microbatches whatever m and v are. But a step has only m, and one chunk "
+    "keeps only p, so it is min(m, p) with one chunk.": slip(
+        held="never fewer"
     ),
     "The (p - 1) / v microbatches of interleaved stages are added to p, so they do not multiply it.": slip(
         held="times more"

@@ -13,8 +13,8 @@ from course_lib.checks.judge.meshes import Sizes
 Formula = Callable[..., Any]
 AXES = ("pp", "dp", "cp", "tp")
 LACKS_AXES = (
-    "A mesh may lack an axis, which has one rank then, at place 0. So use get(axis, 1) for sizes, but "
-    "get(axis, 0) for places."
+    "A mesh may lack an axis, which has one rank then, at coordinate 0. So use get(axis, 1) for sizes, "
+    "but get(axis, 0) for coordinates."
 )
 
 

@@ -219,9 +219,11 @@ class Model:
                 for rank in range(self.mesh.n)
             ]
             yield Mistake(SQUARES, of_ranks.__getitem__)
+        for rule in (counts_once, counts_everything, counts_copies, counts_tied_twice):
+            total = sum(square(piece) ** 0.5 for k in together for piece in self.counted(k, rule))
+            yield Mistake(SQUARES, same(total))
+            yield Mistake(SQUARES, same(total**0.5))
         counted = [piece for k in together for piece in self.counted(k)]
-        yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted)))
-        yield Mistake(SQUARES, same(sum(square(piece) ** 0.5 for piece in counted) ** 0.5))
         yield Mistake("Your norm is the square of the right one, so take its root.", same(self.norm**2))
         for axis in ("tp", "pp"):
             share = self.norm / self.mesh.size(axis) ** 0.5

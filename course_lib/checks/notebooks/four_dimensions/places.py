@@ -1,10 +1,10 @@
-"""coordinates: the place of a rank on each axis, and the ranks that share all places but one."""
+"""coordinates: the coordinate of a rank on each axis, and the ranks that share all coordinates but one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -22,7 +22,7 @@ from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 from course_lib.mesh.coordinates import axis_ranks as right_ranks
 from course_lib.mesh.coordinates import coordinates as right_places
 
-# Meshes, with their weights among the places and among the groups. Equal sizes tell few mistakes apart.
+# Meshes, with their weights among the coordinates and among the groups. Equal sizes tell few mistakes apart.
 VISIBLE: list[tuple[Sizes, float, float]] = [
     ({"pp": 2, "dp": 2, "tp": 2}, 0.5, 0.25),
     ({"pp": 3, "dp": 2, "tp": 4}, 1, 0.5),
@@ -30,7 +30,7 @@ VISIBLE: list[tuple[Sizes, float, float]] = [
     ({"pp": 16, "dp": 8, "tp": 8}, 0.75, 0.25),
 ]
 SMALL = 40  # ranks of a mesh that are all asked for their groups
-SAMPLE = 6  # ranks of a larger one: an answer may look at every rank, and at every rank's place for each
+SAMPLE = 6  # ranks of a larger one: an answer may look at every rank, and at every rank's coordinate for each
 REVERSED = (
     "The axes are reversed. Rank 1 differs from rank 0 in the last axis, but yours differs in the first. "
     "Axes are listed outermost first, so the last one varies fastest."
@@ -39,11 +39,15 @@ WRONG_END = (
     "The strides are taken from the wrong end. A step along an axis is as many ranks as all axes inside it, "
     "behind it in `sizes`, hold together. With equal sizes both ends give the same."
 )
+OWN_SIZE = (
+    "The stride contains the size of the axis itself. But a step along an axis skips only as many ranks as "
+    "the axes inside it hold together."
+)
 BITS = (
     "Bits are cut out of the rank, but this is right for powers of two only. Divide, then take the remainder."
 )
 NO_REMAINDER = (
-    "The place on an inner axis is a remainder, because after the last place the axis begins again."
+    "The coordinate on an inner axis is a remainder, because after the last one the axis begins again."
 )
 
 
@@ -76,9 +80,20 @@ def no_remainder(rank: int, sizes: Sizes) -> dict[str, int]:
     return {axis: rank // prod(sizes[inner] for inner in names[i + 1 :]) for i, axis in enumerate(names)}
 
 
+def own_size(rank: int, sizes: Sizes) -> dict[str, int]:
+    return {axis: rank // own_stride(sizes, axis) % size for axis, size in sizes.items()}
+
+
+def own_stride(sizes: Sizes, axis: str) -> int:
+    """The ranks that the axis and all axes inside it hold together, mistaken for the stride."""
+    names = list(sizes)
+    return prod(sizes[inner] for inner in names[names.index(axis) :])
+
+
 PLACES: dict[str, Formula] = {
     REVERSED: reversed_axes,
     WRONG_END: wrong_end,
+    OWN_SIZE: own_size,
     BITS: bits,
     NO_REMAINDER: no_remainder,
 }
@@ -92,10 +107,21 @@ def named(axis: Any) -> tuple[str, ...]:
 
 
 def by_places(places: Formula, rank: int, sizes: Sizes, axis: Any) -> list[int]:
-    """The ranks that differ in these axes alone, by another rule for places."""
+    """The ranks that differ in these axes alone, by another rule for coordinates."""
     own, others = places(rank, sizes), range(prod(sizes.values()))
     kept = [name for name in sizes if name not in named(axis)]
     return [k for k in others if all(places(k, sizes)[name] == own[name] for name in kept)]
+
+
+def too_far_apart(rank: int, sizes: Sizes, axis: Any, *, first_is_right: bool = False) -> list[int]:
+    """The group with strides that contain the axis's own size; first_is_right: its first rank has another."""
+    stride = {name: own_stride(sizes, name) for name in named(axis)}
+    own = right_places(rank, sizes)
+    first = rank - sum(own[name] * stride[name] for name in stride)
+    if first_is_right:
+        first = right_ranks(rank, sizes, axis)[0]
+    places = product(*(range(sizes[name]) for name in stride))
+    return [first + sum(k * stride[name] for k, name in zip(at, stride, strict=True)) for at in places]
 
 
 def without_itself(rank: int, sizes: Sizes, axis: Any) -> list[int]:
@@ -152,20 +178,23 @@ def same_place(rank: int, sizes: Sizes, axis: Any) -> list[int]:
 
 
 ORDER = (
-    "The group has another order than along the axis, but place 0 comes first, on every rank of the group."
+    "The group has another order than along the axis, but coordinate 0 comes first, on every rank of the "
+    "group."
 )
 JOINED = (
     "Your groups are the groups of the single axes, joined. But a flattened group holds every combination of "
-    "their places."
+    "their coordinates."
 )
 RANKS: dict[str, Formula] = {
     "The rank itself is missing, although it is a member of its own group.": without_itself,
-    "The steps begin at the rank itself, so go to place 0 of the axis first.": steps_from_itself,
+    f"{OWN_SIZE} ": too_far_apart,
+    f"{OWN_SIZE}  ": partial(too_far_apart, first_is_right=True),
+    "The steps begin at the rank itself, so go to coordinate 0 of the axis first.": steps_from_itself,
     ORDER: from_itself,
     f"{ORDER} ": itself_first,
     f"{ORDER}  ": backwards,
-    "Your ranks have the same place on the axis. But a group holds the ranks that differ in the axis and "
-    "agree in all others.": same_place,
+    "Your ranks have the same coordinate on the axis. But a group holds the ranks that differ in the axis "
+    "and agree in all others.": same_place,
     **{says: partial(by_places, places) for says, places in PLACES.items()},
 }
 FLATTENED: dict[str, Formula] = {
@@ -203,13 +232,13 @@ def pairs(sizes: Sizes) -> list[tuple[str, ...]]:
 
 @kit.exercise(points=5, objects=("coordinates", "axis_ranks"), references=REFERENCES)
 def coordinates(draw: kit.Draw) -> Iterator[kit.Case]:
-    """Half of the points for the places: a group in another order, or without its rank, keeps them."""
+    """Half of the points for the coordinates: a group in another order, or without its rank, keeps them."""
     meshes = {title(sizes): (sizes, *weights) for sizes, *weights in VISIBLE}
     if draw.hidden:
         meshes["pp, dp, cp and tp"] = (drawn(draw), 0.5, 0.25)  # a title tells no seed
     places = Answers("coordinates", 0, right_places, read_places, "a dict with a whole number for each axis")
     yield places.case([
-        places.line(f"places: {name}", everywhere(sizes), PLACES, weight)
+        places.line(f"coordinates: {name}", everywhere(sizes), PLACES, weight)
         for name, (sizes, weight, _) in meshes.items()
     ])  # fmt: skip
     ranks = Answers("axis_ranks", 1, right_ranks, ints, "a list of ranks")

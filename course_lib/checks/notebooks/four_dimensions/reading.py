@@ -1,4 +1,4 @@
-"""my_part: the rows of the batch and the places of the sequence that a rank reads."""
+"""my_part: the rows of the batch and the positions of the sequence that a rank reads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from course_lib.checks.notebooks.four_dimensions.meshes import (
     everywhere,
     ints,
     lacking,
+    tried,
 )
 from course_lib.checks.notebooks.four_dimensions.reading_mistakes import (
     APART,
     BACKWARDS,
     DEALT,
     LAST,
+    ONE_TOO_FAR,
     PAIR,
     PLACES,
     ROWS,
@@ -35,21 +37,24 @@ from course_lib.checks.notebooks.four_dimensions.reading_mistakes import (
     in_succession,
     last_places,
     last_rows,
+    one_too_far,
 )
 from course_lib.checks.notebooks.four_dimensions.references import REFERENCES
 from course_lib.mesh.coordinates import axis_ranks, coordinates
 from course_lib.mesh.parts import my_part as right_part
 
 NAME = "my_part"
-FORM = "a pair: a range of rows, and a list of ranges of places"
-POINT = "dealing the batch (rows to replicas, places with equal work to ranks of cp, the same to all others)"
+FORM = "a pair: a range of rows, and a list of ranges of positions"
+POINT = (
+    "dealing the batch (rows to replicas, positions with equal work to ranks of cp, the same to all others)"
+)
 RANGES = "Give a list of ranges: an early chunk and a late one, or one for the whole sequence."
 MOST = 1.25  # times the mean work that the busiest rank may have
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A batch of rows x places on a mesh."""
+    """A batch of rows x positions on a mesh."""
 
     sizes: Sizes
     batch_size: int
@@ -60,7 +65,7 @@ class Sheet:
         return everywhere(self.sizes, self.batch_size, self.seq)
 
     def alike(self, parts: Parts, index: int, *cutting: str) -> list[tuple[int, int]]:
-        """Pairs of ranks that agree in the places on `cutting`, and read other rows (0) or places (1)."""
+        """Pairs of ranks with equal coordinates on `cutting`, but other rows (0) or positions (1)."""
         first: dict[tuple, int] = {}
         pairs = []
         for rank, part in parts.items():
@@ -71,7 +76,7 @@ class Sheet:
         return pairs
 
     def together(self, parts: Parts, index: int, axis: str) -> Counter[int]:
-        """How often the ranks along `axis` (each place once) read each row, or place."""
+        """How often the ranks along `axis` (each coordinate once) read each row, or position."""
         held = {axes(rank, self.sizes, axis): part[index] for rank, part in reversed(parts.items())}
         return Counter(item for items in held.values() for item in items)
 
@@ -99,13 +104,26 @@ class Asked(Answers):
         for k, question in enumerate(self.sheets[which].questions):
             answer = observed.answer(self.starts[which] + k)
             if answer.error is not None:
-                return self.raised(question, *answer.error)
+                raised = self.raised(question, *answer.error)
+                return self.behind_the_chunks(observed, raised) or raised
             part = read(answer.value)
             if part is None:
                 why = "Is there a `return` at its end?" if answer.value is None else ""
                 return kit.wrong(f"{NAME} does not give {FORM}.", why, cause="form")
             parts[question.rank] = part
         return parts
+
+    def behind_the_chunks(self, observed: kit.Observed, raised: kit.Finding) -> kit.Finding | None:
+        """The finding with the cause if all errors are those of a late chunk 2 cp - r."""
+        questions = [question for sheet in self.sheets for question in sheet.questions]
+        for k, question in enumerate(questions):
+            answer, expected = observed.answer(k), tried(question, one_too_far)
+            if answer.error is not None:
+                if answer.error[0] != "IndexError" or expected is not None:
+                    return None
+            elif (part := read(answer.value)) is None or part[1] != expected:
+                return None
+        return replace(raised, sentences=(*raised.sentences, ONE_TOO_FAR))
 
     def backwards(self, observed: kit.Observed) -> bool:
         """Whether all answers are right for ranks that are numbered with the first axis innermost."""
@@ -128,8 +146,8 @@ class Asked(Answers):
     ) -> kit.Line:
         """A line that holds for each sheet by itself.
 
-        of_ranks: it is about the places of the ranks, too; lenient: meshes without some axis may raise, if
-        there are others.
+        of_ranks: it is also about the coordinates of the ranks; lenient: meshes without some axis may raise,
+        if there are others.
         """
 
         def judge(observed: kit.Observed) -> kit.Finding:
@@ -158,7 +176,7 @@ class Asked(Answers):
                     spans = observed.answer(k).value[1]
                     if isinstance(spans, list) and all(ints(span) is not None for span in spans):
                         continue
-                    fault = "does not give its places as a list of ranges."
+                    fault = "does not give its positions as a list of ranges."
                     said = kit.Sentence(f"{question.shown(NAME)} {fault}", f"{NAME} {fault}")
                     return kit.wrong(said, RANGES, cause=RANGES)
             return kit.RIGHT
@@ -167,7 +185,7 @@ class Asked(Answers):
 
 
 def why(sheet: Sheet, parts: Parts, index: int, slips: Mapping[str, Formula]) -> str:
-    """The mistake that gives every rank's rows (index 0), or places (index 1)."""
+    """The mistake that gives every rank's rows (index 0), or positions (index 1)."""
     for says, slip in slips.items():
         if all(parts[q.rank][index] == q.of(slip) for q in sheet.questions):
             return says
@@ -175,7 +193,7 @@ def why(sheet: Sheet, parts: Parts, index: int, slips: Mapping[str, Formula]) ->
 
 
 def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> Look:
-    """Each row, or place, is read once along the axis. Fewer missing than there are parts are a remainder."""
+    """Each row, or position, is read once along the axis. Fewer missing than parts are a remainder."""
 
     def look(sheet: Sheet, parts: Parts) -> kit.Finding:
         counts = sheet.together(parts, index, axis)
@@ -265,7 +283,7 @@ def equal_work(sheet: Sheet, parts: Parts) -> kit.Finding:
 
 
 def in_blocks(*before: Look) -> Look:
-    """Rows in succession and places as a zigzag; of parts that fail a line before, nothing new is said."""
+    """Rows in succession and positions as a zigzag; of parts that fail a line before, nothing new is said."""
 
     def look(sheet: Sheet, parts: Parts) -> kit.Finding:
         expected = {q.rank: flat(q.of(right_part)) for q in sheet.questions}
@@ -275,7 +293,7 @@ def in_blocks(*before: Look) -> Look:
         if not all(line(sheet, parts).ok for line in before):
             return kit.wrong(cause=kit.ANY)
         index = 0 if parts[off[0]][0] != expected[off[0]][0] else 1
-        what = ("rows", "places")[index]
+        what = ("rows", "positions")[index]
         got, wanted = parts[off[0]][index], expected[off[0]][index]
         asked = Question(off[0], sheet.sizes, (sheet.batch_size, sheet.seq)).shown(NAME)
         at = next((k for k, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]), -1)
@@ -308,29 +326,29 @@ def my_part(draw: kit.Draw) -> Iterator[kit.Case]:
         ]
     asked = Asked(sheets)
     rows, samples = covering(0, "dp", "row", ROWS), same(0, "rows", ("dp",), ROWS)
-    places, sequences = covering(1, "cp", "place", PLACES), same(1, "places", ("cp",), PLACES)
+    places, sequences = covering(1, "cp", "position", PLACES), same(1, "positions", ("cp",), PLACES)
     blocks = in_blocks(rows, samples, places, sequences, equal_work)
     lines = [
         asked.each("rows: each once over dp", rows, 2),
         asked.each("rows: the same on tp, pp and cp", samples, 2, of_ranks=True, lenient=True),
-        asked.each("places: each once over cp", places, 2, lenient=True),
-        asked.each("places: the same on tp, pp and dp", sequences, 1, of_ranks=True, lenient=True),
-        asked.each("places: equal work over cp", equal_work, 2, lenient=True),
-        asked.ranges(asked.each("rows in succession, places as a zigzag", blocks, 1)),
+        asked.each("positions: each once over cp", places, 2, lenient=True),
+        asked.each("positions: the same on tp, pp and dp", sequences, 1, of_ranks=True, lenient=True),
+        asked.each("positions: equal work over cp", equal_work, 2, lenient=True),
+        asked.ranges(asked.each("rows in succession, positions as a zigzag", blocks, 1)),
     ]
     sides = [kit.evaluating(asked.calls)]
     yield kit.Case("parts", sides, lines, recipe=kit.SIZES, alone=True)
 
 
 def read(value: Any) -> Part | None:
-    """(rows, places) as lists, from ranges, lists and tensors that came back as plain data."""
+    """(rows, positions) as lists, from ranges, lists and tensors that came back as plain data."""
     if not isinstance(value, list) or len(value) != 2:
         return None
     rows, spans = ints(value[0]), value[1]
     if rows is None:
         return None
     places = ints(spans)
-    if places is not None:  # one range, or the places themselves
+    if places is not None:  # one range, or the positions themselves
         return rows, places
     if not isinstance(spans, list):
         return None

@@ -1,4 +1,4 @@
-"""Mistakes of `my_part`, as (rank, sizes, batch_size, seq) -> (rows, places), and a sentence for each."""
+"""Mistakes of `my_part`, as (rank, sizes, batch_size, seq) -> (rows, positions), and a sentence for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKWARDS = (
     "ranks are numbered with the first axis innermost, but the last one varies fastest, see section 1."
 )
 STRIDED = "The rows are dealt in turn, but replica r of dp reads one block of rows that follow each other."
-STRIPES = "The places are dealt in turn, but a chunk is a block of places that follow each other."
+STRIPES = "The positions are dealt in turn, but a chunk is a block of positions that follow each other."
 DROPPED = "The remainder is dropped, but of 11 rows on 2 replicas the first reads 6 and the other one 5."
 WORLD = (
     "The batch is divided by the number of ranks. But only dp multiplies samples, while tp, pp and cp share "
@@ -36,13 +36,19 @@ LARGER = (
     "The last parts are shorter by more than one, as `torch.chunk` cuts, but `torch.tensor_split` cuts "
     "evenly."
 )
-PAIR = "A pair of numbers was read as two rows, or places, so give range(start, stop)."
+PAIR = "A pair of numbers was read as two rows, or positions, so give range(start, stop)."
 APART = (
     "Chunks r and r + cp are a pair here, but the zigzag pairs r with 2 cp - 1 - r, so that all have equal "
     "work."
 )
+ONE_TOO_FAR = (
+    "Chunk r is paired with chunk 2 cp - r, but chunks are counted from 0. So the last one is 2 cp - 1, and "
+    "the late chunk is 2 cp - 1 - r."
+)
 LATE_FIRST = "The early chunk comes first, then the late one."
-SUCCESSION = "The places follow each other, but under a causal mask late tokens cost more than early ones. "
+SUCCESSION = (
+    "The positions follow each other, but under a causal mask late tokens cost more than early ones. "
+)
 
 
 def split(length: int, n: int, place: int) -> list[int]:
@@ -55,7 +61,7 @@ def flat(part: tuple[range, Sequence[range]]) -> Part:
 
 
 def axes(rank: int, sizes: Sizes, *names: str) -> tuple[int, int]:
-    """(place, size) of the rank in the flattened group of these axes."""
+    """(coordinate, size) of the rank in the flattened group of these axes."""
     own, place, size = coordinates(rank, sizes), 0, 1
     for name in names:
         place, size = place * sizes.get(name, 1) + own.get(name, 0), size * sizes.get(name, 1)
@@ -163,6 +169,30 @@ def chunks_apart(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int
     return [*split(seq, 2 * size, place), *split(seq, 2 * size, place + size)]
 
 
+def one_too_far(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    """Chunk 2 cp - r as the late one. With r = 0 it lies behind the sequence, so Python has an error."""
+    place, size = axes(rank, sizes, "cp")
+    if size == 1:
+        return list(range(seq))
+    chunks = [split(seq, 2 * size, k) for k in range(2 * size)]
+    return [*chunks[place], *chunks[2 * size - place]]
+
+
+def from_the_end(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    """Chunk -r of a list as the late one, which is chunk 0 again if r = 0."""
+    place, size = axes(rank, sizes, "cp")
+    return one_too_far(rank, sizes, batch_size, seq) if place or size == 1 else 2 * split(seq, 2 * size, 0)
+
+
+def behind_the_end(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    """Chunk 2 cp - r, computed without a list of chunks of equal length."""
+    place, size = axes(rank, sizes, "cp")
+    each = seq // (2 * size)
+    if size == 1:
+        return list(range(seq))
+    return [n * each + k for n in (place, 2 * size - place) for k in range(each)]
+
+
 def late_first(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
     place, size = axes(rank, sizes, "cp")
     if size == 1:
@@ -211,10 +241,12 @@ DEALT: tuple[dict[str, Formula], dict[str, Formula]] = (
 )  # fmt: skip
 PLACES: dict[str, Formula] = {
     PAIR: ends_of_places,
-    "cp cuts the sequence, so its ranks read different places, but here all of them read every "
+    "cp cuts the sequence, so its ranks read different positions, but here all of them read every "
     "one.": all_places,
     "The remainder is dropped. If 2 cp does not divide the sequence, the first chunks are one token "
     "longer.": (dropped_places),
+    ONE_TOO_FAR: from_the_end,
+    f"{ONE_TOO_FAR} ": behind_the_end,
     "The late chunk is missing, but chunk r is paired with the r-th from the end.": early_chunks,
-    "tp cuts no places, because its ranks share every layer, so they need the same input.": cut_by_tp,
+    "tp cuts no positions, because its ranks share every layer, so they need the same input.": cut_by_tp,
 }

@@ -63,7 +63,7 @@ def seconds(
     neighbours: str = "may share a node",
     messages: float = 2,
     of_chunks: bool = True,
-    filling: float = 2,
+    filling: float | None = 2,
     one_node: bool = False,
     stream_bytes: int = 2,
     message_bytes: int = 2,
@@ -146,6 +146,7 @@ def seconds(
         total = compute + slot - layers * layer + of_messages
     in_bubble = (slot if waiting == "everywhere" else layers * layer) + of_head * head_fills
     slots = {"once": pp - 1, "never": 0, "times m": m * (pp - 1), "p": pp}[bubbles]
+    filling = 2 * v if filling is None else filling
     total += slots * (in_bubble / (v if chunked else 1) + filling * message)
     held = params = (layers * 12 * h**2 + of_table * shape.vocab_size * h) / t
     if whole:
@@ -168,6 +169,10 @@ def slip(**change: Any) -> Formula:
     return lambda *args: seconds(*args, **change)
 
 
+WHOLE_SLOTS = (
+    "A bubble of p - 1 whole slots is counted, each with the head. But the slots of the bubble have no head, "
+    "and each is only slot / v long, with two messages."
+)
 NO_HEAD = "The head is missing on the last stage, so add three products, and also the logits in float32."
 IN_16_BITS = "M is in 16 bits, so count 2 bytes per element."
 SLIPS: dict[str, Formula] = {
@@ -192,6 +197,10 @@ SLIPS: dict[str, Formula] = {
     "The last stage has the head, so it sets the pace, but the slots of the bubble have no head.": slip(
         head_fills=True
     ),
+    WHOLE_SLOTS: slip(head_fills=True, chunked=False),
+    f"{WHOLE_SLOTS} ": slip(head_fills=True, chunked=False, filling=None),
+    f"{WHOLE_SLOTS}  ": slip(head_fills=True, chunked=False, filling=0),
+    f"{WHOLE_SLOTS}   ": slip(head_fills=True, chunked=False, filling=0, messages=0),
     "The pipeline fills and empties with two messages per stage, in forward and also in backward.": slip(
         filling=1
     ),

@@ -23,6 +23,10 @@ def named(crosses: Callable[[Sizes, str, int], bool]) -> Callable[..., str]:
     return lambda sizes, axis, per_node: ACROSS if crosses(sizes, axis, per_node) else INSIDE
 
 
+OWN_SIZE = (
+    "The stride contains the size of the axis itself, so a group seems to reach too far. The stride is the "
+    "product of the sizes of the axes inside it."
+)
 TP_ALONE = "tp stays in a node only if it fits, but 16 ranks do not fit into a node of 8."
 # Each mistake: (sizes, axis, per_node) -> the name that it gives.
 WIRES: dict[str, Callable[..., str]] = {
@@ -30,6 +34,17 @@ WIRES: dict[str, Callable[..., str]] = {
     "inside it hold together. Multiply by this stride.": named(lambda sizes, axis, node: sizes[axis] > node),
     "The stride is not enough, because the group reaches over stride x size ranks.": named(
         lambda sizes, axis, node: reach(sizes, axis) // sizes[axis] >= node
+    ),
+    OWN_SIZE: named(
+        lambda sizes, axis, node: (
+            sizes[axis] > 1 and prod(sizes.values()) > node and node % (reach(sizes, axis) * sizes[axis]) != 0
+        )
+    ),
+    f"{OWN_SIZE} ": named(
+        lambda sizes, axis, node: sizes[axis] > 1 and node % (reach(sizes, axis) * sizes[axis]) != 0
+    ),
+    f"{OWN_SIZE}  ": named(
+        lambda sizes, axis, node: sizes[axis] > 1 and reach(sizes, axis) * sizes[axis] > node
     ),
     TP_ALONE: named(lambda sizes, axis, node: axis != "tp" and sizes[axis] > 1),
     f"{TP_ALONE} ": named(lambda sizes, axis, node: axis != "tp"),
