@@ -441,3 +441,11 @@ def best_layout(shape, gpus, batch, gpu, links):
 # base: what the wrong ones change
 -                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
 +                                if memory_per_gpu(shape, layout, batch) > 1e9 * gpu["memory"] - 4e9:
+
+
+# %% wrong: bytes are compared with GB
+# is: idea
+# says: None for every cluster, so your test drops all layouts
+# base: what the wrong ones change
+-                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
++                                if 1e9 * memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:

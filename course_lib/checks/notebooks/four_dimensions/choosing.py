@@ -258,6 +258,10 @@ NOTHING_DROPPED = (
     "Yours is the fastest of all layouts that can be cut, so your test drops none. memory_per_gpu and "
     'gpu["memory"] are both in GB, so compare them without a factor.'
 )
+ALL_DROPPED = (
+    'It gives None for every cluster, so your test drops all layouts. memory_per_gpu and gpu["memory"] are '
+    "both in GB, so compare them without a factor."
+)
 SAME = (
     "The same axes are chosen for every cluster, but node, network and memory decide what fits and is fast."
 )
@@ -315,7 +319,7 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
         said = kit.Sentence(
             f"{task} gives None, but {len(task.fitting)} layouts fit.", "best_layout gives None."
         )
-        return kit.wrong(said, needed(task), cause=f"None {needed(task)}")
+        return kit.wrong(said, why or needed(task), cause=why or f"None {needed(task)}")
     general = "best_layout gives a layout"
     if prod(chosen[axis] for axis in AXES) != task.gpus:
         said = f"{task} gives {chosen}, but this is not {task.gpus} GPUs."
@@ -411,6 +415,8 @@ def case(tasks: Sequence[Task]) -> kit.Case:
             plans = [read(observed.answer(k).value) for k in range(len(tasks))]
             cause = cause_of(tasks, plans)
             said = cause if cause == SAME or slow(tasks[index], plans[index]) else ""
+            if all(plan is None for plan in plans):
+                said = ALL_DROPPED
             return finding(tasks[index], plans[index], said)
 
         return judge_task
