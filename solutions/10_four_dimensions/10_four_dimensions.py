@@ -937,7 +937,8 @@ nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
 # The darkest cells are next to the diagonal, between two neighbours such as ranks 0 and 1. They belong to tp,
-# the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line.
+# the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line. pp sends
+# least.
 #
 # **Build.** Every pipeline runs m = `microbatches` microbatches in a step. A rank's microbatch has tokens =
 # batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream, *t* the
@@ -1201,7 +1202,7 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # | ZeRO 3 | 16 P'/replicas, plus one layer that is whole while it runs, 4 · 12h²/t |
 # | microbatches in flight | min(m, p), or min(m, p + (p−1)/v) with v > 1 chunks. Here m = batch / (dp · microbatch) |
 #
-# <details><summary>What a layer keeps</summary>
+# <details><summary>The bytes a layer keeps</summary>
 #
 # | given as code | bytes |
 # |---|---|
@@ -1326,7 +1327,7 @@ if ready(memory_per_gpu):
 #
 # | | |
 # |---|---|
-# | you will write | three places of `step_seconds` |
+# | you will write | three parts of `step_seconds` |
 # | builds on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
 # | time | 20 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 3 and 3 of 5 |
@@ -1388,7 +1389,7 @@ published()
 # <details><summary>Answer</summary>It took 24.2 s, because 148 of 312 TFLOP/s are less than half of the
 # peak.</details>
 #
-# **Build.** You write three places of `step_seconds`: the two speeds, the ring, and slot and pipeline. F is
+# **Build.** You write three parts of `step_seconds`: the two speeds, the ring, and slot and pipeline. F is
 # the FLOP/s that products reach, because `efficiency`, the only fitted constant, is their share of the peak.
 #
 # | you write | |
