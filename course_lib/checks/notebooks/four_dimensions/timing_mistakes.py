@@ -146,8 +146,8 @@ def seconds(
         total = compute + slot - layers * layer + of_messages
     in_bubble = (slot if waiting == "everywhere" else layers * layer) + of_head * head_fills
     slots = {"once": pp - 1, "never": 0, "times m": m * (pp - 1), "p": pp}[bubbles]
-    filling = 2 * v if filling is None else filling
-    total += slots * (in_bubble / (v if chunked else 1) + filling * message)
+    to_fill = 2 * v if filling is None else filling
+    total += slots * (in_bubble / (v if chunked else 1) + to_fill * message)
     held = params = (layers * 12 * h**2 + of_table * shape.vocab_size * h) / t
     if whole:
         params = shape.layers * 12 * h**2 + shape.vocab_size * h
