@@ -795,8 +795,8 @@ def test_right_values_without_messages_earn_nothing() -> None:
 
     def ring_all_reduce(tensor, group=None):
         buffer = tensor.contiguous()
-        inner = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))  # pyright: ignore[reportAttributeAccessIssue]
-        inner.allreduce([buffer]).wait()
+        inner = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+        inner.allreduce([buffer]).wait()  # pyright: ignore[reportAttributeAccessIssue]
         tensor.copy_(buffer)
 
     report = check(RING, ring_all_reduce, cases="hidden")
