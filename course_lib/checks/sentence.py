@@ -57,6 +57,11 @@ def error_kind(name: str) -> str:
     return name if name in ERRORS else OWN_ERROR
 
 
+def error_in_full(name: str, text: str) -> str:
+    """ "ValueError: no group", or "ValueError" if the exception has no text, as after a bare `assert`."""
+    return f"{name}: {text}" if text.strip() else name
+
+
 def general_place(line: str) -> str:
     """ "Cell In[5], line 3: dist.recv(x)" -> "Cell In[5], line 3"; "" for a place outside the cells.
 

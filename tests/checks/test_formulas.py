@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
+from course_lib.checks import check
+from course_lib.checks.judge import formulas as judge_formulas
 from course_lib.checks.judge.case import Observed, wrong
+from course_lib.checks.judge.find import find
 from course_lib.checks.judge.formulas import Prediction, compared, evaluated
 from course_lib.checks.rank.harness import Answer, Answers
 from course_lib.ledger.ledger import Ledger
@@ -78,3 +83,23 @@ def test_equal_advice_has_one_cause_if_what_was_seen_differs_in_figures_alone() 
     assert first.cause != wrong("rank 1 received 4,096 bytes.", "Half are enough.").cause
     assert first.cause != wrong("rank 1 sent 4,096 bytes.", "A third is enough.").cause
     assert wrong("4 bytes.").cause != wrong("5 bytes.").cause
+
+
+@pytest.mark.parametrize(
+    "name", ["01_why_distribute/crossover", "04_zero/deal", "08_context_parallel/zigzag"]
+)
+def test_an_error_without_text_leaves_no_colon(name: str, capsys: pytest.CaptureFixture) -> None:
+    def bare(*args: object, **kwargs: object) -> None:
+        raise ValueError
+
+    report = check(name, *[bare for _ in find(name).objects])
+    raised = [text for text in report.messages if "raised" in text]
+    assert raised and all(text.endswith("raised ValueError") for text in raised), raised
+    assert "ValueError:" not in capsys.readouterr().out
+
+
+def test_no_check_puts_a_colon_between_an_error_and_its_text_by_itself() -> None:
+    folder = Path(judge_formulas.__file__).parents[1]
+    files = [file for file in folder.rglob("*.py") if file.name != "sentence.py"]
+    pattern = re.compile(r"\{(error|kind)\}: \{")
+    assert files and not [file for file in files if pattern.search(file.read_text("utf-8"))]

@@ -194,7 +194,7 @@ def broken(call: Call) -> kit.Finding | None:
     if reply.error is not None:
         error, text, place = reply.error
         said = kit.Sentence(
-            f"train raised {error}: {text}".rstrip(": ") + ".", f"train raised {kit.error_kind(error)}."
+            f"train raised {kit.error_in_full(error, text)}.", f"train raised {kit.error_kind(error)}."
         )
         hint = next((says for sign, says in SIGNS.items() if sign in text), "")
         return kit.wrong(said, kit.at(place) if place else "", hint, cause=f"raised {error} {hint}")

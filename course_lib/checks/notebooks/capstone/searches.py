@@ -132,7 +132,7 @@ class Account:
         if reply.error is not None:
             error, text, place = reply.error
             said = kit.Sentence(
-                f"{NAME}({self.shown()}, fails) raised {error}: {text}".rstrip(": ") + ".",
+                f"{NAME}({self.shown()}, fails) raised {kit.error_in_full(error, text)}.",
                 f"{NAME} raised {kit.error_kind(error)}.",
             )
             hint = ""

@@ -146,7 +146,8 @@ def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> kit
         return kit.unwritten("zigzag", place, "for all sizes")
     hint = ALL_RANKS if "process group" in text else ""
     said = kit.Sentence(
-        f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {kit.error_kind(error)}."
+        f"zigzag({seq}, {n}) raised {kit.error_in_full(error, text)}",
+        f"zigzag raised {kit.error_kind(error)}.",
     )
     return kit.wrong(said, kit.at(place), hint, cause=f"raised {place}")
 

@@ -408,7 +408,7 @@ def case(tasks: Sequence[Task]) -> kit.Case:
                     return kit.unwritten("best_layout", place)
                 general = f"best_layout raised {kit.error_kind(error)}."
                 return kit.wrong(
-                    kit.Sentence(f"{tasks[index]} raised {error}: {text}", general),
+                    kit.Sentence(f"{tasks[index]} raised {kit.error_in_full(error, text)}", general),
                     kit.at(place),
                     cause=error,
                 )

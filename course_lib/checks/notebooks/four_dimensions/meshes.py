@@ -93,7 +93,7 @@ class Answers:
         if error == "NotImplementedError":
             return kit.unwritten(self.name, place)
         said = kit.Sentence(
-            f"{question.shown(self.name)} raised {error}: {text}",
+            f"{question.shown(self.name)} raised {kit.error_in_full(error, text)}",
             f"{self.name} raised {kit.error_kind(error)}.",
         )
         missing = lacking(error, text)

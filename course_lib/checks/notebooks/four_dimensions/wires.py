@@ -99,7 +99,9 @@ def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: 
 def raised(args: Args, error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten("wire", place)
-    said = kit.Sentence(f"wire{args!r} raised {error}: {text}", f"wire raised {kit.error_kind(error)}.")
+    said = kit.Sentence(
+        f"wire{args!r} raised {kit.error_in_full(error, text)}", f"wire raised {kit.error_kind(error)}."
+    )
     return kit.wrong(said, kit.at(place), cause=f"wire raised {error}")
 
 

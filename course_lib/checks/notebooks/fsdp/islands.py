@@ -197,7 +197,7 @@ def raised(called: str, error: str = "", text: str = "", place: str = "", advice
     if error == "NotImplementedError":
         return kit.unwritten("hybrid_groups", place)
     general = f"hybrid_groups raised {kit.error_kind(error)}."
-    said = kit.Sentence(f"{called} raised {error}: {text}".rstrip(": "), general)
+    said = kit.Sentence(f"{called} raised {kit.error_in_full(error, text)}", general)
     return kit.wrong(said, kit.at(place), advice)
 
 

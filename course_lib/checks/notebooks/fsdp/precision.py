@@ -402,7 +402,7 @@ def refused_case(dtype: torch.dtype) -> kit.Case:
             kind, text, place = error
             if kind not in ("TypeError", "ValueError"):
                 said = f"an `output` in {narrow} raised another exception than TypeError"
-                sentence = kit.Sentence(f"{said}: {kind}: {kit.unstamped(text)}", f"{said}.")
+                sentence = kit.Sentence(f"{said}: {kit.error_in_full(kind, kit.unstamped(text))}", f"{said}.")
                 return kit.wrong(sentence, kit.at(place), "Raise TypeError, before anything is sent.")
             if observed.operations[rank]:
                 return kit.wrong(

@@ -36,7 +36,8 @@ def read(asked: Asked, observed: kit.Observed, place: int) -> Schedule | kit.Fin
         if error == "NotImplementedError":
             return kit.unwritten("fsdp_schedule", where)
         said = kit.Sentence(
-            f"{asked} raised {error}: {text}".rstrip(": "), f"fsdp_schedule raised {kit.error_kind(error)}."
+            f"{asked} raised {kit.error_in_full(error, text)}",
+            f"fsdp_schedule raised {kit.error_kind(error)}.",
         )
         return kit.wrong(said, kit.at(where), cause=f"raised {error} {where}")
     if not isinstance(answer.value, list):

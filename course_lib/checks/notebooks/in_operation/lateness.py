@@ -206,7 +206,9 @@ class Answers:
 def raised(asked: Asked, error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten(NAME, place)
-    said = kit.Sentence(f"{asked.what}: {error}: {text}", f"{NAME} raised {kit.error_kind(error)}.")
+    said = kit.Sentence(
+        f"{asked.what}: {kit.error_in_full(error, text)}", f"{NAME} raised {kit.error_kind(error)}."
+    )
     return kit.wrong(said, kit.at(place), cause=f"raised {error}")
 
 

@@ -52,7 +52,8 @@ def line(script: str, title: str, weight: float, look: Callable[[BehindReply], k
             if error == "NotImplementedError":
                 return kit.unwritten("AsyncCheckpoint", place)
             said = kit.Sentence(
-                f"AsyncCheckpoint raised {error}: {text}", f"AsyncCheckpoint raised {kit.error_kind(error)}."
+                f"AsyncCheckpoint raised {kit.error_in_full(error, text)}",
+                f"AsyncCheckpoint raised {kit.error_kind(error)}.",
             )
             return kit.wrong(said, kit.at(place) if place else "", cause=f"raised {error} {place}")
         return look(reply)

@@ -194,7 +194,7 @@ def pieces_of(asked: Asked, answer: ReadAnswer, anywhere: bool = False) -> list[
         error, text, place = answer.error
         if error == "NotImplementedError":
             return kit.unwritten(NAME, place)
-        head = f"{asked} raised {error}: {text}".rstrip(": ")
+        head = f"{asked} raised {kit.error_in_full(error, text)}"
         said = kit.Sentence(f"{head}.", f"{NAME} raised {kit.error_kind(error)}.")
         special = "" if elements(asked.wanted) else EMPTY
         special = special if asked.wanted else SCALAR
@@ -355,7 +355,7 @@ def judged_hole(asked: Asked, answer: ReadAnswer) -> kit.Finding:
         error, text, place = answer.error
         if error == "NotImplementedError":
             return kit.unwritten(NAME, place)
-        head = f"{asked} raised {error}: {text}".rstrip(": ")
+        head = f"{asked} raised {kit.error_in_full(error, text)}"
         said = kit.Sentence(f"{head}.", f"{NAME} raised {kit.error_kind(error)}.")
         return kit.wrong(said, "Raise a ValueError instead.", kit.at(place) if place else "")
     return kit.wrong(kit.Sentence(f"{asked} raised no error.", "a missing element raised no error."), HOLE)

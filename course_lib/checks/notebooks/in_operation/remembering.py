@@ -163,7 +163,9 @@ def broken(reply: RememberReply) -> kit.Finding | None:
     who = reply.raising or "restore"
     if error == "NotImplementedError":
         return kit.unwritten(who, place)
-    said = kit.Sentence(f"{who} raised {error}: {text}", f"{who} raised {kit.error_kind(error)}.")
+    said = kit.Sentence(
+        f"{who} raised {kit.error_in_full(error, text)}", f"{who} raised {kit.error_kind(error)}."
+    )
     return kit.wrong(said, kit.at(place) if place else "", cause=f"{who} raised {error}")
 
 
@@ -258,9 +260,8 @@ def file_line(stories: Sequence[Story], weight: float) -> kit.Line:
                 )
             if reply.file is not None:
                 error, text, _ = reply.file
-                said = (
-                    f"the state cannot be saved and loaded: {error}: {text.partition('. ')[0].rstrip('.')}."
-                )
+                first = text.partition(". ")[0].rstrip(".")
+                said = f"the state cannot be saved and loaded: {kit.error_in_full(error, first)}."
                 sentence = kit.Sentence(said, "the state cannot be saved and loaded.")
                 return kit.wrong(sentence, PLAIN, cause=PLAIN)
             if (finding := broken(reply)) is not None:

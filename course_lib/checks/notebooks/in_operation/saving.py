@@ -216,7 +216,7 @@ def outcome(loaded: Loaded, story: Story) -> tuple[str, str]:
     if loaded.error is not None:
         kind, text, _ = loaded.error
         who = "commit" if loaded.saving else "newest"
-        return f"{who} raised {kind}: {text}".rstrip(": "), f"{who} raised {kit.error_kind(kind)}"
+        return f"{who} raised {kit.error_in_full(kind, text)}", f"{who} raised {kit.error_kind(kind)}"
     if loaded.misfit:
         return f"newest returned {loaded.misfit}", "newest returned something in another form"
     if loaded.step is None:
@@ -397,7 +397,7 @@ def raised(who: str, error: str, text: str, place: str) -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten(who, place)
     said = kit.Sentence(
-        f"{who} raised {error}: {text}".rstrip(": ") + ".", f"{who} raised {kit.error_kind(error)}."
+        f"{who} raised {kit.error_in_full(error, text)}.", f"{who} raised {kit.error_kind(error)}."
     )
     return kit.wrong(said, kit.at(place) if place else "", cause=f"{who} raised {error}")
 

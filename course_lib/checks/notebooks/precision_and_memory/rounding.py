@@ -90,7 +90,8 @@ def out_of_form(reply: RoundingReply) -> kit.Finding | None:
     if reply.error is not None:
         error, text, where = reply.error
         said = kit.Sentence(
-            f"stochastic_round raised {error}: {text}", f"stochastic_round raised {kit.error_kind(error)}."
+            f"stochastic_round raised {kit.error_in_full(error, text)}",
+            f"stochastic_round raised {kit.error_kind(error)}.",
         )
         return kit.wrong(said, kit.at(where) if where else "", cause=f"{error} {where}")
     if reply.misfit:

@@ -67,7 +67,8 @@ def out_of_form(reply: Any) -> kit.Finding | None:
         if refusal := next((says for says in REFUSED.values() if says in text), ""):
             return kit.wrong(refusal, cause="refused", misses_point=True)
         said = kit.Sentence(
-            f"LossScaler raised {error}: {text}", f"LossScaler raised {kit.error_kind(error)}."
+            f"LossScaler raised {kit.error_in_full(error, text)}",
+            f"LossScaler raised {kit.error_kind(error)}.",
         )
         why = "Pass over parameters without a gradient." if "NoneType" in text else ""
         return kit.wrong(said, kit.at(where) if where else "", why, cause=f"{error} {where}")

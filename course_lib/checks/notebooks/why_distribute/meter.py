@@ -158,7 +158,7 @@ def judged_reply(
         if error == "NotImplementedError":
             return kit.unwritten("SavedBytes", where)
         said = kit.Sentence(
-            f"with SavedBytes(model): ... raised {error}: {text}",
+            f"with SavedBytes(model): ... raised {kit.error_in_full(error, text)}",
             f"SavedBytes raised {kit.error_kind(error)}.",
         )
         output = "A forward hook that returns something replaces the output, so return None."

@@ -103,7 +103,7 @@ def judge(name: str, index: int) -> Callable[[kit.Observed], kit.Finding]:
             error, text, where = answer.error
             if error == "NotImplementedError":
                 return kit.unwritten("recipe_bytes", where)
-            said = f"recipe_bytes({name!r}) raised {error}: {text}"
+            said = f"recipe_bytes({name!r}) raised {kit.error_in_full(error, text)}"
             return kit.wrong(
                 kit.Sentence(said, f"recipe_bytes raised {kit.error_kind(error)}."), kit.at(where)
             )

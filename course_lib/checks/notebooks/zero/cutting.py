@@ -106,7 +106,8 @@ def failed(error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten("flatten_and_shard", place)
     said = kit.Sentence(
-        f"flatten_and_shard raised {error}: {text}", f"flatten_and_shard raised {kit.error_kind(error)}."
+        f"flatten_and_shard raised {kit.error_in_full(error, text)}",
+        f"flatten_and_shard raised {kit.error_kind(error)}.",
     )
     return kit.wrong(said, kit.at(place), cause=f"{error} {place}")
 
