@@ -239,7 +239,10 @@ def my_part(rank, sizes, batch_size, seq):
         rank, places[axis] = divmod(rank, sizes[axis])
     dp = sizes.get("dp", 1)
     rows = torch.arange(batch_size).tensor_split(dp)[places.get("dp", 0)].tolist()
-    return range(rows[0], rows[-1] + 1), list(zigzag(seq, sizes.get("cp", 1))[places.get("cp", 0)])
+    rows = range(rows[0], rows[-1] + 1)
+    if sizes.get("cp", 1) == 1:
+        return rows, [range(seq)]
+    return rows, list(zigzag(seq, sizes["cp"])[places["cp"]])
 
 
 # %% right: a tensor of rows, and a list for each chunk
@@ -313,3 +316,33 @@ def my_part(rank, sizes, batch_size, seq):
 # base: what the wrong ones change
 -    return rows, [chunks[at], chunks[-1 - at]]
 +    return rows, [chunks[at], chunks[-at]]
+
+
+# %% wrong: two ranges although cp is 1
+# is: detail
+# says: With cp = 1 nothing is dealt, so return one range
+# base: what the wrong ones change
+-    if cp == 1:
+-        return rows, [range(seq)]
+
+
+# %% wrong: an empty range behind the whole sequence where cp is 1
+# is: detail
+# says: gives its positions in several ranges, although cp is 1
+# base: what the wrong ones change
+-        return rows, [range(seq)]
++        return rows, [range(seq), range(seq, seq)]
+
+
+# %% wrong: the layouts of notebook 08, in two ranges although cp is 1
+# is: detail
+# says: With cp = 1 nothing is dealt, so return one range
+def my_part(rank, sizes, batch_size, seq):
+    from course_lib.context_parallel import zigzag
+
+    places = {}
+    for axis in reversed(list(sizes)):
+        rank, places[axis] = divmod(rank, sizes[axis])
+    dp = sizes.get("dp", 1)
+    rows = torch.arange(batch_size).tensor_split(dp)[places.get("dp", 0)].tolist()
+    return range(rows[0], rows[-1] + 1), list(zigzag(seq, sizes.get("cp", 1))[places.get("cp", 0)])

@@ -49,6 +49,7 @@ POINT = (
     "dealing the batch (rows to replicas, positions with equal work to ranks of cp, the same to all others)"
 )
 RANGES = "Give a list of ranges: an early chunk and a late one, or one for the whole sequence."
+ONE_RANGE = "With cp = 1 nothing is dealt, so return one range, the whole sequence."
 MOST = 1.25  # times the mean work that the busiest rank may have
 
 
@@ -165,7 +166,10 @@ class Asked(Answers):
         return kit.Line(text, judge, weight)
 
     def ranges(self, line: kit.Line) -> kit.Line:
-        """The line, which also asks for a list of ranges: the notebook's figures read one."""
+        """The line, which also asks for a list of ranges, because the notebook's figures read one.
+
+        Where cp is 1, the list has one range.
+        """
 
         def judge(observed: kit.Observed) -> kit.Finding:
             finding = line.judge(observed)
@@ -174,11 +178,17 @@ class Asked(Answers):
             for which, sheet in enumerate(self.sheets):
                 for k, question in enumerate(sheet.questions, start=self.starts[which]):
                     spans = observed.answer(k).value[1]
-                    if isinstance(spans, list) and all(ints(span) is not None for span in spans):
+                    listed = isinstance(spans, list) and all(ints(span) is not None for span in spans)
+                    if listed and (len(spans) == 1 or sheet.sizes.get("cp", 1) > 1):
                         continue
-                    fault = "does not give its positions as a list of ranges."
+                    fault = (
+                        "gives its positions in several ranges, although cp is 1."
+                        if listed
+                        else "does not give its positions as a list of ranges."
+                    )
+                    why = ONE_RANGE if listed else RANGES
                     said = kit.Sentence(f"{question.shown(NAME)} {fault}", f"{NAME} {fault}")
-                    return kit.wrong(said, RANGES, cause=RANGES)
+                    return kit.wrong(said, why, cause=why)
             return kit.RIGHT
 
         return replace(line, judge=judge)
