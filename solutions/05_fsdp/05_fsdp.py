@@ -1938,25 +1938,30 @@ for name, (ranks, operations) in visible.items():
 # - *Accumulation.* Whole gradients stay on the rank until the last microbatch, so there is less traffic but
 #   more memory, as in §1.
 #
-# The same options have four names:
+# The same options have four names. FSDP2 is `fully_shard`, and FSDP1 is `FullyShardedDataParallel`, whose
+# strategies are members of `ShardingStrategy` and `BackwardPrefetch`.
 #
-# | yours | FSDP2, `fully_shard` | FSDP1, `FullyShardedDataParallel` | DeepSpeed, stage 3 |
+# | yours | FSDP2 | FSDP1 | DeepSpeed, stage 3 |
 # |---|---|---|---|
-# | `module.blocks` | the modules on which you call it | `auto_wrap_policy`, such as `ModuleWrapPolicy({Block})` | modules by themselves, in buckets |
-# | `forward_prefetch` | implicit; `set_modules_to_forward_prefetch` | `forward_prefetch=True` | `stage3_prefetch_bucket_size` |
-# | `backward_prefetch` | 1; `set_modules_to_backward_prefetch` | `BackwardPrefetch.BACKWARD_PRE` (1), None (0). `BACKWARD_POST` is between the two | `stage3_prefetch_bucket_size` |
-# | `reshard`, `keep_last` | `reshard_after_forward=` True, False, or a number of ranks, for each unit | `ShardingStrategy.FULL_SHARD`, `SHARD_GRAD_OP` | `stage3_max_live_parameters`, `stage3_max_reuse_distance` |
-# | at most 1 + prefetch units whole | by events | `limit_all_gathers=True` allows two gathers in flight | `stage3_max_live_parameters` |
-# | `all_gather_cast`, `reduce_scatter_mean` | `MixedPrecisionPolicy` | `MixedPrecision` | `"bf16"`, `"fp16"`; for the gradients `communication_data_type` |
-# | `hybrid_groups` | a mesh of two dimensions | `ShardingStrategy.HYBRID_SHARD` | `mics_shard_size`; `zero_hpz_partition_size` |
-# | `keep="gradients"` | `set_requires_gradient_sync(False)` | `no_sync()` | gradients are always sharded in stages 2 and 3 |
+# | `module.blocks` | modules you call it on | `auto_wrap_policy` | automatic, in buckets |
+# | `forward_prefetch` | implicit, or `set_modules_to_forward_prefetch` | `forward_prefetch=True` | `stage3_prefetch_bucket_size` |
+# | `backward_prefetch` | 1, or `set_modules_to_backward_prefetch` | `BACKWARD_PRE` (1), None (0) | `stage3_prefetch_bucket_size` |
+# | `reshard`, `keep_last` | `reshard_after_forward` of each unit | `FULL_SHARD`, `SHARD_GRAD_OP` | `stage3_max_live_parameters`, `stage3_max_reuse_distance` |
+# | at most 1 + prefetch units | by events | `limit_all_gathers=True`, so two gathers | `stage3_max_live_parameters` |
+# | `all_gather_cast`, `reduce_scatter_mean` | `MixedPrecisionPolicy` | `MixedPrecision` | `"bf16"`, `"fp16"`, `communication_data_type` |
+# | `hybrid_groups` | a 2-D mesh | `HYBRID_SHARD` | `mics_shard_size`, `zero_hpz_partition_size` |
+# | `keep="gradients"` | `set_requires_gradient_sync` | `no_sync()` | never kept |
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
-# | | `CPUOffloadPolicy` | `CPUOffload(offload_params=True)` | `offload_param`, `offload_optimizer` |
+# | | `CPUOffloadPolicy` | `CPUOffload` | `offload_param`, `offload_optimizer` |
 #
-# `BACKWARD_POST` asks for unit i − 1 after the backward of unit i, and before the reduction of i. So one unit
-# less is whole, but each gather of backward is exposed, while reductions are hidden. With None, the gather
-# comes when it is needed, behind the reduction, as in the *Break it* of §2. PyTorch recommends FSDP2 for new
-# code. The FSDP1 of 2.13 wants a machine with an accelerator, so its column is read from its signatures.
+# `reshard_after_forward` can be True, False or a number of ranks. DeepSpeed always shards gradients in
+# stages 2 and 3.
+#
+# `BACKWARD_POST` is between `BACKWARD_PRE` and None. It asks for unit i − 1 after the backward of unit i, and
+# before the reduction of i. So one unit less is whole, but each gather of backward is exposed, while
+# reductions are hidden. With None, the gather comes when it is needed, behind the reduction, as in the
+# *Break it* of §2. PyTorch recommends FSDP2 for new code. The FSDP1 of 2.13 wants a machine with an
+# accelerator, so its column is read from its signatures.
 #
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
 # but FSDP1 takes the enumeration's member instead of a string. Its overlap is
