@@ -68,6 +68,22 @@ def test_the_mistake_that_gives_the_right_answers_too_goes_first() -> None:
     assert said(lines, lambda n: n * n) == ["it is squared.", ""]
 
 
+def test_a_right_answer_speaks_against_a_mistake_that_is_made_overall() -> None:
+    """5 for 2 is right and not a square, so the function did not square every number."""
+
+    def line(overall: Sequence[str]) -> list[Prediction]:
+        numbers = [(2,), (3,)]
+        return [
+            Prediction(
+                "next", 0, numbers, lambda n: 2 * n + 1, SLIPS, otherwise="Again.", overall=overall
+            )
+        ]
+
+    assert said(line(()), lambda n: n * n if n == 3 else 2 * n + 1) == ["it is squared."]
+    assert said(line([*SLIPS]), lambda n: n * n if n == 3 else 2 * n + 1) == ["Again."]
+    assert said(line([*SLIPS]), lambda n: n * n) == ["it is squared."]
+
+
 def said(questions: Sequence[Prediction], function: Callable[[int], float]) -> list[str]:
     """The hints of the lines."""
     (case,) = evaluated(questions)

@@ -92,7 +92,8 @@ class Prediction:
     index: of the object in the exercise; slips: the formulas of usual mistakes, by the sentences that name
     them; otherwise: said when no slip fits; pick: from an answer to its number, or a `Misfit`; tolerance:
     relative; called: the function, if the number has a name of its own; ideas: those of the slips that miss
-    the exercise's point. Arguments are plain data or a `Model`, and may end with `Keywords`, which formulas
+    the exercise's point; overall: those that speak of all answers, so a right answer that they would not give
+    speaks against them. Arguments are plain data or a `Model`, and may end with `Keywords`, which formulas
     take as keyword arguments, too.
     """
 
@@ -108,6 +109,7 @@ class Prediction:
     tolerance: float = 1e-6
     called: str = ""
     ideas: Collection[str] = ()
+    overall: Collection[str] = ()
 
     def right(self, args: tuple) -> float:
         return applied(self.formula, args)
@@ -263,11 +265,17 @@ def explain(
     right_ones = [(args, value) for args, value, right in others if right]
     fitting = [(s, f) for s, f in question.slips.items() if all(fits(f, a, v) for a, v in wrong_ones)]
     in_all = (s for s, f in fitting if all(fits(f, a, v) for a, v in right_ones))
-    slip = next(in_all, fitting[0][0] if fitting else "")
+    slip = next(in_all, next((s for s, f in fitting if possible(question, s, f, wrong_for)), ""))
     factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
     sentence = Sentence(said, f"{opened(question.name)} gives a wrong number for some arguments{factor}.")
     missed = slip in question.ideas
     return wrong(sentence, slip or question.otherwise, cause=f"{question.name}: {slip}", misses_point=missed)
+
+
+def possible(question: Prediction, says: str, slip: Formula, wrong_for: Sequence[tuple]) -> bool:
+    """Whether the line's right answers leave it possible that the student made this slip."""
+    right_for = (args for args in question.arguments if args not in wrong_for)
+    return says not in question.overall or all(fits(slip, a, question.right(a)) for a in right_for)
 
 
 def compared(value: float, right: float) -> str:

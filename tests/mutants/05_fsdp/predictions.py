@@ -91,6 +91,25 @@ def unit_bytes(config, itemsize=2):
 +        gathers = k if reshard else 1
 
 
+# %% wrong: weights that stay are gathered K times, in both rows of the table
+# is: slip
+# says: Count the gathers and the reductions of the K microbatches
+# base: what the wrong ones change
+-        gathers = k + 1 if reshard else 1
++        gathers = k if reshard else 1
+@@
+-        gathers = 1
++        gathers = k
+
+
+# %% wrong: weights that are never freed are gathered once for forward and once for backward
+# is: slip
+# says: Count the gathers and the reductions of the K microbatches
+# base: what the wrong ones change
+-        gathers = 1
++        gathers = 2
+
+
 # %% wrong: a reduce-scatter in each microbatch
 # is: slip
 # says: only the last microbatch reduces

@@ -253,7 +253,7 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
                 "fsdp_bytes", 0,
                 [(some, n, each, kit.Keywords(keep=keep, **more))
                  for keep in KEEPS for each in (k, 1) for more in ({}, {"gradients": 2})],
-                facts.fsdp_bytes, KEPT | BYTES, weight=1, title="fsdp_bytes: with `keep`",
+                facts.fsdp_bytes, KEPT | BYTES, weight=1, title="fsdp_bytes: with `keep`", overall=BYTES,
                 otherwise="Count the gathers and the reductions of the K microbatches with the table.",
             ),
             kit.Prediction(
