@@ -78,5 +78,5 @@ def _said(exercise: Exercise) -> list[str]:
     keeps = "a quarter" if exercise.besides else "half"
     besides = f", for {exercise.besides}" if exercise.besides else ""
     return [
-        f"The exercise is about {exercise.point}: without that at most {keeps} of its points{besides}."
+        f"The exercise is about {exercise.point}. Without that, at most {keeps} of its points{besides}."
     ]

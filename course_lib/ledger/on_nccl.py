@@ -21,8 +21,8 @@ TOGETHER = (
 )
 ONE_ORDER = "Begin the messages and collectives of a group in one order that all ranks agree on."
 TAGS = (
-    "NCCL has no tags: the first receive between two ranks gets what was sent first. Post each receive in "
-    "the order in which its sender sends."
+    "NCCL has no tags, so the first receive between two ranks gets the message that was sent first. Post the "
+    "receives in the order in which the other rank sends."
 )
 
 
@@ -49,10 +49,8 @@ def remarks(ledger: Ledger) -> Iterator[Remark]:
     ]
     anywhere = next((message for message in messages if message.peer is None), None)
     if anywhere is not None:
-        said = (
-            f"rank {anywhere.rank} receives from any rank, which NCCL cannot{at([anywhere.line])}."
-        )
-        general = "a rank receives from any rank, which NCCL cannot."
+        said = f"rank {anywhere.rank} receives from any rank, which NCCL cannot do{at([anywhere.line])}."
+        general = "a rank receives from any rank, which NCCL cannot do."
         yield Remark(said, general, "Name the sender: dist.recv(..., src).", (anywhere.line,))
         return
     if messages and any(side_by_side(operation) for operation in operations):
@@ -152,8 +150,10 @@ def mixed_up(messages: Sequence[Operation]) -> Iterator[Remark]:
                 for message, tag in zip(sides["recv"], sent, strict=True)
                 if message.tag != tag
             )
-            order = "in another order than they are sent in, by their tags"
-            said = f"rank {dst} receives the messages of rank {src} {order}{at([first.line])}."
-            general = f"a rank receives messages {order}."
+            order = "in a different order than they were sent"
+            said = (
+                f"rank {dst} uses tags to receive rank {src}'s messages {order}{at([first.line])}."
+            )
+            general = f"a rank uses tags to receive messages {order}."
             yield Remark(said, general, TAGS, (first.line,))
             return

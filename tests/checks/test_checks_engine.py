@@ -685,7 +685,7 @@ TABLE = """\
 ring_all_reduce                                               8.0 of 12
   ✓ sum, 2 ranks, 8 elements
   ✗ sum, 4 ranks, 10 elements
-      elements 8 and 9 still hold each rank's own value: nothing was added to them.
+      elements 8 and 9 still hold each rank's own value, because nothing was added to them.
       They are the remainder of 10 / 4: your chunks cover 8 elements.
   ✗ sum, 3 ranks, 2 elements                    (the same cause)
   ✓ bfloat16 · ✓ non-contiguous · ✓ sub-group {1, 3}
@@ -694,7 +694,7 @@ ring_all_reduce                                               8.0 of 12
 
 
 def test_the_table_reads_as_agreed():
-    seen = "elements 8 and 9 still hold each rank's own value: nothing was added to them."
+    seen = "elements 8 and 9 still hold each rank's own value, because nothing was added to them."
     cause = "They are the remainder of 10 / 4: your chunks cover 8 elements."
     lines = [
         ReportLine("sum, 2 ranks, 8 elements", True),
@@ -718,7 +718,7 @@ ring_attention                                                1.6 of 10
   ✗ a
       deadlock: 0 -> 1 -> 0
   - 5 other cases were not judged               (the same cause)
-      2 runs were not begun: after two deadlocks or time-outs a check ends.
+      2 runs were not begun, because a check ends after two deadlocks or time-outs.
   ✗ i
       rank 1 raised ValueError.
   - j                                           (the same cause)

@@ -260,7 +260,7 @@ def test_another_schedule_of_the_notebook_keeps_a_quarter_at_most(
             assert report.score > 0.1, "for a schedule that can be done"
             assert any(
                 said.endswith(
-                    "at most a quarter of its points is earned, for a schedule that can be done."
+                    "at most a quarter of its points are earned, for a schedule that can be done."
                 )
                 for said in report.messages
             )

@@ -115,7 +115,7 @@ def test_the_remainder_is_told_as_agreed(seed):
     made = Made(seed, 4, 10)
     results = {rank: torch.cat([made.total[:8], made.values[rank, 8:]]) for rank in range(4)}
     assert made.said(results) == [
-        "elements 8 and 9 still hold each rank's own value: nothing was added to them."
+        "elements 8 and 9 still hold each rank's own value, because nothing was added to them."
     ]
 
 
@@ -144,7 +144,7 @@ def test_alike_mistakes_of_several_ranks_are_one(seed):
     (one,) = mistakes(pieces, made.language, range(3))
     assert (one.sign, one.ranks) == ("partial", (0, 1, 2))
     assert made.said({rank: without for rank in range(3)}) == [
-        "on every rank, all 6 elements hold only rank 0's and rank 1's values; rank 2's is missing."
+        "on every rank, all 6 elements hold only rank 0's and rank 1's values, while rank 2's is missing."
     ]
 
 

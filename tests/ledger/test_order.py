@@ -262,7 +262,10 @@ def test_messages_that_only_tags_tell_apart(turned: bool) -> None:
     run = launch(body, world_size=2, backend="gloo")
     said = list(remarks(run.ledger))
     assert bool(said) == turned
-    assert not said or "rank 1 receives the messages of rank 0 in another order" in said[0].said
+    assert (
+        not said
+        or "rank 1 uses tags to receive rank 0's messages in a different order" in said[0].said
+    )
     assert run[1] == (1.0, 2.0)
     with nccl_like.offered():
         there = launch(body, world_size=2, backend="nccl-like")
@@ -274,7 +277,7 @@ def test_a_receive_from_any_rank() -> None:
         dist.send(torch.ones(1), 0) if dist.get_rank() else dist.recv(torch.ones(1))
 
     (remark,) = said_of(body)
-    assert "rank 0 receives from any rank, which NCCL cannot (test_order.py" in remark.said
+    assert "rank 0 receives from any rank, which NCCL cannot do (test_order.py" in remark.said
 
 
 # --- a GPU's stream, whose host has gone on

@@ -76,9 +76,9 @@ def without_the_point(exercise: Exercise, judged: list[Judged], score: float) ->
         return 1.0
     earned = "at most half of the points are earned"
     if exercise.besides:
-        earned = f"at most a quarter of its points is earned, for {exercise.besides}"
+        earned = f"at most a quarter of its points are earned, for {exercise.besides}"
     if missed is not None:
-        tell(missed, f"The exercise is about {exercise.point}: without that {earned}.")
+        tell(missed, f"The exercise is about {exercise.point}. Without that, {earned}.")
     elif unseen is not None:
         first = next(row for row in in_order(judged) if row.finding.cause == unseen.finding.cause)
         tell(first, f"The exercise is about {exercise.point}. No run shows that, so {earned}.")
@@ -204,7 +204,7 @@ def fold(lines: list[ReportLine], several: list[tuple[Judged, ReportLine]]) -> N
     )
     if unrun := len({id(row.case) for row, _ in several if row.unjudged == NOT_BEGUN}):
         runs = f"{words.counted(unrun, 'run')} {words.verb([0] * unrun, 'was', 'were')} not begun"
-        together.say([f"{runs}: after two deadlocks or time-outs a check ends."])
+        together.say([f"{runs}, because a check ends after two deadlocks or time-outs."])
     place = next(i for i, line in enumerate(lines) if line is gone[0])
     lines[place] = together
     lines[:] = [line for line in lines if not any(line is folded for folded in gone)]

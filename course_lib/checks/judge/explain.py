@@ -103,7 +103,7 @@ def describe(piece: Piece, language: Language) -> tuple[str, str]:
     """(sign, words for the values) of one piece."""
     origin = piece.origin
     if origin.kind == "nan":
-        return "nan", "NaN: memory that was never written, or 0/0"
+        return "nan", "NaN, which comes from memory that was never written or from 0/0"
     if origin.kind == "zero":
         return "zero", "0"
     if origin.kind == "mean":
@@ -134,7 +134,7 @@ def counted(counts: Sequence[int], language: Language) -> tuple[str, str]:
         once = [s for s, count in enumerate(counts) if count == 1]
         are = words.verb(never, "is", "are")
         missing = words.listing(map(language.whose, never))
-        return "partial", f"only {language.values(once)}; {missing} {are} missing"
+        return "partial", f"only {language.values(once)}, while {missing} {are} missing"
     phrases = [f"{language.whose(s)} value {words.times(counts[s])}" for s in often]
     if never:
         phrases.append(f"{words.listing(map(language.whose, never))} never")
@@ -144,7 +144,7 @@ def counted(counts: Sequence[int], language: Language) -> tuple[str, str]:
 def old_content(piece: Piece, language: Language) -> tuple[str, str]:
     counts = piece.origin.counts
     if not any(counts[: language.summed]):
-        return "old", "the content from before the call: nothing was written there"
+        return "old", "the content from before the call, because nothing was written there"
     if all(c == 1 for c in counts[: language.summed]):
         return "old", f"{language.expected} added to the content from before the call"
     return "old", "a sum that includes the content from before the call"
@@ -191,7 +191,7 @@ def sentence(mistake: Mistake, language: Language, all_ranks: Sequence[int]) -> 
         return copied(mistake, language, place, language.belongs)
     if mistake.sign == "own" and everywhere:
         them = "them" if hold == "hold" else "it"
-        return f"{place} still {hold} each rank's own value: nothing was added to {them}."
+        return f"{place} still {hold} each rank's own value, because nothing was added to {them}."
     who = "on every rank" if everywhere else f"on {words.ranks(mistake.ranks)}"
     still = "still " if mistake.sign == "own" else ""
     return f"{who}, {place} {still}{hold} {mistake.detail}."

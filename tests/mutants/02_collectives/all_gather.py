@@ -53,7 +53,7 @@ def all_gather(output, input, group=None):
 
 # %% wrong: the whole output in every round
 # is: idea
-# says: never the whole output: without that at most half
+# says: never the whole output\. Without that, at most half
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     output.zero_()

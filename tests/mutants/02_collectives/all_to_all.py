@@ -67,7 +67,7 @@ def all_to_all(output, input, group=None):
 
 # %% wrong: the whole input to everybody
 # is: idea
-# says: not the whole input: without that at most half
+# says: not the whole input\. Without that, at most half
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     whole, incoming = input.contiguous(), output.chunk(n)

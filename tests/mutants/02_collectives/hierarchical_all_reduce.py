@@ -1,6 +1,6 @@
 # %% wrong: the whole tensor across the nodes
 # is: idea
-# says: and no more: without that at most half
+# says: and no more\. Without that, at most half
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.reshape(-1)

@@ -66,7 +66,7 @@ def reduce_scatter(output, input, group=None):
 
 # %% wrong: the whole input in every round
 # is: idea
-# says: never the whole input: without that at most half
+# says: never the whole input\. Without that, at most half
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     total = input.contiguous().clone()

@@ -1,6 +1,6 @@
 # %% wrong: the whole tensor round the ring
 # is: idea
-# says: never the whole tensor: without that at most half
+# says: never the whole tensor\. Without that, at most half
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     total, passed = tensor.contiguous().clone(), tensor.contiguous().clone()
@@ -15,7 +15,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: every round sends the whole tensor, four times the optimum
 # is: idea
-# says: never the whole tensor: without that at most half
+# says: never the whole tensor\. Without that, at most half
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().view(-1).clone()

@@ -98,7 +98,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: waits in the hook
 # is: idea
-# says: while backward still runs: without that at most half
+# says: while backward still runs\. Without that, at most half
 # base: what the wrong ones change
              work = dist.all_reduce(flat, group=self.group, async_op=True)
 +            work.wait()
@@ -217,7 +217,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: one all-reduce for each parameter, in hooks
 # is: idea
-# says: while backward still runs: without that at most half
+# says: while backward still runs\. Without that, at most half
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()

@@ -45,7 +45,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: the error is not written
 # is: idea
-# says: nothing is lost for good: without that at most half
+# says: nothing is lost for good\. Without that, at most half
 # base: elements and scales apart
 -    error.copy_(residual.view(-1)[:size].view_as(error))
 

@@ -189,7 +189,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 # %% wrong: each rank draws from a seed of its own
 # is: idea
-# says: the same on all ranks: without that at most half
+# says: the same on all ranks\. Without that, at most half
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     import random
 

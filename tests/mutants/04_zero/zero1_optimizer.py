@@ -69,7 +69,7 @@ class Zero1Optimizer:
 
 # %% wrong: replicas: nothing is sharded
 # is: idea
-# says: its state then has 1/N of the size|without that at most half
+# says: its state then has 1/N of the size|Without that, at most half
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, **defaults):
         self.params = list(params)

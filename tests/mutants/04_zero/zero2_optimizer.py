@@ -223,7 +223,7 @@ class Zero2Optimizer:
 
 # %% wrong: replicas behind an all-reduce
 # is: idea
-# says: holding less: without that at most half
+# says: holding less\. Without that, at most half
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
         self.params = list(params)

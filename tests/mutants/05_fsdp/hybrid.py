@@ -174,7 +174,7 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 
 # %% wrong: the all-reduce comes first, and half of the points are kept
 # is: idea
-# says: each rank's own shard across the islands, and no more: without that at most half
+# says: each rank's own shard across the islands, and no more\. Without that, at most half
 # base: what the wrong ones change
 -    dist.reduce_scatter_tensor(output, grads, group=shard_group)
 -    dist.all_reduce(output, group=replica_group)

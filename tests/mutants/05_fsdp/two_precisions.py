@@ -29,7 +29,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 
 # %% wrong: float32 is gathered, and half of the points are kept
 # is: idea
-# says: gradients that are added in float32: without that at most half
+# says: gradients that are added in float32\. Without that, at most half
 # base: what the wrong ones change
 -    row = shard.reshape(-1).to(output.dtype)
 -    dist.all_gather_into_tensor(output.view(-1), row, group=group)
