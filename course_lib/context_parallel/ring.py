@@ -22,7 +22,7 @@ kept in float32). The messages hide behind the computation if a part is long eno
 `course_lib.facts.hiding_block`).
 
 Source: Liu, Zaharia, Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023;
-Li et al., Sequence Parallelism, 2021 (the ring). Layouts for causal masks: `layouts.py`.
+Li et al., Sequence Parallelism, 2021 (the ring). For layouts for causal masks, see `layouts.py`.
 
 Copy this file together with tiles.py, softmax.py, layouts.py and arguments.py.
 """
@@ -56,7 +56,7 @@ def ring_attention(
 
     q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim), as for
         `tiled_attention`. All ranks call it, with the same batch, heads and dtype.
-    layout: where each rank's tokens are in the sequence; None: parts of equal size in succession.
+    layout: where each rank's tokens are in the sequence. None means parts of equal size in succession.
     block: within a step, scores are made in tiles of block x block.
 
     Returns a tensor of q's shape and dtype, merged in float32 at least. Gradients of k and v return to the
@@ -137,8 +137,8 @@ class _RingAttention(torch.autograd.Function):
 def pass_on(tensor: Tensor, arriving: Spans, group: Group) -> tuple[Tensor, list[dist.Work]]:
     """Begin to send `tensor` to the next rank, and to receive the previous rank's tensor.
 
-    tensor: (2, batch, tokens, kv_heads, head_dim); arriving: the spans of the arriving tokens. Neither tensor
-    may be touched before `wait`. Send and receive are posted together, because they could deadlock on NCCL if
+    tensor: (2, batch, tokens, kv_heads, head_dim); arriving: the spans of the arriving tokens. Do not touch
+    either tensor before `wait`. Send and receive are posted together, because they could deadlock on NCCL if
     one were posted after the other.
     """
     rank, n = place(group)

@@ -38,7 +38,7 @@ def online_softmax_merge(
 
     out, block_out: attention to the keys of each part, (batch, seq, heads, head_dim), or any (..., head_dim).
     lse, block_lse: the logarithm of the sum of the exponentials of its scores, (batch, seq, heads), or (...);
-        -inf if no key was seen, and then out is 0.
+        -inf if no key was seen, in which case out is 0.
 
     Returns new tensors. Gradients pass to all four, and none is nan. A part that saw no key gets 0 if the
     other part saw one. If neither saw one, each lse gets 0, and each out gets half of the gradient, although

@@ -52,8 +52,8 @@ def ulysses_attention(
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks of `group`.
 
-    Arguments and result are the same as for `ring_attention`. Also raises ValueError if the number of ranks
-    does not divide the heads of queries or the heads of keys and values.
+    Arguments and result are the same as for `ring_attention`. It also raises ValueError if the number of
+    ranks does not divide the heads of queries or the heads of keys and values.
     """
     check_qkv(q, k, v, block)
     rank, n = place(group)

@@ -6,8 +6,8 @@
     best_layout          the fastest layout that can be cut and fits
 
 `step_time.py` and `memory.py` do the same for other models (grouped keys, SwiGLU, flash attention), and keep
-the parts of a step separate. Their results and these agree within 3 % on Megatron-LM's rows (a test). Here a
-product takes as long as its FLOPs, whatever its shape.
+the parts of a step separate. Their results agree with the results of this file within 3 % on Megatron-LM's
+rows (a test checks it). Here a product takes as long as its FLOPs, whatever its shape.
 
 A layout is a dict: "pp", "dp", "cp", "tp" (ranks, tp innermost), "microbatch" (sequences), "chunks" (v),
 "zero" (0, 1 or 3), "recompute", and "sequence" (parallelism along tp). Links are given as on a data sheet:
@@ -61,7 +61,7 @@ def memory_per_gpu(shape: Gpt, layout: Layout, batch: int) -> float:
 
     There are P' = (12 h^2 for each of L/p layers, and the table) / t parameters, with 2 bytes of weights, 2
     of gradients, and 12 of the optimizer. Stage 1 of ZeRO divides the 12 over dp and cp. Stage 3 divides all
-    16, but also has one whole layer. The stage keeps min(m, p) microbatches of its L/p layers, and
+    16, but also holds one whole layer. The stage keeps min(m, p) microbatches of its L/p layers, and
     (p - 1) / v more with v chunks.
     """
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
@@ -92,7 +92,8 @@ def all_reduce_seconds(nbytes: float, n: int, stride: int, links: Numbers) -> fl
     """A sum over n ranks that are `stride` apart, with g of them in each node.
 
     It is a ring of g inside every node, and g rings of n / g between the nodes, each with 1/g of the bytes
-    and its own network card. One of the two sends nothing if the group is inside one node, or if g is 1.
+    and its own network card. One of the two kinds of ring sends nothing if the group is inside one node, or
+    if g is 1.
     """
     inside = min(n, max(1, int(links["per_node"]) // stride))
     nvlink = ring_seconds(nbytes, inside, links["NVLink"] / 2, links["NVLink alpha"])

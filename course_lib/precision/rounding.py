@@ -31,9 +31,9 @@ LOW = 16  # bits a float32 has and a bfloat16 does not
 def stochastic_round(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """`x` in bfloat16, each element one of its two neighbours, with x as its expected value.
 
-    x: float32, any shape; it is not modified. generator: on x's device; None: PyTorch's default. Values that
-    bfloat16 can store, infinities and NaN stay. Beyond the largest number, the upper neighbour is infinity.
-    TypeError unless x is float32.
+    x: float32, any shape; it is not modified. generator: on x's device, where None means PyTorch's default.
+    Values that bfloat16 can store, infinities and NaN stay as they are. Beyond the largest number, the upper
+    neighbour is infinity. Raises TypeError unless x is float32.
     """
     if x.dtype != torch.float32:
         raise TypeError(f"x is {x.dtype}: it must be torch.float32, whose lower half is cut off")

@@ -49,7 +49,10 @@ MX_TOP = 8  # exponent of e4m3's largest number, 448 = 1.75 * 2^8
 
 
 def largest(dtype: torch.dtype) -> float:
-    """The largest number of an 8-bit format: 448 of e4m3, 57,344 of e5m2, 127 of int8 (-128 is not used)."""
+    """The largest number of an 8-bit format.
+
+    It is 448 for e4m3, 57,344 for e5m2, and 127 for int8 (-128 is not used).
+    """
     return torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
@@ -64,12 +67,12 @@ def quantize(
     x: (rows, columns), float32 or bfloat16; it is not modified. block: (rows, columns) of a block, -1 for all
     of them; blocks at the edges can be smaller. dtype: float8_e4m3fn, float8_e5m2 or int8. group: ranks that
     hold parts of the same blocks, such as a sharded weight with one scale. They agree on the largest
-    magnitudes. None: this rank has all of every block, so nothing is sent.
+    magnitudes. None means that this rank has all of every block, so nothing is sent.
     Returns values (rows, columns) in `dtype` and scales (blocks down, blocks across) in float32, which are
     amax / largest(dtype). A block of zeros has the scale 1. A block with an infinite element or a NaN has the
     scale NaN and comes back as NaN, so that the fault shows on all ranks.
-    Sends an all-reduce of 4 bytes per scale if there is a group. ValueError if x is not a matrix or a block
-    is empty.
+    Sends an all-reduce of 4 bytes per scale if there is a group. Raises ValueError if x is not a matrix or a
+    block is empty.
     """
     rows, columns = extent(x, block)
     # a maximum over ranks of NaN and a number can be either, so infinity stands for both faults

@@ -69,7 +69,8 @@ def offsets(tensors: Sequence[torch.Tensor]) -> list[int]:
 class Span:
     """The part of one parameter that a rank's shard holds: elements start to stop of the parameter.
 
-    `low` and `high` are their bounds in the shard. All four are 0 if the shard holds none of them.
+    `low` and `high` are their bounds in the shard. All four are 0 if the shard holds no element of the
+    parameter.
     """
 
     start: int

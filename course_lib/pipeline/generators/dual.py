@@ -1,7 +1,7 @@
 """From both ends at the same time, so that there is always a forward to overlap with a backward.
 
 Source: DeepSeek-V3 Technical Report (arXiv 2412.19437), section 3.2.1, figure 5 and table 2, and the
-authors' implementation, github.com/deepseek-ai/DualPipe; DualPipeV is DualPipe cut in half.
+authors' implementation, github.com/deepseek-ai/DualPipe. DualPipeV is DualPipe cut in half.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def dualpipe(stages: int, microbatches: int) -> list[list[Action | Pair]]:
     microbatches go through stages 0 to p-1, the others through p to 2p-1. Pass `copies=2` to `validate` and
     `simulate`. Each rank idles (p/2-1)(F&B + B - 3W), where F&B is the time of a pair computed as one block,
     and B the time of a whole backward. It holds up to p+1 activations, and the weights twice. The formula
-    needs F = I >= W. If a pair takes less than F + B, only the ranks of the middle idle for so long, and the
-    others idle less. Needs an even p, and an even m of at least 2p.
+    needs F = I >= W. If a pair takes less than F + B, only the ranks of the middle idle for so long, while
+    the others idle less. The schedule needs an even p, and an even m of at least 2p.
     """
     if stages % 2:
         raise ValueError(
@@ -41,7 +41,7 @@ def dualpipe_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
 
     Rank i holds stages i and 2p-1-i of one copy, as in ZB-V, and does what rank i of DualPipe on 2p ranks
     does. Each rank idles (p-1)(F&B + B - 3W), in times of one stage, and holds up to 2p+1 activations of one
-    stage. Needs m >= 2p; the formula has the same conditions as for DualPipe.
+    stage. The schedule needs m >= 2p, and the formula has the same conditions as for DualPipe.
     """
     counted(stages, microbatches, least=2 * stages)
     rows = []

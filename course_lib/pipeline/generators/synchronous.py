@@ -60,7 +60,7 @@ def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> 
     (p-1)(F+B)/v. The price is v times as many messages, and memory, because rank i holds up to
     min(mv, 2(p-1-i) + (v-1)p + 1) activations of 1/v of a rank's layers. Microbatches go around in groups of
     p, so m must be a multiple of p.
-    Source: Narayanan et al. 2021, section 2.2.2; the warm-up is as long as in Megatron-LM.
+    Source: Narayanan et al. 2021, section 2.2.2. The warm-up is as long as in Megatron-LM.
     """
     counted(stages, microbatches, least=stages, unit=stages)
     if chunks < 1:

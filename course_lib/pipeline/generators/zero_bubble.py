@@ -1,8 +1,8 @@
 """Only half of a backward is urgent.
 
 The stage before waits for the gradient of the input (I), but no stage waits for the gradient of the weights
-(W). So do I immediately, and W when the rank would otherwise idle. F, I and W also name their times for one
-microbatch on one rank.
+(W). So a rank does I immediately, and W when it would otherwise idle. F, I and W also name their times for
+one microbatch on one rank.
 
 Source: Qi, Wan, Huang, Lin: Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), where I is called
 B, sections 2.1 and 2.2, figure 3, table 2; for ZB-V section 6, figure 8.
@@ -64,7 +64,8 @@ def zero_bubble_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
     m >= 2p-1, since fewer microbatches, as well as other durations, leave gaps.
 
     A gap is filled with the oldest W in store. Any other would do as well, since no stage waits for a W and
-    all W of a rank have the same size. PyTorch's ScheduleZBVZeroBubble takes others, and is just as long.
+    all W of a rank have the same size. PyTorch's ScheduleZBVZeroBubble takes another W, and its schedule is
+    just as long.
     """
     counted(stages, microbatches)
     return [_v(stages, microbatches, rank) for rank in range(stages)]
