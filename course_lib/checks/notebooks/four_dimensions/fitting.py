@@ -91,6 +91,7 @@ def gb(
         "batch": min(batch, most),
         "batch / dp": min(batch / layout["dp"], most), "m / cp": min(m / layout["cp"], most),
         "always more": min(m, pp + more), "never fewer": pp + more,
+        "chunks never fewer": min(m, most) if v == 1 else most,
         "times more": min(m, pp) * (1 + more * (v > 1)),
     }  # fmt: skip
     kept_of = in_flight[held] * (layers if of_stage else shape.layers)
@@ -197,6 +198,9 @@ ACTIVATIONS: dict[str, Formula] = {
     "The stage keeps p + (p - 1) / v microbatches whatever m and v are. But a step has only m, and one chunk "
     "keeps only p, so it is min(m, p) with one chunk.": slip(
         held="never fewer"
+    ),
+    "A step of p microbatches has no more to keep with chunks either, so it is min(m, p + (p - 1) / v).": slip(
+        held="chunks never fewer"
     ),
     "The (p - 1) / v microbatches of interleaved stages are added to p, so they do not multiply it.": slip(
         held="times more"
@@ -368,6 +372,7 @@ def memory_per_gpu(draw: kit.Draw) -> Iterator[kit.Case]:
     full = kept(("full", True, 1, 1536), ("full", False, 1, 1536))
     more = [
         *kept(("none", True, 1, 8), ("selective", False, 2, 64)),  # fewer microbatches than stages
+        (GPT3, plan(8, 16, 8, chunks=2, recompute="selective", sequence=True), 128),  # as many as stages
         (GPT3, plan(4, 32, 8, chunks=4, recompute="selective", sequence=True), 1536),
         (gpt(32, 32, 4096, context=32_768), plan(2, 4, 4, cp=4, recompute="none", sequence=True), 64),
         (gpt(32, 32, 4096, context=32_768), plan(8, 2, 4, cp=2, recompute="none", sequence=True), 12),
