@@ -395,7 +395,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: chunks keep p + (p - 1) / v microbatches, if there are so many or not
 # is: detail
-# says: A step of p microbatches has no more to keep with chunks either
+# says: A step of p microbatches has no more to keep, also with chunks
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
 +    held = min(m, p) if v == 1 else p + (p - 1) / v

@@ -199,7 +199,7 @@ ACTIVATIONS: dict[str, Formula] = {
     "keeps only p, so it is min(m, p) with one chunk.": slip(
         held="never fewer"
     ),
-    "A step of p microbatches has no more to keep with chunks either, so it is min(m, p + (p - 1) / v).": slip(
+    "A step of p microbatches has no more to keep, also with chunks, so it is min(m, p + (p - 1) / v).": slip(
         held="chunks never fewer"
     ),
     "The (p - 1) / v microbatches of interleaved stages are added to p, so they do not multiply it.": slip(
