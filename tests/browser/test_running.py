@@ -12,8 +12,8 @@ from tests.browser.lab import Lab
 from tests.browser.server import Server
 
 FIRST = "00_first_ranks/00_first_ranks.ipynb"
-# Student versions with widgets, whose kernels work least. In each an exercise is not solved yet, so cells below
-# say what they wait for. `tests/notebooks` runs all others, without a browser.
+# Student versions with widgets, whose kernels work least. In each an exercise is not solved yet, so the cells
+# below it say what they wait for. `tests/notebooks` runs all others, without a browser.
 FROM_STUBS = ("06_tensor_parallel", "11_experts")
 # Ranks that print who they are and then go on until something ends them; two of them compute.
 LOOP = """\
