@@ -17,7 +17,7 @@
 # |---|---|
 # | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient in pieces and copies; a model of a cluster's bytes, memory and time; a search for the best layout |
 # | you need | averages of gradients (notebook 03); layers cut over ranks (notebook 06); `run_schedule` (notebook 07); zigzag (notebook 08) |
-# | time | three hours, with a break after §4; the *optional* parts (the ends of §3, §5, §7 and §8, and §10) take three quarters of an hour more |
+# | time | about three hours, with a break after §4; the *optional* parts (the ends of §3, §5, §7 and §8, and §10) take three quarters of an hour more |
 # | points | 60, and 6 of extra credit |
 # | on a rented machine | nothing to rent, because two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL, and the section *On your GPUs* uses one or more |
 #
@@ -25,14 +25,14 @@
 # |---|---|---|---|
 # | 1 Coordinates | 18 | 5 | |
 # | 2 Who reads what | 16 | 5 | 1; notebook 08 |
-# | 3 Three axes in one step | 40, and 3 *optional* | 13 | 2; notebooks 06, 07 |
+# | 3 Three axes in one step | 42, and 3 *optional* | 13 | 2; notebooks 06, 07 |
 # | 4 The norm of a gradient that no rank holds | 19 | 8 | 3 |
-# | 5 What each axis sends | 26, and 4 *optional* | 8 | 3; notebook 08 |
-# | 6 Does it fit? | 12 | 6 | notebooks 01, 07 |
-# | 7 How long? A cluster of 1,024 | 20, and 3 *optional* | 7 | 5, 6 |
+# | 5 What each axis sends | 29, and 4 *optional* | 8 | 3; notebook 08 |
+# | 6 Does it fit? | 13 | 6 | notebooks 01, 07 |
+# | 7 How long? A cluster of 1,024 | 22, and 3 *optional* | 7 | 5, 6 |
 # | 8 Choose | 11, and 4 *optional* | 4 | 6, 7 |
 # | 9 Questions | 13 | 4 | all |
-# | 10 Optional: replay a recorded run | 30 | 6 extra | 5, 7 |
+# | 10 Optional: replay a recorded run | 35 | 6 extra | 5, 7 |
 
 # %% [markdown]
 # ### Words and letters
@@ -358,11 +358,12 @@ def sheet(sizes, rows, seq):
 sheet({"dp": 2, "cp": 2, "tp": 2}, 8, 32) if ready(my_part) else None
 
 # %% [markdown]
-# Both ranks of tp read every square. From row 4 on, other ranks read, because dp gives 4 rows to each of 2
-# replicas. On the mesh of the question it gives 4 rows to each of 8, so a step sees 4 · 8 samples.
+# Each square is read by the two ranks of one tp group. From row 4 on, other ranks read, because dp gives 4
+# rows to each of 2 replicas. On the mesh of your prediction, dp gives 4 rows to each of 8 replicas, so a step
+# sees 4 · 8 samples.
 #
-# **Break it.** Two replicas read the same rows, because one index is wrong. Both runs below train the same
-# GPT with two replicas for 30 steps. Before you run them, can the loss show which is which?
+# **Break it.** In one of two runs, both replicas read the same rows, because one index is wrong. Both runs
+# train the same GPT with two replicas for 30 steps. Before you run them, can the loss show which is which?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -417,7 +418,7 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # |---|---|
 # | you will write | `hybrid_step(stages, schedule, microbatches, mesh)` |
 # | builds on | §2; sums inside the layers (notebook 06); `run_schedule` (notebook 07) |
-# | time | 40 minutes, and 3 for the *optional* end |
+# | time | 42 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 13 |
 #
@@ -503,12 +504,13 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # same rows.</details>
 # <details><summary>Hint: one sum for two axes</summary>Summing over cp and then over dp is the same as
 # summing over the flattened group. Nothing is left to divide.</details>
-# <details><summary>Hint: a gradient is wrong</summary>For dp and tp, <code>axis_types</code> of notebook 06
-# (§4) names a parameter of your block that lacks its sum.</details>
+# <details><summary>Hint: a gradient is wrong</summary>Look at the factor. If all gradients are n times too
+# small, you took a mean of n ranks' terms. If they are too large, the schedule divided by fewer targets than
+# the batch has.</details>
 #
 # **Check.** The check compares four meshes with one process, in float64. Replicas have unequal numbers of
-# targets, and in one case a replica has none. In another case, each rank has two stages. It also counts the
-# bytes on every axis.
+# targets, and in one case a replica has none. In another case, each rank has two stages. The check also
+# counts the bytes on every axis.
 
 # %% nbgrader={"grade_id": "hybrid_step_check", "points": 13}
 report = check("10_four_dimensions/hybrid_step", hybrid_step)
@@ -630,8 +632,8 @@ if run:
 # `PipelineStage` with `Schedule1F1B` runs the stages. In `benchmarks/four_dimensions.py` they compose this
 # mesh for the same GPT (`theirs`, 30 lines), and three steps have your losses to 1e-7. But you have to know
 # two things that no error tells you. `fully_shard` takes the mean over dp by itself, so you must divide the
-# loss by the targets of the batch over dp. And a tied head would lose a term, because PyTorch leaves it to
-# you to add up the two.
+# loss by 1/dp of the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to
+# add up its two copies' gradients.
 #
 # <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
 # and cp as one flattened group, for the reason behind your one all-reduce. It also counts the targets of all
@@ -640,7 +642,7 @@ if run:
 # divides by the number of microbatches <i>m</i>, so its gradients are m times too large. AdamW hides this,
 # because its steps hardly change with the scale of a gradient.</details>
 #
-# **Question.** What changes if you reduce over dp first, and then over cp?
+# **Question.** What changes if you reduce over dp first, and then over cp, with 2 ranks each?
 #
 # <details><summary>Answer</summary>No value changes, because both are sums. But two all-reduces over 2 ranks
 # send 2 · 1/2 · 2 = 2 times the gradients' bytes, and a single one over all 4 ranks sends only 2 · 3/4 = 1.5
@@ -649,7 +651,8 @@ if run:
 # %% [markdown]
 # ### Optional: all four axes, on 16 ranks
 #
-# **Look.** The picture shows one step over all four axes, with each operation in the colour of its axis. A sum over several axes is striped. Which axis is always busy, and which one appears only once?
+# **Look.** The picture shows one step over all four axes, with each operation in the colour of its axis. A
+# sum over several axes is striped. Which axis is always busy, and which one has a bar of its own only once?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -670,8 +673,9 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 # %% [markdown]
 # tp communicates in every layer, and cp's ring inside every attention. pp communicates between the stages.
 # Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. The first stripe is the
-# barrier, and right after it dp counts the targets. dp and cp share one sum at the end, which is striped
-# because both of them sum gradients. The last stripe is the loss, a single number over three axes.
+# barrier, and right after it dp counts the targets, in its only bar of one colour. dp and cp share one sum at
+# the end, which is striped because both of them sum gradients. The last stripe is the loss, a single number
+# over three axes.
 
 # %% [markdown]
 # ## 4 · The norm of a gradient that no rank holds
@@ -737,8 +741,8 @@ pieces_picture(
 # **Build.** `cut` names the parameters of which each rank of tp holds a part, and all others are whole there.
 # `tied` names the parameters held by both the first and the last stage, with equal gradients. Replicas also
 # hold equal gradients, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for a missing
-# axis, because every rank is at coordinate 0 there. Add up the squares in float64, as the check's gradients
-# are.
+# axis, because every rank is at coordinate 0 there. Add up the squares in float64, because the check's
+# gradients are float64.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -823,12 +827,12 @@ if ready(clip_grad_norm):
         print(f"{name:16} {values}   (ranks 0 and 7)")
 
 # %% [markdown]
-# Over pp and tp, the norm's weight counts twice, since both ranks of tp hold it whole, and so does the tied
+# Over pp and tp, `mlp_norm.weight` counts twice, since both ranks of tp hold it whole, and so does the tied
 # table, since two stages hold it. The query's weight counts once.
 #
 # **Break it.** The cell trains for five steps with your function, and with `torch.nn.utils.clip_grad_norm_`
-# on each rank. Four ranks should hold equal copies of a norm's weight, so the cell compares it on two ranks
-# of one tp group.
+# on each rank. Four ranks should hold equal copies of `blocks.0.mlp_norm.weight`, so the cell compares it on
+# two ranks of one tp group.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -880,7 +884,7 @@ if ready(clip_grad_norm):
 # |---|---|
 # | you will write | three axes of `axis_bytes`, and `wire` |
 # | builds on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
-# | time | 26 minutes, and 4 for the *optional* end |
+# | time | 29 minutes, and 4 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -937,18 +941,19 @@ nodes_figure(cube.ledger, per_node=4)
 
 # %% [markdown]
 # The darkest cells are next to the diagonal, between two neighbours such as ranks 0 and 1. They belong to tp,
-# the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line. pp sends
-# least.
+# the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line. So the
+# order is tp, dp, pp.
 #
 # **Build.** Every pipeline runs m = `microbatches` microbatches in a step. A rank's microbatch has tokens =
 # batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream, *t* the
 # size of tp, V the rows of the table (`vocab_size`), and *layers here* = layers / pp. An all-reduce of X
-# bytes over *n* ranks, each of which holds all X, sends 2(n−1)/n · X. The table counts the bytes you write.
+# bytes over *n* ranks, each of which holds all X, sends 2(n−1)/n · X. The table lists the bytes for which you
+# write the code.
 #
 # | axis | a rank of a stage sends |
 # |---|---|
 # | tp | m · layers here · 4 all-reduces of M, two in forward and two in backward. For each microbatch, the first stage adds one of M for the embedding, and the last stage adds one of M for the gradient of the head's input, and one of 3 float32 numbers for each token, for the loss |
-# | pp | m · M to each of the stage's neighbours. With a tied table and more than one stage, the first and the last stage also sum its gradient once per step, in an all-reduce between two ranks of V/t · width numbers |
+# | pp | m · M to each of the stage's neighbours. With a tied table and more than one stage, the first and the last stage also sum the table's gradient once per step, in an all-reduce between two ranks of V/t · width numbers |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
 #
 # The code counts the parameters of the rank and the bytes of cp.
@@ -1036,7 +1041,7 @@ report = check("10_four_dimensions/axis_bytes", axis_bytes, wire, cases="hidden"
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell prints your formula next to the ledger, for the first and the last rank of the cube.
+# **Measure.** The cell prints your formula next to the ledger, for the first and the last rank of this mesh.
 # Over dp, the ledger has 8 bytes more, because the replicas also add up how many targets they have (section
 # 3). The formula leaves out this single number.
 
@@ -1058,9 +1063,10 @@ for rank, stage in ((0, 0), (7, 1)):
 
 # %% [markdown]
 # **Break it.** The cell runs the same step on wires you can feel: 1 ms and 100 MB/s inside a node of two, 10
-# ms and 10 MB/s between the nodes. The rank sleeps as long as each operation would take on its link.
-# **Predict**, before you run the cell: which axis of `sizes = {"pp": 2, "dp": 2, "tp": 2}` makes the step
-# slowest if it is moved to the front, and how many times as slow? The cell takes about 20 seconds.
+# ms and 10 MB/s between the nodes. Each rank sleeps as long as each operation would take on its link. Then it
+# computes a 175B-parameter model's step on 1,024 A100s, by the library's model of time (§7 builds one).
+# **Predict:** if tp moves to the front, how many times as long does each step take? The cell takes about 20
+# seconds.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import gpu
@@ -1107,7 +1113,7 @@ print(
 # %% [markdown]
 # The code, the values and the bytes are the same. Only the *numbers* of the ranks differ, and with them the
 # wire each sum takes. tp matters most, because it makes most of the operations and nothing hides them. Eight
-# sleeping ranks and a model of 1,024 GPUs tell the same story. The ratios don't have to agree, since their
+# sleeping ranks and the computed 1,024 GPUs tell the same story. The ratios don't have to agree, since their
 # links and arithmetic differ.
 
 # %% [markdown]
@@ -1115,8 +1121,8 @@ print(
 # axis vary fastest, so there you write tp last. In all three lists of section 1 it is innermost.
 #
 # For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per microbatch in
-# bf16, M is 50.3 MB. In a step with 96 microbatches, tp sends 406 GB over NVLink, but pp sends only 10 GB over
-# the network.
+# bf16, M is 50.3 MB. In a step with 96 microbatches, a rank of a middle stage sends 406 GB along tp, over
+# NVLink, but only 10 GB along pp, over the network.
 #
 # **Question.** Which of the four axes can hide its messages behind arithmetic, and which cannot?
 #
@@ -1128,9 +1134,9 @@ print(
 # ### Optional: your step as rank 517 of 1,024
 #
 # Your own program can tell you these bytes, because `dry_run` runs `hybrid_step`, unchanged, as one rank of a
-# large mesh. Floats have a shape but no values, and the other ranks answer immediately. There is no clock and
-# nothing is computed, so a dry run can't see a wrong value, but its bytes, calls, memory and FLOPs are the
-# real rank's counts. The cell takes half a minute.
+# large mesh. Float tensors have a shape but no values, and the other ranks answer immediately. There is no
+# clock and nothing is computed, so a dry run can't see a wrong value, but its bytes, calls, memory and FLOPs
+# are the real rank's counts. The cell takes half a minute.
 #
 # **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. How many microbatches
 # does it keep for backward at most?
@@ -1152,22 +1158,23 @@ def rank_517():
     return dry_run(stages_of, dry_step, sizes=sizes, rank=517, model=GPT3, microbatches=16)
 
 
-if run := tried(rank_517, hybrid_step):
-    display(run.table())
+if dry := tried(rank_517, hybrid_step):
+    display(dry.table())
 
 # %% [markdown]
-# The rank is on stage 4 of 8, so it keeps the activations of min(16, 8 − 4) = 4 microbatches. The peak of the
-# setup is 701 GB, because `mesh_stages` is given the whole model before it cuts it. So this line can't run on
-# a real GPU. Real programs build only a rank's part, or build the model on the meta device.
+# The rank is on stage 4 (counted from 0) of 8, so it keeps the activations of min(16, 8 − 4) = 4
+# microbatches. The peak of the setup is 701 GB, because `mesh_stages` is given the whole model before it cuts
+# it. So `stages_of` can't run on a real GPU. Real programs build only a rank's part, or build the model on
+# the meta device.
 
 # %% [markdown]
 # ## 6 · Does it fit?
 #
 # | | |
 # |---|---|
-# | you will write | two rows of `memory_per_gpu` |
+# | you will write | two parts of `memory_per_gpu` |
 # | builds on | notebook 01, notebook 07 (1F1B), notebook 06 (sequence parallelism) |
-# | time | 12 minutes |
+# | time | 13 minutes |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 6 |
 #
@@ -1188,12 +1195,12 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% [markdown]
 # **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut only
-# by tp 8 keeps 34 GB of activations for one microbatch. Which part of the 34 GB does the first stage keep?
+# by tp 8 keeps 34 GB of activations for one microbatch. How much of the 34 GB does the first stage keep?
 #
 # **Build.** `memory_per_gpu` returns the bytes of the layout's ZeRO stage plus the activations, in GB of 1e9
 # bytes. The code counts what a layer keeps, so you write only the states and the microbatches in flight. The
-# letters are L layers, width h, a heads, s tokens and V rows of the table. p, t and v are as in the layout,
-# and replicas = dp · cp.
+# letters are L layers, width h, a heads, s tokens and V rows of the table. p, t and v are the layout's pp, tp
+# and chunks, and replicas = dp · cp.
 #
 # | you write | bytes |
 # |---|---|
@@ -1236,7 +1243,7 @@ def memory_per_gpu(shape, layout, batch):
         "full": 2 * sbh / (t if layout["sequence"] else 1),
     }
 
-    # your turn: the bytes of the states, by layout["zero"], and the number of microbatches in flight
+    # your turn: states (bytes, by layout["zero"]; P' is params, 12h²/t is of_layer), and in_flight
     ### BEGIN SOLUTION
     states = {
         0: 16 * params,
@@ -1301,6 +1308,8 @@ written = ready(memory_per_gpu)
 bars({name: states_and_all(**change) for name, change in VARIANTS.items()}) if written else None
 
 # %% [markdown]
+# 4 chunks need 2.2 GB more, because 8 + 7/4 = 9.75 microbatches are in flight instead of 8.
+#
 # **Break it.** With twice as many stages, each stage has half as many layers. Run the cell before you believe
 # that more stages save activations.
 
@@ -1311,8 +1320,8 @@ if ready(memory_per_gpu):
         print(f"pp {pp:2}: {states:5.1f} GB of states, {whole - states:5.1f} GB of activations")
 
 # %% [markdown]
-# p cancels, because the first stage keeps p microbatches of L/p layers. So pipelining divides the states but
-# not the activations.
+# p cancels, because the first stage keeps p microbatches of L/p layers, so it keeps all 34 GB. In other
+# words, pipelining divides the states but not the activations.
 #
 # **In production.** ZeRO-3 and a pipeline rarely meet, because each of the m microbatches would gather every
 # layer again. So Llama 3's FSDP keeps the weights gathered between forward and backward.
@@ -1328,8 +1337,8 @@ if ready(memory_per_gpu):
 # | | |
 # |---|---|
 # | you will write | three parts of `step_seconds` |
-# | builds on | notebook 01 §roofline, notebook 07 §bubble, section 5 |
-# | time | 20 minutes, and 3 for the *optional* end |
+# | builds on | notebook 01 §roofline, notebook 07 §bubble, sections 5 and 6 |
+# | time | 22 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 7 |
 #
@@ -1389,8 +1398,9 @@ published()
 # <details><summary>Answer</summary>It took 24.2 s, because 148 of 312 TFLOP/s are less than half of the
 # peak.</details>
 #
-# **Build.** You write three parts of `step_seconds`: the two speeds, the ring, and slot and pipeline. F is
-# the FLOP/s that products reach, because `efficiency`, the only fitted constant, is their share of the peak.
+# **Build.** You write three parts of `step_seconds`: the two speeds, the ring, and slot and pipeline. F =
+# flops · efficiency is the FLOP/s that products reach. Their share of the peak, `efficiency` (e in the
+# picture), is the only fitted constant.
 #
 # | you write | |
 # |---|---|
@@ -1447,7 +1457,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
     ### END SOLUTION
 
     def ring(nbytes, n, speed, alpha):
-        """Your turn: the first row of the table. speed: bytes per second, each way."""
+        """Your turn: the seconds of a ring, as in the table. speed: bytes per second, each way."""
         ### BEGIN SOLUTION
         return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
         ### END SOLUTION
@@ -1580,16 +1590,14 @@ for table, constant in (
         print(f"{table:10} {row.name:29} {row.tflops:4.0f} measured, {error:+5.1f} %")
 
 # %% [markdown]
-# The model misses the last two rows by 8 and 9 %, and we show a failed prediction as one. These are
-# Megatron-LM's steps on 8,192 and 12,288 GPUs, as measured by MegaScale's authors. The model has no
-# stragglers and no contention, but a thousand nodes have both. MegaScale removed many of them, and reached 55
-# % of the peak on 12,288.
+# The model misses the last two rows by 8 and 9 %, and we don't hide it. These are Megatron-LM's steps on
+# 8,192 and 12,288 GPUs, as measured by MegaScale's authors. MegaScale reached 55 % of the peak on 12,288.
 #
-# **Question.** The model misses MegaScale's last rows by 8 and 9 %. Which term would you add to it?
+# **Question.** Which term would you add to the model?
 #
 # <details><summary>Answer</summary>Add a term that depends on the number of GPUs. A step lasts as long as its
 # slowest rank, and the expected maximum of N times grows with N, because of stragglers, links that fail over,
-# and flows that share a switch.</details>
+# and flows that share a switch. MegaScale removed many of its stragglers.</details>
 
 # %% [markdown]
 # ## 8 · Choose
@@ -1676,11 +1684,16 @@ report.points(4)
 
 
 # %% [markdown]
-# **Measure.** The cell prints the winner next to 8 × 16 × 8. Then it **breaks it**, by halving the links and
-# taking the nodes apart.
+# **Measure.** The cell prints the winner next to 8 × 16 × 8. Then the cell **breaks** the cluster. It halves
+# the speed of each link, and takes the nodes apart.
 
 
 # %% tags=["skip-in-grading"]
+from course_lib.planning.by_hand import A100, SELENE
+
+GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
+
+
 def shown(title, links, gpus=1024):
     """Print the best layout on these links, and next to it the time of tp = 8, pp = 8."""
     best = best_layout(GPT3, gpus, 1536, A100, links)
@@ -1708,20 +1721,18 @@ if ready(best_layout):
     shown("nodes of 2", {**SELENE, "per_node": 2})
 
 # %% [markdown]
-# The winner keeps tp 4, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because a wider tp depends more
-# on the lost link. So "tp up to the node" is only a rule of thumb. The winner's tp is half of a node of 8,
-# and two nodes of 2.
+# The winner keeps tp 4, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because a wider tp loses more
+# when a node has fewer GPUs on NVLink. So "tp up to the node" is only a rule of thumb. The winner's tp is
+# half of a node of 8, and two nodes of 2.
 #
-# **Look.** The plot shows all 29 divisions that fit, each with its fastest options, as the advisor of the
-# library judges them. Memory runs across and time up, and the mark shows the size of tp. Find your
-# winner among the marks.
+# **Look.** The plot shows all 29 divisions that fit, each with its fastest options, as judged by the
+# library's advisor, a search like yours with more options. Memory runs across and time up, and the mark shows
+# the size of tp. Find your winner among the marks.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import advise
-from course_lib.planning.by_hand import A100, SELENE
 from course_lib.planning.topology import a100_cluster
 
-GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 verdicts = advise(GPT3, 1024, 1536, a100_cluster(1024))
 figure = picture(8.0, 3.2)
 axes = figure.subplots()
@@ -1767,10 +1778,10 @@ strategy_advisor()
 # %% [markdown]
 # ### Optional: a popular table, judged
 #
-# A popular table says when to use what. We judge five of its rows by one model and one cluster each, and the
-# first by a second model as well. (The sixth row is ZeRO-Offload, which the advisor doesn't know.) The advice
-# counts as right if its best layout fits and takes at most 1.1 times as long as the best of all. **Predict**
-# how many of the six cases are right.
+# A popular table says when to use what. We judge five of its rows, each for one GPT on one cluster, and the
+# first row for a second GPT as well. (The sixth row is ZeRO-Offload, which the advisor doesn't know.) The
+# advice counts as right if its best layout fits and takes at most 1.1 times as long as the best of all.
+# **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
 from course_lib.models import PUBLISHED
@@ -1832,12 +1843,12 @@ for words, question, allowed, stages in CASES:
 # one.*
 #
 # **Predict.** Start with one GPU. The cell calls your `step_seconds` for GPT-2 small with every axis 1, at
-# the efficiency of §7 and with the card's data sheet. The formula was fitted to models of billions of
+# §8's efficiency of 0.63 and with the card's data sheet. The formula was fitted to models of billions of
 # parameters with fused kernels. Will it be too low or too high for products that are only 768 wide?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
-from course_lib.gpu.pipelines import AXES
+from course_lib.gpu.pipelines import AXES as ON_ONE_AXIS
 from course_lib.gpu.training import ONE_STEP
 from course_lib.models import PRESETS
 
@@ -1871,7 +1882,7 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 # forward, backward and the sums of the gradients, without the optimizer.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-on_gpus = on_your_gpus(AXES)
+on_gpus = on_your_gpus(ON_ONE_AXIS)
 # %% [markdown]
 # Replicas add up the gradients once per step, a pipeline sends its activations, and cut layers wait for four
 # sums in each layer. So a slow link shows first if the layers are cut. (A dash means that the 12 heads cannot
@@ -1940,7 +1951,7 @@ report.points(4)
 # |---|---|
 # | you will write | `replay` |
 # | builds on | sections 5 and 7, notebook 07 (simulating a schedule) |
-# | time | 30 minutes |
+# | time | 35 minutes |
 # | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
@@ -2011,6 +2022,8 @@ def replay(records, per_node, inside, across):
 
 
 # %% [markdown]
+# <details><summary>Answer to the prediction</summary>After 2.3 s. The sum begins at 2 s, when rank 1 arrives.
+# It takes 0.2 s, and 0.1 s more for 2(n−1)/n · 100 kB = 100 kB.</details>
 # <details><summary>Hint: ranks that wait</summary>Let each rank run as far as it can, one after another, and
 # start again as long as any of them moved. A rank stops before a receive whose message was not sent, and
 # before a sum whose members have not all arrived.</details>
@@ -2065,8 +2078,8 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
 #
 # **A thousand GPUs.** A mesh is symmetric, because ranks of tp, dp and cp do the same. So one rank of each
 # stage can stand for all of them, and 1,024 GPUs cost the clock only as much as two ranks do. The cell takes
-# the cube's step of section 5 with the groups of pp 2, dp 64 and tp 8 on A100s. It gives tp and pp 1,500
-# times as many bytes (a stream of 25 MB, half of GPT-3's stream), and no compute.
+# section 5's step on pp 2, dp 2, tp 2 with the groups of pp 2, dp 64 and tp 8 on A100s. It gives tp and pp
+# 1,500 times as many bytes (a stream of 25 MB, half of GPT-3's stream), and no compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -2103,15 +2116,16 @@ if ready(step_seconds):
 # **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
 #
 # <details><summary>Answer</summary>It can never show a straggler, one rank of 1,024 slower than its like,
-# because symmetry has removed it. This is one reason why MegaScale's last two rows are missed.</details>
+# because symmetry has removed it. This is one reason why the model misses MegaScale's last two rows (the end
+# of section 7).</details>
 
 # %% [markdown]
 # ## What you have built
 #
 # You have built a training step on four axes, with the gradients of one process to 15 digits; the norm of a
 # gradient held by no rank; and a model of a cluster in four functions. One constant is fitted on one
-# published step. The model is off by 7.2 % at most on ten of them, but a constant 140 TFLOP/s is off by up to
-# 14.1 %. Moving tp out of the node made a recorded step 1.4 times as long, on wires you could feel.
+# published step. The model is off by 7.2 % at most on the ten steps of table 1, but a constant 140 TFLOP/s is
+# off by up to 14.1 %. Moving tp out of the node made a step about 1.5 times as long, on wires you could feel.
 #
 # | axis | cuts | sends | hides |
 # |---|---|---|---|
