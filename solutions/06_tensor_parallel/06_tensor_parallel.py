@@ -18,7 +18,7 @@
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
 # | you need | all-reduce, reduce-scatter, all-gather and their bytes (notebook 02); `torch.autograd.Function`; how a transformer's block computes |
-# | time | three hours; the *optional* parts (the ends of §4 and §5, and §9) take 50 minutes more |
+# | time | three hours; the *optional* parts (the ends of §4 and §5, and all of §9) take 50 minutes more |
 # | points | 60, and 7 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. With several GPUs, *On your GPUs* shows what only they can show |
 #
@@ -27,14 +27,14 @@
 # | start | 6 | | |
 # | 1 What must be sent | 23 | 6 | notebook 02 |
 # | 2 By columns | 16 | 7 | 1 |
-# | 3 By rows | 11 | 7 | 1 |
+# | 3 By rows | 11 | 7 | 1, 2 |
 # | 4 Two layers, and which kind is it? | 25, and 6 *optional* | 3 + 5 | 2, 3 |
 # | 5 Attention | 19, and 28 *optional* | 6 + 4 extra | 4 |
-# | 6 The two ends: embedding and loss | 34 | 12 | 1 |
-# | 7 Sequence parallelism | 25 | 8 | 1, 4 |
+# | 6 The two ends: embedding and loss | 34 | 12 | 1, 2 |
+# | 7 Sequence parallelism | 25 | 8 | 1, 4, 5 |
 # | 8 What it costs, and when it stops paying | 5 | 3 | 4, 6, 7 |
 # | 10 Questions, and the scorecard | 9 | 3 | all |
-# | 9 Optional: a GPT with its layers replaced | 15 | 3 extra | 2, 3 |
+# | 9 Optional: a GPT with its layers replaced | 15 | 3 extra | 2, 3; its last curve also 5, 6 |
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -73,9 +73,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # %% [markdown]
 # ### Letters, words and tools
 #
-# N ranks share a layer, and all of them get the same tokens. M is the bytes of one whole activation, which
-# are batch × sequence × width × bytes per element. This notebook often counts bytes sent in **halves of an
-# all-reduce**. A half is (N−1)/N · M, so an all-reduce sends two halves, whereas an all-gather or a
+# N ranks share a layer, and all of them get the same tokens. M is the size of one whole activation in bytes,
+# which is batch × sequence × width × bytes per element. This notebook often counts bytes sent in **halves of
+# an all-reduce**. A half is (N−1)/N · M, so an all-reduce sends two halves, whereas an all-gather or a
 # reduce-scatter sends only one (notebook 02).
 #
 # <details><summary>A list of words to come back to</summary>
@@ -95,9 +95,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # computation itself".</details>
 #
 # The next cell has three functions that move data, but know nothing about gradients, so if you need gradients
-# through them, you have to write the backward. They cut parts as `torch.tensor_split` does, so 10 elements on
-# 4 ranks become 3, 3, 2, 2. And `part` returns a *copy*, because a view would keep the whole tensor in
-# memory.
+# through them, you have to write the backward. `part` and `joined` cut as `torch.tensor_split` does, so 10
+# elements on 4 ranks become 3, 3, 2, 2, but `summed_part` needs equal parts. And `part` returns a *copy*,
+# because a view would keep the whole tensor in memory.
 #
 # The cell after it has tools that measure. `passes` runs a layer forward and backward on every rank, with the
 # same weights and the same input on all of them. `alone` does the same in one process, `beside` compares the
@@ -248,9 +248,9 @@ def said(prediction, *args):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# A linear layer is y = x A. Here a tensor is *replicated* if every rank has all of it, *sharded* if every
-# rank has a part of it, and *partial* if every rank has a term of full size, so that the tensor is the sum of
-# the terms. There are two ways to cut A over the ranks:
+# A linear layer is y = x A. Here a tensor is *replicated*, or *whole*, if every rank has all of it, *sharded*
+# if every rank has a part of it, and *partial* if every rank has a term of full size, so that the tensor is
+# the sum of the terms. There are two ways to cut A over the ranks:
 #
 # | | A | each rank computes | x | y |
 # |---|---|---|---|---|
@@ -282,10 +282,10 @@ def said(prediction, *args):
 # happen if you wrote no function, but called `dist.all_reduce(y)`, which works in place, on a layer's output?
 #
 # <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M backward and nothing forward, and
-# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. Instead of
-# all_reduce_identity, it would give the right gradient by luck, and PyTorch would warn that this luck may end
-# with another release. But it cannot replace identity_all_reduce, whose work is in backward, so the gradients
-# of x would not be added up.</details>
+# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. In place of
+# all_reduce_identity, this call would give the right gradient by luck, and PyTorch would warn that this luck
+# may end with another release. But it cannot replace identity_all_reduce, whose work is in backward, so the
+# gradients of x would not be added up.</details>
 #
 # **Build.** Write two `torch.autograd.Function`s, and two functions that apply them:
 #
@@ -439,8 +439,6 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # real training, layers are too large for one rank, so they are drawn part by part.)
 #
 # - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
-# - Keep `gather_output` and `group` as attributes with these names, and also `group` in §3, because later
-#   cells read them.
 # - If N does not divide `out_features`, cut as `part` does, so that the first ranks have one more feature.
 
 
@@ -517,7 +515,7 @@ class ColumnParallelLinear(nn.Module):
 # <code>identity_all_reduce</code>, then call <code>F.linear</code>, and finally <code>gather_parts</code> if
 # asked.</details>
 #
-# **Check.** The cell after it runs a layer from 64 features to 64 on four ranks, and compares it with
+# **Check.** The cell after the check runs a layer from 64 features to 64 on four ranks, and compares it with
 # `nn.Linear` in one process. Its x has 2 × 32 tokens of 64 float32 features, so M is 16,384 bytes.
 
 # %% nbgrader={"grade_id": "column_parallel_linear_check", "points": 7}
@@ -534,7 +532,7 @@ _ = beside(
 
 # %% [markdown]
 # Forward sends 3/4 of the output, because of `gather_output`, and backward sends 6/4 of x. A rank holds a
-# quarter of the weights. But without `gather_output` it would also hold only a quarter of the output, and §4
+# quarter of the weights. Without `gather_output`, it would also hold only a quarter of the output, and §4
 # shows which layer can continue with a quarter of the features.
 #
 # <details><summary>What is wrong without <code>identity_all_reduce</code>? The output, the gradients of the
@@ -573,8 +571,8 @@ _ = beside(
 # keeps all of it and gets the same gradient for it. Therefore nothing has to be sent, and the copies stay
 # equal. That gradient is the same even if every rank adds the bias to its term, so the mistake looks
 # innocent. And if biases begin at 0, as in many models, the first forward is right as well. Training
-# continues, with a bias that counts N times, until the checkpoint is loaded on another number of ranks and
-# the loss jumps.</details>
+# continues, with a bias that counts N times, until the checkpoint is loaded on a different number of ranks
+# and the loss jumps.</details>
 #
 # **Build.**
 #
@@ -617,7 +615,7 @@ class RowParallelLinear(nn.Module):
 # <details><summary>Hint</summary>Call <code>F.linear(x, self.weight)</code> without a bias, then
 # <code>all_reduce_identity</code>, and then add the bias.</details>
 #
-# **Check.** The cell after it compares the layer with one process.
+# **Check.** The cell after the check compares the layer with one process.
 
 # %% nbgrader={"grade_id": "row_parallel_linear_check", "points": 7}
 report = check("06_tensor_parallel/row_parallel_linear", RowParallelLinear)
@@ -656,11 +654,11 @@ _ = beside(
 # | points | 3 + 5, and the formula in §8 |
 #
 # An MLP is two matrices with an activation function between them, y = gelu(x A) B. If A is cut by rows and B
-# by columns, x A is a sum of terms, but gelu(a + b) is not gelu(a) + gelu(b). So the wide hidden features
-# must be added up *before* the activation function. If A is instead cut by columns and B by rows, every rank
-# keeps its own hidden features from the first matrix to the second. This works because the activation
-# function treats each element separately, and a rank's rows of B take exactly the features its columns of A
-# have computed.
+# by columns, x A is a sum of terms, but gelu(a + b) is not gelu(a) + gelu(b). So the wide *hidden* features
+# between the matrices must be added up *before* the activation function. If A is instead cut by columns and B
+# by rows, every rank keeps its own hidden features from the first matrix to the second. This works because
+# the activation function treats each element separately, and a rank's rows of B take exactly the features its
+# columns of A have computed.
 #
 # The first cell below defines this MLP, and the second one runs it on two ranks and draws its tensors. Each
 # box is a tensor (tokens down, features across), and the part on this rank is coloured.
@@ -769,8 +767,8 @@ draw(run, "columns, then rows") if run else None
 
 # %% [markdown]
 # The two matrices need only one sum, and nothing in between. Backward is the mirror image, so nothing is sent
-# until the gradient of x, and then there is one sum. (Some texts concatenate the hidden features after the
-# first layer, but this would be the all-gather this order avoids.)
+# until each rank has its term of the gradient of x, and then there is one sum. (Some texts concatenate the
+# hidden features after the first layer, but that would need the all-gather which columns-then-rows avoids.)
 #
 # ### Which kind is it?
 #
@@ -787,8 +785,8 @@ draw(run, "columns, then rows") if run else None
 # The replicas read different tokens, so x is S(0) on dp. But the two ranks of a replica read the same tokens,
 # so x is R on tp. Gradients also have kinds.
 #
-# **Fill in** the kinds of the tensors in `block` as texts, so `"R"`, `"P"`, `"S(0)"` or `"S(1)"`. The loss is
-# summed over all tokens.
+# **Fill in** the kinds of the tensors in `block` as texts, each of which is `"R"`, `"P"`, `"S(0)"` or
+# `"S(1)"`. The loss is summed over all tokens.
 
 
 # %%
@@ -851,10 +849,11 @@ report.points(3)
 
 # %% [markdown]
 # **Look.** A program can also find the kinds. Inside `axis_types`, the cell runs `block` once, in this
-# process and without other ranks. It tries each operation, forward and backward, on two imaginary ranks with
-# random numbers. If both get the same tensor as one process, the result is a copy. If their sum is that
-# tensor, it is a term, and if their results side by side are, it is a part. If nothing fits, the line
-# computes something one process does not, which is the mistake.
+# process and without other ranks. It tries each kind of operation once, forward and backward, on two
+# imaginary ranks with random numbers. If both get the same tensor as one process, the result is a copy. If
+# the sum of their results is that tensor, the result is a term, and if they give that tensor when laid side
+# by side, it is a part. If nothing fits, the line computes something one process does not, which is the
+# mistake.
 
 
 # %% tags=["skip-in-grading"]
@@ -915,8 +914,8 @@ tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 # and one in forward.
 #
 # **Mend three blocks.** Each of them has a mistake in one line. None raises an error, and the last one even
-# has the right output. Read them, and say what is wrong. Then run the cell, which asks the types. They show
-# only the first mistake, because after a mistake everything is wrong.
+# has the right output. Read them, and say what is wrong. Then run the cell, which asks the types. The types
+# show only the first mistake, because after a mistake everything is wrong.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -943,9 +942,9 @@ tried(lambda: ask(*broken), identity_all_reduce, all_reduce_identity)
 # %% [markdown]
 # **Repair them.** The functions keep their names and arguments.
 #
-# - `rows_then_columns`: x has the rank's features, so it is S(1). w1 is cut by rows and w2 by columns. The
-#   output is S(1).
-# - `bias_behind` and `norm_before`: x is R, w1 is cut by columns, and w2 by rows. The output is R.
+# - `rows_then_columns`: x has the rank's features, so it is S(1). A is cut by rows and B by columns, so w1 is
+#   S(1) and w2 is S(0). The output is S(1).
+# - `bias_behind` and `norm_before`: x is R, A is cut by columns, and B by rows. The output is R.
 # - `scale` is the norm's weight, so it is R. Its gradient must also be R.
 
 
@@ -1035,8 +1034,9 @@ for n in (2, 3, 4):
 # The output and the gradient of x agree with one process, even for N = 3, which does not divide the 256
 # features.
 #
-# <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
-# "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
+# <details><summary>In the lectures</summary>Lecture 004 draws two of the four ways to cut A and B. Lecture
+# 001 writes "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer". But
+# a transformer layer has two in each direction, one for each region.</details>
 #
 # ### Optional: SwiGLU, and PyTorch's plan
 #
@@ -1155,7 +1155,8 @@ if theirs_run:
 #
 # - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights. §7 and §9
 #   use these names.
-# - x is replicated, and enters only *once*, so backward sends one all-reduce of x's gradient.
+# - x is replicated, and enters the region only *once*, so backward sends one all-reduce of x's gradient.
+#   (Each `ColumnParallelLinear` would let x in again, so use only its weight and bias.)
 # - A rank's heads are neighbours, and the rank has the same heads in all four matrices.
 # - You don't have to write a backward here, because your functions of §1 have one, and autograd does the
 #   rest.
@@ -1257,9 +1258,9 @@ if run:
 # %% [markdown]
 # There are four all-reduces, because there are two regions and two directions.
 #
-# ### Optional: heads of other features
+# ### Optional: heads of features that are not neighbours
 #
-# **Break it.** Every rank r takes the features r, r + N, r + 2N, ... instead of neighbouring features. It
+# **Break it.** Let every rank r take the features r, r + N, r + 2N, ... instead of neighbouring features. It
 # does so both in the matrices that are cut by columns and in the one that is cut by rows, so every shape
 # fits. Is the MLP still right? Is attention?
 
@@ -1441,7 +1442,7 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # | | |
 # |---|---|
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
-# | builds on | §1 |
+# | builds on | §1, and the given functions of §2 |
 # | time | 34 minutes |
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 4 + 8 |
@@ -1453,8 +1454,8 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # and as much again for their gradient. So let's cut the vocabulary.
 #
 # **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token it does not
-# have, it returns zeros, so the sum over the ranks is the table's row. In other words, this is the
-# row-parallel layer of §3, whose input at each position is a one for the token and zeros elsewhere.
+# have, it returns zeros, so the sum over the ranks is the table's row. In other words, the cut embedding is
+# the row-parallel layer of §3, whose input at each position is a one for the token and zeros elsewhere.
 #
 # **Predict.** How much does the embedding send, forward and backward?
 #
@@ -1546,8 +1547,8 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 # needs?
 #
 # <details><summary>Answer</summary>For the loss of one position, it is softmax − 1 at the target, and softmax
-# elsewhere. (The mean divides it by the number of targets.) The softmax is exp(l − m) / Σ, and Σ is the sum
-# of exponentials. So a rank has everything, because every rank has m and Σ from forward.</details>
+# elsewhere. (The mean divides it by the number of targets.) The softmax is exp(l − m) / S, where S is the sum
+# of exponentials. So a rank has everything, because every rank has m and S from forward.</details>
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_cross_entropy", "solution": true}
@@ -1596,8 +1597,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell computes the loss of 512 positions with a vocabulary of 8,192 on 4 ranks, first by
-# gathering the logits, and then with your loss. It also prints the most bytes of tensors a rank had alive at
-# the same time.
+# gathering the logits, and then with your loss. It also prints the peak memory of a rank's tensors, in MiB.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1638,10 +1638,10 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # × 8,192 × 4 bytes = 16 MiB.
 #
 # <details><summary>What happens if every rank takes a softmax of its own tokens? And if the largest logit is
-# not subtracted?</summary>With a softmax of its own on every rank, the loss is too small. About log N is
-# missing if the logits are small, which is 1.4 on 4 ranks, and far more if they are large. So training looks
-# <i>better</i>, because no rank's tokens compete with another's. Without the largest logit, the loss is right
-# until a logit exceeds 88, because there float32's exp overflows.</details>
+# not subtracted?</summary>With a softmax of its own on every rank, the loss is too small. If the logits are
+# small, about log N is missing, which is 1.4 on 4 ranks. If they are large, far more is missing. So training
+# looks <i>better</i>, because no rank's tokens compete with another's. If the largest logit is not
+# subtracted, the loss is right until a logit exceeds 88, because there float32's exp overflows.</details>
 #
 # <details><summary>In production</summary>In PyTorch the loss is <code>F.cross_entropy</code> itself, inside
 # the context <code>with loss_parallel(): ...</code>, and the head is cut by
@@ -1657,7 +1657,7 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # | | |
 # |---|---|
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
-# | builds on | §1, §4 |
+# | builds on | §1, §4, §5 |
 # | time | 25 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
@@ -1819,10 +1819,10 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 # bias and of B's bias are also summed.
 #
 # One choice is left. A linear layer keeps its input for backward, but the input of A is the *gathered*
-# sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the part,
-# and gather again in backward?
+# sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the
+# rank's own part, and gather again in backward?
 #
-# | | kept of a region's input | sent backward |
+# | | kept of a region's input | sent backward for each region |
 # |---|---|---|
 # | `"keep"` | all of it | 2 halves of an all-reduce |
 # | `"regather"` | the rank's part | 3 halves |
@@ -1859,9 +1859,9 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 # <details><summary>Hint</summary>Some of the 16 activations are replicated, and all others are divided by
 # n.</details>
 #
-# **Measure.** The cell runs the layer of §5 with sequence parallelism, in both forms. `GatheredLinear` shows
-# how to keep less than autograd would. The cell after it draws how much is kept for each part of the layer,
-# on 4 ranks, in units of M.
+# **Measure.** The cell runs the layer of §5 without sequence parallelism (`None`), and then with both of its
+# forms. `GatheredLinear` shows how to keep less than autograd would. The cell after it draws how much is kept
+# for each part of the layer, on 4 ranks, in units of M.
 
 
 # %% tags=["skip-in-grading"]
@@ -2010,14 +2010,14 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# <details><summary>Why some numbers are a little above the prediction</summary><i>Bytes sent backward</i> are
-# more because each rank uses the norms' parameters and the biases of the two row-parallel layers on different
-# positions, so their gradients are summed. These are 2,304 bytes in every backward, for any batch. <i>Kept
-# for backward</i> is more because a norm also keeps two numbers for each position, and attention keeps one
-# for each position and head.</details>
+# <details><summary>Why some numbers are a little above the prediction</summary>More <i>bytes are sent
+# backward</i>, because each rank uses the norms' parameters and the biases of the two row-parallel layers on
+# different positions, so their gradients are summed. These are 2,304 bytes in every backward, for any batch.
+# More is <i>kept for backward</i>, because a norm also keeps two numbers for each position, and attention
+# keeps one for each position and head.</details>
 #
-# GPT-3 follows the same scheme. On 8 ranks, 0.58 GB of its 2.9 GB per layer are left, and with sequence
-# parallelism in the form `"regather"` only 0.36 GB.
+# GPT-3 can be computed in the same way. On 8 ranks, 0.58 GB of its 2.9 GB per layer are left, and with
+# sequence parallelism in the form `"regather"` only 0.36 GB.
 #
 # <details><summary>How the 0.58 and 0.36 GB are computed</summary>In 16 bits, your 16 activations would be 32
 # bytes for each element of an activation. GPT-3 in 16 bits, with dropout and without flash attention, keeps
@@ -2057,8 +2057,8 @@ for name, norm in (
 # is wrong. So whenever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
 #
 # <details><summary>And dropout?</summary>For dropout between the regions, the rule of the optional end of §5
-# holds. On sharded activations every rank needs masks of its own, but on replicated ones the same masks.
-# <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
+# holds. On sharded activations, every rank needs masks of its own, but on replicated activations, all ranks
+# need the same masks. <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
 #
 # <details><summary>In production</summary>PyTorch provides <code>SequenceParallel()</code> for the plan of
 # <code>parallelize_module</code> (end of §4), with <code>PrepareModuleInput</code> at the beginning of a
@@ -2104,17 +2104,19 @@ report.points(3)
 # %% [markdown]
 # In data parallelism, communication is hidden behind backward. But here the next operation *is waiting* for
 # the sum. (In backward, the weights' gradients don't have to wait, but in forward everything waits.) So the
-# time of a layer is computing plus talking. For an MLP, forward, on each rank (two matrices, 2 FLOPs for each
-# weight and token, activations of 2 bytes per element):
+# time of a layer is computing plus talking. In the forward of an MLP, each rank has this much of both (two
+# matrices, 2 FLOPs per weight and token, activations of 2 bytes per element):
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
-# If you divide them, you get **hidden / (N − 1) FLOPs for each byte**. Tokens and width cancel, so neither a
+# If you divide them, you get **hidden / (N − 1) FLOPs per byte**. Tokens and width cancel, so neither a
 # longer sequence nor a larger batch helps. Only more hidden features do, and each further rank makes it
 # worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
 # which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) it is 19,780. If
 # the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example, a whole
-# layer of LLaMA 3 70B has a ratio of 4,023 on 8 GPUs, which is above NVLink's ratio, but only 1,877 on 16.
+# layer of LLaMA 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above NVLink's ratio, but
+# only 1,877 on 16. (It is not quite hidden / (N − 1), because the layer also has attention, and its MLP has
+# three matrices.)
 #
 # The cell draws the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one node. Beyond
 # that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels
@@ -2181,9 +2183,9 @@ figure
 # never go beyond the node. The rest of the GPUs get other sequences (data parallelism), other layers
 # (pipelines) or other parts of the sequence (notebook 08).
 #
-# Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so 2,048
-# sequences are 256 for each *replica*, instead of 32 for each GPU. A step has batch × replicas sequences,
-# instead of batch × world size.
+# Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so a step of
+# 2,048 sequences gives 256 to each *replica*, instead of 32 to each GPU. In general, a step has a replica's
+# batch × replicas sequences, instead of batch × world size.
 #
 # <details><summary>Where the numbers come from</summary>α is 3.4 µs over NVLink and 14 µs over a network, as
 # in NCCL's own cost model (<code>course_lib/facts/hardware.py</code>). FLOP/s and bytes/s are taken from the
@@ -2369,9 +2371,9 @@ figure
 # *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run,
 # if there is one.*
 #
-# **Predict.** Tensor parallelism leaves each GPU 1/t of the columns, so 1/t of the FLOPs. Does a layer also
-# take only 1/t of the time? The prediction is the whole layer's time over t, on one GPU and without a
-# message.
+# **Predict.** On t GPUs, tensor parallelism leaves each of them 1/t of the columns, so 1/t of the FLOPs. Does
+# a layer also take only 1/t of the time? The prediction is the time of the whole layer divided by t. All of
+# it runs on one GPU, without messages.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -2380,7 +2382,7 @@ from course_lib.gpu.arithmetic import LAYER_AND_MESSAGES, NARROW_LAYERS
 on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].value / of["t"])
 # %% [markdown]
 # Narrow products use a GPU less well, and operations on the whole width, such as the sum at the end, do not
-# shrink. This loss adds to the messages counted in §8.
+# shrink. This lost time comes on top of the messages counted in §8.
 #
 # **Predict.** Now let's add the messages, for an MLP of width 4,096 over all your GPUs, with 4,096 tokens.
 # Its two all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Then set
@@ -2455,7 +2457,8 @@ report.points(3)
 # The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3 million
 # parameters learns from 4 sequences of 32 tokens on 4 ranks. Here M means the bytes of the model's
 # *parameters*. With replicas and with ZeRO-3 (from the reference) each rank gets one sequence, whereas ranks
-# that share layers get all four.
+# that share layers get all four. The row *tensor parallel* needs §9. Without §9 it is missing, but the next
+# two rows, made by the reference, show almost the same.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2543,13 +2546,13 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read the card column by column. *Computation* is almost the same for all of them, because only replicas
-# repeat the optimizer's whole step. In *memory*, replicas hold 4 M of weights, gradients, m and v. ZeRO-3
-# holds only a quarter of them at the end. Tensor parallelism holds a quarter, and never a whole layer. But in
-# *bytes sent*, the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however
-# many tokens there are. Tensor parallelism instead sends *activations*, which are small for these 128 tokens.
-# With 5 or 6 times as many tokens, it would send as much as replicas (1.5 M against 0.27 M), but little of
-# that can be hidden behind computation.
+# Read the card column by column. *Computation* is almost the same for all of them, but replicas do a little
+# more, because each repeats the optimizer's whole step. In *memory*, replicas hold 4 M of weights, gradients,
+# m and v. ZeRO-3 holds only a quarter of them at the end of the step. Tensor parallelism holds a quarter, and
+# never a whole layer. But in *bytes sent*, the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N
+# of the *parameters*, however many tokens there are. Tensor parallelism instead sends *activations*, which
+# are small for these 128 tokens. With 5 or 6 times as many tokens, it would send as much as replicas (1.5 M
+# against 0.27 M), but little of this traffic can be hidden behind computation.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
 # four replicas makes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
