@@ -96,10 +96,10 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # %% [markdown]
 # A schedule is data. For each rank it lists the actions in the order in which the rank does them. An action
 # is `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
-# *not* say when an action runs. It runs as soon as its rank has done the action before it and its input has
-# arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. Ranks are rows, and
-# time runs to the right. Forward is blue, backward is orange, idle time is white, and the number in a cell is
-# the microbatch.
+# *not* say when an action runs, because an action runs as soon as its rank has done the action before it and
+# its input has arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. Ranks
+# are rows, and time runs to the right. Forward is blue, backward is orange, idle time is white, and the
+# number in a cell is the microbatch.
 
 # %% tags=["skip-in-grading"]
 one_microbatch = from_text("""\
@@ -114,9 +114,9 @@ gantt(simulate(one_microbatch), "a model cut over four ranks")
 # A model in one process behaves in the same way if its layers are spread over four GPUs and `.to(...)` moves
 # the activation at each border. At any time, three of the four GPUs are idle.
 #
-# The next cell holds tools. `drawn` draws the schedule your function returns. If the schedule is wrong,
-# `drawn` instead names the first action its rank cannot do, in a sentence. Begin each of your schedules with
-# `counted(stages, microbatches)`, because it raises a ValueError for numbers that allow no schedule.
+# In the next cell, `drawn` draws the schedule your function returns. If the schedule is wrong, `drawn`
+# instead names the first action its rank cannot do. Begin each of your schedules with `counted(stages,
+# microbatches)`, because it raises a ValueError for numbers that allow no schedule.
 
 
 # %%
@@ -178,8 +178,8 @@ def said(prediction, *args):
 # | difficulty, importance | 1 and 3 of 5 |
 # | points | 3 |
 #
-# Begin with the simplest order of several microbatches. One goes down all stages and up again, and only then
-# the next one starts.
+# Begin with the simplest order. One microbatch goes down all stages and up again, and only then the next one
+# starts.
 #
 # **Predict.** For what share of the time does a rank work, with 4 ranks and one microbatch? And with 4 ranks
 # and 100 microbatches?
@@ -219,7 +219,7 @@ report = check("07_pipeline/naive", naive, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** Put your schedule under the clock. The line below the chart states its numbers.
+# **Measure.** The cell puts your schedule under the clock. The line below the chart states its numbers.
 
 # %% tags=["skip-in-grading"]
 drawn(naive, 4, 3)
@@ -234,9 +234,8 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% [markdown]
 # In the first schedule, rank 1 cannot follow its own list. In the second, each list is sensible by itself,
-# but each rank waits for an action that the other rank would do only later. On real ranks this is a deadlock,
-# and the sentence names both actions (actions are counted from 0). `violation` finds such mistakes without
-# starting a rank, in any schedule, including your own inventions.
+# but each rank waits for an action that the other rank would do only later. On real ranks this is a deadlock.
+# `violation` finds such mistakes in any schedule without starting a rank (and counts actions from 0).
 #
 # **In production.** `torch.distributed.pipelining` stores its schedules as the same rows of text, and comes
 # with its own validator. In §7, PyTorch runs your schedules.
@@ -254,9 +253,8 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 #
 # While microbatch 0 is on rank 1, rank 0 could already do microbatch 1. So GPipe (Huang et al. 2019) does all
 # forwards first, and then all backwards. The backwards may begin with the first microbatch or with the last,
-# but on all stages with the same one. Nothing else changes, because gradients are added up over the
-# microbatches, and the weights change once, after the last microbatch. This moment is called the *flush*,
-# because the pipeline runs empty.
+# but on all stages with the same one. Gradients are still added up over the microbatches, and the weights
+# change once, after the last microbatch. This moment is called the *flush*, because the pipeline runs empty.
 #
 # **Predict.** Sketch the chart for p = 4. It has a white triangle at the beginning, one at the end, and one
 # in between. How long is the bubble of one rank? Does it depend on m, or on the rank?
@@ -300,10 +298,10 @@ drawn(gpipe, 4, 8)
 # %% [markdown]
 # A bubble can be stated in two ways. Divided by the *ideal* time, in which a rank only computes, it is
 # (p−1)/m, here 3/8 = 37.5 %. As a share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %.
-# Megatron-LM's papers give the first number, and the GPipe paper gives the second. The first can exceed 1. So
-# if you read about a bubble, look for the denominator.
+# Megatron-LM's papers give the first number, which can exceed 1, and the GPipe paper gives the second. So if
+# you read about a bubble, look for the denominator.
 #
-# **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and come back after
+# **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and add one case in
 # each of the next sections. §6 checks all of them. Take F = I = W = 1 and B = 2. The fourth function,
 # `pipeline_bytes_sent`, is for §4.
 
@@ -377,8 +375,8 @@ def pipeline_bytes_sent(
 # <details><summary>Hint: from one fraction to the other</summary>If r is the bubble divided by the ideal
 # time, the whole step takes 1 + r ideal times.</details>
 #
-# How many microbatches are enough? The chart shows both fractions. The dots come from your schedule under the
-# clock, and the lines from your formulas.
+# How many microbatches are enough? In the chart, dots come from your schedule under the clock, and lines from
+# your formulas.
 
 # %% tags=["skip-in-grading"]
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -415,9 +413,9 @@ def over_microbatches():
 over_microbatches() if made(gpipe, 4, 8) else None
 
 # %% [markdown]
-# GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But the batch,
-# which is cut into microbatches, cannot be as large as you like, because training suffers, and each
-# microbatch has to be large enough to keep the GPU busy. Memory is another price.
+# GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But the batch
+# cannot be as large as you like, because training suffers, and each microbatch has to be large enough to keep
+# the GPU busy.
 #
 # **Break it.** What does the line below your chart say about memory? Every rank keeps the activations of all
 # m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16,
@@ -427,7 +425,7 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # but an H100 has only 80, so the cure for the bubble does not fit.
 #
 # So let's try to do one backward earlier. The next cell moves rank 0's backward of microbatch 0 before its
-# last forward:
+# last forward.
 
 # %% tags=["skip-in-grading"]
 schedule = made(gpipe, 4, 8)
@@ -437,8 +435,8 @@ if schedule:
     print(violation(schedule))
 
 # %% [markdown]
-# One rank cannot do this by itself, because rank 1 wants to see all forwards first. Which ranks have to
-# change? All of them, as §3 shows.
+# One rank cannot do this by itself, because rank 1 wants to see all forwards first. So all ranks have to
+# change, as §3 shows.
 #
 # **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only the activations at the borders
 # and computed the rest again in backward, so it kept m small tensors instead of m large ones, for a third
@@ -461,9 +459,8 @@ if schedule:
 #
 # The last rank could go backward right away, because it has the loss of microbatch 0 after its first forward.
 # Then rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one forward, one
-# backward**, as soon as it can. A rank further up (with a smaller i, as in the chart) waits longer for its
-# first gradient, and does more forwards while it waits. They are its *warm-up*. At the end, some backwards
-# are left over.
+# backward**, as soon as it can. A rank further up (with a smaller i) waits longer for its first gradient, and
+# does more forwards while it waits. They are its *warm-up*. At the end, some backwards are left over.
 #
 # **Predict.** Once forwards and backwards alternate (the *steady state*), a rank should not have to wait for
 # any gradient except its first. How many forwards must rank i of p do before this state begins? How many
@@ -536,7 +533,7 @@ drawn(one_f_one_b, 4, 8)
 # %% [markdown]
 # The step still takes 33 and has the same bubble, but rank 0 has 4 microbatches in flight instead of the 8 in
 # GPipe. They are p microbatches on 1/p of the layers. So rank 0 keeps as much as *one* microbatch leaves in
-# the whole model, however many ranks there are. Now compare your schedules with your formula:
+# the whole model, however many ranks there are. Now compare your schedules with your formula.
 
 # %% tags=["skip-in-grading"]
 for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
@@ -546,9 +543,9 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
         print(f"{name:12} rank {rank}: {held(schedule, rank)} in flight, predicted {foretold}")
 
 # %% [markdown]
-# **Break it.** What if the warm-up has the wrong length? For p = 4 and m = 8, the cell makes the warm-up up
-# to three forwards shorter and up to four longer, first on all ranks and then only on rank 0. Before you run
-# it, say which of these schedules will hang, cost time, or cost memory.
+# **Break it.** What if the warm-up has the wrong length? For p = 4 and m = 8, the cell makes it up to three
+# forwards shorter and up to four longer, first on all ranks and then only on rank 0. Before you run it, say
+# which of these schedules will hang, cost time, or cost memory.
 
 
 # %% tags=["skip-in-grading"]
@@ -571,14 +568,13 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
         print(f"{who}, warm-up {change:+d}: {outcome}")
 
 # %% [markdown]
-# If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96). If they do many more,
-# you get GPipe. 1F1B is the point between the two, because every shorter warm-up is slower, and every longer
-# one needs more memory. If only rank 0's warm-up is one forward too short, the step takes 48. This is nearly
-# as long as with a warm-up too short on all ranks (54), because the others wait for rank 0. If the warm-up of
-# rank 0 is two forwards too short, the run deadlocks, because rank 1 waits for a forward that rank 0 would do
-# only after a backward. A warm-up that is too long on all ranks, or only on rank 0, never hangs and costs no
-# time. But it costs memory, so you do not notice until the memory is full. (If a rank further down runs
-# further ahead than rank 0, the run deadlocks, as in §2.)
+# With three forwards fewer on all ranks, you get the naive schedule, and with many more, you get GPipe. 1F1B
+# is the point between the two, because every shorter warm-up is slower, and every longer one needs more
+# memory. If only rank 0's warm-up is one forward too short, the step takes nearly as long as if all warm-ups
+# were too short, because the other ranks wait for rank 0. If it is two forwards too short, the run deadlocks,
+# because rank 1 waits for a forward that rank 0 would do only after a backward. A warm-up that is too long on
+# all ranks, or only on rank 0, never hangs and costs no time, so you do not notice it until the memory is
+# full.
 #
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
 # It is also called PipeDream-Flush, because its order comes from the asynchronous schedule of §8.
@@ -600,13 +596,12 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # The bubble is the time in which the pipeline fills and empties, which takes the forwards of p − 1 stages and
 # the backwards of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0
 # to 3 *and* 16 to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i
-# holds stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times,
-# from the last rank back to the first. The pipeline is still full after p − 1 stages, but each takes only 1/v
-# of the time.
+# holds stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times. The
+# pipeline is still full after p − 1 stages, but each takes only 1/v of the time.
 #
 # **Predict.** How long is the bubble with v chunks? And how many bytes does a rank send, with m microbatches
-# and an activation of M bytes at each border? Go back to your predictions in §2, add this schedule, and write
-# the fourth function.
+# and an activation of M bytes at each border? Add this schedule to your predictions in §2, and write the
+# fourth function.
 #
 # <details><summary>Answer</summary>The bubble is (p − 1)(F + B)/v. There are v·p − 1 instead of p − 1
 # borders. Without chunks, a rank in the middle sends 2 m M, which is m M down and m M up. With v chunks it
@@ -615,8 +610,7 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # In which order does a rank take its chunks? In Megatron-LM's order, microbatches go in *groups of p*. The
 # first p microbatches go through the rank's first chunk, then the same p through its second, and so on. Then
-# comes the next group. When rank 0 has done its p microbatches of stage 0, microbatch 0 has been on all ranks
-# and is back for stage p. Backwards go in the same groups of p, but through the chunks from the last to the
+# comes the next group. Backwards go in the same groups of p, but through the chunks from the last to the
 # first. As before, a rank does a warm-up of forwards, and then a forward and a backward in turn. But now the
 # warm-up is longer:
 #
@@ -624,7 +618,7 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Rank i needs at
 # least one more forward than rank i + 1, since its gradient comes from one stage further away. Megatron-LM's
-# formula gives it two more. The cells after the chart show what the second one is for.
+# formula gives it two more, and you will see below what the second one is for.
 #
 # **Build.** `stages` is p, the number of *ranks*, whereas an Action's stage counts along the model, from 0 to
 # v p − 1. m has to be a multiple of p, so refuse other numbers with a ValueError (`counted(stages,
@@ -672,19 +666,18 @@ report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Each rank has two chunks, and the second one is paler. Every action takes half as long as
-# before.
+# **Measure.** The cell draws two chunks on each rank, and the second one is paler. Every action takes half as
+# long as before.
 
 # %% tags=["skip-in-grading"]
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# The step takes 28.5 instead of 33. Rank 0 keeps up to 11 activations, and each of them is what one
-# microbatch leaves in one chunk. Since a chunk is half of a rank's layers, this is as much as 5.5
-# microbatches leave on all of them. With 1F1B it was 4. Is this the price of interleaving? The next cell
-# shortens the warm-up to (p − 1 − i) + (v − 1) p, so that it grows by only one forward instead of two for
-# each rank further up. Each message now takes a time c, and c = 1 is the time of a forward through *all*
-# layers of a rank:
+# The step takes 28.5 instead of 33. Rank 0 keeps up to 11 activations of one chunk. Since a chunk is half of
+# a rank's layers, this is as much as 5.5 microbatches leave on all of them. With 1F1B it was 4. Is this the
+# price of interleaving? The next cell shortens the warm-up to (p − 1 − i) + (v − 1) p, so that it grows by
+# only one forward instead of two for each rank further up. Each message now takes a time c, and c = 1 is the
+# time of a forward through *all* layers of a rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -716,10 +709,9 @@ if schedule:
         print(f"c = {c:4}: {fewer:5.1f} with one, {more:5.1f} with two")
 
 # %% [markdown]
-# If messages are free, the second forward saves no time but costs memory. Without it, rank 0 keeps 8
-# activations of one chunk, as much as the 4 microbatches of 1F1B. If a message takes a quarter of F, the
-# second forward saves 4 of 36, because a rank then has a forward to do while an activation and a gradient are
-# on their way. Now compare interleaving with 1F1B:
+# If messages are free, the second forward saves no time but costs memory. Without it, rank 0 keeps as much as
+# with 1F1B. If a message takes a quarter of F, the second forward saves 4 of 36, because a rank then has a
+# forward to do while an activation and a gradient are on their way. Now compare interleaving with 1F1B.
 
 # %% tags=["skip-in-grading"]
 if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
@@ -735,9 +727,8 @@ if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
         print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
 
 # %% [markdown]
-# For c = 0.1, four chunks are best. For c = 0.25, two chunks are better than four, and for c = 0.5, four are
-# worse than 1F1B. (1F1B also slows down, because its steady state has no slack, so each turn waits for two
-# messages. An executor hides some of this by letting ranks run a little further ahead.)
+# The longer a message takes, the fewer chunks are best, and for c = 0.5, four are worse than 1F1B. (1F1B also
+# slows down, because its steady state has no slack, so each turn waits for two messages.)
 #
 # **Break it.** Let the backwards go through the chunks in the order of the forwards, so that the first chunk
 # comes first. Which rank then waits for which?
@@ -761,9 +752,9 @@ if schedule:
     print(violation(first_chunk_first(schedule, 4)))
 
 # %% [markdown]
-# All ranks deadlock, because each is stuck at the first backward of its first chunk. Rank 0 needs the
-# gradient from stage 1, rank 1 needs it from stage 2, rank 2 from stage 3, and rank 3 from stage 4. Stage 4
-# is rank 0's second chunk, but rank 0 would do its backward only after the backward at which it is stuck.
+# All ranks deadlock at the first backward of their first chunk. Rank 0 needs the gradient from stage 1, rank
+# 1 needs it from stage 2, rank 2 from stage 3, and rank 3 from stage 4. Stage 4 is rank 0's second chunk, but
+# rank 0 would do its backward only after the backward at which it is stuck.
 #
 # **In production.** PyTorch provides `ScheduleInterleaved1F1B`, and Megatron-LM the option
 # `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and a schedule of this
@@ -804,8 +795,8 @@ if schedule:
 # many as rank 0 of 1F1B. (`peak_activations` counts only the microbatches that await I.)</details>
 #
 # **Build.** m has to be at least p, because with fewer microbatches rank 0 runs out of forwards earlier and
-# waits longer for its first gradient. Then the bubble is longer than the formula says, so refuse a smaller m
-# with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
+# the bubble is longer than the formula says. So refuse a smaller m with a ValueError (`counted(stages,
+# microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -853,9 +844,9 @@ report.points(7)
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** It matters *when* a rank does a W. The cell compares your order with two other schedules. In
-# one of them each W comes right after its I, and in the other all W's come at the end. Before you run it, say which step is the shortest, and which one
-# keeps the most.
+# **Break it.** It matters *when* a rank does a W. The cell compares your order with two others. In one each W
+# comes right after its I, and in the other all W's come at the end. Before you run it, say which step is the
+# shortest, and which one keeps the most.
 
 
 # %% tags=["skip-in-grading"]
@@ -882,20 +873,22 @@ if schedule:
         print(f"W {name:10}: total {timing.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
-# "At once" is already a gain, 30 instead of 33, because the stage before gets its gradient earlier.
-# (PyTorch's autograd cannot do this by itself. It computes dx and dA of a layer one after the other, so a
-# stage's input gradient is ready only when the whole stage is done. `course_lib/pipeline/halves.py` shows how
-# to take the two apart.) With all W's at the end, a rank keeps 8 microbatches, as many as in GPipe, but gains
-# nothing over "at once".
+# "At once" is already a gain, 30 instead of 33, because the stage before gets its gradient earlier. With all
+# W's at the end, a rank keeps as many microbatches as in GPipe, but gains nothing over "at once".
 #
-# And what about the white that is left in your chart? Before its first gradient, rank i waits (p − 1 − i) I.
-# A longer warm-up fills this white, but costs memory. Before its first input, rank i waits i F, and there is
-# no work to put there. This white can go only if each rank begins its step later, and ends it later, than the
-# rank before. ZB-H2 does both. Its warm-up is twice as long, so rank 0 has 2p − 1 microbatches in flight, and
-# there is no white between a rank's first action and its last. But then the next step must begin on rank 0
-# while the last rank is still at work on this one, so there can be no barrier, and no global gradient norm
-# before the optimizer's step. ZB-V does the same in the memory of 1F1B. Each rank has two chunks, laid out as
-# a V, so rank 0 holds both the first stage and the last. The library provides both:
+# <details><summary>Can autograd do this?</summary>Not by itself, because it computes dx and dA of a layer one
+# after the other, so a stage's input gradient is ready only when the whole stage is done.
+# <code>course_lib/pipeline/halves.py</code> shows how to take the two apart.</details>
+#
+# Which white is left in your chart? Before its first gradient, rank i waits (p − 1 − i) I. A longer warm-up
+# fills this white, but costs memory. Before its first input, rank i waits i F, and there is no work to put
+# there. This white can go only if each rank begins its step later, and ends it later, than the rank before.
+#
+# ZB-H2 has a warm-up twice as long, and it shifts the steps. So rank 0 has 2p − 1 microbatches in flight, but
+# there is no white between a rank's first action and its last. The next step then begins on rank 0 while the
+# last rank is still at work on this one, so there can be no barrier, and no global gradient norm before the
+# optimizer's step. ZB-V does the same in the memory of 1F1B. Each rank has two chunks, laid out as a V, so
+# rank 0 holds both the first stage and the last.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -905,16 +898,14 @@ drawn(zero_bubble_h2, 4, 8)
 # %% [markdown]
 # The line below the chart says 27, as for H1, because it counts from the first rank's beginning to the last
 # rank's end. But each rank is busy for 24 without a gap, and the white before and after belongs to the
-# neighbouring steps. Now look at the V. Its actions take half as long, and the paler ones belong to the
-# second chunk. Each of the "8 activations in flight" is what one microbatch leaves in one chunk, so together
-# they are the 4 microbatches of 1F1B:
+# neighbouring steps. Now look at the V. Its actions take half as long, and its 8 activations in flight are
+# half as large, so together they are the 4 microbatches of 1F1B.
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
-# Are F, I and W equal? The next cell measures them on this machine, with two blocks of a GPT. The process
-# uses one thread, as each of our ranks does:
+# Are F, I and W equal? The next cell measures them on this machine, with two blocks of a GPT and one thread.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -966,12 +957,12 @@ for name, generator in generators.items():
 # W is the shortest of the three, here and in the models of the paper, because the scores of attention, the
 # norms and the activation functions have an input gradient, but hardly any weights. So there is less work
 # with which to fill the white. Qi et al. therefore measured the times of real models and let a program search
-# for the best order (their "ZB-1p" and "ZB-2p"), whereas the handmade orders are made for F = I = W.
+# for the best order, whereas the handmade orders are made for F = I = W.
 #
 # **In production.** PyTorch provides `ScheduleZBVZeroBubble`. The next cell has sliders, so you can look at
-# every schedule of this notebook step by step, with other p, m and v, and other durations. (Choose "critical
-# path" to see a chain of actions, each of which waits for the one before it. If one of them took longer, so
-# would the step.)
+# every schedule of this notebook step by step, with other p, m and v, and other durations. (The "critical
+# path" is a chain of actions, each of which waits for the one before it. If one of them took longer, so would
+# the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_explorer import explorer
@@ -984,9 +975,8 @@ SCHEDULES = [
 explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe": 2})
 
 # %% [markdown]
-# **Try it.** Place a schedule by hand. A button places the next microbatch of its kind on its rank, and if
-# this is not possible, the bench says why. Can you end at 15 or earlier, with at most three activations on a
-# rank?
+# **Try it.** Place a schedule by hand. A button places the next microbatch of its kind on its rank, or the
+# bench says why this is not possible. Can you end at 15 or earlier, with at most three activations on a rank?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_workbench import Workbench
@@ -1003,8 +993,8 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 # | time | 5 minutes |
 # | points | 7 |
 #
-# First compare your formulas with your schedules under the clock. The table shows the schedules' numbers. If
-# your formulas give others, the end of the row shows them.
+# The table shows the numbers of your schedules under the clock. If your formulas give others, the end of the
+# row shows them.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
@@ -1062,17 +1052,16 @@ report.points(7)
 # | points | 13 |
 #
 # So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank,
-# with activations sent down and gradients sent up. (Chunks and halves need the same idea, but more
-# bookkeeping.) The schedule gives the order of the computing. But it does not give the order of the messages,
-# and a wrong order of messages hangs the pipeline.
+# with activations sent down and gradients sent up. The schedule gives the order of the computing. But it does
+# not give the order of the messages, and a wrong order of messages hangs the pipeline.
 #
 # In the obvious program, each rank goes through its own list. For each action it receives the input,
 # computes, and sends the output. The next cell does this without a model, so each message is a single number.
 # It sends either with `send`, which on gloo returns when the receiver has taken the message, or with `isend`,
 # which returns immediately.
 #
-# **Break it.** There are three runs on two ranks: GPipe with `send`, 1F1B with `send`, and 1F1B with `isend`.
-# Which of them will hang?
+# **Break it.** The cell runs GPipe with `send`, 1F1B with `send`, and 1F1B with `isend` on two ranks. Which
+# of them will hang?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1100,10 +1089,9 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # %% [markdown]
 # In GPipe, all messages go one way, and then all go back. In 1F1B's steady state, however, rank 0 sends an
 # activation down while rank 1 sends a gradient up, so each waits for the other to receive. With `isend` it
-# works on gloo, but on NCCL it can still hang, as the note in the output says, because NCCL does a rank's
-# operations in a group *one after the other*, in the order in which the rank posted them. So if two ranks
-# both post a send first, they can wait for each other again. (Megatron-LM therefore has calls like
-# `send_forward_recv_backward`, which post both at the same time with `batch_isend_irecv`.)
+# works on gloo, but on NCCL it can still hang, because NCCL does a rank's operations in a group *one after
+# the other*, in the order in which the rank posted them. So if two ranks both post a send first, they can
+# wait for each other again.
 #
 # **One order for all ranks** helps everywhere. You have it, because `simulate(actions).events` is the list of
 # all actions of all ranks, sorted by the time at which they start. Each event has `rank`, `action`, `start`
@@ -1116,12 +1104,14 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #    `isend`. If the message is for this rank, it posts an `irecv` into an empty tensor and remembers the
 #    handle, but does not wait for the message now.
 #
-# This order cannot deadlock. To see why, put each message into the list, right behind its action, and take
-# the first entry that is not done yet. If it is an action, its input has arrived, because that message is
-# earlier in the list. If it is a message, its sender and its receiver have done everything before it, so both
-# are ready. Either way this entry can be done, and then the next one, so no rank waits for ever, even if
-# every call blocks. And because the list is sorted by the *start*, a rank posts each receive before it begins
-# its next action, so the message can travel while the rank computes.
+# This order cannot deadlock, even if every call blocks. And because the list is sorted by the *start*, a rank
+# posts each receive before it begins its next action, so the message can travel while the rank computes.
+#
+# <details><summary>Why can it not deadlock?</summary>Put each message into the list, right behind its action,
+# and take the first entry that is not done yet. If it is an action, its input has arrived, because that
+# message is earlier in the list. If it is a message, its sender and its receiver have done everything before
+# it, so both are ready. Either way this entry can be done, and then the next one, so no rank waits for
+# ever.</details>
 #
 # **Predict.** There are m microbatches and p ranks, and an activation at a border has M bytes. How many bytes
 # do rank 0, a rank in the middle and the last rank each send in a step? Is this more than an all-reduce of
@@ -1148,17 +1138,15 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum by
 #   the count of **all** targets.
 # - At the backward of a microbatch, drop everything you kept of it. The check counts the tensors that forward
-#   keeps for backward. In one run it also measures the memory of each rank's process, which includes clones
-#   of activations. Messages cost memory as well. A tensor that is being sent lives until its `wait`, and if
-#   it has a graph, so do all tensors the graph needs. So send `output.detach()`, and before you send an
-#   activation, wait for the activation you sent before it. Do the same with gradients. (This is safe, because
-#   the previous message is earlier in the list. The check is more generous, since it leaves room for one
-#   message per microbatch.)
+#   keeps for backward, and in one run it measures the memory of each rank's process. Messages cost memory as
+#   well, because a tensor that is being sent lives until its `wait`, and if it has a graph, so do all tensors
+#   the graph needs. So send `output.detach()`, and before you send an activation, wait for the activation you
+#   sent before it. Do the same with gradients. (The check leaves room for one message per microbatch.)
 # - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
-# The check runs over gloo. An order of messages that works on gloo but can hang on NCCL costs no points, but
-# the check says so in a remark.
+# The check runs over gloo. If your order of messages can hang on NCCL, the check says so in a remark, but
+# this costs no points.
 
 
 # %% nbgrader={"grade_id": "run_schedule", "solution": true}
@@ -1248,8 +1236,8 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
-# float64. `gpt_stages` cuts it so that all stages have equal work. The head counts as well, so the last stage
-# gets fewer blocks. The cell compares loss and gradients with the results of one process, and bytes with your
+# float64. `gpt_stages` cuts it so that all stages have equal work, so the last stage, with the head, gets
+# fewer blocks. The cell compares loss and gradients with the results of one process, and bytes with your
 # formula. Since the formula wants microbatches of one size, the cell gives it the number of sequences for m,
 # and the bytes of one sequence for M.
 
@@ -1325,10 +1313,10 @@ for generator in (naive, gpipe, one_f_one_b):
 
 # %% [markdown]
 # How much memory do the ranks need? The next cell prints the peak of the tensors alive on rank 0 of 2,
-# including weights and gradients, for more and more microbatches.
+# including weights and gradients.
 #
-# **Break it.** In the last row, a list keeps every tensor that autograd saves. Code for debugging may do
-# that, or a `retain_graph=True` copied from somewhere. The gradients are still right. Is the memory?
+# **Break it.** In the last row, a list keeps every tensor that autograd saves, as code for debugging or a
+# copied `retain_graph=True` might. The gradients are still right. Is the memory?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1366,9 +1354,8 @@ for name, generator, keep in (
 # but the memory of GPipe.
 #
 # How long do the actions take? `measure` takes the times of any executor, by hooks at the edges of the stage.
-# The next cell shows two of your runs on two ranks. Below each is a simulation which uses the medians of the
-# run's own F and B, and the time a message took. Of twelve measured steps the cell shows the shortest,
-# because other processes on the same cores disturbed it the least.
+# The next cell shows the shortest of twelve steps of two schedules on two ranks. Below each is a simulation
+# which uses the medians of the run's own F and B, and the time a message took.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.gantt import gantts
@@ -1402,13 +1389,11 @@ gantts(charts, seconds=True) if charts else None
 
 # %% [markdown]
 # If a run and its simulation differ, the simulator did not know of something slow, for example another
-# process on the same cores, or a message that had to wait for the receiver. (With more ranks than cores,
-# every action takes longer, but the bubble seems to shrink, because ranks that wait lend their core to
-# others.)
+# process on the same cores, or a message that had to wait for the receiver.
 #
-# **Break it.** Here is the classic mistake in the loss. The code takes each microbatch's own mean, as a loop
-# without a pipeline does, but forgets to divide by m, so gradients are m times too large. The next cell
-# trains for forty steps on two ranks, with four equal microbatches. Which optimizer notices?
+# **Break it.** In the classic mistake, the code takes each microbatch's own mean, as a loop without a
+# pipeline does, but forgets to divide by m, so gradients are m times too large. The next cell trains for
+# forty steps on two ranks, with four equal microbatches. Which optimizer notices?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1447,9 +1432,9 @@ for name, make_optimizer in OPTIMIZERS.items():
 
 # %% [markdown]
 # AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
-# norms of two runs. SGD takes steps four times as long, so its curve is different, for better or worse, and
-# with a larger learning rate it diverges. So check gradients rather than losses. (A well-known teaching
-# implementation of pipelines makes this mistake, and AdamW hides it there.)
+# norms of two runs. SGD takes steps four times as long, so its curve is different, and with a larger learning
+# rate it diverges. So check gradients rather than losses. (A well-known teaching implementation of pipelines
+# makes this mistake, and AdamW hides it there.)
 #
 # **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
 # rank *and* on the last. In one process, autograd adds up the gradients of the two uses. Here each end has
@@ -1469,13 +1454,12 @@ if run:
 
 # %% [markdown]
 # If you forget the sum, you train two matrices that were meant to be one, but nothing crashes. Megatron-LM
-# has an "embedding group" of the two ranks, and all-reduces this one gradient between them at the end of the
-# step. (The library's `course_lib.pipeline.run.run_schedule` also does this, but yours does not have to.)
+# all-reduces this one gradient between the two ranks at the end of the step, as does the library's
+# `course_lib.pipeline.run.run_schedule`. Yours does not have to.
 #
 # **In production.** `torch.distributed.pipelining` wraps the module in a `PipelineStage`, and provides
 # schedule classes whose `step` does the same as your function. Its runtime takes schedules as text, so it can
-# run *yours*. The next cell gives it the same stages and microbatches, and compares its gradients with the
-# gradients of your own run.
+# run *yours*. The next cell gives it the same stages and microbatches, and compares its gradients with yours.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1519,11 +1503,13 @@ for how, generator in cases if ours else ():
         print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
 
 # %% [markdown]
-# PyTorch's version cuts the batch into microbatches for you, and can find the stages by tracing
-# (`pipelining.pipeline`). It overlaps the computing with FSDP's gathers and reductions, which are also
-# actions in the same rows. But it needs all microbatches to have one size, and by default it divides
-# gradients by m, whatever your loss does (`scale_grads`). With PyTorch 2.9 the cell prints errors, because
-# there each stage begins with a message of 8 bytes for a neighbour that receives 4, and `launch` stops both.
+# PyTorch's version cuts the batch into microbatches for you, but it needs all of them to have one size, and
+# by default it divides gradients by m, whatever your loss does (`scale_grads`).
+#
+# <details><summary>More about PyTorch's version</summary>It can find the stages by tracing
+# (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and reductions, which
+# are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because there each stage begins
+# with a message of 8 bytes for a neighbour that receives 4, and <code>launch</code> stops both.</details>
 
 # %% [markdown]
 # ## 8 · PipeDream: no flush
@@ -1565,8 +1551,8 @@ for how, generator in cases if ours else ():
 # - After a backward, the module holds the newest weights. The gradient of one microbatch must not enter the
 #   step of another.
 # - x belongs to the caller, and so does its `requires_grad`. But `x.detach()` is a tensor of your own, so it
-#   can require a gradient. The output you return can still have its graph, as the module's own output has.
-#   You don't have to detach it, because the next stage's `forward` detaches its x.
+#   can require a gradient. You don't have to detach the output you return, because the next stage's `forward`
+#   detaches its x.
 
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
@@ -1630,7 +1616,7 @@ report = check("07_pipeline/pipedream_stage", PipeDreamStage, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Break it.** Leave out the versions. First try the plain way, in which you run the module, call backward,
+# **Break it.** First try to do without versions in the plain way, in which you run the module, call backward,
 # and step.
 
 
@@ -1707,8 +1693,8 @@ except RuntimeError as error:
 
 # %% [markdown]
 # PyTorch counts the changes of every tensor saved by autograd, and refuses a backward through a changed one.
-# So to make the mistake, you have to get around that count. Older code and custom kernels do so with
-# `weight.data`:
+# To make the mistake, you have to get around that count, as older code and custom kernels do with
+# `weight.data`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1787,18 +1773,17 @@ if run:
 figure if run else None
 
 # %% [markdown]
-# Each of the two processes runs all eight stages, with its own seed and plain SGD. Losses of single
-# microbatches are noisy, so each point is a mean of 16 (two seeds, eight microbatches in a row). On the
-# *left*, the weights change little in the seven updates between a forward and its backward on stage 0. So the
-# curves can hardly be told apart, stale or not, with versions or without, and you would not notice that the
-# dotted one follows gradients of no function at all. On the *right*, the learning rate is five times as
-# large. With versions, the stale gradients still do as well as the gradients of one microbatch at a time. But
-# without versions, the loss is not finite after a dozen microbatches (the cross).
+# Each of the two processes runs all eight stages, with its own seed and plain SGD, and each point is a mean
+# of 16 losses (two seeds, eight microbatches in a row). On the *left*, the weights change little in the seven
+# updates between a forward and its backward on stage 0. So the curves can hardly be told apart, and you would
+# not notice that the dotted one follows gradients of no function at all. On the *right*, the learning rate is
+# five times as large. With versions, the stale gradients still do as well as the gradients of one microbatch
+# at a time. But without versions, the loss is soon not finite (the cross).
 #
 # **In production.** No large language model is trained this way. The versions cost the most memory on the
 # first ranks, which have the least to spare. Results also depend on the number of ranks, and a loss curve
 # with eight ages of weights is hard to explain. But PipeDream's order is still in use, with a flush (§3).
-# (PipeDream-2BW (2021) keeps only two versions for all microbatches, with gradients that are one update old.)
+# PipeDream-2BW (2021) keeps only two versions, with gradients that are one update old.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
 # staleness". But they do not avoid it, because the gradient is as stale with versions as without.</details>
