@@ -4,8 +4,8 @@
 # **How do you split layers over ranks without making the ranks wait?**
 #
 # Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times per layer. This
-# stops paying off at the edge of a node, where the wire is at least nine times slower: 50 GB/s for each GPU,
-# against 450 GB/s over NVLink. So let's cut the other way, across the stack of layers. Rank 0 gets the first
+# stops paying off at the edge of a node, where the wire is at least nine times slower (50 GB/s for each GPU,
+# against 450 GB/s over NVLink). So let's cut the other way, across the stack of layers. Rank 0 gets the first
 # layers, rank 1 the next ones, and so on. Then one activation crosses each border, and one gradient comes
 # back. For 4,096 tokens of LLaMA 3 70B (width 8,192, in bf16), each of the two takes 67 MB. Eight ranks with
 # ten layers each have seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four
@@ -752,13 +752,13 @@ if schedule:
     print(violation(first_chunk_first(schedule, 4)))
 
 # %% [markdown]
-# All ranks deadlock at the first backward of their first chunk. Rank 0 needs the gradient from stage 1, rank
-# 1 needs it from stage 2, rank 2 from stage 3, and rank 3 from stage 4. Stage 4 is rank 0's second chunk, but
-# rank 0 would do its backward only after the backward at which it is stuck.
+# All ranks deadlock at the first backward of their first chunk, because each waits for the gradient from the
+# next stage. Rank 3 needs the gradient from stage 4, which is rank 0's second chunk, but rank 0 would do that
+# backward only after the backward at which it is stuck.
 #
 # **In production.** PyTorch provides `ScheduleInterleaved1F1B`, and Megatron-LM the option
 # `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and a schedule of this
-# kind, changed so that m does not have to be a multiple of p (Llama 3, §3.3).
+# kind (Llama 3, §3.3).
 
 # %% [markdown]
 # ## 5 · Half of a backward can wait
@@ -960,9 +960,8 @@ for name, generator in generators.items():
 # for the best order, whereas the handmade orders are made for F = I = W.
 #
 # **In production.** PyTorch provides `ScheduleZBVZeroBubble`. The next cell has sliders, so you can look at
-# every schedule of this notebook step by step, with other p, m and v, and other durations. (The "critical
-# path" is a chain of actions, each of which waits for the one before it. If one of them took longer, so would
-# the step.)
+# every schedule of this notebook step by step, with other p, m and v, and other durations. (If an action on
+# the "critical path" took longer, so would the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_explorer import explorer
@@ -1138,10 +1137,11 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum by
 #   the count of **all** targets.
 # - At the backward of a microbatch, drop everything you kept of it. The check counts the tensors that forward
-#   keeps for backward, and in one run it measures the memory of each rank's process. Messages cost memory as
-#   well, because a tensor that is being sent lives until its `wait`, and if it has a graph, so do all tensors
-#   the graph needs. So send `output.detach()`, and before you send an activation, wait for the activation you
-#   sent before it. Do the same with gradients. (The check leaves room for one message per microbatch.)
+#   keeps for backward, and in one run it measures the memory of each rank's process, including clones.
+#   Messages cost memory as well, because a tensor that is being sent lives until its `wait`, and if it has a
+#   graph, so do all tensors the graph needs. So send `output.detach()`, and before you send an activation,
+#   wait for the activation you sent before it. Do the same with gradients. (The check leaves room for one
+#   message per microbatch.)
 # - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
@@ -1433,8 +1433,7 @@ for name, make_optimizer in OPTIMIZERS.items():
 # %% [markdown]
 # AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
 # norms of two runs. SGD takes steps four times as long, so its curve is different, and with a larger learning
-# rate it diverges. So check gradients rather than losses. (A well-known teaching implementation of pipelines
-# makes this mistake, and AdamW hides it there.)
+# rate it diverges. So check gradients rather than losses.
 #
 # **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
 # rank *and* on the last. In one process, autograd adds up the gradients of the two uses. Here each end has
@@ -1783,7 +1782,6 @@ figure if run else None
 # **In production.** No large language model is trained this way. The versions cost the most memory on the
 # first ranks, which have the least to spare. Results also depend on the number of ranks, and a loss curve
 # with eight ages of weights is hard to explain. But PipeDream's order is still in use, with a flush (§3).
-# PipeDream-2BW (2021) keeps only two versions, with gradients that are one update old.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
 # staleness". But they do not avoid it, because the gradient is as stale with versions as without.</details>
@@ -1799,8 +1797,7 @@ figure if run else None
 #
 # At NeurIPS 2024, Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
 # pipelining is not wise." That model had each of its four layers on a GPU of its own and the softmax on four
-# more. It ran 3.7 times as fast on the 8 as on one (6,300 against 1,700 words per second, Sutskever et al.
-# 2014, §3.5), which is 46 % of the ideal. You know why, and you know the schedules that came later.
+# more. It ran 3.7 times as fast on the 8 as on one (Sutskever et al. 2014, §3.5), which is 46 % of the ideal.
 #
 # So let's ask again, with numbers. The model is LLaMA 3 70B, with sequences of 4,096 tokens and one sequence
 # per microbatch. The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p
@@ -1896,17 +1893,20 @@ for name, *setting in candidates(8, 16):
 # Read the first table by columns. With *a port for each GPU*, halved backwards on a V are best, and need only
 # the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port for the
 # node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a
-# message takes longer than a forward (1.2 F with 4 nodes, 2.3 F with 8, 4.7 F with 16), so a rank should run
-# far ahead before it needs a gradient. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at
+# message takes longer than a forward, so a rank should run far ahead before it needs a gradient. ZB-H2 and
+# GPipe do this.
+#
+# <details><summary>When is it ZB-H2, and when GPipe?</summary>With 10 Gb/s, a message takes 1.2 F with 4
+# nodes, 2.3 F with 8, and 4.7 F with 16. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at
 # least the 2p − 1 it needs. With a smaller m, GPipe is best. On 16 nodes GPipe is best with both m. For m =
 # 16 there is no ZB-H2, since it needs 31. For m = 64 even its warm-up is too short, whereas all 64
-# microbatches fit into memory.
+# microbatches fit into memory.</details>
 #
-# 1F1B's steady state waits for two messages in every turn. (Real executors therefore let it run one
-# microbatch further ahead, and pay with memory.) In the second table, plain 1F1B at m = 2 p works for 69 % of
-# the time and idles for 31 % even on the fast wire, and your formula says 30.4 %. So when people call
-# pipelining unwise, they mean this schedule, or the naive one. To work for 80 % of the time, 1F1B needs about
-# m = 4 p, but on the fast wire the newer schedules work for 82 to 92 % at m = 2 p.
+# In the second table, plain 1F1B at m = 2 p works for 69 % of the time and idles for 31 % even on the fast
+# wire, and your formula says 30.4 %. On slower wires it idles longer, because its steady state waits for two
+# messages in every turn. So when people call pipelining unwise, they mean this schedule, or the naive one. To
+# work for 80 % of the time, 1F1B needs about m = 4 p, but on the fast wire the newer schedules work for 82 to
+# 92 % at m = 2 p.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
@@ -1926,19 +1926,21 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 
 # %% [markdown]
 # For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit. They take 47 GB plus
-# 11 GB of activations (34 s·b·h/t bytes for each of 80 layers), and send nearly thirty times as much as the
-# pipeline, in 0.6 s. Half of this time, 0.3 s for the gradients, can hide behind the backward of the last of
-# a replica's eight sequences, which takes 0.37 s. The other half, for the new weights, can hide in part
-# behind the next forward, which takes 0.18 s. Even with nothing hidden, 0.6 s are only 14 % of the step's 4.4
-# s. And replicas have no bubble and no borders.
+# 11 GB of activations, and send nearly thirty times as much as the pipeline, in 0.6 s. Even with nothing
+# hidden, this is only 14 % of the step's 4.4 s. And replicas have no bubble and no borders.
+#
+# <details><summary>How much of it can hide?</summary>The activations are 34 s·b·h/t bytes for each of 80
+# layers. Half of the 0.6 s, which are 0.3 s for the gradients, can hide behind the backward of the last of a
+# replica's eight sequences, which takes 0.37 s. The other half, for the new weights, can hide in part behind
+# the next forward, which takes 0.18 s.</details>
 #
 # With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) are 200 GB per
-# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch. A
-# pipeline also helps if a thin wire joins the nodes, because it sends a thirtieth of what replicas send.
+# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
 #
 # So use a pipeline if the model does not fit into a node even after the replicas have sharded their optimizer
-# states, or if the wire between nodes is thin. Take as many microbatches as the batch allows, and measure F,
-# I, W and the message before you choose the schedule.
+# states, or if the wire between nodes is thin, because a pipeline sends a thirtieth of what replicas send.
+# Take as many microbatches as the batch allows, and measure F, I, W and the message before you choose the
+# schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # Lecture 001 calls a utilization of 80-90 % typical.</details>
@@ -2211,10 +2213,10 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria, computation, memory and bytes sent, for one step of AdamW on 4 ranks. The model
-# is a GPT with 3.3 million parameters. The batch has 8 sequences of 128 tokens each. In the card, M stands
-# for the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that
-# share layers get all eight, and a pipeline gets them as eight microbatches.
+# The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
+# with 3.3 million parameters, and the batch has 8 sequences of 128 tokens each. In the card, M stands for the
+# bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that share
+# layers get all eight, and a pipeline gets them as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2311,18 +2313,17 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# For *computation*, no strategy computes a matrix product twice, so the products of all ranks add up to the
-# products of one process. In *memory*, a rank of the pipeline holds a quarter of the weights, the gradients
-# and Adam's two moments, and the activations of the microbatches in flight, which make the difference between
-# the last two lines. The pipeline sends the fewest *bytes*, one activation at each border and one gradient
-# back. Tensor parallelism with sequence parallelism sends ten all-gathers and reduce-scatters in every layer,
-# each half of an all-reduce. Four are in forward, and six in backward, because backward gathers activations
-# again. ZeRO-3 sends the parameters three times. The card does not show *time*, but the price of a pipeline
-# is time, namely the bubble.
+# For *computation*, no strategy computes a matrix product twice. In *memory*, a rank of the pipeline holds a
+# quarter of the weights, the gradients and Adam's two moments, and the activations of the microbatches in
+# flight, which make the difference between the last two lines. The pipeline sends the fewest *bytes*, one
+# activation at each border and one gradient back. ZeRO-3 sends the parameters three times. Tensor parallelism
+# with sequence parallelism sends ten all-gathers and reduce-scatters in every layer, four in forward and six
+# in backward, because backward gathers activations again. The card does not show the price of a pipeline,
+# which is the time lost in the bubble.
 #
 # **You have built** five schedules, from one rank at a time to halved backwards, and the formulas for their
-# idle time, memory and bytes. You have also built an executor for any order of whole forwards and backwards
-# with one stage per rank, and a stage of a pipeline that never runs empty. (The library's executor,
+# idle time, memory and bytes. You have also built an executor for whole forwards and backwards with one stage
+# per rank, and a stage of a pipeline that never runs empty. (The library's executor,
 # `course_lib.pipeline.run`, also does chunks, halves and pairs.)
 #
 # **Read on.**
