@@ -12,9 +12,9 @@
 # times in each of the 80 layers.
 #
 # The price is time. A layer needs the output of the layer before it, so while rank 0 works, rank 1 has to
-# wait. This notebook is about the order in which ranks do their work, which is called the *schedule*. It
-# begins with a schedule in which only one of p ranks works at any time, and ends, in the optional §11, with
-# the schedule that trained DeepSeek-V3.
+# wait. The order in which ranks do their work is called the *schedule*. This notebook begins with a schedule
+# in which only one of p ranks works at any time, and ends, in the optional §11, with the schedule that
+# trained DeepSeek-V3.
 #
 # | | |
 # |---|---|
@@ -302,8 +302,7 @@ drawn(gpipe, 4, 8)
 # you read about a bubble, look for the denominator.
 #
 # **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and add one case in
-# each of the next sections. §6 checks all of them. Take F = I = W = 1 and B = 2. The fourth function,
-# `pipeline_bytes_sent`, is for §4.
+# each of the next sections. §6 checks all of them. The fourth function, `pipeline_bytes_sent`, is for §4.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -438,9 +437,8 @@ if schedule:
 # One rank cannot do this by itself, because rank 1 wants to see all forwards first. So all ranks have to
 # change, as §3 shows.
 #
-# **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only the activations at the borders
-# and computed the rest again in backward, so it kept m small tensors instead of m large ones, for a third
-# more computing.
+# **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only m small tensors, the activations
+# at the borders, and computed the rest again in backward, for a third more computing.
 #
 # <details><summary>In the lectures</summary>Lecture 001 gives the pipeline of §1 "only 25% utilization". It
 # says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches. This is the bubble divided by
@@ -533,7 +531,7 @@ drawn(one_f_one_b, 4, 8)
 # %% [markdown]
 # The step still takes 33 and has the same bubble, but rank 0 has 4 microbatches in flight instead of the 8 in
 # GPipe. They are p microbatches on 1/p of the layers. So rank 0 keeps as much as *one* microbatch leaves in
-# the whole model, however many ranks there are. Now compare your schedules with your formula.
+# the whole model, however many ranks there are.
 
 # %% tags=["skip-in-grading"]
 for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
@@ -610,9 +608,10 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # In which order does a rank take its chunks? In Megatron-LM's order, microbatches go in *groups of p*. The
 # first p microbatches go through the rank's first chunk, then the same p through its second, and so on. Then
-# comes the next group. Backwards go in the same groups of p, but through the chunks from the last to the
-# first. As before, a rank does a warm-up of forwards, and then a forward and a backward in turn. But now the
-# warm-up is longer:
+# comes the next group. A group has p microbatches because microbatch 0 is back for stage p just when rank 0
+# is done with the group's stage 0. Backwards go in the same groups of p, but through the chunks from the last
+# to the first. As before, a rank alternates forwards and backwards after a warm-up, but now the warm-up is
+# longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
@@ -711,7 +710,7 @@ if schedule:
 # %% [markdown]
 # If messages are free, the second forward saves no time but costs memory. Without it, rank 0 keeps as much as
 # with 1F1B. If a message takes a quarter of F, the second forward saves 4 of 36, because a rank then has a
-# forward to do while an activation and a gradient are on their way. Now compare interleaving with 1F1B.
+# forward to do while an activation and a gradient are on their way.
 
 # %% tags=["skip-in-grading"]
 if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
@@ -876,7 +875,7 @@ if schedule:
 # "At once" is already a gain, 30 instead of 33, because the stage before gets its gradient earlier. With all
 # W's at the end, a rank keeps as many microbatches as in GPipe, but gains nothing over "at once".
 #
-# <details><summary>Can autograd do this?</summary>Not by itself, because it computes dx and dA of a layer one
+# <details><summary>Does autograd do this by itself?</summary>No, because it computes dx and dA of a layer one
 # after the other, so a stage's input gradient is ready only when the whole stage is done.
 # <code>course_lib/pipeline/halves.py</code> shows how to take the two apart.</details>
 #
@@ -1051,8 +1050,8 @@ report.points(7)
 # | points | 13 |
 #
 # So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank,
-# with activations sent down and gradients sent up. The schedule gives the order of the computing. But it does
-# not give the order of the messages, and a wrong order of messages hangs the pipeline.
+# with activations sent down and gradients sent up. The schedule gives the order of the computing, but not the
+# order of the messages, and a wrong order of messages hangs the pipeline.
 #
 # In the obvious program, each rank goes through its own list. For each action it receives the input,
 # computes, and sends the output. The next cell does this without a model, so each message is a single number.
@@ -1140,8 +1139,7 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   keeps for backward, and in one run it measures the memory of each rank's process, including clones.
 #   Messages cost memory as well, because a tensor that is being sent lives until its `wait`, and if it has a
 #   graph, so do all tensors the graph needs. So send `output.detach()`, and before you send an activation,
-#   wait for the activation you sent before it. Do the same with gradients. (The check leaves room for one
-#   message per microbatch.)
+#   wait for the activation you sent before it. Do the same with gradients.
 # - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
@@ -1236,10 +1234,10 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
-# float64. `gpt_stages` cuts it so that all stages have equal work, so the last stage, with the head, gets
-# fewer blocks. The cell compares loss and gradients with the results of one process, and bytes with your
-# formula. Since the formula wants microbatches of one size, the cell gives it the number of sequences for m,
-# and the bytes of one sequence for M.
+# float64. Because `gpt_stages` gives all stages equal work, the last stage gets the head and fewer blocks.
+# The cell compares loss and gradients with the results of one process, and bytes with your formula. Since the
+# formula wants microbatches of one size, the cell gives it the number of sequences for m, and the bytes of
+# one sequence for M.
 
 
 # %% tags=["skip-in-grading"]
@@ -1903,10 +1901,9 @@ for name, *setting in candidates(8, 16):
 # microbatches fit into memory.</details>
 #
 # In the second table, plain 1F1B at m = 2 p works for 69 % of the time and idles for 31 % even on the fast
-# wire, and your formula says 30.4 %. On slower wires it idles longer, because its steady state waits for two
-# messages in every turn. So when people call pipelining unwise, they mean this schedule, or the naive one. To
-# work for 80 % of the time, 1F1B needs about m = 4 p, but on the fast wire the newer schedules work for 82 to
-# 92 % at m = 2 p.
+# wire, and your formula says 30.4 %. So when people call pipelining unwise, they mean this schedule, or the
+# naive one. To work for 80 % of the time, 1F1B needs about m = 4 p, but on the fast wire the newer schedules
+# work for 82 to 92 % at m = 2 p.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
@@ -2213,9 +2210,9 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 # %% [markdown]
 # ## Scorecard
 #
-# The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
-# with 3.3 million parameters, and the batch has 8 sequences of 128 tokens each. In the card, M stands for the
-# bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that share
+# The card compares three criteria (computation, memory and bytes sent) for one step of AdamW on 4 ranks. The
+# model is a GPT with 3.3 million parameters, and the batch has 8 sequences of 128 tokens each. M stands for
+# the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that share
 # layers get all eight, and a pipeline gets them as eight microbatches.
 
 
