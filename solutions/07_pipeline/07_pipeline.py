@@ -608,10 +608,10 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # In which order does a rank take its chunks? In Megatron-LM's order, microbatches go in *groups of p*. The
 # first p microbatches go through the rank's first chunk, then the same p through its second, and so on. Then
-# comes the next group. A group has p microbatches because microbatch 0 is back for stage p just when rank 0
-# is done with the group's stage 0. Backwards go in the same groups of p, but through the chunks from the last
-# to the first. As before, a rank alternates forwards and backwards after a warm-up, but now the warm-up is
-# longer:
+# comes the next group. A group has p microbatches, because microbatch 0 returns to rank 0 just when rank 0
+# has done stage 0 for the whole group. Backwards go in the same groups of p, but through the chunks from the
+# last to the first. As before, a rank alternates forwards and backwards after a warm-up, but now the warm-up
+# is longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
@@ -1503,10 +1503,11 @@ for how, generator in cases if ours else ():
 # PyTorch's version cuts the batch into microbatches for you, but it needs all of them to have one size, and
 # by default it divides gradients by m, whatever your loss does (`scale_grads`).
 #
-# <details><summary>More about PyTorch's version</summary>It can find the stages by tracing
-# (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and reductions, which
-# are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because there each stage begins
-# with a message of 8 bytes for a neighbour that receives 4, and <code>launch</code> stops both.</details>
+# <details><summary>More about PyTorch's version, and the errors of 2.9</summary>It can find the stages by
+# tracing (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and
+# reductions, which are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because there
+# each stage begins with a message of 8 bytes for a neighbour that receives 4, and <code>launch</code> stops
+# both.</details>
 
 # %% [markdown]
 # ## 8 · PipeDream: no flush
@@ -1926,10 +1927,10 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # 11 GB of activations, and send nearly thirty times as much as the pipeline, in 0.6 s. Even with nothing
 # hidden, this is only 14 % of the step's 4.4 s. And replicas have no bubble and no borders.
 #
-# <details><summary>How much of it can hide?</summary>The activations are 34 s·b·h/t bytes for each of 80
-# layers. Half of the 0.6 s, which are 0.3 s for the gradients, can hide behind the backward of the last of a
-# replica's eight sequences, which takes 0.37 s. The other half, for the new weights, can hide in part behind
-# the next forward, which takes 0.18 s.</details>
+# <details><summary>How much of the 0.6 s can hide?</summary>The activations are 34 s·b·h/t bytes for each of
+# 80 layers. Half of the 0.6 s, which are 0.3 s for the gradients, can hide behind the backward of the last of
+# a replica's eight sequences, which takes 0.37 s. The other half, for the new weights, can hide in part
+# behind the next forward, which takes 0.18 s.</details>
 #
 # With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) are 200 GB per
 # GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
