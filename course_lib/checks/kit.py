@@ -3,8 +3,8 @@
     a case     Case, Draw, RankSide, Setting, Spec, exercise; side, absent, evaluating: a rank's part
     a line     Line, Observed, Finding, RIGHT, ANY, NEVER_WAITED, ORDER, wrong, usual, essential, telling: a
                judgement, its sentences, and whether the idea is in it
-    words      Sentence (told whole, or without hidden values), at, error_in_full, error_kind, unstamped,
-               unwritten, words
+    words      Sentence (told whole, or without hidden values), at, error_in_full, error_kind,
+               error_sentence, unstamped, unwritten, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit
     amounts    beyond, asked_early; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages,
@@ -89,7 +89,7 @@ from course_lib.checks.judge.values import (
     rounded,
     same_bits,
 )
-from course_lib.checks.sentence import Sentence, at, error_in_full, error_kind
+from course_lib.checks.sentence import Sentence, at, error_in_full, error_kind, error_sentence
 
 __all__ = [
     "ANY",
@@ -140,6 +140,7 @@ __all__ = [
     "equal",
     "error_in_full",
     "error_kind",
+    "error_sentence",
     "essential",
     "evaluated",
     "evaluating",

@@ -58,8 +58,14 @@ def error_kind(name: str) -> str:
 
 
 def error_in_full(name: str, text: str) -> str:
-    """ "ValueError: no group", or "ValueError" if the exception has no text, as after a bare `assert`."""
+    """As in "ValueError: no group". Without a text, as after a bare `assert`, the name stands by itself."""
     return f"{name}: {text}" if text.strip() else name
+
+
+def error_sentence(name: str, error: str, text: str, call: str = "") -> Sentence:
+    """Say that an object, or the call of it, raised an error, and in general only of which kind it was."""
+    said = f"{call or name} raised {error_in_full(error, text)}"
+    return Sentence(said, f"{name} raised {error_kind(error)}.")
 
 
 def general_place(line: str) -> str:

@@ -44,7 +44,7 @@
 # | group of an axis | the ranks that differ only in this axis |
 # | flattened group | the ranks that differ in several axes, such as dp and cp, taken as one group |
 # | innermost | the axis whose neighbours are neighbouring ranks. It is listed last |
-# | term, sample | A term is a rank's share of a sum, and a sample is one value of a mean |
+# | term, sample | In §3, a term is a rank's share of a sum, and a sample is one value of a mean. Elsewhere, a sample is a row of the batch |
 # | whole, cut | A parameter is whole if every rank of tp holds all of it, and cut if each holds only a part |
 #
 # A mesh is written as a dict of sizes, with the outermost axis first: `{"pp": 2, "dp": 2, "tp": 2}`. If an
@@ -246,8 +246,8 @@ if ready(axis_ranks):
 # the network. In §5 you measure what this costs.
 #
 # **In production.** You write `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp", "tp"))`. Then
-# `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` a flattened one. Each library chooses
-# its own order, but in the lists of Llama 3, Megatron-Core and torchtitan, tp is innermost.
+# `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` is a flattened group. Each library
+# chooses its own order, but in the lists of Llama 3, Megatron-Core and torchtitan, tp is innermost.
 #
 # <details><summary>The three lists</summary>Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its
 # paper). Megatron-Core's default, <code>tp-cp-ep-dp-pp</code>, is also written innermost first, so pp is
@@ -1398,9 +1398,9 @@ published()
 # <details><summary>Answer</summary>It took 24.2 s, because 148 of 312 TFLOP/s are less than half of the
 # peak.</details>
 #
-# **Build.** You write three parts of `step_seconds`: the two speeds, the ring, and slot and pipeline. F =
-# flops · efficiency is the FLOP/s that products reach. Their share of the peak, `efficiency` (e in the
-# picture), is the only fitted constant.
+# **Build.** You write three parts of `step_seconds`, namely the two speeds, the ring, and slot and pipeline.
+# Products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the picture) is their share of the
+# peak, and the only fitted constant.
 #
 # | you write | |
 # |---|---|

@@ -16,7 +16,7 @@ from course_lib.checks import words
 from course_lib.checks.judge.build import evaluating
 from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, wrong
 from course_lib.checks.judge.unwritten import unwritten
-from course_lib.checks.sentence import Sentence, at, error_in_full, error_kind
+from course_lib.checks.sentence import Sentence, at, error_sentence
 from course_lib.models.config import PUBLISHED, GPTConfig
 
 SIZES = "course_lib.checks.rank.sizes:evaluate_sizes"
@@ -235,9 +235,7 @@ def failed(question: Prediction, args: tuple, error: str = "", text: str = "", p
     called = question.called or question.name
     if error == "NotImplementedError":
         return unwritten(called, place)
-    said = Sentence(
-        f"{shown(called, args)} raised {error_in_full(error, text)}", f"{called} raised {error_kind(error)}."
-    )
+    said = error_sentence(called, error, text, call=shown(called, args))
     return wrong(said, at(place), cause=f"{called} raised {error}" if question.called else "")
 
 

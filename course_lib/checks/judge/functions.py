@@ -39,7 +39,7 @@ from course_lib.checks.judge.case import (
 from course_lib.checks.judge.compare import Slip, Tensors, difference, near
 from course_lib.checks.judge.unwritten import unwritten
 from course_lib.checks.rank.functions import CallReply, FunctionCall, FunctionInstructions
-from course_lib.checks.sentence import Sentence, at, error_in_full, error_kind
+from course_lib.checks.sentence import Sentence, at, error_sentence
 from course_lib.runtime.moments import REPLY
 
 RECIPE = "course_lib.checks.rank.functions:calls"
@@ -236,9 +236,7 @@ def raised(
     if text in about.own_errors:
         finding = wrong(text, at(place), cause="refused", misses_point=True)
         return replace(finding, raised=True)
-    said = Sentence(
-        f"{function} raised {error_in_full(error, text)}", f"{function} raised {error_kind(error)}."
-    )
+    said = error_sentence(function, error, text)
     finding = wrong(said, at(place), usual(about.error, error, text), cause=f"{error} {place}")
     return replace(finding, raised=True)
 

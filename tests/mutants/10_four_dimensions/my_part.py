@@ -332,17 +332,3 @@ def my_part(rank, sizes, batch_size, seq):
 # base: what the wrong ones change
 -        return rows, [range(seq)]
 +        return rows, [range(seq), range(seq, seq)]
-
-
-# %% wrong: the layouts of notebook 08, in two ranges although cp is 1
-# is: detail
-# says: With cp = 1 nothing is dealt, so return one range
-def my_part(rank, sizes, batch_size, seq):
-    from course_lib.context_parallel import zigzag
-
-    places = {}
-    for axis in reversed(list(sizes)):
-        rank, places[axis] = divmod(rank, sizes[axis])
-    dp = sizes.get("dp", 1)
-    rows = torch.arange(batch_size).tensor_split(dp)[places.get("dp", 0)].tolist()
-    return range(rows[0], rows[-1] + 1), list(zigzag(seq, sizes.get("cp", 1))[places.get("cp", 0)])

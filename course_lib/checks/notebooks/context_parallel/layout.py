@@ -145,10 +145,7 @@ def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> kit
     if error == "NotImplementedError":
         return kit.unwritten("zigzag", place, "for all sizes")
     hint = ALL_RANKS if "process group" in text else ""
-    said = kit.Sentence(
-        f"zigzag({seq}, {n}) raised {kit.error_in_full(error, text)}",
-        f"zigzag raised {kit.error_kind(error)}.",
-    )
+    said = kit.error_sentence("zigzag", error, text, call=f"zigzag({seq}, {n})")
     return kit.wrong(said, kit.at(place), hint, cause=f"raised {place}")
 
 

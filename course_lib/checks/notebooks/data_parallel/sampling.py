@@ -98,9 +98,7 @@ def raised(deal: Deal, error: str = "", text: str = "", place: str = "") -> kit.
         return kit.unwritten(NAME, place)
     if text in SAMPLER.values():
         return kit.wrong(text, kit.at(place), cause="refused")
-    said = kit.Sentence(
-        f"{deal} raised {kit.error_in_full(error, text)}", f"{NAME} raised {kit.error_kind(error)}."
-    )
+    said = kit.error_sentence(NAME, error, text, call=str(deal))
     return kit.wrong(said, kit.at(place), cause=f"raised {error}")
 
 

@@ -92,10 +92,7 @@ class Answers:
     def raised(self, question: Question, error: str = "", text: str = "", place: str = "") -> kit.Finding:
         if error == "NotImplementedError":
             return kit.unwritten(self.name, place)
-        said = kit.Sentence(
-            f"{question.shown(self.name)} raised {kit.error_in_full(error, text)}",
-            f"{self.name} raised {kit.error_kind(error)}.",
-        )
+        said = kit.error_sentence(self.name, error, text, call=question.shown(self.name))
         missing = lacking(error, text)
         if missing in AXES and missing not in question.sizes:
             return kit.wrong(said, LACKS_AXES, cause=f"{self.name} raised {error}")

@@ -99,9 +99,7 @@ def wire_line(title: str, plans: Sequence[Args], every: Sequence[Args], weight: 
 def raised(args: Args, error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten("wire", place)
-    said = kit.Sentence(
-        f"wire{args!r} raised {kit.error_in_full(error, text)}", f"wire raised {kit.error_kind(error)}."
-    )
+    said = kit.error_sentence("wire", error, text, call=f"wire{args!r}")
     return kit.wrong(said, kit.at(place), cause=f"wire raised {error}")
 
 

@@ -35,10 +35,7 @@ def read(asked: Asked, observed: kit.Observed, place: int) -> Schedule | kit.Fin
         error, text, where = answer.error
         if error == "NotImplementedError":
             return kit.unwritten("fsdp_schedule", where)
-        said = kit.Sentence(
-            f"{asked} raised {kit.error_in_full(error, text)}",
-            f"fsdp_schedule raised {kit.error_kind(error)}.",
-        )
+        said = kit.error_sentence("fsdp_schedule", error, text, call=str(asked))
         return kit.wrong(said, kit.at(where), cause=f"raised {error} {where}")
     if not isinstance(answer.value, list):
         what, why = "something else", ""

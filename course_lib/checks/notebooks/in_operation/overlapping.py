@@ -51,10 +51,7 @@ def line(script: str, title: str, weight: float, look: Callable[[BehindReply], k
             error, text, place = reply.error
             if error == "NotImplementedError":
                 return kit.unwritten("AsyncCheckpoint", place)
-            said = kit.Sentence(
-                f"AsyncCheckpoint raised {kit.error_in_full(error, text)}",
-                f"AsyncCheckpoint raised {kit.error_kind(error)}.",
-            )
+            said = kit.error_sentence("AsyncCheckpoint", error, text)
             return kit.wrong(said, kit.at(place) if place else "", cause=f"raised {error} {place}")
         return look(reply)
 

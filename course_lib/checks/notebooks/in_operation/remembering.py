@@ -163,9 +163,7 @@ def broken(reply: RememberReply) -> kit.Finding | None:
     who = reply.raising or "restore"
     if error == "NotImplementedError":
         return kit.unwritten(who, place)
-    said = kit.Sentence(
-        f"{who} raised {kit.error_in_full(error, text)}", f"{who} raised {kit.error_kind(error)}."
-    )
+    said = kit.error_sentence(who, error, text)
     return kit.wrong(said, kit.at(place) if place else "", cause=f"{who} raised {error}")
 
 

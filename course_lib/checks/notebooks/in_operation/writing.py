@@ -96,9 +96,7 @@ def plan_of(held: Held, answer: WriteAnswer) -> list[list[int]] | kit.Finding:
         error, text, place = answer.error
         if error == "NotImplementedError":
             return kit.unwritten(NAME, place)
-        said = kit.Sentence(
-            f"{NAME} raised {kit.error_in_full(error, text)}", f"{NAME} raised {kit.error_kind(error)}."
-        )
+        said = kit.error_sentence(NAME, error, text)
         return kit.wrong(said, kit.at(place) if place else "", cause=f"raised {error}")
     ranks = held.held
     if answer.misfit or answer.plan is None or len(answer.plan) != len(ranks):

@@ -163,7 +163,5 @@ def raised(name: str, call: str, error: str = "", text: str = "", place: str = "
         return kit.unwritten(name, place, "for all sizes")
     if text in SCHEDULES.values():
         return kit.wrong(text, kit.at(place), cause="refused")
-    said = kit.Sentence(
-        f"{call} raised {kit.error_in_full(error, text)}", f"{name} raised {kit.error_kind(error)}."
-    )
+    said = kit.error_sentence(name, error, text, call=call)
     return kit.wrong(said, kit.at(place), cause=f"raised {error} {place}")

@@ -82,9 +82,7 @@ class Expected:
 def raised(error: str = "", text: str = "", where: str = "", loading: bool = False) -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten("Adam8bit", where)
-    said = kit.Sentence(
-        f"Adam8bit raised {kit.error_in_full(error, text)}", f"Adam8bit raised {kit.error_kind(error)}."
-    )
+    said = kit.error_sentence("Adam8bit", error, text)
     why = ""
     if "used as indices" in text or "be long, int, byte or bool" in text or "IndexError" in error:
         why = CAST if loading else "Codes are indices, so write numbers[codes.long()]."

@@ -139,9 +139,7 @@ def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
         return kit.unwritten("checkpoint", where)
     if "torch.utils.checkpoint is the answer" in text:
         return kit.wrong(text, cause="refused", misses_point=True)
-    said = kit.Sentence(
-        f"checkpoint raised {kit.error_in_full(error, text)}", f"checkpoint raised {kit.error_kind(error)}."
-    )
+    said = kit.error_sentence("checkpoint", error, text)
     why = ""
     if "does not require grad" in text:
         why = GRAPH

@@ -89,10 +89,7 @@ class Rounded:
 def out_of_form(reply: RoundingReply) -> kit.Finding | None:
     if reply.error is not None:
         error, text, where = reply.error
-        said = kit.Sentence(
-            f"stochastic_round raised {kit.error_in_full(error, text)}",
-            f"stochastic_round raised {kit.error_kind(error)}.",
-        )
+        said = kit.error_sentence("stochastic_round", error, text)
         return kit.wrong(said, kit.at(where) if where else "", cause=f"{error} {where}")
     if reply.misfit:
         said = "stochastic_round does not return a tensor of x's shape"

@@ -66,10 +66,7 @@ def out_of_form(reply: Any) -> kit.Finding | None:
         error, text, where = reply.error
         if refusal := next((says for says in REFUSED.values() if says in text), ""):
             return kit.wrong(refusal, cause="refused", misses_point=True)
-        said = kit.Sentence(
-            f"LossScaler raised {kit.error_in_full(error, text)}",
-            f"LossScaler raised {kit.error_kind(error)}.",
-        )
+        said = kit.error_sentence("LossScaler", error, text)
         why = "Pass over parameters without a gradient." if "NoneType" in text else ""
         return kit.wrong(said, kit.at(where) if where else "", why, cause=f"{error} {where}")
     if reply.misfit:

@@ -220,9 +220,7 @@ def answers(plans: Sequence[Plan], observed: kit.Observed) -> list[tuple[Plan, L
 def raised(plan: Plan, error: str = "", text: str = "", where: str = "") -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten("first_that_fits", where)
-    said = kit.Sentence(
-        f"{plan} raised {kit.error_in_full(error, text)}", f"first_that_fits raised {kit.error_kind(error)}."
-    )
+    said = kit.error_sentence("first_that_fits", error, text, call=str(plan))
     if plan.right is None:
         return kit.wrong(said, "No layout fits there, so return None instead of raising.", cause="raised")
     return kit.wrong(said, kit.at(where), cause="raised")

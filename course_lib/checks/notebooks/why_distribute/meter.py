@@ -157,10 +157,7 @@ def judged_reply(
         error, text, where = reply.error
         if error == "NotImplementedError":
             return kit.unwritten("SavedBytes", where)
-        said = kit.Sentence(
-            f"with SavedBytes(model): ... raised {kit.error_in_full(error, text)}",
-            f"SavedBytes raised {kit.error_kind(error)}.",
-        )
+        said = kit.error_sentence("SavedBytes", error, text, call="with SavedBytes(model): ...")
         output = "A forward hook that returns something replaces the output, so return None."
         return kit.wrong(said, kit.at(where) if where else output, cause="raised")
 

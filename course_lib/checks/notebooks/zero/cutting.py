@@ -105,10 +105,7 @@ def judge(cut: Cut, index: int) -> Callable[[kit.Observed], kit.Finding]:
 def failed(error: str = "", text: str = "", place: str = "") -> kit.Finding:
     if error == "NotImplementedError":
         return kit.unwritten("flatten_and_shard", place)
-    said = kit.Sentence(
-        f"flatten_and_shard raised {kit.error_in_full(error, text)}",
-        f"flatten_and_shard raised {kit.error_kind(error)}.",
-    )
+    said = kit.error_sentence("flatten_and_shard", error, text)
     return kit.wrong(said, kit.at(place), cause=f"{error} {place}")
 
 

@@ -108,9 +108,7 @@ def owned_of(dealing: Dealing, answer) -> Owned | kit.Finding:
         error, text, place = answer.error
         if error == "NotImplementedError":
             return kit.unwritten(NAME, place)
-        said = kit.Sentence(
-            f"{NAME} raised {kit.error_in_full(error, text)}", f"{NAME} raised {kit.error_kind(error)}."
-        )
+        said = kit.error_sentence(NAME, error, text)
         return kit.wrong(said, kit.at(place) if place else "", cause=f"raised {error}")
     value = answer.value
     lists = isinstance(value, list) and all(isinstance(own, list) for own in value)
