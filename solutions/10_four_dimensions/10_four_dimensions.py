@@ -156,10 +156,10 @@ mesh_explorer()
 def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
     """Return the coordinate of `rank` on each axis. sizes: ranks per axis, outermost first."""
     ### BEGIN SOLUTION
-    found = {}
+    coordinate = {}
     for axis in reversed(list(sizes)):
-        rank, found[axis] = divmod(rank, sizes[axis])
-    return {axis: found[axis] for axis in sizes}
+        rank, coordinate[axis] = divmod(rank, sizes[axis])
+    return {axis: coordinate[axis] for axis in sizes}
     ### END SOLUTION
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from course_lib import checks
 from course_lib.checks import check
-from course_lib.checks.judge import formulas as judge_formulas
 from course_lib.checks.judge.case import Observed, wrong
 from course_lib.checks.judge.find import find
 from course_lib.checks.judge.formulas import Prediction, compared, evaluated
@@ -115,7 +115,7 @@ def test_an_error_without_text_leaves_no_colon(name: str, capsys: pytest.Capture
 
 
 def test_no_check_puts_a_colon_between_an_error_and_its_text_by_itself() -> None:
-    folder = Path(judge_formulas.__file__).parents[1]
+    folder = Path(checks.__file__).parent
     files = [file for file in folder.rglob("*.py") if file.name != "sentence.py"]
     pattern = re.compile(r"\{(error|kind)\}: \{")
     assert files and not [file for file in files if pattern.search(file.read_text("utf-8"))]
