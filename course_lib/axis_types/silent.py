@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from course_lib.dry.absent import Done, StoreOfOne, backend_of_nobody
-from course_lib.dry.plan import place_of
+from course_lib.ledger.axes import differing_axes
 from course_lib.ledger.group import FAMILIES, reduction
 from course_lib.ledger.tensors import flatten
 
@@ -104,9 +104,7 @@ def silent_world(sizes: Mapping[str, int], listener: Listener) -> Iterator[None]
         members = list(range(prod(sizes.values())) if ranks is None else ranks)
         if 0 not in members:
             return dist.GroupMember.NON_GROUP_MEMBER
-        places = [place_of(rank, sizes) for rank in members]
-        axes = tuple(axis for axis in sizes if len({place[axis] for place in places}) > 1)
-        made.append(SilentGroup(len(members), axes, listener))
+        made.append(SilentGroup(len(members), differing_axes(members, sizes), listener))
         register(made[-1], members)
         return made[-1]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from course_lib.ledger.axes import place_of
 from course_lib.mesh.mesh import names
 
 MOST_RANKS = 1 << 17
@@ -37,14 +38,6 @@ class Plan:
     @property
     def name(self) -> str:
         return f"rank {self.rank} of {self.world_size:,}"
-
-
-def place_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The coordinate of a rank on each axis. An exercise may hide `course_lib.mesh.coordinates`."""
-    places = {}
-    for axis in reversed(list(sizes)):
-        rank, places[axis] = divmod(rank, sizes[axis])
-    return {axis: places[axis] for axis in sizes}
 
 
 def planned(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 
-from course_lib.dry.plan import place_of
+from course_lib.ledger.axes import differing_axes, is_message, is_whole, members
 from course_lib.ledger.operation import Operation
 
 NUMBERS = "numbers"  # a loss, a count of targets, a norm: two elements at most
@@ -24,15 +24,12 @@ def by_axis(
     """
     sent: dict[str, list[float]] = {}
     calls: Counter[tuple[str, str]] = Counter()
-    names: dict[tuple[int, ...], str] = {}
+    names: dict[tuple[tuple[int, ...], bool], str] = {}
     for operation in operations:
-        message = operation.op in ("send", "recv") and operation.peer is not None
-        members = (operation.rank, operation.peer or 0) if message else operation.group
-        if members not in names:
-            names[members] = axis_name(members, sizes, whole=not message)
-        axis = names[members]
-        if is_number(operation):
-            axis = NUMBERS
+        ranks, message = members(operation), is_message(operation)
+        if (ranks, message) not in names:
+            names[ranks, message] = axis_name(ranks, sizes, whole=not message)
+        axis = NUMBERS if is_number(operation) else names[ranks, message]
         sent.setdefault(axis, []).append(operation.bytes_sent)
         calls[axis, operation.op] += 1
     return {axis: math.fsum(listed) for axis, listed in sent.items()}, calls
@@ -43,12 +40,10 @@ def is_number(operation: Operation) -> bool:
     return carries and prod(operation.shape) <= FEW
 
 
-def axis_name(members: Iterable[int], sizes: Mapping[str, int], whole: bool) -> str:
+def axis_name(ranks: Collection[int], sizes: Mapping[str, int], whole: bool) -> str:
     """The axes along which ranks differ. whole: the ranks should be all ranks of these axes."""
-    places = [place_of(rank, sizes) for rank in members]
-    axes = [axis for axis in sizes if len({place[axis] for place in places}) > 1]
+    axes = differing_axes(ranks, sizes)
     if not axes:
         return "this rank alone"
     named = "+".join(axes)
-    complete = not whole or prod(sizes[axis] for axis in axes) == len(places)
-    return named if complete else f"part of {named}"
+    return named if not whole or is_whole(ranks, axes, sizes) else f"part of {named}"

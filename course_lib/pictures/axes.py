@@ -1,10 +1,7 @@
 """Operations by the axis of a mesh: the fills of `timeline(axes=...)`.
 
-An operation belongs to the axes in which the members of its group differ, and a message to the axes in which
-its two ends differ. Axes are listed outermost first, and the last axis varies fastest. For example, on
-{"pp": 2, "dp": 2, "tp": 2} an all-reduce of ranks 4 and 5 belongs to tp, a message from 1 to 5 belongs to pp,
-and a sum over 1, 3, 5 and 7 belongs to two axes. Such an operation is drawn with a stripe for each axis. If
-the group is not all ranks of its axes, as {0, 5} is not, the operation belongs to no axis and stays grey.
+`ledger/axes.py` finds the axes of an operation. An operation of several axes is drawn with a stripe for each.
+If the group is not all ranks of its axes, as {0, 5} is not, the operation belongs to no axis and stays grey.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
+from course_lib.ledger.axes import differing_axes, is_message, is_whole, members
 from course_lib.ledger.operation import Operation
 from course_lib.pictures import colours
 
@@ -47,27 +45,18 @@ class ByAxis:
                 f"axes={self.sizes} has {prod(self.sizes.values())} places, but the ledger has {world_size} "
                 "ranks: give the sizes of the mesh that the ranks made."
             )
-        self.grid = np.indices(tuple(self.sizes.values())).reshape(len(self.sizes), -1)
-        self._known: dict[tuple[int, ...], Names] = {}
+        self._known: dict[tuple[tuple[int, ...], bool], Names] = {}
         self.drawn: set[str] = set()  # axes that were drawn, for the legend
         self.striped = False  # whether an operation of several axes was drawn
 
     def of(self, operation: Operation) -> Names:
         """The axes of an operation, in the order of the mesh; () if it belongs to no axis."""
-        message = operation.op in ("send", "recv") and operation.peer is not None
-        ranks = (operation.rank, operation.peer) if message else operation.group
-        members = tuple(sorted({rank for rank in ranks if rank is not None}))
-        if members not in self._known:
-            self._known[members] = self._differing(members, whole=not message)
-        return self._known[members]
-
-    def _differing(self, members: Sequence[int], whole: bool) -> Names:
-        places = self.grid[:, list(members)]
-        differ = (places != places[:, :1]).any(axis=1)
-        names = tuple(name for name, d in zip(self.sizes, differ, strict=True) if d)
-        if whole and prod(self.sizes[name] for name in names) != len(members):
-            return ()
-        return names
+        ranks, message = members(operation), is_message(operation)
+        if (ranks, message) not in self._known:
+            axes = differing_axes(ranks, self.sizes)
+            known = message or is_whole(ranks, axes, self.sizes)
+            self._known[ranks, message] = axes if known else ()
+        return self._known[ranks, message]
 
     def draw(self, ax: Axes, pieces: Sequence[tuple[Polygon, Names]], gid: str, **style) -> None:
         """Boxes, each with a stripe for each of its axes; a collection `gid axis` for each axis."""

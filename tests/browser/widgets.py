@@ -23,6 +23,10 @@ VALUE = """control => {
     return [...widget.querySelectorAll("input, select")].map(x => x.value).join() + widget.innerHTML;
 }"""
 
+# The text and the pictures that a widget shows; those of controls are not among them.
+PICTURE = """node => [...node.querySelectorAll("img, .widget-html, .widget-label")]
+    .filter(part => part.checkVisibility()).map(part => part.src ?? part.textContent).join("\\n")"""
+
 
 class Widget:
     """The widget that a cell shows, and its controls in the order of the page."""
@@ -38,9 +42,13 @@ class Widget:
         return self.node.locator(CONTROLS).locator("visible=true").and_(enabled)
 
     def picture(self) -> str:
-        """The text and the pictures that the widget shows; those of controls are not among them."""
-        return self.node.evaluate("""node => [...node.querySelectorAll("img, .widget-html, .widget-label")]
-            .filter(part => part.checkVisibility()).map(part => part.src ?? part.textContent).join("\\n")""")
+        return self.node.evaluate(PICTURE)
+
+    def wait_for_another_picture(self, before: str) -> None:
+        """The page may draw what the kernel has sent some time after the kernel has become idle."""
+        self.lab.wait(
+            f"({PICTURE})(argument[0]) !== argument[1]", [self.node.element_handle(), before]
+        )
 
     def press(self, number: int) -> str:
         """Change a control with the keyboard; "" or the sentence that says how this failed."""
