@@ -608,8 +608,27 @@ losses_picture()
 # example runs in fp16 without a scaler. Lecture 001 also states a speedup of "2-3x" on A100 and H100, and
 # "4-5x with Tensor Cores". But on these GPUs the gain comes from the tensor cores. An A100's data sheet lists
 # 19.5 TFLOP/s in float32, 156 in tf32 and 312 in bf16, so the factor depends on what you compare with.
-# Lecture 002's "selective operations in higher precision" are what autocast does on a GPU, where products
-# take 16-bit inputs, but softmax, norms and losses run in float32.</details>
+# What Lecture 002 calls "selective operations in higher precision" is autocast's list, which the next cell
+# reads.</details>
+#
+# **Look.** Autocast decides for each operation in which dtype it runs. Which of these six give float32 on a
+# CPU?
+
+# %%
+x, weight, labels = torch.randn(4, 8), torch.randn(8, 8), torch.arange(4)
+with torch.autocast("cpu", torch.bfloat16):
+    h = F.linear(x, weight)
+    outputs = {
+        "linear": h, "GELU": F.gelu(h), "softmax": h.softmax(-1), "layer norm": F.layer_norm(h, (8,)),
+        "residual, h + x": h + x, "loss": F.cross_entropy(h, labels),
+    }  # fmt: skip
+for name, output in outputs.items():
+    print(f"{name:16} {output.dtype}")
+
+# %% [markdown]
+# Products are the costly operations, so they take 16-bit inputs. A sum with a float32 tensor stays in
+# float32, and the loss is computed in float32. On a GPU, whose list is longer, softmax and layer norm are
+# computed in float32 as well (PyTorch, *Automatic Mixed Precision*).
 
 # %% [markdown]
 # ## 3 · Updates that are lost
