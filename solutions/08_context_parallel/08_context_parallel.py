@@ -4,13 +4,12 @@
 # **How does attention work on a sequence that no rank holds?**
 #
 # Except for attention, every layer of a transformer looks at one token at a time. So a sequence can be dealt
-# out to ranks as a batch is in data parallelism, because embeddings, norms, MLPs and the head need nothing
-# from other ranks. Only attention does, since every query meets every key before it, whichever rank holds
-# that key. This notebook is about that one layer.
+# out to ranks as a batch is in data parallelism. Only attention needs other ranks, because every query meets
+# every key before it, whichever rank holds that key.
 #
-# It begins on one rank, with attention that never stores its N×N matrix. This is the algorithm inside
-# FlashAttention. The algorithm works because a softmax can be computed in pieces and put together. For the
-# same reason attention works across ranks, because a piece can also come from another rank.
+# This notebook begins on one rank, with attention that never stores its N×N matrix, which is the algorithm
+# inside FlashAttention. It works because a softmax can be computed in pieces and put together. For the same
+# reason attention works across ranks, because a piece can also come from another rank.
 #
 # | | |
 # |---|---|
@@ -39,14 +38,14 @@
 # | | |
 # |---|---|
 # | N | the number of ranks that share a sequence; in code `n` |
-# | N×N | the matrix of scores of all tokens with all tokens. The literature uses this one name, in which N counts *tokens*, so the matrix is `seq` × `seq` |
+# | N×N | the matrix of scores of all tokens with all tokens. In this name N counts *tokens*, so the matrix is `seq` × `seq` |
 # | c | the number of tokens one rank holds |
 # | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3, however, s is a score, and in §3 p is the softmax of the scores |
 # | q, k, v | (batch, seq, heads, head_dim), but k and v may have fewer heads, `kv_heads`. In formulas, d is head_dim |
 # | lse | one number for each query and head: log Σ exp(its scores) |
 # | block | a rank's keys and values, and also the scores of some queries with some keys. A *tile* (§3) is such a block of scores, of a chosen size |
 # | layout | for each rank, the positions it holds, as a list of ranges (*spans*) |
-# | contiguous | the layout in which ranks hold the sequence *in succession*, so that rank 0 has the first tokens, rank 1 the next ones, and so on |
+# | contiguous | the layout *in succession*, in which rank 0 has the first tokens, rank 1 the next ones, and so on |
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -141,17 +140,17 @@ for seq in (4096, 32768, 131072, 1048576):
     print(f"{seq:8,}{34 * seq * WIDTH / 1e9:11,.1f}{5 * HEADS * seq**2 / 1e9:12,.1f}")
 
 # %% [markdown]
-# FlashAttention removes the second term, because it makes the scores again in backward. (It does *more* FLOPs
-# for that, but is faster all the same, because fewer bytes go to the GPU's main memory and back.) You build
-# it in §3. But the first term stays. At 131,072 tokens, the context of Llama 3, it is 36.5 GB in each of 80
-# layers. How much do the other axes help?
+# FlashAttention, which you build in §3, removes the second term, because it makes the scores again in
+# backward. (That takes *more* FLOPs, but it is faster all the same, because fewer bytes go to the GPU's main
+# memory and back.) But the first term stays. At 131,072 tokens, the context of Llama 3, it is 36.5 GB in each
+# of 80 layers. How much do the other axes help?
 #
 # | axis | what it does to one long sequence |
 # |---|---|
 # | data parallelism, ZeRO | They do nothing, because a rank has at least one whole sequence |
 # | tensor and sequence parallelism, t = 8 | They leave each GPU an eighth, which is 4.6 GB for each layer, 365 GB in all. With more than 8 ranks, the group leaves its node, and has more ranks than the model has heads of keys (LLaMA 3 70B: 8) |
-# | pipeline, 1F1B | It does nothing. With p stages, rank 0 holds 1/p of the layers, but for p microbatches at the same time (notebook 07), so as much as without a pipeline |
-# | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits into the 40 GB that each GPU has left for activations (an assumption, as in §8), but costs a third more computing. Eight times the tokens do not fit |
+# | pipeline, 1F1B | It does nothing. With p stages, rank 0 holds 1/p of the layers, but for p microbatches at the same time (notebook 07) |
+# | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits if a GPU has 40 GB left for activations, but costs a third more computing. Eight times the tokens do not fit |
 #
 # Time is the other reason. A batch has a fixed number of *tokens*, say 16 million, which are 128 sequences of
 # 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context on 16,384 GPUs: 8
@@ -172,8 +171,8 @@ for seq in (4096, 32768, 131072, 1048576):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
-# Softmax divides by a sum over all keys, so it seems to need all keys at the same time. On paper, for one
-# query with the scores s₁, s₂, ... and the values v₁, v₂, ...:
+# Softmax divides by a sum over all keys, so it seems to need all keys at the same time. For one query with
+# the scores s₁, s₂, ... and the values v₁, v₂, ...:
 #
 # > Z = Σ exp(sⱼ) and out = Σ exp(sⱼ) vⱼ / Z
 #
@@ -183,8 +182,8 @@ for seq in (4096, 32768, 131072, 1048576):
 # > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
 #
 # This is an average, weighted by the sums. For example, Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 give
-# (4+24)/4, which is 7. The result is again a pair (out, Z), so a third part can be merged into it, and then a
-# fourth, in any order. A part can come from the next tile, or from another machine.
+# (4+24)/4, which is 7. The result is again a pair (out, Z), so a third part can be merged into it, in any
+# order.
 #
 # Sums of exponentials soon leave the range of numbers, since exp(89) is already infinite in float32. So keep
 # the logarithm instead, **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
@@ -192,10 +191,10 @@ for seq in (4096, 32768, 131072, 1048576):
 # > w_A = Z_A / (Z_A + Z_B) = 1 / (1 + exp(lse_B − lse_A)) = sigmoid(lse_A − lse_B)
 #
 # The helper `block_attention` computes attention of some queries to only some keys, and returns out and lse.
-# You will also use it in §3 and §4, so read it. `scores_of` makes the scores, in float32 at least. Under a
-# causal mask, a score is −inf if its key comes after its query. Two ranges give the positions of queries and
-# keys in the *whole* sequence. Queries that share a head of keys are rows of one product (`by_head`;
-# `by_token` is the way back). `SEEN` notes the ranges of each call, for pictures below.
+# You will also use it in §3 and §4, so read it. Two ranges give the positions of queries and keys in the
+# *whole* sequence, so that `scores_of` can mask a key that comes after its query. Queries that share a head
+# of keys are rows of one product (`by_head`; `by_token` is the way back). `SEEN` notes the ranges of each
+# call, for pictures below.
 
 
 # %%
@@ -295,8 +294,8 @@ report = check("08_context_parallel/online_softmax_merge", online_softmax_merge,
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell takes twelve queries and twelve keys, in blocks of three keys, in two orders. It
-# compares the results with attention to all keys in one piece.
+# **Measure.** The cell merges blocks of three keys in two orders, and compares the results with attention to
+# all twelve keys in one piece.
 
 
 # %% tags=["skip-in-grading"]
@@ -319,10 +318,9 @@ for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else (
     print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
 
 # %% [markdown]
-# **Break it.** Here is the classic mistake. The new block gets its right weight, but the old out keeps the
-# weight that it had when it came. All scores are 0 and all values 1, in blocks of the same size. Attention is
-# an average of ones, so 1 is right. Which number do four blocks give here? (The weight of the second block is
-# 1/2, of the third 1/3, ...)
+# **Break it.** In the classic mistake, the new block gets its right weight, but the old out keeps the weight
+# that it had when it came. Here all scores are 0 and all values 1, so 1 is right. Which number do four blocks
+# of the same size give? (The weight of the second block is 1/2, of the third 1/3, ...)
 
 
 # %% tags=["skip-in-grading"]
@@ -337,12 +335,12 @@ for size in (12, 6, 3, 1):
     print(f"{12 // size:2} blocks: {out[0, 0, 0, 0]:.4f}")
 
 # %% [markdown]
-# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. The result is right with one block, but gets worse with every
-# further block. Values of ones are a good test of any attention, because for any scores the output must be 1.
+# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. Values of ones are a good test of any attention, because for
+# any scores the output must be 1.
 #
-# **In production.** Every attention that is computed in parts contains the merge that you wrote. Examples are
-# FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). Kernels return lse for that
-# reason. It is the second result of `aten::_scaled_dot_product_flash_attention`.
+# **In production.** Every attention that is computed in parts contains the merge you wrote, for example
+# FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). This is why kernels return
+# lse, as the second result of `aten::_scaled_dot_product_flash_attention`.
 
 # %% [markdown]
 # ## 3 · Attention in tiles
@@ -357,16 +355,15 @@ for size in (12, 6, 3, 1):
 #
 # Take one rank and a long sequence. 131,072 tokens have 17 billion scores for each head, which take 34 GB in
 # 16 bits, while the head's q, k, v and out have only 34 MB each (128 features). So go through the scores in
-# tiles of `block` × `block`. Make a tile, use it, and forget it. For each tile of queries, go through all
-# tiles of keys and merge their results.
+# tiles of `block` × `block`. Make a tile, use it, and forget it.
 #
-# For *forward* you have all that you need: `block_attention` for a tile, and `online_softmax_merge` to add
-# the next one.
+# For *forward* you have all that you need. For each tile of queries, go through all tiles of keys, compute
+# each with `block_attention`, and add it with `online_softmax_merge`.
 #
 # *Backward* is the harder half. Autograd would keep every tile, and so the N×N matrix in small pieces.
-# Instead, the scores are made **again**. This time they are easier because lse is known, so that p = exp(s −
-# lse) is the finished softmax, tile by tile, in any order. The table shows the chain rule, with g as the
-# gradient of out, and ∘ for a product element by element:
+# Instead, the scores are made **again**. This time lse is known, so p = exp(s − lse) is the finished softmax,
+# tile by tile, in any order. The table shows the chain rule, with g as the gradient of out, and ∘ for a
+# product element by element:
 #
 # | from | follows |
 # |---|---|
@@ -390,9 +387,8 @@ for size in (12, 6, 3, 1):
 # **Build.** Write a `torch.autograd.Function` whose forward has two loops, and whose backward has the same
 # two. Do not call PyTorch's own attention or `torch.compile`, neither here nor in §4 and §6.
 #
-# - `tiles(spans, block)` cuts ranges of positions into tiles. For each tile it gives the place in the tensor
-#   (a slice) and the positions in the sequence (a range). Here `spans` is `[range(seq)]`, a single span,
-#   whereas a rank of §4 can have two.
+# - `tiles(spans, block)` gives each tile's place in the tensor (a slice) and its positions in the sequence (a
+#   range). Here `spans` is `[range(seq)]`, whereas a rank of §4 can have two spans.
 # - Under a causal mask, `queries[-1] < keys[0]` means that no query sees a key, so go on to the next tile.
 # - Keep sums in float32 at least, also for bf16 inputs. Make `out` and the three gradients with
 #   `torch.zeros_like(in_float32(q))` and the like, and `lse` in the same dtype. Round out and the gradients
@@ -508,8 +504,8 @@ report.points(12)
 
 # %% [markdown]
 # **Measure.** The cell runs a forward and a backward, for full attention and for yours, and measures the most
-# bytes that are alive at the same time, in addition to the tensors of `drawn`. There are two heads of 64
-# features, in float32.
+# bytes alive at the same time, without the tensors of `drawn`. There are two heads of 64 features, in
+# float32.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -543,13 +539,12 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# The line of full attention is steeper. Twice the tokens need 3.4 and then 3.7 times the bytes, and the
-# factor comes nearer to four. With yours, the factor is less than two and comes nearer to two on the right,
-# because the few MB of one tile don't grow, and so weigh less and less.
+# For twice the tokens, the factor comes nearer to four with full attention, but nearer to two with yours,
+# because the few MB of one tile don't grow.
 #
 # **Break it.** Run the same loops without a Function of your own. Then autograd goes through them by itself,
-# and results and gradients are right. How much is kept for backward, with 512 tokens in tiles of 64 and two
-# heads of 16 features, in units of the size of q?
+# and results and gradients are right. But how much is kept for backward, with 512 tokens in tiles of 64 and
+# two heads of 16 features, in units of the size of q?
 
 
 # %% tags=["skip-in-grading"]
@@ -588,8 +583,8 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 # %% [markdown]
 # The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16, so the
 # matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, which makes 64 units.
-# The rest of the number above is the inputs that each product and merge keeps. Tiles therefore save memory
-# only if backward makes them again.
+# (The rest is the inputs of each product and merge.) Tiles therefore save memory only if backward makes them
+# again.
 #
 # **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
 # and a CPU also has a kernel that works in tiles. Its tiles fit into the processor's caches (on a GPU, into
@@ -661,29 +656,27 @@ for name, (seconds, apart) in zip(
 #
 # There are N steps, 0 to N − 1, but only N − 1 transfers, because after the last step no rank needs the keys.
 #
-# **Build forward.** Backward comes after it, and has a check of its own. So `ring_forward` is a plain
-# function, and returns out and lse. `block_attention` from §2 is given. A rank has no more than one block of
-# scores at a time.
+# **Build forward.** `ring_forward` is a plain function that returns out and lse, because backward comes later
+# and has a check of its own. A rank has no more than one block of scores at a time.
 #
 # - `layout[r]` are the spans of rank r: one such as `[range(0, 4)]`, or two, or one with gaps, `[range(0, 12,
-#   3)]`. The mask goes by positions in the *whole* sequence, so give `block_attention` the ranges that
-#   `tiles` makes. These are `tiles(layout[rank])` for the queries and `tiles(layout[owner])` for the keys, if
-#   `owner` is the rank to which the keys of this step belong. If a causal mask leaves nothing of a pair of
-#   spans, skip the pair instead of computing and masking it. (One mask over all scores of a rank gives the
-#   same values, but saves nothing.) Skipped keys still travel on to the next rank.
+#   3)]`. The mask goes by positions in the *whole* sequence, so give `block_attention` the ranges made by
+#   `tiles(layout[rank])` for the queries and by `tiles(layout[owner])` for the keys, if `owner` is the rank
+#   to which the keys of this step belong. If a causal mask leaves nothing of a pair of spans, skip the pair
+#   instead of computing and masking it. Skipped keys still travel on to the next rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
 # - Parts can differ in length. The keys that arrive in step i have as many tokens as their owner's spans.
 # - Put keys and values into one tensor, `torch.stack((k, v))`, so that they are one message. Post its send
 #   and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait *after*
 #   it. Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for
 #   each handle only once, because with gloo a second `wait` on the handle of a send never returns.
-# - Keep `out` and `lse` in float32 at least (`in_float32`), because if they are merged in bf16, the error
-#   grows with the ring. But *send* keys and values in the dtype of the inputs, because in float32 each
-#   message has twice the bytes of 16 bits. Round out once, at the end, but do not round lse.
+# - Keep `out` and `lse` in float32 at least (`in_float32`), because in bf16 the error grows with the ring.
+#   But *send* keys and values in the dtype of the inputs, because float32 would double the bytes. Round out
+#   once, at the end, but do not round lse.
 # - With one rank, send nothing.
-# - You are free to write your own function instead of `block_attention`, because no check asks for
-#   `block_attention`. But the pictures of this section and of §5 are drawn from its notes. So let your
-#   function also do `SEEN.append((began, time.perf_counter(), queries, keys))`.
+# - You are free to write your own function instead of `block_attention`. But the pictures of this section and
+#   of §5 are drawn from its notes, so let your function also do `SEEN.append((began, time.perf_counter(),
+#   queries, keys))`.
 
 
 # %% nbgrader={"grade_id": "ring_forward", "solution": true}
@@ -784,18 +777,20 @@ report = check("08_context_parallel/ring_forward", ring_output, ring_lse, cases=
 report.points(8)
 
 # %% [markdown]
-# In *backward* the keys go around once more, because no rank has kept them. That is the point of the ring.
-# With lse and δ known, each block gives a share of dq and a share of dk and dv. The share of dq stays, but
-# the share of dk and dv must go to the rank whose keys these are. So a *sum* travels after the keys. It
-# starts on the keys' own rank r, and every rank adds its share and passes the sum on. When all ranks have
-# added, the sum is on rank r − 1, one place before home. One more transfer brings it home, so there are **N**
-# transfers in all, whereas the keys had N − 1. (N − 1 transfers would do if the keys' own rank did not send
-# its share, but added it at the end, when the sum of the others arrives. PyTorch's ring and
-# `ring-flash-attention` also send N times.)
+# In *backward* the keys go around once more, because no rank has kept them. With lse and δ known, each block
+# gives a share of dq and a share of dk and dv. The share of dq stays, but the share of dk and dv must go to
+# the rank whose keys these are. So a *sum* travels after the keys. It starts on the keys' own rank r, and
+# every rank adds its share and passes the sum on. When all ranks have added, the sum is on rank r − 1, one
+# place before home. One more transfer brings it home, so there are **N** transfers in all, whereas the keys
+# had N − 1.
 #
-# **Predict**, as functions. `kv_bytes` are the bytes of *one rank's* keys and values together, in 16 bits.
-# Sums of gradients travel in float32, so they have twice as many bytes. Return the formula's number without
-# rounding it. The other three functions are for §5, §6 and §7, so come back to them later.
+# <details><summary>Would N − 1 transfers do?</summary>Yes, if the keys' own rank did not send its share, but
+# added it at the end, when the sum of the others arrives. PyTorch's ring and
+# <code>ring-flash-attention</code> also send N times.</details>
+#
+# **Predict**, as functions. Keys and values have 16 bits here, but sums of gradients travel in float32, so
+# they have twice as many bytes. Return the formula's number without rounding it. The other three functions
+# are for §5, §6 and §7, so come back to them later.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -855,18 +850,16 @@ def hiding_block(
 
 # %% [markdown]
 # **Build backward.** Write a `torch.autograd.Function` again, as in §3. Its forward calls `ring_forward`, and
-# saves the tensors that backward needs. The function `block_gradients`, which is given, is the table of §3
-# for one block.
+# its backward begins with δ. The function `block_gradients`, which is given, is the table of §3 for one
+# block.
 #
 # - Save q, k, v, out and lse, but nothing of the other ranks' keys.
-# - δ is known before the first step, from out and its gradient, as one number for each query and head.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
 #   step can also travel meanwhile (the check does not ask for that). When the sum has arrived, add your share
 #   to it and pass it on.
 # - Skip the pairs of spans that forward skips.
 # - Keep all sums in float32 at least (`in_float32`), including those that are sent.
-# - backward returns one value for each argument of forward. This value is None for arguments that are not
-#   tensors.
+# - backward returns one value for each argument of forward, and None for arguments that are not tensors.
 
 
 # %%
@@ -970,8 +963,7 @@ report.points(7)
 
 # %% [markdown]
 # **Measure.** The cell runs sixteen tokens on four ranks, once without a mask and once under a causal mask.
-# `attended` runs any attention on dealt-out tokens, and then the notebook puts the parts together and
-# compares them with one process. `sent` reads from the ledger how much a rank sent forward and backward.
+# It compares the results with one process, and the bytes in the ledger with your prediction.
 
 
 # %% tags=["skip-in-grading"]
@@ -1047,10 +1039,9 @@ if run:
 # The mask does not change the bytes (the run in bfloat16 had one), because a rank must also pass on keys that
 # none of its queries sees.
 #
-# The next cell draws the ring from your own two runs. Rows are ranks with their queries, and columns are the
-# keys, by the rank they belong to. The run without a mask shows which keys a rank had in which step, and the
-# masked run shows which of them it computed with. A dashed frame is a block that arrived and was skipped, so
-# in this step the rank idles. Below each step are the bytes counted by the ledger.
+# The next cell draws the ring from these two runs. Rows are ranks with their queries, and columns are the
+# keys, by the rank they belong to. A dashed frame is a block that arrived and was skipped, so in this step
+# the rank idles. Below each step are the bytes counted by the ledger.
 
 
 # %% tags=["skip-in-grading"]
@@ -1121,15 +1112,14 @@ if full and masked and not noted:
 step_by_step(full, masked) if noted else None
 
 # %% [markdown]
-# The colour says which rank the keys belong to, so each colour walks down the rows. From the last rank, keys
-# go on to the first, whose queries are not allowed to see them, so there the frame is dashed. Every block of
-# the lower triangle is coloured in exactly one of the pictures. But the rows are not equally busy, because
-# rank r has work in only r + 1 of the N steps. §5 mends that.
+# Each colour walks down the rows. From the last rank, keys go on to the first, whose queries are not allowed
+# to see them, so there the frame is dashed. But the rows are not equally busy, because rank r has work in
+# only r + 1 of the N steps. §5 mends that.
 #
 # **Break it.** Mask by *local* positions, as code for one rank does. Every rank then numbers its queries and
 # the keys that have arrived from 0. Your function does that if `layout` says that all ranks hold the same
-# positions. There are 16 tokens on 4 ranks. Before you run it: for how many of them will the output be right,
-# and for which?
+# positions. Before you run it: for how many of the 16 tokens on 4 ranks will the output be right, and for
+# which?
 
 
 # %% tags=["skip-in-grading"]
@@ -1152,9 +1142,8 @@ if run:
 # %% [markdown]
 # It is right for one token, the last, which is allowed to see everything. The token at place i of its part
 # saw the places 0 to i of *every* part. So all tokens of rank 0 looked into the future, and all of rank 3
-# except the last missed a part of their past. For example, token 12 saw 4 of its 13 keys. A model that is
-# trained in this way learns to use tokens that do not exist yet when it writes text. But all shapes are
-# right, and on one rank all tests pass.
+# except the last missed a part of their past. A model that is trained in this way learns to use tokens that
+# do not exist yet when it writes text. But all shapes are right, and on one rank all tests pass.
 #
 # **In production.** Megatron-LM's context parallelism is such a ring (with FlashAttention as its block), and
 # so is `ring-flash-attention`. PyTorch has its own, which you will see in §9.
@@ -1174,14 +1163,14 @@ if run:
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 5; §7 gives the points for the prediction |
 #
-# In the pictures of §4, rank 0 works in one of the four steps, but rank 3 works in all four. The other ranks
-# can run a little ahead, but the layer is done only when rank 3 is. So the ring takes nearly as long as
-# without a mask, although only half of the scores are needed.
+# In the pictures of §4, rank 0 works in one of the four steps, but rank 3 works in all four. The layer is
+# done only when rank 3 is, so the ring takes nearly as long as without a mask, although only half of the
+# scores are needed.
 #
 # **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks, and
 # remember that only half of a block on the diagonal is needed. How long does the ring take, for how much of
 # that does rank r work, and for which share of the time does it idle? That share is `causal_idle_share`, in
-# §4. Then divide the ring's time by the time it would take if all ranks had equal work. What is the ratio?
+# §4. And what is the ratio of the ring's time to the time it would take if all ranks had equal work?
 #
 # <details><summary>Answer</summary>The last rank always works, which takes N − 1/2 blocks of time. Rank r
 # works r + 1/2 of them, so it idles for (N − 1 − r) / (N − 1/2) of the time. With 4 ranks that is 86 %, 57 %,
@@ -1193,20 +1182,20 @@ if run:
 #
 # | layout | |
 # |---|---|
-# | contiguous | 0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3 |
-# | striped | 0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3 |
-# | zigzag | 0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 |
+# | contiguous | `0000 1111 2222 3333` |
+# | striped | `0123 0123 0123 0123` |
+# | zigzag | `0011 2233 3322 1100` |
 #
 # *Striped* (Brandon et al. 2023) gives every rank tokens from the whole sequence, so in each step every block
 # is half masked. Only a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3,
 # §3.3.2) pairs a chunk from the beginning, which sees little, with a chunk from the end, which sees much. A
-# rank's two chunks of queries and another rank's two chunks of keys make four pairs. In two of them every
-# query sees every key, whereas in the other two no query sees a key. That holds for any two ranks.
+# rank's two chunks of queries and another rank's two chunks of keys make four pairs. For any two ranks, every
+# query sees every key in two of the pairs, and no query sees a key in the other two.
 #
-# **Build.** Cut the sequence into 2N chunks. Rank r gets chunk r and chunk 2N − 1 − r, in this order. Two
-# helpers are given. `chunks(length, n)` makes n ranges in succession, and if n does not divide the length,
-# the first ones are one longer. `without_empty(spans)` leaves out chunks without a token, which short
-# sequences have.
+# **Build.** Cut the sequence into 2N chunks. Rank r gets chunk r and chunk 2N − 1 − r, in this order. The
+# helper `chunks(length, n)` makes n ranges in succession, and if n does not divide the length, the first ones
+# are one longer. The helper `without_empty(spans)` leaves out chunks without a token, which short sequences
+# have.
 
 
 # %% tags=["skip-in-grading"]
@@ -1241,7 +1230,7 @@ report.points(5)
 # %% [markdown]
 # **Measure.** The cell runs your ring in the three layouts, with 64 tokens on 4 ranks, causal. It counts the
 # scores that are not masked in the blocks computed by your run. In the figure, all ranks begin a step
-# together. Blue is work, white is waiting, and one unit is a block.
+# together, and one unit is a block.
 
 
 # %% tags=["skip-in-grading"]
@@ -1316,8 +1305,7 @@ idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
 # The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work, and zigzag
-# only 1.00. (With long parts, contiguous would take 1.75 times as long as equal work, but of a block of 16 ×
-# 16 on the diagonal a little more than half is needed.)
+# only 1.00. (With long parts, contiguous would take your 1.75.)
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
 # blocks are computed whole, also on the diagonal, so "computed" counts whole blocks, for the busiest rank in
@@ -1372,26 +1360,28 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# With the contiguous layout, the time is 2 blocks, one after another, and with zigzag it is 1.25 blocks.
-# These are three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (With
-# kernels that cut the diagonal finer, it would be 1.5 against 1.) The blocks are counted, but the
-# milliseconds are measured. So another program on the machine changes the milliseconds, and with them the
-# waiting.
+# With the contiguous layout, 2 blocks are computed one after the other, but with zigzag only 1.25. These are
+# three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (With kernels
+# that cut the diagonal finer, it would be 1.5 against 1.) Blocks are counted, but milliseconds are measured,
+# so another program on the machine changes them, and the waiting as well.
 #
 # With the contiguous layout, rank 0 has one block and rank 1 has two, so you may expect that rank 0 waits for
-# half of the time. On a quiet machine, however, it waits for less. Both ranks begin with a block on the
-# diagonal, which is masked, and in forward a CPU needs about as long to apply the mask as for the rest of the
-# block. Rank 1's second block is not masked, and is therefore faster. (On a busy machine, rank 0 waited for 5
-# % of the time in one of our runs, and for half of it in another.) Striped computes as many blocks as
-# contiguous, since our blocks are computed whole. It can even be slower, because all of its blocks are half
-# masked, while in contiguous only those on the diagonal are.
+# half of the time. But on a quiet machine it waits for less, because blocks on the diagonal take longer than
+# the others.
+#
+# <details><summary>Why a block on the diagonal takes longer, and striped can take longest</summary>Blocks on
+# the diagonal are masked, and in forward a CPU needs about as long to apply the mask as for the rest of the
+# block. Both ranks begin with such a block, but rank 1's second block is not masked. In the striped layout,
+# all blocks are half masked, so it can even be slower than contiguous, although both compute 2 blocks. (On a
+# busy machine, rank 0 waited for 5 % of the time in one of our runs, and for half of it in
+# another.)</details>
 #
 # **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for
 # its rotation or its embedding. *Targets* are shifted before they are dealt out, because the token after a
 # rank's last token is on another rank. And every rank has all parameters but only a part of the tokens, so
 # gradients are summed as for replicas, and the loss is divided by the count of all tokens.
-# `ContextParallelGPT` does these three with any attention. The next cell gives it yours, and trains with SGD
-# for 25 steps, on one rank and on four.
+# `ContextParallelGPT` does these three with your attention. The next cell trains it with SGD for 25 steps, on
+# one rank and on four.
 #
 # **Break it**, in the same cell. The code forgets the last transfer of backward, so that rank r has the
 # gradients of the keys of rank r + 1. The shapes fit. Will the loss fall?
@@ -1463,13 +1453,15 @@ figure if curves else None
 
 # %% [markdown]
 # The loss falls, because a small model at first learns mostly without attention, and the queries' gradients
-# are right. It can even end a little lower than with the right code. The curve by itself does not show the
-# mistake, so compare *gradients* with one process before you train.
+# are right. It can even end a little lower than with the right code, so compare *gradients* with one process
+# before you train.
 #
 # **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
-# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (Llama 3's keys, however, did not go
-# around. With 8 heads of keys for 128 of queries, keys are small, and an all-gather of them made other masks
-# simpler, such as those that keep documents apart. Llama 3, §3.3.2.)
+# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks.
+#
+# <details><summary>Did Llama 3's keys go around?</summary>They did not. With 8 heads of keys for 128 of
+# queries, keys are small, and an all-gather of them made other masks simpler, such as those that keep
+# documents apart (Llama 3, §3.3.2).</details>
 
 # %% [markdown]
 # ## 6 · Ulysses: tokens for heads *(optional)*
@@ -1506,16 +1498,15 @@ figure if curves else None
 #
 # **Build.**
 #
-# - Do one all-to-all for each of q, k, v and out. Backward does the same in the other direction. So a
-#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both
-#   directions.
+# - Do one all-to-all for each of q, k, v and out. Backward does the same in the other direction, so a
+#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both.
 # - Rank r attends with heads/N heads of queries, beginning with head r·heads/N. If you cut the heads of keys
 #   in the same way, query heads and their key heads arrive on the same rank.
 # - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0, so stack the pieces. (gloo
 #   has no all-to-all of lists.)
 # - Send k and v with the heads that they have, and do not repeat heads.
 # - If N does not divide `heads` or `kv_heads`, raise a `ValueError` before anything is sent. Its message
-#   names both numbers, which are N and the heads that N does not divide.
+#   names N and the number of heads that N does not divide.
 # - Attend with your `tiled_attention`, because each rank has the whole sequence now, and must not make the
 #   N×N matrix.
 
@@ -1612,11 +1603,11 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries, Ulysses sends far less, from four ranks on. With grouped queries
-# (few heads of keys), a ring carries few keys around, while q and the output, which Ulysses has to exchange,
-# stay as large. So up to 8 ranks the ring sends less forward. In backward, however, it sends more, because
-# the keys go around again and the sums of gradients travel N times, in float32. (And a ring's messages can
-# hide behind computing. An all-to-all can't, because the operation after it needs all of its result.)
+# With as many heads of keys as of queries, Ulysses sends far less, from four ranks on. With few heads of
+# keys, a ring carries few keys around, while Ulysses also exchanges q and the output, which stay as large. So
+# up to 8 ranks the ring sends less forward. In backward, however, it sends more, because the keys go around
+# again and the sums of gradients travel N times, in float32. (But a ring's messages can hide behind
+# computing. An all-to-all can't, because the operation after it needs all of its result.)
 #
 # **Break it.** Try two heads of keys on four ranks.
 
@@ -1624,10 +1615,9 @@ for kv_heads in (64, 8):
 _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
-# What now? You can repeat keys until there are enough heads (and also send the copies). Or you can do both,
-# so that groups of u ranks trade tokens for heads, and the N/u groups make a ring. Then the all-to-all stays
-# inside a node, and the ring goes across nodes. The library does both in `ulysses_ring_attention`, which
-# takes two groups instead of one and otherwise the arguments of `ring_attention`:
+# What now? You can repeat keys until there are enough heads (and also send the copies). Or groups of u ranks
+# trade tokens for heads, inside a node, and the N/u groups make a ring across nodes. The library does both in
+# `ulysses_ring_attention`, which takes two groups instead of one:
 
 
 # %% tags=["skip-in-grading"]
@@ -1666,8 +1656,7 @@ if run:
 #
 # **Predict.** From which c on does the message hide? Answer for three cases: with as many heads of keys as of
 # queries; with fewer; and under a causal mask in zigzag, which needs half of each block's scores. An A100 has
-# 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4. Do
-# not round its result to whole tokens.)
+# 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
 #
 # <details><summary>Answer</summary>With F FLOP/s and B bytes/s, both times are equal if 4 · c² · width / F =
 # 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries
@@ -1768,9 +1757,9 @@ figure
 
 # %% [markdown]
 # A CPU computes so slowly that few tokens are enough to hide the *bytes*, often fewer than the 32 with which
-# the curves begin. The formula leaves out all times that do not grow with c. These are α for a message, and
-# for a block the time in which Python starts a few operations. On the left, where both lines are flat, they
-# are nearly the whole. If the lines cross there, these times decide, as they do on a GPU with short parts.
+# the curves begin. But the formula leaves out all times that do not grow with c. These are α for a message,
+# and for a block the time in which Python starts a few operations. On the left, where both lines are flat,
+# they decide, as they do on a GPU with short parts.
 #
 # The next cell measures your ring on two ranks. For how much of one forward was rank 0 blocked in messages?
 
@@ -1799,14 +1788,13 @@ if run:
 
 # %% [markdown]
 # With few tokens, most of the time goes neither to a block nor to a message, but to the Python around them.
-# (A rank is also blocked when its neighbour is late. Such waiting has nothing to do with bytes, but on a
-# machine whose cores have other work it can be most of the blocked time.)
+# (A rank is also blocked when its neighbour is late. On a machine whose cores have other work, that can be
+# most of the blocked time.)
 #
-# The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2).
-# It prints its results, in thousands of tokens, next to the results of the paper. The paper calls the c from
-# which on messages hide the *block*. The paper's second column is six times the block, because a rank has six
-# of them at the same time: its queries, its output, its keys, its values, and the keys and values that
-# arrive.
+# The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2),
+# in thousands of tokens. The paper calls the c from which on messages hide the *block*. Its second column is
+# six times the block, because a rank has six of them at the same time: its queries, its output, its keys, its
+# values, and the keys and values that arrive.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1820,9 +1808,8 @@ for host in RING_HOSTS if ready(hiding_block) else ():
     print(f"{host.name:18}{shown[0]:>9}{printed[0]:>10}{shown[1]:>15}{printed[1]:>10}{note}")
 
 # %% [markdown]
-# One row differs, A100 with InfiniBand. 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that is
-# 149,760. The paper prints 24.5 and 149.5 thousand, but these do not agree with each other either, because
-# six times 24.5 is 147.
+# In the row that differs, the two numbers of the paper do not agree with each other either, because six times
+# 24.5 is 147.
 #
 # Now take today's numbers: an H100 (989 TFLOP/s) with a network port of 50 GB/s, the heads of Llama 3 405B
 # (128 of queries, 8 of keys, 128 features each), and a causal mask:
@@ -1834,8 +1821,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # %% [markdown]
 # This number assumes the data sheet's speed, so a GPU that reaches 40 % of that speed needs only 40 % of the
 # tokens. A ring can therefore hide its messages even between nodes, whereas tensor parallelism (notebook 06)
-# could not. The longer the sequence, the larger c, and the better the messages hide. So keep NVLink, inside
-# the node, for traffic that can't overlap.
+# could not. So keep NVLink, inside the node, for traffic that can't overlap.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits *(optional)*
@@ -1854,7 +1840,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # memory that grows with the square.</details>
 #
 # **Measure.** The cell prints the bytes your ring keeps for backward on each rank, with 1,024 tokens in
-# float32, next to the formula: q, k, v, out and lse. Other ranks' keys are not kept.
+# float32, next to the formula for q, k, v, out and lse.
 
 
 # %% tags=["skip-in-grading"]
@@ -1899,10 +1885,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# The two lines with tiles rise in proportion to N. The line with the matrix rises only a little faster than
-# √N, 4.4 times from 1 node to 16. So with tiles, memory does not limit the sequence any more, because more
-# machines hold a longer sequence. But attention's computing grows with the square, which leaves s²/N for each
-# rank. On a sequence eight times as long, with eight times the ranks, attention takes eight times as long.
+# The line with the matrix rises only a little faster than √N, 4.4 times from 1 node to 16. But with tiles,
+# memory does not limit the sequence any more, because N times the machines hold a sequence N times as long.
+# Attention's computing, however, grows with the square. On a sequence eight times as long, with eight times
+# the ranks, attention takes eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's version *(optional)*
@@ -1920,8 +1906,7 @@ figure
 #
 # It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask, and only
 # with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts can't be merged, and
-# all keys are gathered first. The cell runs it without a mask on two ranks, next to yours. (The import takes
-# some seconds.)
+# all keys are gathered first. The cell runs it without a mask on two ranks, next to yours.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1969,11 +1954,10 @@ if run:
         print(f"theirs, {name}: {', '.join(done)}")
 
 # %% [markdown]
-# The numbers are the same. Instead of your messages, PyTorch has gathers. They send as many bytes as a ring's
-# forward, but all in one call, and the keys of all ranks are in memory while they are used. In backward it
-# gathers again, and then two reduce-scatters bring home the gradients. These are N − 1 shares of them, in the
-# inputs' dtype, while your ring sends N, in float32 at least. With a causal mask on a CPU it ends in an
-# error:
+# Instead of your messages, PyTorch has all-gathers. They send as many bytes as a ring's forward, but all in
+# one call, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
+# then two reduce-scatters bring home the gradients. These are N − 1 shares of them, in the inputs' dtype,
+# while your ring sends N, in float32 at least. With a causal mask on a CPU it ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1989,8 +1973,8 @@ except RankError as error:
 #
 # **Predict.** Three kernels compute the same attention. One stores the whole matrix of scores, but the other
 # two, *memory-efficient* and *flash*, do not. Twice as many tokens are 4 times the FLOPs. By which factor do
-# the bytes at the peak grow, with the matrix and without it? The prediction is the kernel's first row, times
-# 4 for each doubling for the time, and times 4 or 2 for the bytes.
+# the bytes at the peak grow, with the matrix and without it? The prediction continues each kernel's first
+# row.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -2012,7 +1996,8 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 #
 # **Predict.** The cell runs a block of the ring and its message between two GPUs. From which length on does
 # the block take longer? The prediction of each row is the speed of the longest one, in FLOPs for the blocks
-# and in bytes for the messages. Below, `hiding_block` gets these two speeds.
+# and in bytes for the messages, so it leaves out α and the start of a kernel. Below, `hiding_block` gets
+# these two speeds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2029,10 +2014,6 @@ if ring_run:
     flops = 4 * block.of["tokens"] ** 2 * width / block.value
     tokens = said(hiding_block, flops, message.of["bytes"] / message.value, width, width)
     print(f"your formula: hidden from {tokens} tokens a rank on")
-
-# %% [markdown]
-# Short rows take longer than predicted in both columns, because α of the message and the start of a kernel do
-# not shrink with the tokens.
 
 # %% [markdown]
 # ## 10 · Questions
@@ -2091,8 +2072,8 @@ report.points(5)
 #
 # Here are the three criteria (computation, memory, bytes sent) for one step of AdamW of a GPT with 3.3
 # million parameters, 4 sequences of 128 tokens in all, on 4 ranks. In the card, M is the size of its
-# *parameters*, in bytes. With replicas and ZeRO-3, each rank gets one sequence. With tensor parallelism, each
-# rank gets all four, and with context parallelism, each rank gets a quarter of each sequence.
+# *parameters*, in bytes. With replicas and ZeRO-3, each rank gets one sequence, with tensor parallelism all
+# four, and with context parallelism a quarter of each.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2187,12 +2168,10 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation.* With context parallelism, every rank makes the optimizer's step of all parameters, as
-# replicas do. Your backward makes the scores again, so the card also counts them again. Blocks on the
-# diagonal are computed whole. But the ring leaves wholly masked blocks out. For one process, the card counts
-# all scores, also masked ones, but does not count the scores that its kernel makes again. So the ring comes
-# out a little below one process. (Ulysses computes the most, because your `tiled_attention` puts these 128
-# tokens into one tile, and masks half of it.)
+# *Computation.* For one process, the card counts all scores, also masked ones. A ring leaves out wholly
+# masked blocks, so it comes out a little below one process, although its backward makes the scores again.
+# (Ulysses computes the most, because your `tiled_attention` puts these 128 tokens into one tile, and masks
+# half of it.)
 #
 # *Memory.* Every rank holds all of the weights, gradients, m and v (ZeRO or tensor parallelism divides them,
 # and can be combined with context parallelism). Only the activations are divided, which matters little for
@@ -2201,13 +2180,12 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # *Bytes.* A rank sends 2(N−1)/N of M for the sum of gradients, and in addition the bytes of attention. The
 # card does not show the use of zigzag, which is less idle time.
 #
-# **You have built** attention that never has its matrix, on one rank and on many; a ring forward and
-# backward; the layout that keeps all ranks busy; and the exchange of tokens for heads. You can say how much a
-# rank sends in each, when the messages hide, and which rank waits.
+# **You have built** attention that never has its matrix, on one rank and on many. You can say how much a rank
+# sends, when the messages hide, and which rank waits.
 #
 # **Read on.**
-# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, presents §2 in its first form
-#   (its section 3).
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, has §2 in its first form
+#   (section 3).
 # - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*, explain the tiles, and why bytes
 #   count more than FLOPs.
 # - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, has table 2, and the MLP in
