@@ -71,9 +71,9 @@ from course_lib.unfinished import ready, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# The next cell has the tools. `full_attention` makes the N×N matrix, and all other versions are compared with
-# it. `drawn` makes q, k, v and a gradient of the output, the same on every rank. `try_it` runs code that may
-# go wrong.
+# In the next cell, `full_attention` makes the N×N matrix, and all other versions are compared with it.
+# `drawn` makes q, k, v and a gradient of the output, the same on every rank. `try_it` runs code that may go
+# wrong.
 
 
 # %%
@@ -340,7 +340,7 @@ for size in (12, 6, 3, 1):
 #
 # **In production.** Every attention that is computed in parts contains the merge you wrote, for example
 # FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). This is why kernels return
-# lse, as the second result of `aten::_scaled_dot_product_flash_attention`.
+# lse, for example as the second result of `aten::_scaled_dot_product_flash_attention`.
 
 # %% [markdown]
 # ## 3 · Attention in tiles
@@ -539,8 +539,8 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# For twice the tokens, the factor comes nearer to four with full attention, but nearer to two with yours,
-# because the few MB of one tile don't grow.
+# With twice the tokens, the bytes grow by a factor that comes nearer to four for full attention, but nearer
+# to two for yours, because the few MB of one tile don't grow.
 #
 # **Break it.** Run the same loops without a Function of your own. Then autograd goes through them by itself,
 # and results and gradients are right. But how much is kept for backward, with 512 tokens in tiles of 64 and
@@ -647,7 +647,7 @@ for name, (seconds, apart) in zip(
 # on to rank r + 1 and receives the next ones from rank r − 1. The table says whose keys each rank has in each
 # step:
 #
-# | step | rank 0 has | rank 1 has | rank 2 has | rank 3 has |
+# | step | rank 0 | rank 1 | rank 2 | rank 3 |
 # |---|---|---|---|---|
 # | 0 | 0 | 1 | 2 | 3 |
 # | 1 | 3 | 0 | 1 | 2 |
@@ -661,7 +661,7 @@ for name, (seconds, apart) in zip(
 #
 # - `layout[r]` are the spans of rank r: one such as `[range(0, 4)]`, or two, or one with gaps, `[range(0, 12,
 #   3)]`. The mask goes by positions in the *whole* sequence, so give `block_attention` the ranges made by
-#   `tiles(layout[rank])` for the queries and by `tiles(layout[owner])` for the keys, if `owner` is the rank
+#   `tiles(layout[rank])` for the queries and by `tiles(layout[owner])` for the keys, with `owner` as the rank
 #   to which the keys of this step belong. If a causal mask leaves nothing of a pair of spans, skip the pair
 #   instead of computing and masking it. Skipped keys still travel on to the next rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
@@ -670,7 +670,7 @@ for name, (seconds, apart) in zip(
 #   and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait *after*
 #   it. Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for
 #   each handle only once, because with gloo a second `wait` on the handle of a send never returns.
-# - Keep `out` and `lse` in float32 at least (`in_float32`), because in bf16 the error grows with the ring.
+# - Keep `out` and `lse` in float32 at least (`in_float32`), because in bf16 their error grows with the ring.
 #   But *send* keys and values in the dtype of the inputs, because float32 would double the bytes. Round out
 #   once, at the end, but do not round lse.
 # - With one rank, send nothing.
@@ -850,8 +850,8 @@ def hiding_block(
 
 # %% [markdown]
 # **Build backward.** Write a `torch.autograd.Function` again, as in §3. Its forward calls `ring_forward`, and
-# its backward begins with δ. The function `block_gradients`, which is given, is the table of §3 for one
-# block.
+# its backward begins with δ, as there. The function `block_gradients`, which is given, is the table of §3 for
+# one block.
 #
 # - Save q, k, v, out and lse, but nothing of the other ranks' keys.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
@@ -963,7 +963,8 @@ report.points(7)
 
 # %% [markdown]
 # **Measure.** The cell runs sixteen tokens on four ranks, once without a mask and once under a causal mask.
-# It compares the results with one process, and the bytes in the ledger with your prediction.
+# It compares the results with one process, and the bytes sent by a causal run in bfloat16 with your
+# prediction.
 
 
 # %% tags=["skip-in-grading"]
@@ -1036,10 +1037,9 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask does not change the bytes (the run in bfloat16 had one), because a rank must also pass on keys that
-# none of its queries sees.
+# The mask does not change the bytes, because a rank must also pass on keys that none of its queries sees.
 #
-# The next cell draws the ring from these two runs. Rows are ranks with their queries, and columns are the
+# The next cell draws the ring from the first two runs. Rows are ranks with their queries, and columns are the
 # keys, by the rank they belong to. A dashed frame is a block that arrived and was skipped, so in this step
 # the rank idles. Below each step are the bytes counted by the ledger.
 
@@ -1146,7 +1146,7 @@ if run:
 # do not exist yet when it writes text. But all shapes are right, and on one rank all tests pass.
 #
 # **In production.** Megatron-LM's context parallelism is such a ring (with FlashAttention as its block), and
-# so is `ring-flash-attention`. PyTorch has its own, which you will see in §9.
+# so is `ring-flash-attention`. PyTorch's version is in §9.
 #
 # <details><summary>In the lectures</summary>The picture of the steps is from lecture 004. It numbers its four
 # iterations 0, 1, 3, 4, and says of each that every GPU "computes attention with its portion of queries".
@@ -1163,9 +1163,8 @@ if run:
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 5; §7 gives the points for the prediction |
 #
-# In the pictures of §4, rank 0 works in one of the four steps, but rank 3 works in all four. The layer is
-# done only when rank 3 is, so the ring takes nearly as long as without a mask, although only half of the
-# scores are needed.
+# In the pictures of §4, the last rank works in every step. So the ring takes nearly as long as without a
+# mask, although only half of the scores are needed.
 #
 # **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks, and
 # remember that only half of a block on the diagonal is needed. How long does the ring take, for how much of
@@ -1305,7 +1304,7 @@ idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
 # The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work, and zigzag
-# only 1.00. (With long parts, contiguous would take your 1.75.)
+# only 1.00. (Long parts would give 1.75, as you predicted.)
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
 # blocks are computed whole, also on the diagonal, so "computed" counts whole blocks, for the busiest rank in
@@ -1360,14 +1359,14 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# With the contiguous layout, 2 blocks are computed one after the other, but with zigzag only 1.25. These are
+# With the contiguous layout, 2 blocks are computed one after the other, but with zigzag only 1.25, which are
 # three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (With kernels
 # that cut the diagonal finer, it would be 1.5 against 1.) Blocks are counted, but milliseconds are measured,
 # so another program on the machine changes them, and the waiting as well.
 #
-# With the contiguous layout, rank 0 has one block and rank 1 has two, so you may expect that rank 0 waits for
-# half of the time. But on a quiet machine it waits for less, because blocks on the diagonal take longer than
-# the others.
+# Of the contiguous layout's blocks, rank 0 has one and rank 1 has two, so you may expect that rank 0 waits
+# for half of the time. But on a quiet machine it waits for less, because blocks on the diagonal take longer
+# than the others.
 #
 # <details><summary>Why a block on the diagonal takes longer, and striped can take longest</summary>Blocks on
 # the diagonal are masked, and in forward a CPU needs about as long to apply the mask as for the rest of the
@@ -1573,8 +1572,8 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** The cell runs 8 heads of queries and 4 of keys on four ranks, in float64. It compares the
-# results with one process, and the bytes with your formula. Then it prints how many MB a rank sends for one
-# layer of LLaMA 3 70B with 131,072 tokens, by your formulas for the ring and for Ulysses.
+# results with one process, and the bytes with your formula. Then your formulas say how many MB a rank sends
+# for one layer of LLaMA 3 70B with 131,072 tokens.
 
 
 # %% tags=["skip-in-grading"]
@@ -1788,8 +1787,7 @@ if run:
 
 # %% [markdown]
 # With few tokens, most of the time goes neither to a block nor to a message, but to the Python around them.
-# (A rank is also blocked when its neighbour is late. On a machine whose cores have other work, that can be
-# most of the blocked time.)
+# (If the cores have other work, a rank can be blocked mostly because its neighbour is late.)
 #
 # The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2),
 # in thousands of tokens. The paper calls the c from which on messages hide the *block*. Its second column is
@@ -1957,7 +1955,7 @@ if run:
 # Instead of your messages, PyTorch has all-gathers. They send as many bytes as a ring's forward, but all in
 # one call, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
 # then two reduce-scatters bring home the gradients. These are N − 1 shares of them, in the inputs' dtype,
-# while your ring sends N, in float32 at least. With a causal mask on a CPU it ends in an error:
+# while your ring sends N, in float32 at least. With a causal mask it ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1973,8 +1971,8 @@ except RankError as error:
 #
 # **Predict.** Three kernels compute the same attention. One stores the whole matrix of scores, but the other
 # two, *memory-efficient* and *flash*, do not. Twice as many tokens are 4 times the FLOPs. By which factor do
-# the bytes at the peak grow, with the matrix and without it? The prediction continues each kernel's first
-# row.
+# the bytes at the peak grow, with the matrix and without it? The prediction continues each kernel's first row
+# by such factors.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1995,9 +1993,9 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 # on every card.
 #
 # **Predict.** The cell runs a block of the ring and its message between two GPUs. From which length on does
-# the block take longer? The prediction of each row is the speed of the longest one, in FLOPs for the blocks
-# and in bytes for the messages, so it leaves out α and the start of a kernel. Below, `hiding_block` gets
-# these two speeds.
+# the block take longer? Each row is predicted from the speed of the longest one, in FLOPs for the blocks and
+# in bytes for the messages, so the prediction leaves out α and the start of a kernel. Below, `hiding_block`
+# gets these two speeds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
