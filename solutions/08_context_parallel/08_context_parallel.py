@@ -675,8 +675,8 @@ for name, (seconds, apart) in zip(
 #   once, at the end, but do not round lse.
 # - With one rank, send nothing.
 # - You are free to write your own function instead of `block_attention`. But the pictures of this section and
-#   of §5 are drawn from its notes, so let your function also do `SEEN.append((began, time.perf_counter(),
-#   queries, keys))`.
+#   of §5 are drawn from its notes, so let your function also do
+#   `SEEN.append((began, time.perf_counter(), queries, keys))`.
 
 
 # %% nbgrader={"grade_id": "ring_forward", "solution": true}
