@@ -4,13 +4,12 @@
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
 # Notebook 04 ended with 16P/N bytes on each rank, but also with a bill. ZeRO-3 sends 3 units of traffic
-# instead of 2, and a rank *waits* for every message. In slow motion, on two ranks, a step with 480 ms of
-# arithmetic takes twice as long. If a rank is to keep no more than 16P/N bytes, nearly all of these messages
-# have to stay. But their *order* can change.
+# instead of 2, and a rank *waits* for every message. If a rank is to keep no more than 16P/N bytes, nearly
+# all of these messages have to stay. But their *order* can change.
 #
-# So in this notebook you make the order a thing you can hold, namely a list of actions. You generate it,
-# validate it, simulate it, draw it, and then run it on real ranks. At the end you read the same list out of
-# PyTorch's `fully_shard`, and find each of its options in yours.
+# So in this notebook you write the order down as a list of actions. You simulate it, draw it, and then run it
+# on real ranks. At the end you read the same list out of PyTorch's `fully_shard`, and find each of its
+# options in yours.
 #
 # | | |
 # |---|---|
@@ -43,7 +42,7 @@
 # | reshard | to free a unit, so that each rank holds only its shard |
 # | wire | the connection between the ranks. It carries one message after the other |
 # | hidden | A message is hidden if the rank computes while it travels |
-# | exposed | not hidden. Exposed time is time in which the rank waits for a message and computes nothing |
+# | exposed | not hidden. In exposed time, the rank waits for a message and computes nothing |
 # | prefetch | to gather a unit before it is needed |
 #
 # As in notebook 04, one *unit of traffic* is (N−1)/N · P elements. This is as many as each rank sends in one
@@ -91,12 +90,10 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # model of eight blocks. Each block is a little wider than the block before it, so the size of a message tells
 # you which block it belongs to.
 #
-# `slow_motion` runs training steps of several models on two ranks. It imitates a cluster, as notebook 03 did.
-# The forward of a block takes 20 ms and its backward 40 ms. The wire carries 6.6 MB/s, so a gather or a
-# reduce-scatter of a block takes 21 ms on average. A rank sleeps through these times and needs no core for
-# them, which is why they are nearly the same on every machine. Ranks, tensors and the order of events are
-# real. The function returns the fastest step of each model, with its milliseconds and a list of its events.
-# `events_picture` draws the events in two rows, one for the arithmetic and one for the wire.
+# `slow_motion` imitates a cluster of two ranks, as notebook 03 did. The forward of a block takes 20 ms, its
+# backward 40 ms, and a gather or a reduce-scatter of a block 21 ms on average. A rank sleeps through these
+# times and needs no core for them, so they are nearly the same on every machine. But ranks, tensors and the
+# order of events are real.
 
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
@@ -356,9 +353,8 @@ def events_picture(steps, title=""):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Here is notebook 04's ZeRO-3 in slow motion. In the upper row, blue is a block's forward, and orange
-# (hatched) is its backward. In the row below, grey is a gather, and crosshatched is a reduce-scatter. Each
-# number is the number of a block. White is waiting.
+# Here is notebook 04's ZeRO-3 in slow motion. The upper row is the arithmetic, and the lower row is the wire,
+# where a *reduce* is a reduce-scatter. Each number is the number of a block. White is waiting.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -379,8 +375,8 @@ for name, (took, events) in run.items():
 # %% [markdown]
 # The two rows never work at the same moment. For each of the eight blocks, the rank waits for three messages
 # of 21 ms. So 8 · 60 ms of arithmetic and 24 · 21 ms on the wire add up to 480 + 504 = 984 ms. But a GPU
-# computes with its tensor cores and sends with its network card. Both could work all the time, and then the
-# step would take little more than 504 ms.
+# computes with its tensor cores and sends with its network card. If both worked all the time, the step would
+# take little more than 504 ms.
 #
 # When can the arithmetic hide the wire at all? Take one unit of U parameters, n ranks, and T tokens on each
 # of them. While a rank computes a unit's forward, the next unit's weights arrive.
@@ -391,9 +387,8 @@ for name, (took, events) in run.items():
 # | backward of one unit | 4 U T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
 # **Predict.** You write three functions. `hides_from` returns the smallest T with which the forward of a unit
-# takes at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes per second,
-# in one direction. (Data sheets often print bits, or the sum of both directions, as you saw in notebook 02.)
-# How does T grow with U?
+# takes at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes per
+# second, in one direction. How does T grow with U?
 #
 # `fsdp_bytes` counts a whole step with K microbatches. By default, FSDP gathers twice and reduces once for
 # every microbatch. Three settings send less but keep more in memory:
@@ -405,11 +400,11 @@ for name, (took, events) in run.items():
 # | `"weights between"` | and whole weights, from a backward to the next forward | gather for backward, since forward has freed the weights. The first one also gathers for forward, so there are K + 1 gathers. The last one reduces |
 # | `"weights"` | and weights are not freed after forward either | nothing, except that the first one gathers once and the last one reduces |
 #
-# With `reshard=False`, weights are not freed after forward. In the first two rows, a microbatch then gathers
+# With `reshard=False`, weights are not freed after forward. So in the first two rows, a microbatch gathers
 # once instead of twice, and the third row becomes the fourth.
 #
-# Finally, `unit_bytes` returns how large a block is, and how large the root is, which holds all the rest.
-# Take the sizes from `GPTConfig`, which has `layers`, `width`, `vocab_size`, `mlp_width` and so on.
+# `unit_bytes` returns the bytes of a block, and of the root, which holds all the rest. Take the sizes from
+# `GPTConfig`, which has `layers`, `width`, `vocab_size`, `mlp_width` and so on.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -479,10 +474,9 @@ report = check("05_fsdp/predictions", fsdp_bytes, hides_from, unit_bytes, cases=
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell first shows your T, for a block of LLaMA-7B on H100s that reach 40 % of their 989
-# TFLOP/s. A GPU has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other
-# nodes. The slanted line is the time of a block's forward, the flat lines are its gathers, and the dotted
-# lines are your `hides_from`.
+# **Measure.** The cell shows your T for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A
+# GPU has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The
+# dotted lines are your `hides_from`.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts.hardware import gpu, link
@@ -524,12 +518,11 @@ def crossing():
 said(crossing)
 
 # %% [markdown]
-# T does not depend on U, so a deeper or a wider model hides its messages neither better nor worse. Only the
-# number of tokens and the link matter. For a forward inside a node, one sequence of 1,024 tokens is enough.
-# Between nodes, a GPU needs two sequences of 4,096, or groups of ranks that shard inside a node (§5). In
-# backward the arithmetic doubles. The traffic also doubles, as long as gradients travel in 16 bits, so T is
-# the same. With float32 gradients, however, 6 bytes must hide behind 4 FLOPs, and the T of backward is 1.5
-# times the T of forward.
+# T does not depend on U, so a larger model hides its messages neither better nor worse. Only the number of
+# tokens and the link matter. Inside a node, one sequence of 1,024 tokens is enough. Between nodes, a GPU
+# needs two sequences of 4,096, or groups of ranks that shard inside a node (§5). In backward, the arithmetic
+# doubles, but the traffic also doubles if gradients travel in 16 bits, so T is the same. With float32
+# gradients, however, 6 bytes must hide behind 4 FLOPs, so T is 1.5 times as large.
 #
 # Next, the cell compares your bytes with PyTorch's FSDP. The model is the `Network` above with a small head,
 # in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The cell takes up
@@ -565,14 +558,12 @@ for keep, (_, operations) in four.items():
     print(f"keep={keep!s:25} {bytes_in(operations) / unit_of_traffic:13.2f} {foretold:>7}")
 
 # %% [markdown]
-# A few hundredths are missing because of the root. PyTorch keeps it whole between forward and backward, since
-# backward begins with it. Therefore it is gathered at most once per microbatch instead of twice.
+# PyTorch sends a few hundredths less, because it keeps the root whole between forward and backward, which
+# begins with it.
 #
-# The traffic falls from 12 units to 2, which is 6 times less, and the values don't change. The price is
-# memory. `"gradients"` costs the full gradients on each rank, in the dtype of the reduction, and `"weights"`
-# costs the weights in addition. `keep="weights"` is stage 1 of ZeRO, because weights and gradients are whole
-# and take 2P + 2P or more bytes on each rank. So FSDP is a family of strategies, in which a tensor you keep
-# doesn't have to be sent again.
+# The traffic falls from 12 units to 2, and the values don't change. The price is memory, namely whole
+# gradients on each rank, and in the last two rows whole weights as well. So `keep="weights"` is stage 1 of
+# ZeRO, and FSDP is a family of strategies, in which a tensor you keep doesn't have to be sent again.
 #
 # **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
 
@@ -586,9 +577,8 @@ for each_way in (900e9, 450e9):
 #
 # **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s. They report more
 # than 173 and 186 TFLOP/s per GPU with one and two sequences, which is 55 and 60 % of the peak (§5.4). Llama
-# 3 405B on 16,384 H100s has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each group has
-# 131,072 tokens. That is far more than 7,912, which is your T for a large n on this network. (Inside a group,
-# the layers are shared by other means, which you meet in notebook 10.)
+# 3 405B has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each group has 131,072 tokens.
+# That is far more than 7,912, which is your T for a large n on this network.
 #
 # <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
 # the A100's number, in both directions. Lecture 002 mixes both directions, one direction and bits in one
@@ -609,17 +599,15 @@ for each_way in (900e9, 450e9):
 #
 # A program that runs forward and backward issues actions, one after the other. There are five kinds:
 # `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes* execute
-# them. The *compute* lane does the forwards and backwards, and the *wire* does the gathers and reductions,
-# each in the order of the list. A free takes no time. A forward or backward waits until its unit has been
+# them, each in the order of the list. The *compute* lane does the forwards and backwards, and the *wire* does
+# the gathers and reductions. A free takes no time. A forward or backward waits until its unit has been
 # gathered. On this machine the host computes, and issues nothing while it does. So a gather or a reduce
-# begins only after all computations listed before it. (On a GPU the host runs ahead, see §7. But there, the
-# memory a gather needs has to be free first.) A reduce also waits for the reduce before it, because it uses
-# the same buffer.
+# begins only after all computations listed before it. (On a GPU the host runs ahead, see §3. But there, the
+# memory a gather needs has to be free first.)
 #
-# So the list doesn't say at what time an action happens. For that we have two clocks. One is `simulate`, if
-# you tell it how long each action takes, and the other is the real ranks of §3. Here is the step of §1 as a
-# list, and then simulated. (In backward, notebook 04's module gathers a unit *before* it reduces the one above,
-# but since it waits for both, the step takes as long.)
+# So the list doesn't say at what time an action happens. But `simulate` does, if you tell it how long each
+# action takes, and so do the real ranks of §3. Here is a step that gathers nothing ahead, like the step of
+# §1, as a list and then simulated.
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -633,10 +621,9 @@ lanes(as_in_04, SLOW, "nothing ahead")
 # **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
 # How long is the step, and how many units are whole at the same time, at most, (a) if nothing is gathered
 # ahead, (b) if one unit is, (c) if two are, (d) if all of them are? In (b), (c) and (d), the last unit also
-# stays whole between forward and backward. Write down four times and four numbers. The cell after the check
-# answers.
+# stays whole between forward and backward. Write down four times and four numbers.
 #
-# **Build.** Write the generator. It follows these rules:
+# **Build.** Write the generator by these rules:
 #
 # - Forward goes from unit 0 up, and backward comes down again. A unit is gathered before it computes.
 # - With prefetch p, the p next units are also gathered before a unit computes, but after the unit itself, and
@@ -698,8 +685,7 @@ def fsdp_schedule(
 # and the units ahead, then do backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of
 # i, its gather automatically comes before the reduce of i.</details>
 #
-# **Check.** The check reads your list as data and simulates it for several durations. Then it compares the
-# times and the number of whole units with those of the best list.
+# **Check.** The check simulates your list for several durations and compares it with the best list.
 
 # %% nbgrader={"grade_id": "fsdp_schedule_check", "points": 10}
 report = check("05_fsdp/fsdp_schedule", fsdp_schedule)
@@ -734,19 +720,16 @@ one_ahead = made()
 lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 
 # %% [markdown]
-# In slow motion, the step takes 984 ms without prefetch, and 529 ms at best. The difference is 455 ms. One
-# unit ahead gains 443 of them if the last unit is kept, although only two units are whole at the same time
-# instead of eight. (A model that prefetches everything is a replica.) Two units ahead gain the other 12,
-# because with one ahead, a backward of 40 ms does not quite hide a reduce and a gather, which take 42 ms. The
-# shortest step is still 49 ms longer than its arithmetic, for two reasons that no list can change. The first
-# gather and the last reduce, 42 ms, have nothing to hide behind. And in forward, a gather takes longer than a
-# block's computation, 21 against 20 ms, so the arithmetic waits a millisecond for each of seven units. That
-# is the T of §1, which means that more tokens would hide it.
+# In slow motion, prefetch saves at most 455 of 984 ms. One unit ahead saves 443 of them if the last unit is
+# kept, although only two units are whole at the same time instead of eight. Two units ahead save the other
+# 12, because with one ahead, a backward of 40 ms does not quite hide a reduce and a gather, which take 42 ms.
+# The shortest step is still 49 ms longer than its arithmetic, and no list can change that. The first gather
+# and the last reduce, 42 ms, have nothing to hide behind. And in forward, the arithmetic waits a millisecond
+# for each of seven units, because a gather takes 21 ms and a block only 20. That is the T of §1, so more
+# tokens would hide it.
 #
 # The next cell has sliders. If you choose a model, tokens and a link, it takes its durations from §1. Look
-# for the numbers of tokens at which the sentence above the picture changes. With the 7B model, 1,024 tokens
-# over NVLink and one unit ahead, both lanes rest at times. Gathers could begin sooner there with two units
-# ahead, and then the step would take 27.8 ms instead of 29.1.
+# for the numbers of tokens at which the sentence above the picture changes.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.fsdp_explorer import fsdp_explorer
@@ -754,10 +737,9 @@ from course_lib.pictures.fsdp_explorer import fsdp_explorer
 fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 
 # %% [markdown]
-# **Break it.** Here is a lesson that costs time on real clusters, but shows in no value. Take the list with
-# one unit ahead, and let every gather of backward come *after* the reduce, so that reduce i comes first and
-# then gather i−1. The actions are the same, and so are the bytes and the gradients. What does it cost? Say a
-# number first.
+# **Break it.** Take the list with one unit ahead, and let every gather of backward come *after* the reduce,
+# so that reduce i comes before gather i−1. The bytes and the gradients stay the same. What does it cost? Say
+# a number first.
 
 
 # %% tags=["skip-in-grading"]
@@ -778,17 +760,15 @@ if one_ahead:
 lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 
 # %% [markdown]
-# One line is in the wrong place, and nearly two thirds of the gain are gone. The wire carries one message
-# after the other, so the gather of the next unit queues behind a reduction nothing is waiting for. An
-# asynchronous reduce-scatter by itself is therefore worth nothing, however natural it looks, because the time
-# it saves is lost again to the next gather. The FSDP paper gives the reason. In NCCL's one stream, the
+# Nearly two thirds of the gain are gone, because the gather of the next unit queues behind a reduction
+# nothing is waiting for. So an asynchronous reduce-scatter by itself is worth nothing. The time it saves is
+# lost again to the next gather. The FSDP paper describes the same in NCCL's one stream, where the
 # reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
-# (figure 6b), just by the order of two lines.
+# (figure 6b).
 #
-# **In production.** torchtitan, DeepSpeed and Megatron-LM run this list, and each of them has knobs for its
-# arguments. §7 compares the knobs of PyTorch and DeepSpeed. The FSDP paper limits the gathers in flight to
-# two, because otherwise units arrive before the allocator can reuse the memory of freed ones. The limit made
-# T5-11B up to 5 times as fast, changed nothing on another model, and made a third 5 % slower (§3.4.2, §5.3).
+# **In production.** The paper also limits the gathers in flight to two, because otherwise units arrive before
+# the allocator can reuse the memory of freed ones. The limit made T5-11B up to 5 times as fast, changed
+# nothing on another model, and made a third 5 % slower (§3.4.2, §5.3).
 #
 # <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
 # computing layer i". In backward it is layer i − 1.</details>
@@ -806,7 +786,7 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 #
 # Now the list runs on ranks. But a program that trains has no list. Forward calls blocks, autograd computes
 # gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with gathers in
-# flight. Since you know its units and hooks from there, they are given here, and you write the order.
+# flight. Its units and hooks are given here, and you write the order.
 #
 # `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
 # `root` is the list of the units of all other parameters, including those two blocks share. Trained and
@@ -822,18 +802,18 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call that later. It waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
 #
 # **Predict.** Take eight equal blocks on four ranks, in float32, one block ahead, with the last block kept.
-# How many units of traffic does a step send? How many blocks are whole at the same time, at most? And how
-# many rows of gradients (all gradients of a block, as one tensor) does a rank hold at the same time?
+# How many units of traffic does a step send? And how many rows of gradients (all gradients of a block, as one
+# tensor) does a rank hold at the same time?
 #
 # <details><summary>Answer</summary>Each block needs two gathers and one reduction, except that the last one
-# needs only one gather. So a step sends 3 − 1/8 = 2.875 units. Two blocks are whole, the one that computes
-# and the one ahead. A rank holds two rows, the one that travels and the one backward is filling.</details>
+# needs only one gather. So a step sends 3 − 1/8 = 2.875 units. A rank holds two rows, the one that travels
+# and the one backward is filling.</details>
 #
 # **Build.** Read the class from top to bottom first. The hooks call `enter` and `leave` around each block's
 # forward, and `before(i)` when the gradient of block i's output is here. You write `use`, `leave`, `before`,
 # `send` and `end`. The check asks this of them:
 #
-# - In forward, units up to i + `forward_prefetch` are asked for *before* block i computes. In backward, units
+# - Units up to i + `forward_prefetch` are asked for *before* block i computes in forward. In backward, units
 #   down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before the
 #   gradients of block i leave.
 # - With `reshard_after_forward`, a block is freed after its forward. You may keep the last block, because its
@@ -998,9 +978,7 @@ class PrefetchedModule(nn.Module):
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
 # returned. Call it before the next <code>reduce()</code>, and after backward.</details>
 #
-# **Check.** Values are compared with one process in float64. The order comes from the ledger and from marks
-# the check's blocks leave when they begin to compute. The check takes up to a minute, or longer if ranks
-# hang.
+# **Check.** The check takes up to a minute, or longer if ranks hang.
 
 # %% nbgrader={"grade_id": "prefetched_module_check", "points": 16}
 report = check("05_fsdp/prefetched_module", PrefetchedModule)
@@ -1010,8 +988,8 @@ report = check("05_fsdp/prefetched_module", PrefetchedModule, cases="hidden")
 report.points(16)
 
 # %% [markdown]
-# **Measure.** The cell runs your module in slow motion and compares it with your own schedules under the
-# clock. Does the program do what the list says?
+# **Measure.** The cell runs your module in slow motion and compares it with your own simulated lists. Does
+# the program do what the list says?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1046,14 +1024,12 @@ events_picture({name: measured[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
-# The picture is made of the program's own events, and it looks like the picture of the list. The measured
-# times are 5 to 15 % above the simulated ones, because of copies, hooks, and a busy machine. With nothing
-# ahead, your module is as slow as notebook 04's, so the whole gain comes from the order. One unit ahead
-# brings the step close to what more prefetch or more memory could buy.
+# The program's own events look like the picture of the list. The measured times are up to 15 % above the
+# simulated ones, because of copies, hooks, and a busy machine. With nothing ahead, your module is as slow as
+# notebook 04's, so the whole gain comes from the order.
 #
 # And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
-# little can overlap. (`fully_shard` even waits for each message on a CPU.) The ratios of the next cell say
-# how much each setting costs in copies and hooks, but they change from run to run:
+# little can overlap. The ratios of the next cell change from run to run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 AS_IT_IS = {
@@ -1068,8 +1044,7 @@ for name, (took, _) in plain.items():
 # %% [markdown]
 # **Break it**, in three ways. What do you expect of each?
 #
-# 1. All units are gathered ahead. How many blocks are whole at the same time on a rank, at most, compared
-#    with one unit ahead?
+# 1. All units are gathered ahead. How many blocks are whole at the same time on a rank, at most?
 # 2. Rank 1 skips block 3, as a model with layer drop or with a mixture of experts might.
 # 3. Rank 1 does not reshard, but rank 0 does.
 
@@ -1134,9 +1109,10 @@ for body in (skips, disagrees):
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
 # third, with events between them. `unit.wait()` makes the compute stream wait, but the host goes on. So the
 # host asks for the next block while this one computes, which is prefetch in forward without a call for it.
-# Memory is harder, because a tensor that one stream frees may still be read by another. FSDP1 told the
-# allocator (`record_stream`), which then kept memory for an unknown time. FSDP2 instead keeps the tensors
-# until an event has passed. On this machine there are no streams, and gathers run in a thread of gloo.
+#
+# <details><summary>Memory that two streams use</summary>A tensor that one stream frees may still be read by
+# another. FSDP1 told the allocator (<code>record_stream</code>), which then kept memory for an unknown time.
+# FSDP2 instead keeps the tensors until an event has passed.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 gives <code>overlap_comm=true</code> for DeepSpeed
 # and <code>forward_prefetch=True</code> for FSDP as the switches that overlap. But PyTorch overlaps without a
@@ -1161,9 +1137,9 @@ for body in (skips, disagrees):
 # | forward, backward | casts the shard of the master to bfloat16, *then* does the all-gather | 2 bytes per element |
 # | backward | casts the row of bfloat16 gradients to float32, *then* does the reduce-scatter. The mean arrives in float32 | 4 bytes per element |
 #
-# The first cast comes before its message and halves it. The second also comes before its message, but doubles
-# it. Is that worth it? A bfloat16 has 8 significant bits. A sum that has grown large therefore loses every
-# term below 1/512 of it, and some terms up to 1/256 of it:
+# The first cast halves its message, but the second doubles it. Is the second worth it? A bfloat16 has 8
+# significant bits. A sum that has grown large therefore loses every term below 1/512 of it, and some terms up
+# to 1/256 of it:
 
 # %% tags=["skip-in-grading"]
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -1173,9 +1149,9 @@ for count in range(1, 513):
         print(f"the sum of {count} ones in bfloat16: {total.item():.0f}")
 
 # %% [markdown]
-# A ring adds the gradients of N ranks one after the other, just like this loop. Instead of ones, the next
-# picture takes gradients that are normally distributed around 1, and adds them in three ways. The error is
-# the norm of the sum's error over the norm of the sum.
+# A ring adds the gradients of N ranks one after the other, just like this loop. The next picture adds
+# gradients that are normally distributed around 1, in three ways. The error is the norm of the sum's error
+# over the norm of the sum.
 
 
 # %% tags=["skip-in-grading"]
@@ -1218,9 +1194,9 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# In a ring the error grows with the ranks, so with 512 ranks the sum is off by 2 %, in every step. In a tree
-# it hardly grows, because a tree adds numbers of like size. But you don't choose the algorithm the library
-# takes. In float32, only the rounding of each single gradient is left, and that averages out.
+# In a ring the error grows with the ranks. In a tree it hardly grows, because a tree adds numbers of like
+# size, but you don't choose the algorithm the library takes. In float32, only the rounding of each single
+# gradient is left, and that averages out.
 #
 # **Predict.** How many bytes does a parameter cost on the wire in a step of one microbatch, in units of
 # (N−1)/N, if all is in float32? If weights are in bfloat16 and gradients in float32? If all is in bfloat16?
@@ -1455,9 +1431,8 @@ report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws the messages of a step, on eight ranks in two nodes of four. In each picture a
-# row is a sender, a column is a receiver, and the number is in P. The frames are the nodes. In a ring, a rank
-# sends only to its neighbour. Compare the numbers outside the frames with your prediction.
+# **Measure.** The cell draws the messages of a step in P, on eight ranks in two nodes of four. The frames are
+# the nodes. Compare the numbers outside the frames with your prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1540,9 +1515,8 @@ matrices(
 
 # %% [markdown]
 # Each of the two rings crosses the border, and carries 3 · 3/4 P over it, which is 4.5 P instead of 1.0. The
-# fast link now connects the replicas, between which little travels. A grid of ranks is a promise about wires,
-# so check it with the matrix once, before you rent a thousand GPUs. (Notebook 10 has grids of four
-# dimensions.)
+# fast link now connects the replicas, between which little travels. So check a grid of ranks with the matrix
+# once, before you rent a thousand GPUs.
 #
 # **In production.** `fully_shard` takes a mesh of two dimensions, of which the first replicates and the
 # second shards. Here, the bytes a rank keeps count only its float32 weights.
@@ -1694,12 +1668,10 @@ if run:
 
 # %% [markdown]
 # There would be four factors for four shards of *one* weight, each about twice as large as it should be. So
-# the shards would no longer fit together, and the step would point elsewhere. The error is silent, because
-# every rank is content.
+# the step would point elsewhere, and nothing would say so.
 #
 # **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2 and finds the same number,
-# as you see. It sends a norm for each parameter, but all in one message. FSDP1 had its own method,
-# `model.clip_grad_norm_`, and DeepSpeed takes `"gradient_clipping": 1.0`.
+# as you see. It sends a norm for each parameter, but all in one message.
 
 # %% [markdown]
 # ## 7 · In production
@@ -1712,9 +1684,9 @@ if run:
 #
 # ### The list inside `fully_shard`
 #
-# PyTorch's FSDP has no list. It has hooks, and the order comes out of them. The next cell calls `fully_shard`
-# on each block and then on the model, with several options, and records the order of each step. Then it
-# searches for arguments with which your `fsdp_schedule` gives the same order.
+# PyTorch's FSDP has hooks instead of a list. The next cell calls `fully_shard` on each block and then on the
+# model, with several options, and records the order of each step. Then it searches for arguments with which
+# your `fsdp_schedule` gives the same order.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1797,19 +1769,19 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
-# A right generator has all five orders. (If a line finds no arguments, look whether your list gathers the unit
-# that computes next before the units ahead of it.) Read the first two lines once more. Forward gathers nothing ahead,
-# backward one, and unit 7 is gathered *again* right after its forward. Three remarks:
+# A right generator has all five orders. (If a line finds no arguments, look whether your list gathers the
+# unit that computes next before the units ahead of it.) In the first two lines, forward gathers nothing
+# ahead, backward one, and unit 7 is gathered *again* right after its forward.
 #
-# - On a GPU, forward prefetch is *implicit*. The host issues the next gather on a stream of its own while the
-#   kernels of the block before are still running. In effect this is `forward_prefetch=1`, as long as the host
-#   is ahead of the GPU. `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
+# - On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
+#   `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
 # - torchtitan's default does not reshard the last unit (there the last norm and the head), or, with
-#   pipelining, any unit (its policies are `default`, `always`, `never`). Llama 3 405B did not reshard
-#   after forward at all (§3.3.2).
-# - PyTorch 2.13 offers two experimental methods, which relax the two rules of your wire.
-#   `set_separate_reduce_scatter_group` gives reductions a second wire, and
-#   `set_reduce_scatter_max_input_buffers` lets more than one reduction be in flight (default 1).
+#   pipelining, any unit. Llama 3 405B did not reshard after forward at all (§3.3.2).
+#
+# <details><summary>Two experimental methods of PyTorch
+# 2.13</summary><code>set_separate_reduce_scatter_group</code> gives reductions a second wire, and
+# <code>set_reduce_scatter_max_input_buffers</code> lets more than one reduction be in flight (default
+# 1).</details>
 #
 # ### Optional: each option, and a difference that you can see
 #
@@ -1925,18 +1897,16 @@ for name, (ranks, operations) in visible.items():
 # - *Units.* A *wrap policy* decides which modules are units. Smaller units hold less at the same time but
 #   send more messages. If the model is one unit, it sends each weight once for both passes, because it is the
 #   root, but it holds all weights. A transformer's block is the usual unit, since it is used as a whole and
-#   is large enough for the wire. A policy by size instead cuts where a counter says so, without regard to how
-#   modules are used.
+#   is large enough for the wire. A policy by size instead cuts without regard to how modules are used.
 # - *Resharding.* `reshard_after_forward=False` saves one unit of traffic but holds all weights. Between
 #   steps, weights are still sharded, which is the difference from ZeRO-2 (notebook 04).
 # - *Precision.* Of 12 bytes per parameter 8 remain (§4), here 1.99 of 2.99 units. Gathered weights take half
 #   the room.
 # - *Islands.* They send less in all, but their shards are twice as large.
-# - *Offload.* Shards, gradients and the optimizer's step are in the host's memory. This machine has only the
-#   host's memory, so nothing changes. On a GPU, 2 or 4 bytes per parameter go up before each gather, and the
-#   gradient comes down after each reduction.
-# - *Accumulation.* Whole gradients stay on the rank until the last microbatch, so there is less traffic but
-#   more memory, as in §1.
+# - *Offload.* Shards, gradients and the optimizer's step are in the host's memory. Without a GPU nothing
+#   changes. On a GPU, 2 or 4 bytes per parameter go up before each gather, and the gradient comes down after
+#   each reduction.
+# - *Accumulation.* Whole gradients on the rank save traffic but take memory, as in §1.
 #
 # The same options have four names. FSDP2 is `fully_shard`, and FSDP1 is `FullyShardedDataParallel`, whose
 # strategies are members of `ShardingStrategy` and `BackwardPrefetch`.
@@ -1954,14 +1924,13 @@ for name, (ranks, operations) in visible.items():
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
 # | | `CPUOffloadPolicy` | `CPUOffload` | `offload_param`, `offload_optimizer` |
 #
-# `reshard_after_forward` can be True, False or a number of ranks. DeepSpeed always shards gradients in
-# stages 2 and 3.
+# PyTorch recommends FSDP2 for new code. The FSDP1 of 2.13 wants a machine with an accelerator, so its column
+# is read from its signatures.
 #
-# `BACKWARD_POST` is between `BACKWARD_PRE` and None. It asks for unit i − 1 after the backward of unit i, and
-# before the reduction of i. So one unit less is whole, but each gather of backward is exposed, while
-# reductions are hidden. With None, the gather comes when it is needed, behind the reduction, as in the
-# *Break it* of §2. PyTorch recommends FSDP2 for new code. The FSDP1 of 2.13 wants a machine with an
-# accelerator, so its column is read from its signatures.
+# <details><summary>BACKWARD_POST</summary>It is between <code>BACKWARD_PRE</code> and None. It asks for unit
+# i − 1 after the backward of unit i, and before the reduction of i. So one unit less is whole, but each
+# gather of backward is exposed, while reductions are hidden. With None, the gather comes when it is needed,
+# behind the reduction, as in the <i>Break it</i> of §2.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
 # but FSDP1 takes the enumeration's member instead of a string. Its overlap is
@@ -1970,8 +1939,9 @@ for name, (ranks, operations) in visible.items():
 # <code>CPUOffload</code>, and Llama 3, which was trained with FSDP, tensor, context and pipeline parallelism
 # together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
 # excluded_wrap_modules=...)</code>, raises a TypeError, and for two reasons. The policy is a predicate that
-# needs <code>functools.partial</code>, and the keyword is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
-# <code>zero_grad</code>, so gradients add up over the batches.</details>
+# needs <code>functools.partial</code>, and the keyword is <code>exclude_wrap_modules</code>. The training
+# loops of lectures 000 and 001 have no <code>zero_grad</code>, so gradients add up over the
+# batches.</details>
 #
 # ### Optional: checkpoints
 #
@@ -2032,12 +2002,10 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each file has a quarter of the 12 bytes per parameter, 1.69 MB, and headers. No message is nearly as large
-# as a file, because only the plan (names and offsets) travels while saving. For a full state dict, such as
-# one you want to publish, call `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
-# cpu_offload=True))`, which gathers parameter after parameter. FSDP1 offered both kinds as `StateDictType`,
-# and DeepSpeed gathers with `"stage3_gather_16bit_weights_on_model_save"`. The library's
-# `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
+# Each file has a quarter of the 12 bytes per parameter, and headers. While saving, only the plan (names and
+# offsets) travels. For a full state dict, such as one you want to publish, call `get_model_state_dict(model,
+# options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, which gathers parameter after parameter.
+# The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
 #
 # ### Optional: DeepSpeed's configuration
 #
@@ -2095,18 +2063,15 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # %% [markdown]
 # | line | here |
 # |---|---|
-# | `train_batch_size` | counts samples of all ranks and microbatches in a step, microbatch · K · N. If you change N, a rank's microbatch changes or you get an error |
+# | `train_batch_size` | counts samples of all ranks and microbatches in a step, microbatch · K · N |
 # | `gradient_accumulation_steps` | K. ZeRO-3 reduces after each microbatch, so this is `keep=None`, with 3K units |
 # | `optimizer` | made by DeepSpeed, on shards. With `offload_optimizer` it is a CPU version |
-# | `fp16` | `loss_scale` 0 means dynamic. The scale starts at 2^`initial_scale_power` = 65,536, halves when a gradient overflows (after `hysteresis` overflows), and doubles after `loss_scale_window` good steps (notebook 09). `"bf16": {"enabled": true}` needs none of it |
+# | `fp16` | `loss_scale` 0 means dynamic. The scale starts at 2^`initial_scale_power`, halves after `hysteresis` overflows, and doubles after `loss_scale_window` good steps (notebook 09). `"bf16": {"enabled": true}` needs none of it |
 # | `overlap_comm`, `reduce_bucket_size` | reduce-scatter while backward goes on, like your asynchronous reduce |
 # | `stage3_prefetch_bucket_size` | your two prefetches, counted in elements instead of units |
 # | `stage3_max_live_parameters` | A unit is kept after forward as long as fewer elements than this are whole. This is between your `reshard=True` and `False` |
 # | `pin_memory` | pages that the operating system may not move, so copies to the GPU can run next to kernels |
 # | `gradient_clipping` | your `max_norm` |
-#
-# `deepspeed.initialize` takes this configuration and returns an engine. The loop then calls
-# `engine.backward(loss)` and `engine.step()`, and no `zero_grad`.
 #
 # Here are three scenarios, and the lines they need. (1) If you have one node of 8 GPUs and the states fit
 # with ZeRO-3, take only `"stage": 3` and `"bf16"`. (2) On several nodes with a pipeline, take stage 1,
@@ -2228,11 +2193,9 @@ def trade_off():
 trade_off()
 
 # %% [markdown]
-# Down and left is better, and no strategy is best in both. ZeRO-3 is a little lower than `FSDP, yours`,
-# because yours also holds the unit that is gathered ahead. If you want still less memory, you need smaller
-# units, and if you want less traffic, you need whole weights or whole gradients. The picture doesn't show
-# time, because on this machine gathers run on the cores that compute, in a model so small that function calls
-# take most of a step. The slow motion of §3 shows it.
+# No strategy is best in both. ZeRO-3 is a little lower than `FSDP, yours`, because yours also holds the unit
+# that is gathered ahead. If you want still less memory, you need smaller units, and if you want less traffic,
+# you need whole weights or whole gradients. The picture doesn't show time, but the slow motion of §3 does.
 
 # %% [markdown]
 # ## On your GPUs
@@ -2253,11 +2216,10 @@ from course_lib.gpu.training import ONE_STEP, STEPS
 alone = on_your_gpus(ONE_STEP)
 
 # %% [markdown]
-# **Predict.** Now every GPU takes as many sequences. DDP and FSDP would give N times the tokens per second if
-# all messages were hidden. DDP keeps its buckets next to the gradients, which takes 4 more bytes per
-# parameter, whereas FSDP keeps only 1/N of weights and moments. (The peak comes at the beginning of backward,
-# so the gradients do not count.) Are the messages of this model hidden? Ask your `hides_from`, with 8 ·
-# 1,024 = 8,192 tokens on a rank.
+# **Predict.** DDP and FSDP would give N times the tokens per second if all messages were hidden. DDP keeps
+# its buckets next to the gradients, which takes 4 more bytes per parameter, whereas FSDP keeps only 1/N of
+# weights and moments. (The peak comes at the beginning of backward, so the gradients do not count.) Are the
+# messages of this model hidden? Ask your `hides_from`, with 8 · 1,024 = 8,192 tokens on a rank.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 PARAMETERS = 124_439_808
@@ -2347,9 +2309,8 @@ report.points(6)
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # Two of FSDP's three messages carry weights. Must they have 16 bits? The masters stay in float32 on their
-# ranks, so a weight that is rounded for one step isn't rounded for ever, because the next step rounds the
-# true value again. ZeRO++ (Wang et al. 2023) therefore sends weights in 8 bits, half of bfloat16 and a
-# quarter of float32.
+# ranks, so a weight that is rounded for one step isn't rounded for ever. ZeRO++ (Wang et al. 2023) therefore
+# sends weights in 8 bits.
 #
 # Eight bits count from −127 to 127, so a number needs a *scale*. If a whole shard had one scale, its largest
 # weight would set it, and an outlier would cost all the others their bits. So each *block* of 256 weights
@@ -2445,8 +2406,8 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 
 # %% [markdown]
 # A sum does not fit into the bits of its terms, and blocks with different scales cannot be added at all.
-# Therefore ZeRO++ reduces gradients in another way. Every rank sends its pieces in 4 bits to their owners, by
-# all-to-all, and the owner adds them after decoding.
+# Therefore, in ZeRO++ every rank sends its pieces of a gradient in 4 bits to their owners, by all-to-all, and
+# the owner adds them after decoding.
 #
 # **In production.** In DeepSpeed, write `"zero_quantized_weights": true`, `"zero_quantized_gradients": true`
 # and `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang
@@ -2481,23 +2442,22 @@ for name, (took, _) in measured.items():
     print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
 
 # %% [markdown]
-# Look first at the column *computation*. One process takes 54.9 operations per parameter, of which 46.9 are
-# in the layers, 7 in AdamW, and one for the mean. Four replicas make AdamW's step and the mean four times,
-# which is 24 more, so the ratio is 1.44. Two islands make AdamW's step twice. In `fully_shard` the mean is
-# part of the communication and isn't counted, so 53.9 of 54.9 are 0.982, and 60.9 with islands are 1.11. The
-# ZeRO-3 of notebook 04 adds each rank's gradients into a buffer. That is one more operation on each of the
-# four ranks, and makes 1.07. Yours divides each shard of the mean once, as one process does, and therefore
-# has 1.
+# <details><summary>The column <i>computation</i></summary>One process takes 54.9 operations per parameter, of
+# which 46.9 are in the layers, 7 in AdamW, and one for the mean. Four replicas make AdamW's step and the mean
+# four times, which is 24 more, so the ratio is 1.44. Two islands make AdamW's step twice. In
+# <code>fully_shard</code> the mean is part of the communication and isn't counted, so 53.9 of 54.9 are 0.982,
+# and 60.9 with islands are 1.11. The ZeRO-3 of notebook 04 adds each rank's gradients into a buffer. That is
+# one more operation on each of the four ranks, and makes 1.07. Yours divides each shard of the mean once, as
+# one process does, and therefore has 1.</details>
 #
-# Now go row by row. FSDP sends nearly as many bytes as ZeRO-3. It holds the same as ZeRO-3, and also the unit
-# that is on its way. They differ in the exposed share, because the work is the same but more of it happens at
-# the same time. Not resharding saves a third of the bytes but costs whole weights. Islands have short wires,
+# FSDP sends nearly as many bytes as ZeRO-3, and also holds the unit that is on its way. They differ in the
+# exposed share. Not resharding saves a third of the bytes but costs whole weights. Islands have short wires,
 # but shards of twice the size. All of them still compute whole layers on every rank. So if a single layer is
 # too large, or its activations are, no order of gathers helps. Tensor parallelism (notebook 06) and context
 # parallelism (notebook 08) cut those.
 #
-# **You have built** the step of ZeRO-3 as a list, and a module that runs it. You have also built two
-# precisions, islands, and the norm of a gradient in N pieces. So `fully_shard` has no secrets left.
+# **You have built** the step of ZeRO-3 as a list, a module that runs it, two precisions, islands, and the
+# norm of a gradient in N pieces.
 #
 # **Read on.**
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the
