@@ -17,19 +17,23 @@ FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
 CELLS = {
     "overlap": ("03_data_parallel", "naive_data_parallel_check-13"),
     "zero_memory": ("04_zero", "zero3_module_check-4"),
-    "zero_bubble_v": ("07_pipeline", "zero_bubble_h1_check-8"),
+    "zero_bubble_v": ("07_pipeline", "zero_bubble_h1_check-6"),
     "mesh_step": ("10_four_dimensions", "hybrid_step_check-4"),
 }
 
 
 def picture(assignment: str, cell_id: str) -> bytes:
-    """The PNG that the cell shows; ValueError if it shows none."""
+    """The last PNG that the cell shows; ValueError if it shows none."""
     notebook = nbformat.read(SOLUTIONS / assignment / f"{assignment}.ipynb", as_version=4)
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []) if cell["id"] == cell_id else []:
-            if "image/png" in output.get("data", {}):
-                return base64.b64decode(output.data["image/png"])
-    raise ValueError(f"{assignment} has no picture in the cell {cell_id}")
+    (cell,) = [cell for cell in notebook.cells if cell["id"] == cell_id]
+    pictures = [
+        output.data["image/png"]
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    if not pictures:
+        raise ValueError(f"{assignment} has no picture in the cell {cell_id}")
+    return base64.b64decode(pictures[-1])
 
 
 if __name__ == "__main__":

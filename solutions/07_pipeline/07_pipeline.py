@@ -6,15 +6,14 @@
 # Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times per layer. This
 # stops paying off at the edge of a node, where the wire is at least nine times slower (50 GB/s for each GPU,
 # against 450 GB/s over NVLink). So let's cut the other way, across the stack of layers. Rank 0 gets the first
-# layers, rank 1 the next ones, and so on. Then one activation crosses each border, and one gradient comes
-# back. For 4,096 tokens of LLaMA 3 70B (width 8,192, in bf16), each of the two takes 67 MB. Eight ranks with
-# ten layers each have seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four
-# times in each of the 80 layers.
+# layers, rank 1 the next ones, and so on. One activation crosses each border, and one gradient comes back.
+# For 4,096 tokens of LLaMA 3 70B (width 8,192, in bf16), each of the two takes 67 MB. Eight ranks with ten
+# layers each have seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four times
+# in each of the 80 layers.
 #
 # The price is time. A layer needs the output of the layer before it, so while rank 0 works, rank 1 has to
-# wait. The order in which ranks do their work is called the *schedule*. This notebook begins with a schedule
-# in which only one of p ranks works at any time, and ends, in the optional §11, with the schedule that
-# trained DeepSeek-V3.
+# wait. The order in which ranks do their work is called the *schedule*. You begin with a schedule in which
+# only one rank works at any time, and end, in the optional §11, with the schedule that trained DeepSeek-V3.
 #
 # | | |
 # |---|---|
@@ -22,7 +21,7 @@
 # | you need | deadlocks, `isend` and `irecv` (notebook 00); why sums are divided by the global count (notebook 03); `loss.backward()`; and for §9, ZeRO-1 and ZeRO-3 (notebook 04) |
 # | time | three hours, without the optional §11 |
 # | points | 60, and 5 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -37,8 +36,7 @@
 # | 9 Was it wise to pipeline? | 5 | | all |
 # | 10 Questions | 5 | 4 | all |
 # | 11 Optional: DualPipe | 40 | 5 extra | 5 |
-
-# %% [markdown]
+#
 # ### Words and letters
 #
 # | | |
@@ -50,8 +48,8 @@
 # | I, W | the two halves of B. I computes the gradient of the stage's input, and W the gradient of its weights, so B = I + W |
 # | chunk | one of several stages that a rank holds. Their number is v |
 # | bubble | the time in which a rank has nothing to do, between the first and the last action of the step |
-# | ideal time | the time a rank's own actions take (the whole step without the bubble) |
-# | in flight | A microbatch is in flight on a rank between its forward and its backward there. During that time, the rank keeps its activations |
+# | ideal time | the whole step without the bubble, so the time a rank's own actions take |
+# | in flight | A microbatch is in flight on a rank between its forward and its backward there. Until then, the rank keeps its activations |
 #
 # Unless the text says otherwise, F = I = W = 1 and B = 2, because each matrix product in a forward leads to
 # two in its backward.
@@ -97,9 +95,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # A schedule is data. For each rank it lists the actions in the order in which the rank does them. An action
 # is `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
 # *not* say when an action runs, because an action runs as soon as its rank has done the action before it and
-# its input has arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. Ranks
-# are rows, and time runs to the right. Forward is blue, backward is orange, idle time is white, and the
-# number in a cell is the microbatch.
+# its input has arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. The
+# number in a box is the microbatch.
 
 # %% tags=["skip-in-grading"]
 one_microbatch = from_text("""\
@@ -111,8 +108,8 @@ print(one_microbatch[2])
 gantt(simulate(one_microbatch), "a model cut over four ranks")
 
 # %% [markdown]
-# A model in one process behaves in the same way if its layers are spread over four GPUs and `.to(...)` moves
-# the activation at each border. At any time, three of the four GPUs are idle.
+# The same happens in one process whose layers are spread over four GPUs by `.to(...)`, so three of the four
+# are always idle.
 #
 # In the next cell, `drawn` draws the schedule your function returns. If the schedule is wrong, `drawn`
 # instead names the first action its rank cannot do. Begin each of your schedules with `counted(stages,
@@ -173,7 +170,6 @@ def said(prediction, *args):
 # | | |
 # |---|---|
 # | you will write | `naive(stages, microbatches)` |
-# | builds on | nothing |
 # | time | 10 minutes |
 # | difficulty, importance | 1 and 3 of 5 |
 # | points | 3 |
@@ -219,14 +215,14 @@ report = check("07_pipeline/naive", naive, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** The cell puts your schedule under the clock. The line below the chart states its numbers.
+# **Measure.** The cell draws your schedule, and the line below the chart states its numbers.
 
 # %% tags=["skip-in-grading"]
 drawn(naive, 4, 3)
 
 # %% [markdown]
-# **Break it.** Here are two schedules for two ranks, and each contains a mistake. Before you run the cell,
-# say at which actions the ranks stop.
+# **Break it.** Each of these two schedules for two ranks contains a mistake. At which actions will the ranks
+# stop?
 
 # %% tags=["skip-in-grading"]
 print(violation(from_text("0F0,0B0\n1B0,1F0")))
@@ -234,11 +230,11 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% [markdown]
 # In the first schedule, rank 1 cannot follow its own list. In the second, each list is sensible by itself,
-# but each rank waits for an action that the other rank would do only later. On real ranks this is a deadlock.
-# `violation` finds such mistakes in any schedule without starting a rank (and counts actions from 0).
+# but each rank waits for an action the other rank would do only later, so on real ranks they deadlock.
+# `violation` finds such mistakes without starting a rank (and counts actions from 0).
 #
-# **In production.** `torch.distributed.pipelining` stores its schedules as the same rows of text, and comes
-# with its own validator. In §7, PyTorch runs your schedules.
+# **In production.** `torch.distributed.pipelining` stores its schedules as the same rows of text, so it can
+# run yours in §7.
 
 # %% [markdown]
 # ## 2 · GPipe: many small batches
@@ -254,10 +250,10 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # While microbatch 0 is on rank 1, rank 0 could already do microbatch 1. So GPipe (Huang et al. 2019) does all
 # forwards first, and then all backwards. The backwards may begin with the first microbatch or with the last,
 # but on all stages with the same one. Gradients are still added up over the microbatches, and the weights
-# change once, after the last microbatch. This moment is called the *flush*, because the pipeline runs empty.
+# change once, at the *flush*, when the pipeline has run empty.
 #
-# **Predict.** Sketch the chart for p = 4. It has a white triangle at the beginning, one at the end, and one
-# in between. How long is the bubble of one rank? Does it depend on m, or on the rank?
+# **Predict.** Sketch the chart for p = 4. How long is the bubble of one rank? Does it depend on m, or on the
+# rank?
 #
 # <details><summary>Answer</summary>It is (p − 1)(F + B) on every rank. Rank i waits i F for its first input,
 # (p − 1 − i)(F + B) between its last forward and its first gradient, and is done i B before rank 0. m does
@@ -296,10 +292,9 @@ report.points(4)
 drawn(gpipe, 4, 8)
 
 # %% [markdown]
-# A bubble can be stated in two ways. Divided by the *ideal* time, in which a rank only computes, it is
-# (p−1)/m, here 3/8 = 37.5 %. As a share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %.
-# Megatron-LM's papers give the first number, which can exceed 1, and the GPipe paper gives the second. So if
-# you read about a bubble, look for the denominator.
+# A bubble can be stated in two ways. Divided by the *ideal* time, it is (p−1)/m, here 3/8 = 37.5 %. As a
+# share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %. Megatron-LM's papers give the first
+# number, which can exceed 1, and the GPipe paper gives the second.
 #
 # **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and add one case in
 # each of the next sections. §6 checks all of them. The fourth function, `pipeline_bytes_sent`, is for §4.
@@ -412,30 +407,14 @@ def over_microbatches():
 over_microbatches() if made(gpipe, 4, 8) else None
 
 # %% [markdown]
-# GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But the batch
-# cannot be as large as you like, because training suffers, and each microbatch has to be large enough to keep
-# the GPU busy.
+# GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But m is limited,
+# because training suffers from a batch that is too large, and small microbatches leave a GPU idle.
 #
-# **Break it.** What does the line below your chart say about memory? Every rank keeps the activations of all
-# m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16,
-# shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes per layer, for
-# s tokens, b sequences, width h and t GPUs). With m = 32 this makes 46 GB, in addition to 17 GB of weights,
-# gradients and optimizer states (16 bytes for each of 1.07 billion parameters). With m = 64 it makes 91 GB,
-# but an H100 has only 80, so the cure for the bubble does not fit.
-#
-# So let's try to do one backward earlier. The next cell moves rank 0's backward of microbatch 0 before its
-# last forward.
-
-# %% tags=["skip-in-grading"]
-schedule = made(gpipe, 4, 8)
-if schedule:
-    schedule[0].remove(Action(0, "B", 0))
-    schedule[0].insert(7, Action(0, "B", 0))
-    print(violation(schedule))
-
-# %% [markdown]
-# One rank cannot do this by itself, because rank 1 wants to see all forwards first. So all ranks have to
-# change, as §3 shows.
+# **Break it.** The line below your chart shows that every rank keeps the activations of all m microbatches.
+# Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16, shared by 8 GPUs as
+# in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes per layer, for s tokens, b
+# sequences, width h and t GPUs). With m = 64 this makes 91 GB, but an H100 has only 80, and needs 17 of them
+# for weights, gradients and optimizer states. So the cure for the bubble does not fit.
 #
 # **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only m small tensors, the activations
 # at the borders, and computed the rest again in backward, for a third more computing.
@@ -458,7 +437,7 @@ if schedule:
 # The last rank could go backward right away, because it has the loss of microbatch 0 after its first forward.
 # Then rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one forward, one
 # backward**, as soon as it can. A rank further up (with a smaller i) waits longer for its first gradient, and
-# does more forwards while it waits. They are its *warm-up*. At the end, some backwards are left over.
+# does more forwards while it waits. These are its *warm-up*.
 #
 # **Predict.** Once forwards and backwards alternate (the *steady state*), a rank should not have to wait for
 # any gradient except its first. How many forwards must rank i of p do before this state begins? How many
@@ -523,15 +502,7 @@ report = check("07_pipeline/one_f_one_b", one_f_one_b, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Compare your chart with GPipe's chart.
-
-# %% tags=["skip-in-grading"]
-drawn(one_f_one_b, 4, 8)
-
-# %% [markdown]
-# The step still takes 33 and has the same bubble, but rank 0 has 4 microbatches in flight instead of the 8 in
-# GPipe. They are p microbatches on 1/p of the layers. So rank 0 keeps as much as *one* microbatch leaves in
-# the whole model, however many ranks there are.
+# **Measure.** Compare your chart with GPipe's chart, and the microbatches in flight with your predictions.
 
 # %% tags=["skip-in-grading"]
 for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
@@ -539,11 +510,15 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
     for rank in range(4) if schedule else ():
         foretold = said(peak_activations, name, 4, 8, rank)
         print(f"{name:12} rank {rank}: {held(schedule, rank)} in flight, predicted {foretold}")
+drawn(one_f_one_b, 4, 8)
 
 # %% [markdown]
+# The step still takes 33, but rank 0 has 4 microbatches in flight instead of 8. These are p microbatches on
+# 1/p of the layers, so rank 0 keeps as much as *one* microbatch leaves in the whole model.
+#
 # **Break it.** What if the warm-up has the wrong length? For p = 4 and m = 8, the cell makes it up to three
-# forwards shorter and up to four longer, first on all ranks and then only on rank 0. Before you run it, say
-# which of these schedules will hang, cost time, or cost memory.
+# forwards shorter and up to four longer, first on all ranks and then only on rank 0. Which of these schedules
+# will hang, cost time, or cost memory?
 
 
 # %% tags=["skip-in-grading"]
@@ -568,11 +543,10 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # %% [markdown]
 # With three forwards fewer on all ranks, you get the naive schedule, and with many more, you get GPipe. 1F1B
 # is the point between the two, because every shorter warm-up is slower, and every longer one needs more
-# memory. If only rank 0's warm-up is one forward too short, the step takes nearly as long as if all warm-ups
-# were too short, because the other ranks wait for rank 0. If it is two forwards too short, the run deadlocks,
-# because rank 1 waits for a forward that rank 0 would do only after a backward. A warm-up that is too long on
-# all ranks, or only on rank 0, never hangs and costs no time, so you do not notice it until the memory is
-# full.
+# memory. If only rank 0's warm-up is one forward too short, the other ranks wait for it. If it is two
+# forwards too short, the run deadlocks, because rank 1 waits for a forward that rank 0 would do only after a
+# backward. But a warm-up that is too long on all ranks, or only on rank 0, costs no time, so you do not
+# notice it until the memory is full.
 #
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
 # It is also called PipeDream-Flush, because its order comes from the asynchronous schedule of §8.
@@ -591,27 +565,26 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 8 |
 #
-# The bubble is the time in which the pipeline fills and empties, which takes the forwards of p − 1 stages and
-# the backwards of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0
-# to 3 *and* 16 to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i
-# holds stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times. The
-# pipeline is still full after p − 1 stages, but each takes only 1/v of the time.
+# The bubble is the time in which the pipeline fills and empties, which takes the forwards and the backwards
+# of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0 to 3 *and* 16
+# to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i holds stages i,
+# p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times.
 #
 # **Predict.** How long is the bubble with v chunks? And how many bytes does a rank send, with m microbatches
 # and an activation of M bytes at each border? Add this schedule to your predictions in §2, and write the
 # fourth function.
 #
-# <details><summary>Answer</summary>The bubble is (p − 1)(F + B)/v. There are v·p − 1 instead of p − 1
-# borders. Without chunks, a rank in the middle sends 2 m M, which is m M down and m M up. With v chunks it
-# sends 2 v m M. Ranks 0 and p − 1 each send m M less, since the first stage has no gradient to send on, and
-# the last stage has no activation.</details>
+# <details><summary>Answer</summary>The bubble is (p − 1)(F + B)/v. The pipeline is still full after p − 1
+# stages, but each takes only 1/v of the time. There are v·p − 1 instead of p − 1 borders. Without chunks, a
+# rank in the middle sends 2 m M, which is m M down and m M up. With v chunks it sends 2 v m M. Ranks 0 and p
+# − 1 each send m M less, since the first stage has no gradient to send on, and the last stage has no
+# activation.</details>
 #
 # In which order does a rank take its chunks? In Megatron-LM's order, microbatches go in *groups of p*. The
-# first p microbatches go through the rank's first chunk, then the same p through its second, and so on. Then
-# comes the next group. A group has p microbatches, because microbatch 0 returns to rank 0 just when rank 0
-# has done stage 0 for the whole group. Backwards go in the same groups of p, but through the chunks from the
-# last to the first. As before, a rank alternates forwards and backwards after a warm-up, but now the warm-up
-# is longer:
+# first p microbatches go through the rank's first chunk, then the same p through its second, and so on. A
+# group has p microbatches, because microbatch 0 returns to rank 0 just when rank 0 has done stage 0 for the
+# whole group. Backwards go in the same groups of p, but through the chunks from the last to the first. After
+# its warm-up, a rank alternates forwards and backwards as before, but the warm-up is longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
@@ -666,30 +639,26 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell draws two chunks on each rank, and the second one is paler. Every action takes half as
-# long as before.
+# long.
 
 # %% tags=["skip-in-grading"]
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# The step takes 28.5 instead of 33. Rank 0 keeps up to 11 activations of one chunk. Since a chunk is half of
-# a rank's layers, this is as much as 5.5 microbatches leave on all of them. With 1F1B it was 4. Is this the
-# price of interleaving? The next cell shortens the warm-up to (p − 1 − i) + (v − 1) p, so that it grows by
-# only one forward instead of two for each rank further up. Each message now takes a time c, and c = 1 is the
-# time of a forward through *all* layers of a rank.
+# Rank 0 keeps up to 11 activations of one chunk, so as much as 5.5 microbatches leave on all its layers. With
+# 1F1B it was 4. Is this the price of interleaving? In the column *shorter* of the next cell, the warm-up is
+# (p − 1 − i) + (v − 1) p, so it grows by only one forward instead of two for each rank further up. Each
+# message takes a time c, and c = 1 is the time of a forward through *all* layers of a rank.
 
 
 # %% tags=["skip-in-grading"]
-def warmed_up(schedule, further):
-    """Return the same actions with another warm-up.
-
-    It has (v − 1) p forwards on the last rank, and `further` more for each rank further up.
-    """
+def shorter_warm_up(schedule):
+    """Return the same actions with a warm-up of (p − 1 − i) + (v − 1) p forwards on rank i."""
     rows = []
     for rank, row in enumerate(schedule):
         forwards, backwards = ([action for action in row if action.kind == kind] for kind in "FB")
         chunks = len({action.stage for action in row})
-        count = (chunks - 1) * len(schedule) + further * (len(schedule) - 1 - rank)
+        count = (chunks - 1) * len(schedule) + len(schedule) - 1 - rank
         turns = [
             action for turn in zip(forwards[count:], backwards, strict=False) for action in turn
         ]
@@ -697,40 +666,31 @@ def warmed_up(schedule, further):
     return rows
 
 
-schedule = made(interleaved_one_f_one_b, 4, 8)
-if schedule:
-    shorter = warmed_up(schedule, 1)
-    fewer, more = held(shorter), held(schedule)
-    print(f"rank 0 keeps {fewer} activations with one forward more a rank, {more} with two")
-    for c in (0, 0.1, 0.25, 0.5):
-        durations = Durations(communication=c).split(2)
-        fewer, more = (float(simulate(those, durations).total) for those in (shorter, schedule))
-        print(f"c = {c:4}: {fewer:5.1f} with one, {more:5.1f} with two")
-
-# %% [markdown]
-# If messages are free, the second forward saves no time but costs memory. Without it, rank 0 keeps as much as
-# with 1F1B. If a message takes a quarter of F, the second forward saves 4 of 36, because a rank then has a
-# forward to do while an activation and a gradient are on their way.
-
-# %% tags=["skip-in-grading"]
-if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
-    print("   c    1F1B   v = 2   v = 4")
+plain, schedule = made(one_f_one_b, 4, 8), made(interleaved_one_f_one_b, 4, 8)
+if plain and schedule:
+    shorter, four = shorter_warm_up(schedule), interleaved_one_f_one_b(4, 8, 4)
+    print("total:  c    1F1B   v = 2, shorter   v = 2   v = 4")
     for c in (0, 0.1, 0.25, 0.5, 1):
-        totals = [simulate(one_f_one_b(4, 8), Durations(communication=c)).total]
-        for v in (2, 4):
-            durations = Durations(communication=c).split(v)
-            totals.append(simulate(interleaved_one_f_one_b(4, 8, v), durations).total)
-        print(f"{c:4}", *(f"{float(time_taken):7.2f}" for time_taken in totals))
+        totals = [
+            float(simulate(rows, Durations(communication=c).split(v)).total)
+            for rows, v in ((plain, 1), (shorter, 2), (schedule, 2), (four, 4))
+        ]
+        print("{:9} {:7.2f} {:16.2f} {:7.2f} {:7.2f}".format(c, *totals))
+    print(
+        f"rank 0 keeps {held(shorter)} activations after the shorter warm-up, else {held(schedule)}"
+    )
     for v in (1, 2, 4):
         foretold = [said(pipeline_bytes_sent, 4, 8, rank, 1, v) for rank in range(4)]
         print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
 
 # %% [markdown]
-# The longer a message takes, the fewer chunks are best, and for c = 0.5, four are worse than 1F1B. (1F1B also
-# slows down, because its steady state has no slack, so each turn waits for two messages.)
+# If messages are free, the second forward saves no time but costs memory. Without it, rank 0 keeps as much as
+# with 1F1B. If a message takes a quarter of F, the second forward saves 4 of 36, because a rank then has a
+# forward to do while an activation and a gradient are on their way. And the longer a message takes, the fewer
+# chunks are best.
 #
-# **Break it.** Let the backwards go through the chunks in the order of the forwards, so that the first chunk
-# comes first. Which rank then waits for which?
+# **Break it.** Let the backwards go through the chunks in the order of the forwards, first chunk first. Which
+# rank then waits for which?
 
 
 # %% tags=["skip-in-grading"]
@@ -752,8 +712,8 @@ if schedule:
 
 # %% [markdown]
 # All ranks deadlock at the first backward of their first chunk, because each waits for the gradient from the
-# next stage. Rank 3 needs the gradient from stage 4, which is rank 0's second chunk, but rank 0 would do that
-# backward only after the backward at which it is stuck.
+# next stage. Rank 3 needs the gradient from stage 4 on rank 0, but rank 0 would do that backward only after
+# the backward at which it is stuck.
 #
 # **In production.** PyTorch provides `ScheduleInterleaved1F1B`, and Megatron-LM the option
 # `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and a schedule of this
@@ -771,10 +731,9 @@ if schedule:
 # | points | 7 |
 #
 # A linear layer y = x Aᵀ has two products in its backward, dx = dy A and dA = dyᵀ x. The stage before it
-# waits for dx, but no rank waits for dA before the optimizer's step. So let's cut B in two. **I** computes
-# the gradient of the stage's input, and **W** the gradient of its weights. A rank does each **I**
-# immediately, and a **W** whenever it would otherwise idle. (The idea is from Qi et al. 2024, who call I
-# "B".)
+# waits for dx, but no rank waits for dA before the optimizer's step. So let's cut B into **I**, which
+# computes dx, and **W**, which computes dA. A rank does each I immediately, and a W whenever it would
+# otherwise idle. (The idea is from Qi et al. 2024, who call I "B".)
 #
 # *ZB-H1* takes the order of 1F1B, with I instead of B. Rank i delays its W's until i of them are in store,
 # and from then on it does one W after each I. So rank 0 does each W right after its I, whereas rank 3 does
@@ -782,10 +741,9 @@ if schedule:
 # with which to fill the white at the end.
 #
 # **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this is left, and what
-# happens to the memory? For each layer, a forward keeps 34 s·b·h bytes, if attention's scores are computed
-# again or never stored. Between I and W, a rank keeps x and dy of each linear layer, which are 32 s·b·h bytes
-# (Qi et al., table 1). So the action I frees hardly any memory, and you should count a microbatch as kept
-# until its W.
+# happens to the memory? A forward keeps 34 s·b·h bytes per layer, if attention's scores are computed again or
+# never stored. But between I and W, 32 s·b·h of them remain, for x and dy of each linear layer (Qi et al.,
+# table 1). So count a microbatch as kept until its W.
 #
 # <details><summary>Answer</summary>The bubble shrinks to (p − 1)(F + I − W). If F = I = W, this is a third of
 # 1F1B's bubble, and easy to see. Rank i waits i F for its first input and (p − 1 − i) I for its first
@@ -793,9 +751,9 @@ if schedule:
 # i microbatches await I, as before, and up to i more await W. So every rank keeps up to p microbatches, as
 # many as rank 0 of 1F1B. (`peak_activations` counts only the microbatches that await I.)</details>
 #
-# **Build.** m has to be at least p, because with fewer microbatches rank 0 runs out of forwards earlier and
-# the bubble is longer than the formula says. So refuse a smaller m with a ValueError (`counted(stages,
-# microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
+# **Build.** m has to be at least p, because with fewer microbatches the bubble is longer than the formula
+# says. So refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are
+# `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -837,15 +795,15 @@ report = check("07_pipeline/zero_bubble_h1", zero_bubble_h1, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Measure.** In this chart, green is W.
+# **Measure.** Compare the bubble with your prediction.
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** It matters *when* a rank does a W. The cell compares your order with two others. In one each W
-# comes right after its I, and in the other all W's come at the end. Before you run it, say which step is the
-# shortest, and which one keeps the most.
+# **Break it.** It matters *when* a rank does a W. The cell compares your order with two others, in which each
+# W comes right after its I, or all W's come at the end. Which step is the shortest, and which one keeps the
+# most?
 
 
 # %% tags=["skip-in-grading"]
@@ -872,38 +830,34 @@ if schedule:
         print(f"W {name:10}: total {timing.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
-# "At once" is already a gain, 30 instead of 33, because the stage before gets its gradient earlier. With all
-# W's at the end, a rank keeps as many microbatches as in GPipe, but gains nothing over "at once".
+# "At once" is already a gain over the 33 of 1F1B, because the stage before gets its gradient earlier. With
+# all W's at the end, a rank keeps as many microbatches as in GPipe, but gains nothing over "at once".
 #
 # <details><summary>Does autograd do this by itself?</summary>No, because it computes dx and dA of a layer one
 # after the other, so a stage's input gradient is ready only when the whole stage is done.
 # <code>course_lib/pipeline/halves.py</code> shows how to take the two apart.</details>
 #
-# Which white is left in your chart? Before its first gradient, rank i waits (p − 1 − i) I. A longer warm-up
-# fills this white, but costs memory. Before its first input, rank i waits i F, and there is no work to put
-# there. This white can go only if each rank begins its step later, and ends it later, than the rank before.
+# Which white is left in your chart? Rank i waits i F for its first input, and (p − 1 − i) I for its first
+# gradient. A longer warm-up fills the white before the gradient, but costs memory. The white before the input
+# can go only if each rank begins its step later, and ends it later, than the rank before.
 #
-# ZB-H2 has a warm-up twice as long, and it shifts the steps. So rank 0 has 2p − 1 microbatches in flight, but
-# there is no white between a rank's first action and its last. The next step then begins on rank 0 while the
-# last rank is still at work on this one, so there can be no barrier, and no global gradient norm before the
-# optimizer's step. ZB-V does the same in the memory of 1F1B. Each rank has two chunks, laid out as a V, so
-# rank 0 holds both the first stage and the last.
+# *ZB-H2* does both, with a warm-up twice as long. So rank 0 has 2p − 1 microbatches in flight, but each rank
+# is busy from its first action to its last. Since the next step begins on rank 0 while the last rank is still
+# at work on this one, there can be no barrier, and no global gradient norm before the optimizer's step.
+# *ZB-V* does the same, but in the memory of 1F1B. Each rank has two chunks, laid out as a V, so rank 0 holds
+# both the first stage and the last.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
 
-drawn(zero_bubble_h2, 4, 8)
-
-# %% [markdown]
-# The line below the chart says 27, as for H1, because it counts from the first rank's beginning to the last
-# rank's end. But each rank is busy for 24 without a gap, and the white before and after belongs to the
-# neighbouring steps. Now look at the V. Its actions take half as long, and its 8 activations in flight are
-# half as large, so together they are the 4 microbatches of 1F1B.
-
-# %% tags=["skip-in-grading"]
+display(drawn(zero_bubble_h2, 4, 8))
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
+# The total of H2 is 27, as for H1, because it counts from the first rank's beginning to the last rank's end.
+# But the white at both sides belongs to the neighbouring steps. In the V, the 8 activations in flight are
+# half as large, so together they are the 4 microbatches of 1F1B.
+#
 # Are F, I and W equal? The next cell measures them on this machine, with two blocks of a GPT and one thread.
 
 
@@ -955,12 +909,13 @@ for name, generator in generators.items():
 # %% [markdown]
 # W is the shortest of the three, here and in the models of the paper, because the scores of attention, the
 # norms and the activation functions have an input gradient, but hardly any weights. So there is less work
-# with which to fill the white. Qi et al. therefore measured the times of real models and let a program search
-# for the best order, whereas the handmade orders are made for F = I = W.
+# with which to fill the white, and Qi et al. let a program search for the best order, with the measured times
+# of real models.
 #
-# **In production.** PyTorch provides `ScheduleZBVZeroBubble`. The next cell has sliders, so you can look at
-# every schedule of this notebook step by step, with other p, m and v, and other durations. (If an action on
-# the "critical path" took longer, so would the step.)
+# **In production.** PyTorch provides `ScheduleZBVZeroBubble`.
+#
+# **Look.** The next cell has sliders for p, m, v and the durations, for every schedule of this notebook. (If
+# an action on the "critical path" took longer, so would the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_explorer import explorer
@@ -986,7 +941,7 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 #
 # | | |
 # |---|---|
-# | you will write | nothing new, unless the functions in §2 do not know all five schedules yet |
+# | you will write | nothing new, if the functions in §2 know all five schedules |
 # | builds on | §2 to §5 |
 # | time | 5 minutes |
 # | points | 7 |
@@ -1049,14 +1004,13 @@ report.points(7)
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 13 |
 #
-# So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank,
-# with activations sent down and gradients sent up. The schedule gives the order of the computing, but not the
-# order of the messages, and a wrong order of messages hangs the pipeline.
+# So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank.
+# The schedule gives the order of the computing, but not the order of the messages, and a wrong order of
+# messages hangs the pipeline.
 #
 # In the obvious program, each rank goes through its own list. For each action it receives the input,
 # computes, and sends the output. The next cell does this without a model, so each message is a single number.
-# It sends either with `send`, which on gloo returns when the receiver has taken the message, or with `isend`,
-# which returns immediately.
+# On gloo, `send` returns when the receiver has taken the message, and `isend` returns immediately.
 #
 # **Break it.** The cell runs GPipe with `send`, 1F1B with `send`, and 1F1B with `isend` on two ranks. Which
 # of them will hang?
@@ -1086,15 +1040,14 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 
 # %% [markdown]
 # In GPipe, all messages go one way, and then all go back. In 1F1B's steady state, however, rank 0 sends an
-# activation down while rank 1 sends a gradient up, so each waits for the other to receive. With `isend` it
-# works on gloo, but on NCCL it can still hang, because NCCL does a rank's operations in a group *one after
-# the other*, in the order in which the rank posted them. So if two ranks both post a send first, they can
-# wait for each other again.
+# activation down while rank 1 sends a gradient up, so each waits for the other to receive. `isend` helps on
+# gloo, but on NCCL the run can still hang, because NCCL does a rank's operations in a group *one after the
+# other*, in the order in which the rank posted them. So if two ranks both post a send first, they can wait
+# for each other again.
 #
 # **One order for all ranks** helps everywhere. You have it, because `simulate(actions).events` is the list of
 # all actions of all ranks, sorted by the time at which they start. Each event has `rank`, `action`, `start`
-# and `end`. The list is the same on every rank, so let each rank walk through the *whole* list. At each
-# action:
+# and `end`. Let each rank walk through this *whole* list. At each action:
 #
 # 1. If the action is this rank's own, the rank waits for the message the action needs (it has posted the
 #    receive before), and then does the action.
@@ -1102,7 +1055,7 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #    `isend`. If the message is for this rank, it posts an `irecv` into an empty tensor and remembers the
 #    handle, but does not wait for the message now.
 #
-# This order cannot deadlock, even if every call blocks. And because the list is sorted by the *start*, a rank
+# This order cannot deadlock, even if every call blocks. And since events are sorted by their *start*, a rank
 # posts each receive before it begins its next action, so the message can travel while the rank computes.
 #
 # <details><summary>Why can it not deadlock?</summary>Put each message into the list, right behind its action,
@@ -1111,14 +1064,12 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # it, so both are ready. Either way this entry can be done, and then the next one, so no rank waits for
 # ever.</details>
 #
-# **Predict.** There are m microbatches and p ranks, and an activation at a border has M bytes. How many bytes
-# do rank 0, a rank in the middle and the last rank each send in a step? Is this more than an all-reduce of
-# the gradients sends?
+# **Predict.** Does a rank send more bytes in a step than a replica sends in its all-reduce of the gradients?
 #
-# <details><summary>Answer</summary>They send m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code>
-# says, for every schedule with one stage per rank. The number of parameters does not occur here. So with many
-# tokens and few parameters this is more than an all-reduce sends, and with few tokens and many parameters it
-# is less.</details>
+# <details><summary>Answer</summary>Your <code>pipeline_bytes_sent</code> gives 2 m M for a rank in the
+# middle, for every schedule with one stage per rank. The number of parameters does not occur in it. So with
+# many tokens and few parameters this is more than an all-reduce sends, and with few tokens and many
+# parameters it is less.</details>
 #
 # **Build.** `stage` is this rank's part of the model:
 #
@@ -1137,14 +1088,12 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   the count of **all** targets.
 # - At the backward of a microbatch, drop everything you kept of it. The check counts the tensors that forward
 #   keeps for backward, and in one run it measures the memory of each rank's process, including clones.
-#   Messages cost memory as well, because a tensor that is being sent lives until its `wait`, and if it has a
-#   graph, so do all tensors the graph needs. So send `output.detach()`, and before you send an activation,
-#   wait for the activation you sent before it. Do the same with gradients.
+#   A tensor that is being sent lives until its `wait`, together with its graph. So send `output.detach()`,
+#   and before you send an activation, wait for the activation you sent before it. Do the same with gradients.
 # - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
-# The check runs over gloo. If your order of messages can hang on NCCL, the check says so in a remark, but
-# this costs no points.
+# The check runs over gloo. If your order of messages can hang on NCCL, you get a remark, but lose no points.
 
 
 # %% nbgrader={"grade_id": "run_schedule", "solution": true}
@@ -1234,10 +1183,8 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
-# float64. Because `gpt_stages` gives all stages equal work, the last stage gets the head and fewer blocks.
-# The cell compares loss and gradients with the results of one process, and bytes with your formula. Since the
-# formula wants microbatches of one size, the cell gives it the number of sequences for m, and the bytes of
-# one sequence for M.
+# float64. Loss and gradients are compared with the results of one process, and bytes with your formula (m is
+# then the number of sequences).
 
 
 # %% tags=["skip-in-grading"]
@@ -1351,9 +1298,8 @@ for name, generator, keep in (
 # A schedule only *allows* memory to be freed. If you keep the graphs anyway, you get the complexity of 1F1B
 # but the memory of GPipe.
 #
-# How long do the actions take? `measure` takes the times of any executor, by hooks at the edges of the stage.
-# The next cell shows the shortest of twelve steps of two schedules on two ranks. Below each is a simulation
-# which uses the medians of the run's own F and B, and the time a message took.
+# How long do the actions take? The next cell shows the shortest of twelve steps of two schedules on two
+# ranks. Below each is a simulation with the medians of the run's own F and B, and the time a message took.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.gantt import gantts
@@ -1386,12 +1332,12 @@ for generator in (naive, one_f_one_b):
 gantts(charts, seconds=True) if charts else None
 
 # %% [markdown]
-# If a run and its simulation differ, the simulator did not know of something slow, for example another
-# process on the same cores, or a message that had to wait for the receiver.
+# If a run and its simulation differ, the simulator did not know of something slow, such as another process on
+# the same cores, or a message that waited for its receiver.
 #
 # **Break it.** In the classic mistake, the code takes each microbatch's own mean, as a loop without a
-# pipeline does, but forgets to divide by m, so gradients are m times too large. The next cell trains for
-# forty steps on two ranks, with four equal microbatches. Which optimizer notices?
+# pipeline does, but forgets to divide by m, so gradients are m times too large. Which optimizer will notice
+# in forty steps with m = 4?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1430,8 +1376,8 @@ for name, make_optimizer in OPTIMIZERS.items():
 
 # %% [markdown]
 # AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
-# norms of two runs. SGD takes steps four times as long, so its curve is different, and with a larger learning
-# rate it diverges. So check gradients rather than losses.
+# norms of two runs. SGD takes steps four times as long, so its curve is different. So check gradients rather
+# than losses.
 #
 # **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
 # rank *and* on the last. In one process, autograd adds up the gradients of the two uses. Here each end has
@@ -1451,12 +1397,12 @@ if run:
 
 # %% [markdown]
 # If you forget the sum, you train two matrices that were meant to be one, but nothing crashes. Megatron-LM
-# all-reduces this one gradient between the two ranks at the end of the step, as does the library's
+# all-reduces this gradient between the two ranks at the end of the step, as does
 # `course_lib.pipeline.run.run_schedule`. Yours does not have to.
 #
 # **In production.** `torch.distributed.pipelining` wraps the module in a `PipelineStage`, and provides
 # schedule classes whose `step` does the same as your function. Its runtime takes schedules as text, so it can
-# run *yours*. The next cell gives it the same stages and microbatches, and compares its gradients with yours.
+# run *yours*. The next cell compares its gradients with yours.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1500,14 +1446,13 @@ for how, generator in cases if ours else ():
         print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
 
 # %% [markdown]
-# PyTorch's version cuts the batch into microbatches for you, but it needs all of them to have one size, and
-# by default it divides gradients by m, whatever your loss does (`scale_grads`).
+# By default, PyTorch divides gradients by m, whatever your loss does (`scale_grads`).
 #
-# <details><summary>More about PyTorch's version, and the errors of 2.9</summary>It can find the stages by
-# tracing (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and
-# reductions, which are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because there
-# each stage begins with a message of 8 bytes for a neighbour that receives 4, and <code>launch</code> stops
-# both.</details>
+# <details><summary>More about PyTorch's version, and the errors of 2.9</summary>It cuts the batch into
+# microbatches for you, but needs all of them to have one size. It can find the stages by tracing
+# (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and reductions, which
+# are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because there each stage begins
+# with a message of 8 bytes for a neighbour that receives 4, and <code>launch</code> stops both.</details>
 
 # %% [markdown]
 # ## 8 · PipeDream: no flush
@@ -1614,8 +1559,7 @@ report = check("07_pipeline/pipedream_stage", PipeDreamStage, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Break it.** First try to do without versions in the plain way, in which you run the module, call backward,
-# and step.
+# **Break it.** The cell tries to do without versions.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1771,16 +1715,13 @@ if run:
 figure if run else None
 
 # %% [markdown]
-# Each of the two processes runs all eight stages, with its own seed and plain SGD, and each point is a mean
-# of 16 losses (two seeds, eight microbatches in a row). On the *left*, the weights change little in the seven
-# updates between a forward and its backward on stage 0. So the curves can hardly be told apart, and you would
-# not notice that the dotted one follows gradients of no function at all. On the *right*, the learning rate is
-# five times as large. With versions, the stale gradients still do as well as the gradients of one microbatch
-# at a time. But without versions, the loss is soon not finite (the cross).
+# Since there are eight stages, stage 0 makes seven updates between a forward and its backward. On the *left*,
+# they change the weights only a little, so you would not notice that the dotted curve follows gradients of no
+# function at all. On the *right*, the learning rate is five times as large. With versions, the loss is about
+# as low as with one microbatch at a time. But without versions, the loss is soon not finite (the cross).
 #
 # **In production.** No large language model is trained this way. The versions cost the most memory on the
-# first ranks, which have the least to spare. Results also depend on the number of ranks, and a loss curve
-# with eight ages of weights is hard to explain. But PipeDream's order is still in use, with a flush (§3).
+# first ranks, which have the least to spare. But PipeDream's order is still in use, with a flush (§3).
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
 # staleness". But they do not avoid it, because the gradient is as stale with versions as without.</details>
@@ -1795,17 +1736,19 @@ figure if run else None
 # | time | 5 minutes |
 #
 # At NeurIPS 2024, Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
-# pipelining is not wise." That model had each of its four layers on a GPU of its own and the softmax on four
-# more. It ran 3.7 times as fast on the 8 as on one (Sutskever et al. 2014, §3.5), which is 46 % of the ideal.
+# pipelining is not wise."
 #
-# So let's ask again, with numbers. The model is LLaMA 3 70B, with sequences of 4,096 tokens and one sequence
-# per microbatch. The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p
-# nodes form the pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s. It has 80 GB.
+# <details><summary>How fast was that pipeline?</summary>It ran on 8 GPUs, one for each of its four layers and
+# four for the softmax, but was only 3.7 times as fast as one GPU (Sutskever et al. 2014, §3.5), which is 46 %
+# of the ideal.</details>
+#
+# So let's ask again, with numbers. The model is LLaMA 3 70B, with one sequence of 4,096 tokens per
+# microbatch. The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p nodes
+# form the pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s.
 #
 # Which schedule is best for which p, m and link? The next cell simulates all of them, messages included. A
-# schedule must fit into memory, with 16 bytes per parameter (twice as many with DualPipe, because it has two
-# copies of the model, §11), and 34 s·b·h/t bytes for each microbatch in flight in each layer, of which W
-# needs 32.
+# schedule must fit into 80 GB per GPU, with 16 bytes per parameter (32 with the two copies of DualPipe, §11),
+# and 34 s·b·h/t bytes for each microbatch in flight in each layer, of which W needs 32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1901,10 +1844,9 @@ for name, *setting in candidates(8, 16):
 # 16 there is no ZB-H2, since it needs 31. For m = 64 even its warm-up is too short, whereas all 64
 # microbatches fit into memory.</details>
 #
-# In the second table, plain 1F1B at m = 2 p works for 69 % of the time and idles for 31 % even on the fast
-# wire, and your formula says 30.4 %. So when people call pipelining unwise, they mean this schedule, or the
-# naive one. To work for 80 % of the time, 1F1B needs about m = 4 p, but on the fast wire the newer schedules
-# work for 82 to 92 % at m = 2 p.
+# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even on the fast wire, and your
+# formula says 30.4 %. So when people call pipelining unwise, they mean this schedule, or the naive one. On
+# the fast wire, the newer ones work for 82 to 92 % of the time.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
@@ -1924,8 +1866,8 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 
 # %% [markdown]
 # For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit. They take 47 GB plus
-# 11 GB of activations, and send nearly thirty times as much as the pipeline, in 0.6 s. Even with nothing
-# hidden, this is only 14 % of the step's 4.4 s. And replicas have no bubble and no borders.
+# 11 GB of activations, and send for 0.6 s. Even with nothing hidden, this is only 14 % of the step's 4.4 s,
+# and replicas have no bubble.
 #
 # <details><summary>How much of the 0.6 s can hide?</summary>The activations are 34 s·b·h/t bytes for each of
 # 80 layers. Half of the 0.6 s, which are 0.3 s for the gradients, can hide behind the backward of the last of
@@ -1935,10 +1877,9 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) are 200 GB per
 # GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
 #
-# So use a pipeline if the model does not fit into a node even after the replicas have sharded their optimizer
-# states, or if the wire between nodes is thin, because a pipeline sends a thirtieth of what replicas send.
-# Take as many microbatches as the batch allows, and measure F, I, W and the message before you choose the
-# schedule.
+# So use a pipeline if the model does not fit into a node even with ZeRO-1, or if the wire between nodes is
+# thin, because replicas send nearly thirty times as much. Take as many microbatches as the batch allows, and
+# measure F, I, W and the message before you choose the schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # Lecture 001 calls a utilization of 80-90 % typical.</details>
@@ -1972,11 +1913,11 @@ def slots(of, run):
 
 on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # %% [markdown]
-# The prediction assumes that all stages are equal. But the head of GPT-2 small weighs as much as 5.5 of its
-# blocks, so with four GPUs or more the last stage is slower than the mean, and many microbatches take longer
-# than predicted. The single microbatch also pays for the start of kernels, for messages, and for the sum of
-# the tied embedding's gradients, once per step. If many microbatches take less than predicted, look for the
-# reason among these.
+# <details><summary>If the run differs from your prediction</summary>The prediction assumes that all stages
+# are equal. But the head of GPT-2 small weighs as much as 5.5 of its blocks, so with four GPUs or more the
+# last stage is slower than the mean, and many microbatches take longer than predicted. The single microbatch
+# also pays for the start of kernels, for messages, and for the sum of the tied embedding's gradients, once
+# per step. If many microbatches take less than predicted, look for the reason among these.</details>
 
 # %% [markdown]
 # ## 10 · Questions
@@ -2032,14 +1973,14 @@ report.points(4)
 # | builds on | §5 |
 # | time | 40 minutes |
 # | difficulty, importance | 5 and 1 of 5 |
-# | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
+# | extra credit | 5 points, on top of the 60 |
 #
 # A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They are spread over
-# many nodes, so every layer sends tokens to them and back, and this takes as long as the computing. But a
-# forward and a backward of *different* microbatches do not need each other's results. So compute the two as
-# one block, and hide each one's messages behind the other's computing. For this a rank always needs a forward
-# and a backward, so DualPipe feeds the pipeline from **both ends**. There are two copies of the model, in
-# opposite directions, and half of the microbatches go into each.
+# many nodes, and sending tokens to them and back takes as long as the computing. But a forward and a backward
+# of *different* microbatches do not need each other's results. So the two can be computed as one block, in
+# which each hides its messages behind the other's computing. Since a rank then always needs a forward and a
+# backward, DualPipe feeds the pipeline from **both ends**. There are two copies of the model, in opposite
+# directions, and half of the microbatches go into each.
 #
 # Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
 # numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, and
@@ -2203,18 +2144,16 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 
 # %% [markdown]
 # The bubble of the ranks in the middle is (p/2 − 1)(F&B + B − 3W). Here F&B is the block and B a whole
-# backward (DeepSeek-V3, table 2, which assumes an executor that overlaps). The price is two copies of the
-# weights, and p + 1 microbatches in flight. DeepSeek-V3 could afford the weights, because most of them are
-# experts, spread over 64 GPUs. If you fold DualPipe at the middle, you get DualPipeV, which has only one copy
-# (`library.dualpipe_v`).
+# backward (DeepSeek-V3, table 2). The price is two copies of the weights, and p + 1 microbatches in flight.
+# If you fold DualPipe at the middle, you get DualPipeV, which has only one copy (`library.dualpipe_v`).
 
 # %% [markdown]
 # ## Scorecard
 #
-# The card compares three criteria (computation, memory and bytes sent) for one step of AdamW on 4 ranks. The
-# model is a GPT with 3.3 million parameters, and the batch has 8 sequences of 128 tokens each. M stands for
-# the bytes of the model's *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that share
-# layers get all eight, and a pipeline gets them as eight microbatches.
+# The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
+# with 3.3 million parameters, and the batch has 8 sequences of 128 tokens each. M is the size of the model's
+# *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that share layers get all eight, and
+# a pipeline gets them as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2311,36 +2250,28 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# For *computation*, no strategy computes a matrix product twice. In *memory*, a rank of the pipeline holds a
-# quarter of the weights, the gradients and Adam's two moments, and the activations of the microbatches in
-# flight, which make the difference between the last two lines. The pipeline sends the fewest *bytes*, one
-# activation at each border and one gradient back. ZeRO-3 sends the parameters three times. Tensor parallelism
-# with sequence parallelism sends ten all-gathers and reduce-scatters in every layer, four in forward and six
-# in backward, because backward gathers activations again. The card does not show the price of a pipeline,
-# which is the time lost in the bubble.
+# No strategy *computes* a matrix product twice. In *memory*, a rank of the pipeline holds a quarter of the
+# weights, the gradients and Adam's two moments, and the activations of the microbatches in flight, which make
+# the difference between the last two lines. The pipeline sends the fewest *bytes*, one activation at each
+# border and one gradient back. But the card does not show the time lost in the bubble.
 #
-# **You have built** five schedules, from one rank at a time to halved backwards, and the formulas for their
-# idle time, memory and bytes. You have also built an executor for whole forwards and backwards with one stage
-# per rank, and a stage of a pipeline that never runs empty. (The library's executor,
+# **You have built** five schedules, the formulas for their idle time, memory and bytes, an executor for whole
+# forwards and backwards, and a stage of a pipeline that never runs empty. (The library's executor,
 # `course_lib.pipeline.run`, also does chunks, halves and pairs.)
 #
 # **Read on.**
 # - Huang et al. (2019), *GPipe*: §2.3 explains the bubble, and recomputation.
-# - Narayanan et al. (2019), *PipeDream*: §3.3 explains weight stashing, and the *vertical sync*, which was
-#   not built here.
+# - Narayanan et al. (2019), *PipeDream*: §3.3 explains weight stashing.
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §2.2 describes
-#   both schedules of Megatron-LM, measured up to 3,072 GPUs.
-# - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: the halves, H1, H2, V, and a search for the best
-#   order with measured times.
+#   both schedules of Megatron-LM.
+# - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: H1, H2, V, and the search for the best order.
 # - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1 on DualPipe.
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3 on a pipeline in which m does not have to be a
 #   multiple of p.
-# - `course_lib/pipeline/` is a reference. Read it after you have written yours, `halves.py` and `generators/`
-#   first.
+# - `course_lib/pipeline/`, when you have written yours. Begin with `halves.py` and `generators/`.
 #
 # <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
-
-# %% [markdown]
+#
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
 # a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
