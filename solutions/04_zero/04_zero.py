@@ -86,10 +86,9 @@ WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 
 # %% [markdown]
-# The next cell holds the tools of this notebook, and you don't have to read it now. `Network` is a small
-# model with its layers in `blocks`. `train` trains it for a few steps on every rank, and measures how
-# many bytes of tensors the rank holds. It does so after the last backward, after the last step, and
-# whenever forward leaves a block or backward enters one. `most` is the largest of these measurements, and
+# The next cell holds the tools of this notebook, and you don't have to read it now. `train` trains
+# `Network`, a small model with its layers in `blocks`, for a few steps on every rank. Meanwhile it measures
+# how many bytes of tensors the rank holds. `most` is the largest of these measurements, and
 # `memory_picture` draws the measurements of the last step. `sent` reads from the ledger how much a rank
 # sent in that step.
 
@@ -211,12 +210,14 @@ def memory_picture(runs):
 # mean m and a variance v in float32, which take 4 + 4. But Adam also needs the weights themselves in
 # float32, because a step of 1e-5 on a weight of 1 is lost in bf16. They take 4 more. Plain float32
 # training takes 4 for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by
-# coincidence. (PyTorch's `autocast` also takes 16 bytes, because weights and gradients stay in float32
-# there. DeepSpeed and Megatron-LM take 2 + 2 + 12, or 2 + 4 + 12 if gradients add up in float32.)
+# coincidence.
 #
-# You will read other figures for the optimizer's state. 4 bytes per parameter, 28 GB for 7B, are m and v
-# in 16 bits, without a master copy. 8 bytes are m and v in float32, also without the master copy. 12
-# bytes are all three. So always say which of them you count.
+# You will also read that the optimizer's state takes 4 or 8 bytes per parameter. These are m and v without
+# the master copy, in 16 bits or in float32. So always say which parts you count.
+#
+# <details><summary>The 16 bytes in libraries</summary>DeepSpeed and Megatron-LM take 2 + 2 + 12,
+# or 2 + 4 + 12 if gradients add up in float32. PyTorch's <code>autocast</code> takes 4 + 4 + 8, because
+# weights and gradients stay in float32 there.</details>
 #
 # Let's look at replicas first. The cell trains a small model with plain AdamW in float32, on one rank:
 
@@ -233,8 +234,8 @@ for when in ("after backward", "after step"):
 
 # %% [markdown]
 # After backward, there are 16 bytes for each parameter, but after the step the gradients have been freed.
-# (The other 0.02 are inputs and targets. Backward has freed the activations by then. A real model has
-# many activations, but ZeRO does not shard them. Notebook 09 makes them smaller.)
+# (The other 0.02 are inputs and targets. Backward has freed the activations by then. ZeRO does not shard
+# activations, but notebook 09 makes them smaller.)
 #
 # **Predict.** ZeRO shards in three stages. Each stage shards one more part, which is then divided by N:
 #
@@ -292,7 +293,8 @@ report = check("04_zero/memory_prediction", memory_per_rank, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The cell prints the table for 7B parameters on 8 GPUs, from your function.
+# **Measure.** The cell prints the table for 7B parameters on 8 GPUs, from your function. The last line is
+# for comparison with figure 1 of the ZeRO paper, which shows 120, 31.4, 16.6 and 1.9 GB.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):  # prints nothing before you have written it
@@ -303,12 +305,13 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
     print(f"7B on 64 GPUs, stage 3: {memory_per_rank(7e9, 64, 3) / 1e9:.2f} GB")
     print(f"70B on 8 GPUs, stage 2: {memory_per_rank(70e9, 8, 2) / 1e9:.1f} GB")
     print(f"175B on 64 GPUs, stage 3: {memory_per_rank(175e9, 64, 3) / 1e9:.2f} GB")
+    figure_1 = (f"{memory_per_rank(7.5e9, 64, stage) / 1e9:.1f}" for stage in range(4))
+    print("7.5B on 64 GPUs, stages 0 to 3:", ", ".join(figure_1), "GB")
 
 # %% [markdown]
-# Note two things. First, stage 1 already saves 112 − 38.5 = 73.5 GB of the 112 − 14 = 98 GB that stage 3
-# saves. Second, the weights set a floor under stages 1 and 2. ZeRO-2 is sometimes recommended for models
-# of up to 70B, although it keeps 2 bytes per parameter on every GPU. For 70B, that is 140 GB, however
-# many GPUs there are.
+# Stage 1 already saves 73.5 GB of the 98 GB that stage 3 saves. But the weights set a floor under stages 1
+# and 2. ZeRO-2 is sometimes recommended for models of up to 70B, although the weights of 70B take 140 GB
+# on every GPU, however many GPUs there are.
 #
 # **Break it.** How large a model can you train on 1 GPU with 80 GB, and on 8? Divide the memory by the
 # bytes per parameter. Then keep 20 GB free for the parts the formula leaves out: activations,
@@ -321,11 +324,6 @@ with contextlib.suppress(NotImplementedError):
         print(f"GPUs: {n}, for model states: {room} GB, stages 0 to 3:", "  ".join(largest))
 
 # %% [markdown]
-# One GPU trains less than 5B. And if you budget all 80 GB for states, no room is left for activations.
-#
-# **In production.** Figure 1 of the ZeRO paper shows a 7.5B model on 64 GPUs, with 120, 31.4, 16.6 and
-# 1.9 GB for stages 0 to 3. The next cell prints the same numbers from your function.
-#
 # <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which
 # are m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001
 # counts the 12, but shows 2 + 2 + 12 as PyTorch's numbers, and once calls the 12 "fp32
@@ -334,10 +332,6 @@ with contextlib.suppress(NotImplementedError):
 # 5.5 GB for 175B on 64 GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they
 # would fit into 80 GB, so "out of memory" does not follow. The sum that counts is 16P/N = 43.75 GB, plus the
 # activations, plus one gathered block.</details>
-
-# %% tags=["skip-in-grading"]
-with contextlib.suppress(NotImplementedError):
-    print([round(memory_per_rank(7.5e9, 64, stage) / 1e9, 1) for stage in range(4)])
 
 # %% [markdown]
 # ## 2 · Flat shards
@@ -357,8 +351,7 @@ with contextlib.suppress(NotImplementedError):
 #     parameters   [ a a a a a | b b | c c c c ]
 #     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
 #
-# Here *every* layer is spread over *all* ranks. (If you give each GPU some whole layers instead, that is
-# pipelining, as in notebook 07.)
+# So *every* layer is spread over *all* ranks.
 #
 # **Predict.** For 14 parameters and 4 ranks, how long is a shard, and how many zeros are there? At most
 # how many zeros can there ever be? (4 elements, 2 zeros; N − 1.)
@@ -430,9 +423,7 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** Padding costs little. For example, a 7B model on 1,024 ranks has at most 1,023 zeros, which
-# take 2 kB in bf16. A 7B LLaMA has 291 tensors: 9 in each of 32 blocks, and 3 more. If you cut each
-# tensor separately, there are at most 291 times as many zeros, but their 0.6 MB are still next to
-# nothing. Padding costs more if you cut *small* tensors on many ranks:
+# take 2 kB in bf16. But it costs more if you cut *small* tensors separately on many ranks:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -461,7 +452,7 @@ try_it(uneven, world_size=2)
 # a parameter with a name.
 #
 # <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g.
-# layers 0-3 of 32)". But that is pipelining.</details>
+# layers 0-3 of 32)". But that is pipelining (notebook 07).</details>
 
 # %% [markdown]
 # ## 3 · ZeRO-1: the optimizer's state
@@ -484,12 +475,10 @@ memory_picture({"replicas": measured[0]})
 
 # %% [markdown]
 # 4 bytes are weights, and 4 are gradients, which are made in backward and freed after the step. The other
-# 8 are Adam's state. It is the largest part (12 of 16 bytes in mixed precision). It takes up memory all
-# the time, although it is used only in the step.
+# 8 are Adam's state. It takes up memory all the time, although only the step uses it.
 #
-# So let rank r keep the state of its shard, and take the step only for its shard. What must it know for
-# that? It needs the mean gradient of *its shard*. And what must the other ranks know afterwards? They
-# need its new weights.
+# So let rank r keep the state of its shard, and take the step only for its shard. For this it needs the
+# mean gradient of *its shard*, and then the other ranks need its new weights.
 #
 # | | from | to | sent |
 # |---|---|---|---|
@@ -505,16 +494,16 @@ memory_picture({"replicas": measured[0]})
 #
 # **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather
 # the parameters. How many times as many bytes does it send as the workflow above? Write your number down
-# as `answer_2` in §8. You will measure it at the end of this section.
+# as `answer_2` in §8.
 #
 # **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an
 # ordinary optimizer, which knows only a single parameter, the shard.
 #
 # - `params`: all parameters of the model, without parameter groups. Often `params` is
 #   `model.parameters()`, an iterator that can be used only once, so make a list of it. Some parameters
-#   can be frozen (`requires_grad` is False). Since these are not trained, they belong to no shard, and a
-#   step sends nothing for them. All parameters, including the frozen ones, get the values of the first
-#   rank of `group`, which is not necessarily rank 0.
+#   can be frozen (`requires_grad` is False). These belong to no shard, and a step sends nothing for them.
+#   All parameters, including the frozen ones, get the values of the first rank of `group`, which is not
+#   necessarily rank 0.
 # - A missing gradient counts as zeros, because a rank does not have to use every part of the model.
 # - After the step, keep no large tensor except the shard and the inner optimizer's state. Free the
 #   shard's gradient as well.
@@ -599,7 +588,7 @@ class Zero1Optimizer:
 #
 # **Check.** The check compares your values with the values of one process on all data, and your bytes
 # with the formula. It also limits the memory the operating system counts for the process. In its
-# messages, P stands for the bytes of the parameters in float32. Its memory runs use SGD with momentum. So
+# messages, P stands for the bytes of the parameters in float32. Its memory runs use SGD with momentum, so
 # P is the weights, and 2P/N is the shard and its momentum. A further P/N is the shard's gradient, which
 # only the step needs. After backward, the full gradients are a further P.
 
@@ -635,11 +624,8 @@ def show(name, make, expected, world_size=4, **options):
 measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
 
 # %% [markdown]
-# The bytes above the expected value are inputs and targets.
-#
 # **Break it.** In practice, the replicas of notebook 03 are wrapped in `DistributedDataParallel`. Keep
 # the model in it, and give the model's parameters to your optimizer. Will the values still be right?
-# Which line of the check would notice?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -718,22 +704,20 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# PyTorch's optimizer computes the same values, but sends one and a half times the bytes. It follows the
-# other workflow, because DDP already existed when it was written. That workflow has one advantage. Its
-# all-reduce runs *during* backward, while your reduce-scatter waits until the step. ZeRO-2 will not have
-# to wait. (DeepSpeed's stage 1 and Megatron-LM's distributed optimizer work like yours, so they
-# reduce-scatter the gradients.)
+# PyTorch's optimizer computes the same values, but follows the other workflow, so it sends one and a half
+# times the bytes. That workflow has one advantage. Its all-reduce runs *during* backward, while your
+# reduce-scatter waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and Megatron-LM's
+# distributed optimizer reduce-scatter the gradients, as yours does.)
 #
 # **On this machine.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must
-# send, here 1 unit for the reduce-scatter and 1 for the all-gather. This is why you can compare the
-# booked bytes with a formula on any machine. But the bytes really sent can differ. For example, gloo, the
-# CPU's backend, has no reduce-scatter of its own. It runs an all-reduce and throws (N−1)/N of the sum
-# away, which puts 2 on the wire (notebook 02 §2). NCCL sends the booked bytes.
+# send, so you can compare the booked bytes with a formula on any machine. But the bytes really sent can
+# differ. For example, gloo, the CPU's backend, has no reduce-scatter of its own. It runs an all-reduce and
+# throws (N−1)/N of the sum away, which puts 2 on the wire instead of 1 (notebook 02 §2). NCCL sends the
+# booked bytes.
 #
-# The ring you wrote in notebook 02 sends the booked bytes on gloo as well. You call it like PyTorch's
-# functions, but without `op` and `async_op`. The next cell replaces them with the ring, but only in ranks
-# that end with the cell, so nothing stays changed. Linux counts the bytes of every connection. What do
-# you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
+# The ring you wrote in notebook 02 sends the booked bytes on gloo as well. The next cell puts it in the
+# place of PyTorch's functions, but only in ranks that end with the cell. Linux counts the bytes of every
+# connection. What do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -792,12 +776,9 @@ for world_size in (2, 4):
             print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
 
 # %% [markdown]
-# With PyTorch's functions, your ZeRO-1 sends 3 over gloo instead of 2, as much as the other workflow. But
-# with the ring it sends 2. The reference classes take such functions as arguments: `Zero1Optimizer(...,
-# reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`. (Linux counts everything on the
-# connection, even the bytes that TCP had to send again, so it shows a few hundredths more.) Stages 2 and
-# 3 also reduce-scatter, so the ring saves bytes there as well. After §4, try `over_the_ring(zero2)` in
-# the cell above, if your class passes no `async_op`.
+# Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, as much as the other workflow, but 2 with
+# the ring. (Linux also counts the bytes that TCP had to send again, so it can show a few hundredths more.)
+# After §4, try `over_the_ring(zero2)` in the cell above, if your class passes no `async_op`.
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
 # with the reduce-scatter.</details>
@@ -832,12 +813,10 @@ drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4
 memory_picture(drawn)
 
 # %% [markdown]
-# The floor is lower, because m and v take only 8/4 bytes now. In the replica's picture, the bars of
-# backward rise like stairs. Here they have become a plateau, because the reference keeps one row for all
-# gradients from step to step. So there are 4 of weights + 4 of gradients + 8/4 of state = 10 bytes
-# throughout. (Your optimizer keeps no gradient after the step, so its bars climb from 7 to 11. The 11 is
-# 4/4 more than the reference's 10, because your shard is a copy, while the reference's shard is a part of
-# the row that stores the weights.)
+# The floor is lower, because m and v take only 8/4 bytes now. The stairs of backward have become a plateau
+# of 4 + 4 + 8/4 = 10 bytes, because the reference keeps one row for all gradients from step to step. (Your
+# optimizer keeps no gradient after the step, so its bars climb, from 7 to 11. The 11 is 4/4 more than 10,
+# because your shard is a copy, while the reference's shard is a part of the row that stores the weights.)
 #
 # Either way, all gradients stay until the step, though each rank will read only 1/N of them. So send them
 # off while backward produces them. As soon as the gradients of a few neighbouring parameters (a *bucket*)
@@ -851,8 +830,7 @@ memory_picture(drawn)
 #
 # Over K microbatches, no rank keeps full gradients to which the gradients of the next microbatch could be
 # added, so every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then
-# send? That is `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory, but this is true only
-# for one microbatch.)
+# send? That is `answer_3` in §8.
 #
 # **Build.** The constructor is given. Each bucket has its own row, its own zeros and its own shard, and the
 # inner optimizer gets the list of shards. Backward runs from the last layer to the first, so the buckets
@@ -973,8 +951,8 @@ report.points(12)
 
 # %% [markdown]
 # **Measure.** The cell runs one microbatch and then four, for comparison with ZeRO-1. In float32 we
-# expect 4P + 16P/N after backward. The weights take 4P. For each parameter of the shard, the gradient
-# takes 4 bytes, the shard itself 4, and m and v 8.
+# expect 4P + 16P/N after backward. For each parameter of the shard, the gradient takes 4 bytes, the shard
+# itself 4, and m and v 8.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -988,8 +966,7 @@ _ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microb
 
 # %% [markdown]
 # With four microbatches, ZeRO-2 sends 5 units while ZeRO-1 sends 2, so you pay for memory with traffic.
-# If gradients must add up over many microbatches, take ZeRO-1. This is the case in pipelines (notebook
-# 07).
+# If gradients must add up over many microbatches, as in pipelines (notebook 07), take ZeRO-1.
 #
 # **Break it.** Break rule 1, with two ranks and two buckets. On rank 1 the gradients arrive in another
 # order, and the rank sends each bucket as soon as it is full. The buckets have different sizes here:
@@ -1015,7 +992,7 @@ try_it(in_order_of_arrival, world_size=2)
 # `SHARD_GRAD_OP`.) But FSDP also shards the weights between steps, and ZeRO-2 does not.
 #
 # <details><summary>In the lectures</summary>Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except
-# with lower memory requirement".</details>
+# with lower memory requirement". But this is true only for one microbatch.</details>
 
 # %% [markdown]
 # ## 5 · ZeRO-3: the weights
@@ -1035,10 +1012,9 @@ drawn["ZeRO-2"] = launch(train, library2, world_size=4)
 memory_picture(drawn)
 
 # %% [markdown]
-# The bars of backward rise by only one byte now, from 6 to 7. This byte is the shard of the gradients.
-# The weights are now the largest part, with 4 bytes of the 7. For 7B in 16 bits, they take 14 GB on every
-# rank. But a step needs a block's weights only twice, in its forward and in its backward. In between,
-# they only take up room. So keep the shard, and gather a block when it is used.
+# The bars of backward rise by only one byte now, from 6 to 7, because only the shard of the gradients is
+# kept. The weights are now the largest part, with 4 bytes of the 7. But a step needs a block's weights
+# only twice, in its forward and in its backward. So keep the shard, and gather a block when it is used.
 #
 # | for each block | from | to | sent |
 # |---|---|---|---|
@@ -1047,8 +1023,8 @@ memory_picture(drawn)
 # | backward: reduce-scatter its gradients, keep this rank's shard | partial | sharded | 1 |
 # | step: update the shards. The next forward gathers them | sharded | sharded | 0 |
 #
-# Together they send 3 units of traffic instead of a replica's 2, which is half as much again. In return,
-# a rank keeps 16P/N bytes instead of a replica's 16P.
+# Together they send 3 units of traffic instead of a replica's 2. In return, a rank keeps 16P/N bytes
+# instead of 16P.
 #
 # **Predict.** On 64 GPUs, a 7B model needs 1.75 GB on each, plus one block at a time. How large is one of
 # its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
@@ -1147,9 +1123,8 @@ class Unit:
 # <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
 # requires a gradient, but autograd must not record these two methods.</details>
 #
-# **Check.** The check takes one unit, without a model. It looks at the unit's shard, at the unit's memory
-# after every call, and at the values autograd finds after a `free()` and a `gather()`. Then it measures
-# the memory of each rank with a larger unit, of 4 MB.
+# **Check.** The check takes one unit, without a model. Then it measures the memory of each rank with a
+# larger unit, of 4 MB.
 
 # %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
 report = check("04_zero/zero3_unit", Unit)
@@ -1170,9 +1145,8 @@ report.points(7)
 # - `parameters()` returns this rank's flat shards, so you can give them to any torch optimizer. A unit is
 #   frozen or trained as a whole, so a block with both frozen and trained parameters has two units. The
 #   same holds outside the blocks.
-# - After backward, `shard.grad` holds the mean over the ranks, and several backwards add up. A gradient
-#   that is missing on all ranks counts as zeros. (If it were missing only on some ranks, the ranks would
-#   reduce units in different orders, as in §4. The check does not try that.)
+# - After backward, `shard.grad` holds the mean over the ranks, and several backwards add up. A gradient that
+#   is missing on all ranks counts as zeros. (In the check, no gradient is missing only on some ranks.)
 # - All ranks can call `full_state_dict()` at any time between steps. It returns a whole copy of every
 #   parameter, including frozen and unused ones, by its name in `module.named_parameters()`. Afterwards,
 #   no unit stays gathered.
@@ -1316,16 +1290,15 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# These are your own four stages. The highest bar of stage 3 is the measurement when backward enters the
-# first block. The rank then holds 12/4 bytes of shard, m and v. It also holds 7/8 of the 4/4 bytes of
-# gradients, since seven of the eight blocks have theirs, and 4/8 for one whole block. Together they are
-# 4.38, but inputs, targets and activations come on top. The measurements miss stage 2's bucket, and in
-# stage 3 also a block's full gradients, because both are made and freed between two measurements.
+# The highest bar of stage 3 is the measurement when backward enters the first block. The rank then holds
+# 12/4 bytes of shard, m and v. It also holds 7/8 of the 4/4 bytes of gradients, since seven of the eight
+# blocks have theirs, and 4/8 for one whole block. Together they are 4.38, but inputs, targets and
+# activations come on top. The measurements miss stage 2's bucket, and in stage 3 also a block's full
+# gradients, because both are made and freed between two measurements.
 #
-# The next cell shows the four stages in one picture. The left half is 7B on 8 GPUs in mixed precision,
-# with the numbers from your `memory_per_rank`. The right half is float32 on 4 ranks, and on one rank for
-# replicas. Its bars are the formula, and the dots are your own runs. The formula counts 4 bytes of
-# weights, 4 of gradients, and 8 of state, or 12 in stages 1 and 2, because the shard is a copy there.
+# In the next picture, the left half is 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. The
+# right half is float32 on 4 ranks, and on one rank for replicas. Its bars are the formula, and the dots are
+# your own runs. Stages 1 and 2 have 12 bytes of state instead of 8, because the shard is a copy there.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
@@ -1390,7 +1363,7 @@ try_it(read_after_free, world_size=2)
 # The first program was lucky, because backward makes a view of the weight before it computes, and a view
 # is checked against its storage. But a kernel checks nothing. So either the second program went on with a
 # number that no rank has computed, or its rank is dead. On a GPU, the memory might belong to another
-# tensor by then. Or the kernel ends with "an illegal memory access", after which the rank cannot use its
+# tensor by then, or the kernel ends with "an illegal memory access", after which the rank cannot use its
 # GPU any more. Between uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that
 # you can see a mistake.
 #
@@ -1430,9 +1403,8 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# The bytes are the same, and so are the values. (FSDP would keep parameters outside the blocks whole
-# between forward and backward, but this model has none.) FSDP also saves *time*, because it gathers the
-# next block while this one computes, on separate streams. That is the subject of notebook 05.
+# The bytes and the values are the same. But FSDP also saves *time*, because it gathers the next block while
+# this one computes. That is the subject of notebook 05.
 
 # %% [markdown]
 # ## 6 · Offload: memory that is cheaper *(optional)*
@@ -1444,23 +1416,20 @@ if ours and theirs:
 # | time | 5 minutes |
 #
 # Sharding needs ranks. On *one* GPU it saves nothing, because the only shard is everything. But the
-# optimizer's step reads and writes each byte of its state once and computes next to nothing, so it can
-# run on a processor whose memory is cheap. ZeRO-Offload runs it in the host's memory, on the host's
-# processor. Gradients go down and weights come up, 2 + 2 bytes per parameter over PCIe in each step.
-# ZeRO-Infinity also uses NVMe disks.
+# optimizer's step reads and writes each byte of its state once and computes next to nothing. So
+# ZeRO-Offload runs it on the host's processor, in the host's memory, which is cheaper. Gradients go down and
+# weights come up, 2 + 2 bytes per parameter over PCIe in each step. ZeRO-Infinity also uses NVMe disks.
 #
 # **In numbers.** For 7B on one GPU, stage 2 with offload leaves 14 GB on the GPU. Over PCIe 4.0 (32 GB/s
 # each way), the 14 GB of gradients go down in 0.44 s, and the 14 GB of weights come up in the same time.
-# You will also read that offload trains 10B at 0.1 to 0.2 tokens per second on each GPU. But the
-# ZeRO-Offload paper measured 40 TFLOP/s on one V100 at 10B. A token costs 6P FLOPs in forward and
-# backward, and 8P if the activations are computed again, which makes 80e9 for 10B. So the measured speed
-# is 40e12 / 80e9 = 500 tokens per second, 2,500 to 5,000 times as many.
+# The ZeRO-Offload paper measured 40 TFLOP/s on one V100 at 10B. This is 500 tokens per second, because a
+# token costs 8P FLOPs if the activations are computed again.
 #
 # **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder, the
 # shard and its state are in files that are mapped into memory (§9 says more). The optimizer still sees
-# tensors, but their pages belong to the files. So the operating system writes them to disk when it needs
-# room, and reads them again when they are used. On a CPU, `"cpu"` changes nothing, so the cell uses
-# files. `MappedFile(folder)` stands for the folder, and counts the bytes of its files:
+# tensors, but the operating system can write them to disk when it needs room. On a CPU, `"cpu"` changes
+# nothing, so the cell uses files. `MappedFile(folder)` stands for the folder, and counts the bytes of its
+# files:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1493,16 +1462,16 @@ if run:
         )
 
 # %% [markdown]
-# The files of a rank hold 12 bytes for each parameter of its shard, for the shard itself, m and v. No
-# line of the step had to change.
+# The 12 bytes are the shard itself, m and v. No line of the step had to change.
 #
 # **In production.** The setting is called `CPUOffloadPolicy` in FSDP2 and `CPUOffload` in FSDP1. The
 # host's memory should be pinned (page-locked), because otherwise copies make the GPU wait. The host's
 # optimizer should also be vectorised (like DeepSpeed's `CPUAdam`), or its step makes the GPU wait.
 #
-# <details><summary>In the lectures</summary>The 0.1 to 0.2 tokens per second come from lecture 001. It
-# says in one place that FSDP has no offload, but shows FSDP1's <code>CPUOffload</code> in another. FSDP
-# has had it all along.</details>
+# <details><summary>In the lectures</summary>Lecture 001 states that offload trains 10B at 0.1 to 0.2 tokens
+# per second on each GPU. But the paper's 40e12 / (8 · 10e9) = 500 are 2,500 to 5,000 times as many. The
+# lecture also says in one place that FSDP has no offload, but shows FSDP1's <code>CPUOffload</code> in
+# another. FSDP has had it all along.</details>
 
 # %% [markdown]
 # ## 7 · DeepSpeed's configuration, line by line *(optional)*
@@ -1513,8 +1482,8 @@ if run:
 # | builds on | all of it |
 # | time | 5 minutes |
 #
-# The next cell contains a DeepSpeed configuration. You have met most of its lines, and the table below
-# says what each of them is in this notebook.
+# The next cell contains a DeepSpeed configuration, and the table below says what each of its lines is in
+# this notebook.
 
 # %%
 config = json.loads("""
@@ -1574,10 +1543,9 @@ except ValueError as error:
 
 # %% [markdown]
 # Many configurations also contain `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling
-# (notebook 09). And which stage should you take? Take the lowest that fits. Stage 1 sends no more bytes
-# than replicas, and neither does stage 2, as long as you do not accumulate gradients. But stage 3 sends 3
-# units for every forward and backward, while replicas send 2 for a step. If the activations of a model
-# are too large, stage 3 does *not* help, because it does not shard them at all.
+# (notebook 09). And which stage should you take? Take the lowest that fits, because stage 2 sends more with
+# every further microbatch, and stage 3 sends 3 units for every forward and backward. If the activations of
+# a model are too large, stage 3 does *not* help, because it does not shard them at all.
 #
 # <details><summary>In the lectures</summary>The configuration comes from lecture 001, which calls it
 # ZeRO-Offload. The configuration with <code>"fp16"</code> comes from lecture 002.</details>
@@ -1595,14 +1563,13 @@ except ValueError as error:
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
 from course_lib.gpu import on_your_gpus
-from course_lib.gpu.memory import HOST_COPIES, STATES
+from course_lib.gpu.memory import HOST_COPIES, STATES as STATES_BY_STAGE
 
 on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host_link).each_way)
 
 # %% [markdown]
 # The system can move or swap pageable memory at any time, so the driver first copies it to a buffer that
-# stays where it is. This is why offloading frameworks pin the memory they copy from, although the host
-# can then use it for nothing else.
+# stays where it is. This is why offloading frameworks pin the memory they copy from.
 #
 # **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, by stage? Here
 # a parameter has 4 bytes of weights, 4 of gradients and 8 of moments, and the stages cut them in the
@@ -1620,10 +1587,10 @@ def left(of, run):
     return of["params"] * sum(shares)
 
 
-on_gpus = on_your_gpus(STATES, predicted=left)
+on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # %% [markdown]
 # Stage 1 is above the prediction if both the row of all gradients and this rank's averaged shard of it
-# are kept until the next step. PyTorch's allocator counts every tensor.
+# are kept until the next step.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1692,10 +1659,10 @@ report.points(6)
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # In §6 the reference put the optimizer's state into files. Now you write such code, for any optimizer,
-# and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because the
-# file is *mapped*, which means its pages appear in the process's address space. The first touch of a page
-# reads it from the disk, and a page that was written goes back to the disk when the operating system
-# wants the room. A tensor in these pages works like any other:
+# and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because it is
+# *mapped*, which means its pages appear in the process's address space. The first touch of a page reads it
+# from the disk, and a page that was written goes back when the operating system wants the room. A tensor in
+# these pages works like any other:
 
 # %% tags=["skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -1790,8 +1757,7 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 
 # %% [markdown]
 # **Measure.** The cell runs your `Zero1Optimizer` with your optimizer inside, on two ranks. It adds up
-# all tensors that exist after a step and divides by the number of parameters. A mapped file is memory of
-# the host, so these ranks run on the CPU.
+# all tensors that exist after a step and divides by the number of parameters.
 
 
 # %% tags=["skip-in-grading"]
@@ -1831,15 +1797,13 @@ with tempfile.TemporaryDirectory() as folder:
             )
 
 # %% [markdown]
-# 4 bytes of weights stay, and so do 4/2 of the shard, the copy on which the optimizer works. But m and v
-# of half the parameters, 2 · 4 / 2 bytes, have left the memory. To be exact, their pages still reside in
-# memory while there is room, but the operating system can take these pages back at any time, whereas the
-# pages of the other tensors stay.
+# 4 bytes of weights stay in memory, and 4/2 of the shard, but m and v of half the parameters, 2 · 4 / 2
+# bytes, are in files. Their pages still reside in memory while there is room, but the operating system can
+# take these pages back at any time.
 #
 # **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map
-# files. Instead, it reads and writes them itself, asynchronously, in large pieces, and each piece ahead
-# of the step that needs it. A mapping reads one page at a time, on first touch, so it would not reach a
-# disk's bandwidth.
+# files, because a mapping reads one page at a time, on first touch, and so would not reach a disk's
+# bandwidth. Instead, it reads large pieces asynchronously, each ahead of the step that needs it.
 
 # %% [markdown]
 # ## 10 · Optional: an optimizer that needs whole matrices
@@ -1960,8 +1924,7 @@ with contextlib.suppress(NotImplementedError):
 # %% [markdown]
 # **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6 the same two ranks get all the
 # large ones. On 64 ranks no dealing is even, because the model has 72 matrices and the largest is 1.8
-# times the mean. So a large run first divides its layers by other axes, such as the stages of notebook
-# 07.
+# times the mean.
 #
 # **Build.** Now take a step. Write the gradients into n rows, with the matrices of rank r in row r, and
 # fill the rows with zeros to the length of the longest. Then one reduce-scatter gives each owner its row
@@ -2124,13 +2087,11 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 # %% [markdown]
 # Read it row by row. Replicas do the optimizer's work four times, but ZeRO does it once (the 0.02 in its
 # 1.02 are the divisions by N). With more samples, the difference becomes small compared with forward and
-# backward. Stage 1 brings 4 M down to 2.75 without sending any more bytes. (In mixed precision, it saves
-# three quarters of what stage 3 saves, as you saw in §1.) Each later stage buys memory with traffic.
-# Stage 2 pays with one more reduce-scatter for every further microbatch. Stage 3 pays with one more
-# gather, and two more for every further microbatch. But none of them splits the *computation* of a layer,
-# because every rank still computes whole layers on its own part of the batch. So the activations stay as
-# they were, and so does the smallest possible batch, one sample per rank. Tensor parallelism
-# (notebook 06) splits this computation.
+# backward. Stage 1 brings 4 M down to 2.75 without sending any more bytes. But each later stage buys memory
+# with traffic. Stage 2 pays with one more reduce-scatter for every further microbatch. Stage 3 pays with
+# one more gather, and with two more gathers for every further microbatch. However, no stage splits the
+# *computation* of a layer, so the activations stay as they were, and so does the smallest possible batch,
+# one sample per rank. Tensor parallelism (notebook 06) splits this computation.
 #
 # **You have built** ZeRO in three stages, and you know how much each of them keeps and sends.
 #
@@ -2146,8 +2107,7 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 #   written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria come from lecture 003.</details>
-
-# %% [markdown]
+#
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
 # a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
