@@ -33,9 +33,8 @@
 # | 9 The race | 10 | | all |
 # | 10 Questions | 10 | 4 | 4, 8, 9 |
 #
-# Sections 1 to 7 all take the same steps: a picture, a prediction, your code, the check, a measurement, a
-# mistake made on purpose, and a look at how production code does the same job. Section 8 then puts your
-# predictions together, and section 9 measures them.
+# Sections 1 to 7 all have the same parts: a picture, a prediction, your code, the check, a measurement, a
+# look at how production code does the same job, and a mistake made on purpose.
 
 # %% [markdown]
 # ### Words and letters
@@ -53,9 +52,8 @@
 # An exchange takes about **rounds · α + B · β** seconds. Here B counts the bytes that pass *one after
 # another*: take the largest message of each round, and add these up over the rounds. If one rank sends a
 # largest message in every round, B is just the number of bytes this rank sends. That is why we count the
-# bytes of the *busiest* rank. In two places this count is too small. In §0, rank 0 first only receives and
-# then only sends, so B is twice the bytes it sends. In §5, if N is not a power of two, B is one M larger than
-# the bytes of the busiest rank. Adding numbers takes no time in this model.
+# bytes of the *busiest* rank. (There are two exceptions, in §0 and, if N is not a power of two, in §5.)
+# Adding numbers takes no time in this model.
 #
 # The model is all the theory you need here (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that every
 # rank has its own wire, as GPUs on NVLink do, and that a rank can send and receive at the same time. The
@@ -66,7 +64,10 @@
 #
 # The same rules hold for all your code here. Use **messages only** (`send`, `recv`, `isend`, `irecv`,
 # `batch_isend_irecv`), and no built-in collective. As in `torch.distributed`, `group=None` means the group of
-# all ranks. All sums are plain sums, so an all-reduce adds. If you want a *mean*, divide by N yourself.
+# all ranks. All sums are plain sums. If you want a *mean*, divide by N yourself.
+#
+# The second cell below defines two tools. `beside` prints your prediction next to the ledger of a real run.
+# `results` runs a function that may fail, and prints the result of every rank or the reason for the failure.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -83,13 +84,9 @@ from course_lib.pictures.colours import RANKS, picture
 from course_lib.pictures.stepper import stepper
 from course_lib.runtime.errors import NotWritten
 from course_lib.scorecard import costs, scorecard
-from course_lib.unfinished import ready, try_it
+from course_lib.unfinished import ready, say_once, try_it
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
-
-# %% [markdown]
-# You get two tools. `beside` prints your prediction next to the ledger of a real run. `results` runs a
-# function that may fail, and prints the result of every rank or the reason for the failure.
 
 # %%
 NBYTES = 3360  # 840 float32: divisible by 2, 3, 4, 5, 7 and 8
@@ -111,7 +108,7 @@ def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
         try:
             ledger = launch(exchange, world_size=n).ledger
         except NotWritten as missing:
-            return print(missing)
+            return say_once(str(missing))
         except RankError as error:
             print(f"{n} ranks  ", str(error).splitlines()[0])
             continue
@@ -170,16 +167,12 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 # Read the picture from left to right. A row is grey while its rank waits. Rank 3 offers its tensor early, but
 # it waits until rank 0 has taken the tensors of ranks 1 and 2, and then waits again until rank 0 comes back
 # with the sum. Every arrow starts or ends at rank 0, so while one pair talks, the others wait or have
-# finished.
+# finished. White is a rank's own code, or the time after its last message.
 #
-# White is a rank's own code, or the time after its last message. Rank 0 has the most work of its own, because
-# it adds and hands over 4 MB at a time.
-#
-# **Predict.** With N ranks and M bytes, how many bytes does rank 0 send, and in how many rounds? Write the
-# pair. (The prediction functions of the sections, whose names end in `_cost`, give no points by themselves,
-# because no check calls them. The ring's two functions are an exception. In §8, which gives points, you will
-# put all of them together except `gather_to_one_cost`. From §1 on, the docstring of the exercise gives the
-# cost away, so predict before you scroll down.)
+# **Predict, then measure.** With N ranks and M bytes, how many bytes does rank 0 send, and in how many
+# rounds? Write the pair. Below it, `beside` prints your pair next to the ledger. (Functions whose names end
+# in `_cost` give no points by themselves, but all except this one return in §8, which does. From §1 on, the
+# docstring of the exercise gives the cost away, so predict before you scroll down.)
 
 
 # %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}
@@ -188,10 +181,6 @@ def gather_to_one_cost(n: int, nbytes: int) -> tuple[float, int]:
     ### BEGIN SOLUTION
     return (n - 1) * nbytes, 2 * (n - 1)
     ### END SOLUTION
-
-
-# %% [markdown]
-# **Measure.**
 
 
 # %% tags=["skip-in-grading"]
@@ -204,17 +193,16 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # %% [markdown]
 # Let's put numbers on it. Take 8 GPUs with 14 GB each, on links that carry 50 GB/s each way (one 400 Gb/s
 # InfiniBand port). Rank 0 takes in 7 · 14 = 98 GB, which is 1.96 s, and then sends 98 GB, another 1.96 s.
-# (Both count, because it can't send a sum it doesn't have yet.) So a step that computes for one second would
-# wait for almost four. With 16 GPUs, the wait more than doubles.
+# (Both count, because it can't send a sum it doesn't have yet. So here B is twice the bytes that rank 0
+# sends.) A step that computes for one second would wait for almost four. With 16 GPUs, the wait more than
+# doubles.
 #
 # **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients of
 # the other GPUs. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one
 # machine.
 #
-# Are these four seconds the price of an all-reduce, or only of this way to do it? §4 has the answer. Before
-# that, §1 to §3 build three simpler exchanges, and §4 puts two of them together.
-#
-# (This section has nothing to break, because notebook 00 has already shown how single messages go wrong.)
+# Are these four seconds the price of an all-reduce, or only of this way to do it? §1 to §3 build three
+# simpler exchanges. §4 puts two of them together and has the answer.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.2 calls GPU 0 of <code>DataParallel</code> the
 # master GPU. The all-reduce in its §19.3 gives the mean, whereas ours gives the sum.</details>
@@ -236,7 +224,12 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 #
 # The picture is a real run on 8 ranks, made when you run the cell. Move the slider. The tensor has only two
 # elements here. A row is a rank and a box is one element, whose colour says from which rank its value comes.
-# Watch rank 0's value spread.
+# In every round, each rank that holds rank 0's value passes it on to a rank that doesn't, so the value is on
+# 1, 2, 4 and finally 8 ranks. If you draw each message as an edge from rank to rank, the edges form a
+# *binomial tree*.
+#
+# **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any N?
+# Write the pair in the cell below the film.
 
 # %% tags=["skip-in-grading"]
 from course_lib import collectives as reference  # for the pictures; your own versions come below
@@ -252,13 +245,6 @@ def film_broadcast(algorithm):
 # Films show rounds and no times, so all of them are made on the CPU.
 run = launch(film_broadcast, reference.broadcast, world_size=8, backend="gloo")
 stepper(run.ledger, run)
-
-# %% [markdown]
-# In every round, each rank that holds the value passes it on to a rank that doesn't, so the value is on 1, 2,
-# 4 and finally 8 ranks. If you draw each message as an edge from rank to rank, the edges form a *binomial
-# tree*.
-#
-# **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any N?
 
 
 # %% nbgrader={"grade_id": "broadcast_cost", "solution": true}
@@ -330,7 +316,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
 # be. So send <code>tensor.contiguous()</code>, and on the other side receive into a contiguous buffer and
 # <code>copy_</code> it back.</details>
 #
-# **Check.**
+# **Check and measure.** The first cell judges your tree. The second prints your formula next to its ledger.
 
 # %% nbgrader={"grade_id": "broadcast_check", "points": 6}
 report = check("02_collectives/broadcast", broadcast)
@@ -338,9 +324,6 @@ report = check("02_collectives/broadcast", broadcast)
 report = check("02_collectives/broadcast", broadcast, cases="hidden")
 ### END HIDDEN TESTS
 report.points(6)
-
-# %% [markdown]
-# **Measure.** The cell prints your formula next to the ledger of your tree.
 
 
 # %% tags=["skip-in-grading"]
@@ -353,11 +336,11 @@ beside(broadcast_cost, broadcast_840)
 # %% [markdown]
 # The tree has a weak side, because the root sends ceil(log2 N) · M although one M would do. For a large
 # tensor, it is better to cut it into pieces that follow each other down a chain of ranks. Then every rank
-# except the last sends M, whatever N is. This method is called *pipelining*, and you will meet it again in
-# notebook 07.
+# except the last sends M, whatever N is. This is called *pipelining*, and you will meet it again in notebook
+# 07.
 #
 # **Break it.** Every rank must name the same `src`. Here, on four ranks, the even ones say 0 and the odd ones
-# say 1. Before you run it, work out which rank waits for which.
+# say 1. Before you run the cell, work out which rank waits for which.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -382,10 +365,14 @@ results(disagree_on_the_root)
 # **In production.** `dist.broadcast(tensor, src)` has the same arguments. The ledger can't see how a built-in
 # sends, so it books every built-in at the least any algorithm must send. For a broadcast this is a chain,
 # with M from every rank except the last. Only the operating system knows how many bytes really went over the
-# wire. Linux counts the bytes of every TCP connection:
+# wire, and Linux counts the bytes of every TCP connection. `show_wire` prints them for the built-in and for
+# your tree. gloo, the CPU backend, also sends a binomial tree, with 2 M from the root of four ranks. (Some
+# figures might be a few hundredths above the algorithm's bytes, because Linux counts everything on the
+# connection, or much higher if TCP had to send bytes again. NCCL's bytes don't go over TCP on one machine, so
+# `show_wire` asks for gloo.)
 
 
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def wire_bytes():
     """Bytes that this process has sent over TCP so far, as Linux counts them."""
     import os
@@ -418,21 +405,12 @@ def on_the_wire(collective, numel=1 << 20):
 
 
 def show_wire(name, collective):
-    # on the CPU: bytes are read from TCP
     if run := try_it(on_the_wire, collective, backend="gloo"):
         print(f"{name:28}", "  ".join(f"rank {rank}: {m:.2f} M" for rank, m in enumerate(run)))
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 show_wire("dist.broadcast", lambda full, part: dist.broadcast(full, 0))
 show_wire("yours", lambda full, part: broadcast(full, 0))
-
-# %% [markdown]
-# gloo, the CPU backend, also sends a binomial tree, with 2 M from the root of four ranks. (Some figures might
-# be a few hundredths above the algorithm's bytes, because Linux counts everything on the connection. If TCP
-# had to send bytes again, a figure can also be much higher, such as 1.35 M instead of 1 M. NCCL's bytes don't
-# go over TCP on one machine, so these cells ask for gloo.)
-
 
 # %% [markdown]
 # ## 2 · Reduce-scatter on a ring
@@ -460,6 +438,9 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # elements 0 and 1). A box without a number holds the element of its column. Follow your chunk in the
 # *messages* instead of the boxes, because this run uses the reference implementation. It keeps its partial
 # sums alternately in `output` and in a buffer that the film doesn't show.
+#
+# **Predict.** Write the cost in the cell below the film. As everywhere, `nbytes` is the size of the *full*
+# tensor, which here is the input.
 
 
 # %% tags=["skip-in-grading"]
@@ -473,9 +454,6 @@ def film_reduce_scatter(algorithm):
 
 run = launch(film_reduce_scatter, reference.reduce_scatter, world_size=4, backend="gloo")
 stepper(run.ledger, run)
-
-# %% [markdown]
-# **Predict.** As everywhere, `nbytes` is the size of the *full* tensor, which here is the input.
 
 
 # %% nbgrader={"grade_id": "reduce_scatter_cost", "solution": true}
@@ -548,7 +526,9 @@ def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = Non
 # its send. So post both together with <code>dist.batch_isend_irecv</code>, then wait for every handle. Use
 # two buffers, one that goes out and one that comes in.</details>
 #
-# **Check.**
+# **Check and measure.** The second cell also asks the operating system how much PyTorch's reduce-scatter, its
+# all-reduce and your function send over gloo. The least possible for a reduce-scatter is (N−1)/N of M per
+# rank, which is 0.75 M on four ranks.
 
 # %% nbgrader={"grade_id": "reduce_scatter_check", "points": 8}
 report = check("02_collectives/reduce_scatter", reduce_scatter)
@@ -557,11 +537,8 @@ report = check("02_collectives/reduce_scatter", reduce_scatter, cases="hidden")
 ### END HIDDEN TESTS
 report.points(8)
 
-# %% [markdown]
-# **Measure.**
 
-
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def reduce_scatter_840():
     full = torch.ones(840, device=device())
     part = torch.empty(840 // dist.get_world_size(), device=device())
@@ -569,8 +546,17 @@ def reduce_scatter_840():
 
 
 beside(reduce_scatter_cost, reduce_scatter_840)
+show_wire("dist.reduce_scatter_tensor", lambda full, part: dist.reduce_scatter_tensor(part, full))
+show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
+show_wire("yours", lambda full, part: reduce_scatter(part, full))
 
 # %% [markdown]
+# **In production.** The call is `dist.reduce_scatter_tensor(output, input)`. gloo's reduce-scatter sends as
+# much as an all-reduce because it *is* one. It sums the whole tensor everywhere and then throws (N−1)/N of
+# the sum away, so yours sends half as much. NCCL has true reduce-scatters, among them a ring and, since 2.23,
+# an algorithm called PAT. Keep the difference in mind when you test sharded training on a CPU. For a
+# built-in, the ledger shows the bytes an algorithm must send, but gloo may send more.
+#
 # **Break it.** Here is one round of a ring with *one* buffer. The buffer goes out to the right while the left
 # neighbour's value comes into it. Predict the value rank 1 holds afterwards.
 
@@ -593,21 +579,6 @@ results(one_buffer)
 # with 0 and quite possibly does. But if a rank's new value arrives before its own has left, the rank passes
 # on the *new* value. Then one value reaches two ranks, and another is lost. This hits a different rank from
 # run to run, so the mistake is hard to find.
-#
-# **In production.** The call is `dist.reduce_scatter_tensor(output, input)`. The next cell asks the operating
-# system how much this call sends over gloo. The least possible is (N−1)/N of M per rank, here 0.75 M.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-show_wire("dist.reduce_scatter_tensor", lambda full, part: dist.reduce_scatter_tensor(part, full))
-show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
-show_wire("yours", lambda full, part: reduce_scatter(part, full))
-
-# %% [markdown]
-# gloo's reduce-scatter sends as much as an all-reduce because it *is* one. It sums the whole tensor
-# everywhere and then throws (N−1)/N of the sum away, so yours sends half as much. NCCL has true
-# reduce-scatters, among them a ring and, since 2.23, an algorithm called PAT. Keep the difference in mind
-# when you test sharded training on a CPU. For a built-in, the ledger shows the bytes an algorithm must send,
-# but gloo may send more.
 
 # %% [markdown]
 # ## 3 · All-gather on a ring
@@ -626,6 +597,8 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # and then gather them again for its backward.
 #
 # The ring is the same, but nothing is added. Instead, every rank keeps a copy of each chunk that passes by.
+#
+# **Predict.** As before, `nbytes` is the size of the full tensor, which here is the *output*.
 
 
 # %% tags=["skip-in-grading"]
@@ -639,9 +612,6 @@ def film_all_gather(algorithm):
 
 run = launch(film_all_gather, reference.all_gather, world_size=4, backend="gloo")
 stepper(run.ledger, run)
-
-# %% [markdown]
-# **Predict.** As before, `nbytes` is the size of the full tensor, which here is the *output*.
 
 
 # %% nbgrader={"grade_id": "all_gather_cost", "solution": true}
@@ -694,7 +664,7 @@ def all_gather(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
 # <details><summary>Hint: the step</summary>In round k, send chunk r − k to the right, and receive chunk r − k
 # − 1 from the left, straight into its place in <code>output</code>.</details>
 #
-# **Check.**
+# **Check and measure.**
 
 # %% nbgrader={"grade_id": "all_gather_check", "points": 6}
 report = check("02_collectives/all_gather", all_gather)
@@ -703,11 +673,8 @@ report = check("02_collectives/all_gather", all_gather, cases="hidden")
 ### END HIDDEN TESTS
 report.points(6)
 
-# %% [markdown]
-# **Measure.**
 
-
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def all_gather_840():
     full = torch.empty(840, device=device())
     part = torch.ones(840 // dist.get_world_size(), device=device())
@@ -715,8 +682,13 @@ def all_gather_840():
 
 
 beside(all_gather_cost, all_gather_840)
+show_wire("dist.all_gather_into_tensor", lambda full, part: dist.all_gather_into_tensor(full, part))
+show_wire("yours", lambda full, part: all_gather(full, part))
 
 # %% [markdown]
+# **In production.** `dist.all_gather_into_tensor(output, input)` gives the same result and sends the same
+# bytes.
+#
 # **Break it.** Cut ten elements over four ranks, and the shards have 3, 3, 2 and 2. Every rank makes room for
 # N times its own shard. What happens when a rank with 2 meets a rank with 3?
 
@@ -736,13 +708,6 @@ results(uneven_shards)
 # gloo itself would have delivered garbage or ended the process. The message above comes from the ledger
 # instead, which compares both ends of every message. The cure in real code is *padding*. FSDP and ZeRO make
 # all shards as long as the longest one.
-#
-# **In production.** `dist.all_gather_into_tensor(output, input)` gives the same result and sends the same
-# bytes:
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-show_wire("dist.all_gather_into_tensor", lambda full, part: dist.all_gather_into_tensor(full, part))
-show_wire("yours", lambda full, part: all_gather(full, part))
 
 # %% [markdown]
 # ## 4 · Ring all-reduce
@@ -760,11 +725,13 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # first complete sum exists. The other N − 1 ranks don't have this sum yet, and need one message each.
 # Together these are 2 (N − 1) messages per element, however you arrange them (Patarasuk and Yuan 2009 prove
 # it with care). Share them out evenly over the N ranks, and you have the least that the busiest rank can
-# send. The prediction below asks you for this number.
+# send. The prediction asks you for this number.
 #
 # In total, §0 sends no more than that. Its flaw is that one rank sends half of it. A reduce-scatter followed
 # by an all-gather puts the same load on every rank instead. This is the ring all-reduce, and no algorithm can
 # get by with a busiest rank that sends less.
+#
+# **Predict.** How many bytes does each rank send, and in how many rounds, for any N and M?
 
 
 # %% tags=["skip-in-grading"]
@@ -777,9 +744,6 @@ def film_in_place(algorithm, numel=4):
 
 run = launch(film_in_place, reference.ring_all_reduce, world_size=4, backend="gloo")
 stepper(run.ledger, run)
-
-# %% [markdown]
-# **Predict.** How many bytes does each rank send, and in how many rounds, for any N and M?
 
 
 # %% nbgrader={"grade_id": "ring_prediction", "solution": true}
@@ -807,28 +771,14 @@ report.points(2)
 # %% [markdown]
 # For 8 GPUs and 1 GB, your functions should give 1.75 GB from each GPU, in 14 rounds.
 #
-# What grows with N, and what doesn't? Take the bf16 gradient of a 7B model, on links with 1/β = 50 GB/s and
-# α = 10 µs:
+# What grows with N, and what doesn't? Take links with 1/β = 50 GB/s and α = 10 µs. The cell prints both terms
+# for the bf16 gradient of a 7B model, and plots their sum for three sizes. (25 MB is the default size of the
+# pieces in which PyTorch's `DistributedDataParallel` sends gradients, as you will see in notebook 03.)
 
 # %% tags=["skip-in-grading"]
 ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
-if ready(ring_bytes_sent, ring_rounds):
-    for n in (2, 8, 64, 512, 4096):
-        sent, in_turn = ring_bytes_sent(n, 14_000_000_000), ring_rounds(n)
-        print(
-            f"{n:5} ranks: {sent / 1e9:6.2f} GB from each, {sent * BETA:.3f} s"
-            f"  +  {in_turn:5,} rounds, {in_turn * ALPHA:.3f} s"
-        )
-
-# %% [markdown]
-# It is often said that the cost of an all-reduce doesn't depend on N. That is half true. The bytes are
-# *bounded*, because they start at M for N = 2 and approach 2 M without ever reaching it. The rounds, however,
-# grow with N without limit. The plot uses your two functions to show how long one all-reduce takes, for three
-# sizes. (25 MB is the default size of the pieces in which PyTorch's `DistributedDataParallel` sends
-# gradients, as you will see in notebook 03.)
 
 
-# %% tags=["skip-in-grading"]
 def seconds_by_ranks():
     sizes = {"14 GB, a 7B gradient": 14e9, "25 MB": 25e6, "10 KB, one bias": 10e3}
     world_sizes = [2**k for k in range(1, 13)]
@@ -851,13 +801,21 @@ def seconds_by_ranks():
     return figure
 
 
+if ready(ring_bytes_sent, ring_rounds):
+    for n in (2, 8, 64, 512, 4096):
+        sent, in_turn = ring_bytes_sent(n, 14_000_000_000), ring_rounds(n)
+        print(
+            f"{n:5} ranks: {sent / 1e9:6.2f} GB from each, {sent * BETA:.3f} s"
+            f"  +  {in_turn:5,} rounds, {in_turn * ALPHA:.3f} s"
+        )
 seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 
 # %% [markdown]
-# For 14 GB, the time almost doubles between 2 ranks and 64, from 0.28 s to 0.55 s. From 64 ranks to 4,096 it
-# grows by only 16 %, to 0.64 s, so over this range the saying nearly holds. For 10 KB, the time grows in
-# proportion to N − 1, because nearly all of it is latency. For 25 MB, the bytes dominate on few ranks and the
-# latency on many. At 64 ranks, the rounds take 1.3 ms and the bytes 1.0 ms.
+# It is often said that the cost of an all-reduce doesn't depend on N. That is half true. The bytes are
+# *bounded*, because they start at M for N = 2 and approach 2 M without ever reaching it. The rounds, however,
+# grow with N without limit. For 14 GB, the time grows by only 16 % from 64 ranks to 4,096, so over this range
+# the saying nearly holds. For 10 KB, the time grows in proportion to N − 1, because nearly all of it is
+# latency. For 25 MB, the bytes dominate on few ranks and the latency on many.
 #
 # **Build.** Your function works in place and must handle *any* size: 10 elements over 4 ranks, 2 elements
 # over 3, or none at all. You can put your two halves together, or write the ring in one piece, on the tensor
@@ -915,7 +873,7 @@ def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
 # <details><summary>Hint: the complete chunk</summary>In the last round, k = N − 2, rank r adds into chunk r −
 # (N − 2) − 1 = r + 1 (mod N).</details>
 #
-# **Check.**
+# **Check and measure.**
 
 # %% nbgrader={"grade_id": "ring_all_reduce_check", "points": 12}
 report = check("02_collectives/ring_all_reduce", ring_all_reduce)
@@ -924,28 +882,34 @@ report = check("02_collectives/ring_all_reduce", ring_all_reduce, cases="hidden"
 ### END HIDDEN TESTS
 report.points(12)
 
-# %% [markdown]
-# **Measure.** The cell shows your ring on film. Is it the same as the ring above? (If your ring works on a
-# copy, the boxes change only at the end, so compare the messages instead. If your ring is §2 followed by §3,
-# each message carries the chunk one place before the chunk above.)
 
-# %% tags=["skip-in-grading"]
-run = try_it(film_in_place, ring_all_reduce, backend="gloo")
-stepper(run.ledger, run) if run else None
-
-
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def ring_840():
     ring_all_reduce(torch.ones(840, device=device()))
 
 
 beside(lambda n, nbytes: (ring_bytes_sent(n, nbytes), ring_rounds(n)), ring_840)
+show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
+show_wire("your ring", lambda full, part: ring_all_reduce(full))
+show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 
 # %% [markdown]
-# Here is your ring as a timeline. Count its arrows and ignore the milliseconds. Every rank sends six messages
-# and receives six, of 1 MB each. In §0, by contrast, the messages had 4 MB. There, rank 0 received three and
-# sent three, and every other rank sent one and received one. (Grey is waiting, on a laptop mostly for a core.
-# §9 shows how that changes the time.)
+# **In production.** The call is `dist.all_reduce(tensor)`. gloo's all-reduce sends as much as yours, because
+# its `allreduce.cc` also has a ring. NCCL chooses among several algorithms (§5). You have built an all-reduce
+# as a reduce-scatter and an all-gather. This is why ZeRO-1 costs no more communication than plain data
+# parallelism. It has the same two halves, with the optimizer step between them (notebook 04).
+#
+# **Look.** The next two cells show your ring on film and as a timeline. Is the film the same as the one
+# above? (If your ring works on a copy, the boxes change only at the end, so compare the messages instead. If
+# your ring is §2 followed by §3, each message carries the chunk one place before the chunk above.) In the
+# timeline, count the arrows and ignore the milliseconds. Every rank sends six messages and receives six, of 1
+# MB each. In §0, by contrast, rank 0 received three messages of 4 MB and sent three, and every other rank
+# sent one and received one. (Grey is waiting, on a laptop mostly for a core. §9 shows how that changes the
+# time.)
+
+# %% tags=["skip-in-grading"]
+run = try_it(film_in_place, ring_all_reduce, backend="gloo")
+stepper(run.ledger, run) if run else None
 
 # %% tags=["skip-in-grading"]
 run = try_it(sum_4_mb, ring_all_reduce)
@@ -983,19 +947,6 @@ report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed
 # small, because each of their chunks would come from only one rank's data. You would look for the reason in
 # the learning rate.
 #
-# **In production.** The call is `dist.all_reduce(tensor)`.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
-show_wire("your ring", lambda full, part: ring_all_reduce(full))
-show_wire("gather_to_one", lambda full, part: gather_to_one(full))
-
-# %% [markdown]
-# gloo's all-reduce sends as much as yours, because its `allreduce.cc` also has a ring. NCCL chooses among
-# several algorithms (§5). You have built an all-reduce as a reduce-scatter and an all-gather. This is why
-# ZeRO-1 costs no more communication than plain data parallelism. It has the same two halves, with the
-# optimizer step between them (notebook 04).
-#
 # <details><summary>In the lectures</summary>Lecture 001 §19.3 works the example of 8 GPUs and 1 GB: "each GPU
 # sends 1.75GB", 14 hops. It concludes that the cost of communication does not depend on N. Lecture 003 states
 # that an all-reduce is a reduce-scatter and an all-gather.</details>
@@ -1021,15 +972,15 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # rounds from three others, and after k rounds from 2^k − 1. So an all-reduce takes at least log2 N rounds. If
 # N is a power of two, recursive doubling needs no more. In round k, rank r swaps *everything it has* with
 # rank r XOR 2^k, and then both add.
+#
+# **Predict.** Start with powers of two. If you then go on to any N (below), come back and complete your
+# prediction.
 
 # %% tags=["skip-in-grading"]
 run = launch(
     film_in_place, reference.recursive_doubling_all_reduce, 2, world_size=8, backend="gloo"
 )
 stepper(run.ledger, run)
-
-# %% [markdown]
-# **Predict.** Start with powers of two. If you then go on to any N (below), come back and complete it.
 
 
 # %% nbgrader={"grade_id": "recursive_doubling_cost", "solution": true}
@@ -1051,7 +1002,7 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 # *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. Then N −
 # P ranks are left over. Each of them, rank P + i, first sends its tensor to rank i and then waits. Rank i
 # adds this tensor to its own. The first P ranks then do recursive doubling among themselves. Finally, rank i
-# sends the sum back to rank P + i.
+# sends the sum back to rank P + i. (Here B is one M larger than the bytes of the busiest rank.)
 
 
 # %% nbgrader={"grade_id": "recursive_doubling_all_reduce", "solution": true}
@@ -1105,7 +1056,7 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
 # So if both partners add the same two tensors, they get the same result, and after every round whole groups
 # of ranks agree.</details>
 #
-# **Check.**
+# **Check and measure.**
 
 # %% nbgrader={"grade_id": "recursive_doubling_all_reduce_check", "points": 8}
 report = check("02_collectives/recursive_doubling_all_reduce", recursive_doubling_all_reduce)
@@ -1115,9 +1066,6 @@ report = check(
 )
 ### END HIDDEN TESTS
 report.points(8)
-
-# %% [markdown]
-# **Measure.**
 
 
 # %% tags=["skip-in-grading"]
@@ -1164,23 +1112,19 @@ for rank, total in enumerate(totals):
 # network switch) with each protocol (how a message is cut and signalled). It computes all these times for the
 # *message size*, the nodes and the links it has, and then chooses the pair with the least time (NCCL issue
 # 457; the code is `tuning.cc`). Trees win when latency counts, which means with small messages or *many*
-# nodes. On two nodes they can also win on large messages (issue 946). In §8, your own formula gives the
-# message size at which the ring overtakes recursive doubling.
+# nodes. On two nodes they can also win on large messages (issue 946).
 #
-# NCCL's tree is not recursive doubling. It is a pair of binary trees that each carry half of the tensor, up
-# to the root and down again, in pieces. A rank sends at most 2 M (a root M), a little more than in the ring,
-# but the rounds grow only with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and
+# <details><summary>NCCL's tree</summary>NCCL's tree is not recursive doubling. It is a pair of binary trees
+# that each carry half of the tensor, up to the root and down again, in pieces. A rank sends at most 2 M (a
+# root M), a little more than in the ring, but the rounds grow only with log N (NCCL issue 457).</details>
+# <details><summary>Rabenseifner's all-reduce</summary>MPICH uses recursive doubling for short messages, and
 # for long ones an algorithm by Rabenseifner, which is also a reduce-scatter followed by an all-gather. In the
 # first half of its rounds, the messages have M/2, M/4, M/8, ... bytes, and in the second half they double
-# again. If N is a power of two, each rank sends 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005).
-# *Optional:* the next cell shows it on film.
-#
+# again. If N is a power of two, each rank sends 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005). To see
+# it on film, replace <code>reference.recursive_doubling_all_reduce, 2</code> in this section's first code
+# cell by <code>reference.rabenseifner_all_reduce, 8</code>.</details>
 # <details><summary>In the lectures</summary>The rule of small N and large N is in lecture 001,
 # §19.3.</details>
-
-# %% tags=["skip-in-grading"]
-run = launch(film_in_place, reference.rabenseifner_all_reduce, 8, world_size=8, backend="gloo")
-stepper(run.ledger, run)
 
 # %% [markdown]
 # ## 6 · All-to-all
@@ -1197,8 +1141,9 @@ stepper(run.ledger, run)
 # rank it is meant for, so chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks
 # as columns, and the exchange is the transpose of a matrix. A mixture-of-experts layer sends each token to
 # the rank that holds its *expert*, one of several networks among which the layer chooses. Ulysses attention
-# (notebook 08) turns "all heads of my tokens" into "all tokens of my heads". Both of these exchanges are
-# all-to-alls.
+# (notebook 08) turns "all heads of my tokens" into "all tokens of my heads". Both are all-to-alls.
+#
+# **Predict.** In each round, every rank sends one message and receives one.
 
 
 # %% tags=["skip-in-grading"]
@@ -1213,9 +1158,6 @@ def film_all_to_all(algorithm):
 run = launch(film_all_to_all, reference.all_to_all, world_size=4, backend="gloo")
 stepper(run.ledger, run)
 
-# %% [markdown]
-# **Predict.** In each round, every rank sends one message and receives one.
-
 
 # %% nbgrader={"grade_id": "all_to_all_cost", "solution": true}
 def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
@@ -1229,7 +1171,7 @@ def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
 # %% [markdown]
 # **Build.** If all ranks serve rank 0 first, then rank 1, and so on, then rank 0 has N − 1 senders at its
 # door while the others have none. It is better if in round k rank r sends to r + k and receives from r − k,
-# for k = 1, ..., N − 1. Then every rank sends one message and receives one in each round.
+# for k = 1, ..., N − 1.
 
 
 # %% nbgrader={"grade_id": "all_to_all", "solution": true}
@@ -1262,7 +1204,7 @@ def all_to_all(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
 # <details><summary>Hint</summary>Use one <code>batch_isend_irecv</code> per round, as in the ring, but with
 # other partners in each round: <code>(rank + k) % n</code> and <code>(rank - k) % n</code>.</details>
 #
-# **Check.**
+# **Check and measure.**
 
 # %% nbgrader={"grade_id": "all_to_all_check", "points": 5}
 report = check("02_collectives/all_to_all", all_to_all)
@@ -1270,9 +1212,6 @@ report = check("02_collectives/all_to_all", all_to_all)
 report = check("02_collectives/all_to_all", all_to_all, cases="hidden")
 ### END HIDDEN TESTS
 report.points(5)
-
-# %% [markdown]
-# **Measure.**
 
 
 # %% tags=["skip-in-grading"]
@@ -1284,6 +1223,9 @@ def all_to_all_840():
 beside(all_to_all_cost, all_to_all_840)
 
 # %% [markdown]
+# **In production.** The call is `dist.all_to_all_single(output, input)`, with lists of sizes if the chunks
+# differ, as they do when experts are not equally popular.
+#
 # **Break it.** To save memory, let the result arrive in the input with `all_to_all(x, x)`. What can go wrong,
 # and when would it go unnoticed?
 
@@ -1304,22 +1246,6 @@ results(in_place)
 # overwritten before it had left. Or the ledger complains, because with an even N there is a round that sends
 # and receives the same chunk. The mistake goes unnoticed when all test data are alike, such as all ones.
 # <code>torch.distributed</code> doesn't promise to notice at all.</details>
-#
-# **In production.** The call is `dist.all_to_all_single(output, input)`, with lists of sizes if the chunks
-# differ, as they do when experts are not equally popular.
-
-
-# %% tags=["skip-in-grading"]
-def both_ways():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    x = torch.arange(2 * n, device=device()) + 100 * rank
-    mine, theirs = torch.empty_like(x), torch.empty_like(x)
-    all_to_all(mine, x)
-    dist.all_to_all_single(theirs, x)
-    return mine.tolist(), mine.equal(theirs)
-
-
-results(both_ways)
 
 # %% [markdown]
 # ## 7 · Two kinds of wire *(optional)*
@@ -1342,6 +1268,8 @@ results(both_ways)
 # 3. *all-gather* inside each node.
 #
 # The film shows 2 nodes of 2 ranks, {0, 1} and {2, 3}.
+#
+# **Predict.** How many bytes does each rank send inside its node, and how many to other nodes?
 
 
 # %% tags=["skip-in-grading"]
@@ -1362,12 +1290,8 @@ def film_hierarchical(algorithm):
     return film
 
 
-# %% tags=["skip-in-grading"]
 run = launch(film_hierarchical, reference.hierarchical_all_reduce, world_size=4, backend="gloo")
 stepper(run.ledger, run)
-
-# %% [markdown]
-# **Predict.** How many bytes does each rank send inside its node, and how many to other nodes?
 
 
 # %% nbgrader={"grade_id": "hierarchical_bytes", "solution": true}
@@ -1420,7 +1344,9 @@ def hierarchical_all_reduce(tensor: torch.Tensor, intra_group: Group, inter_grou
 # length is the next multiple of g, work on that, and then copy the first <code>numel</code> elements back.
 # Zeros add nothing.</details>
 #
-# **Check.**
+# **Check and measure.** The second cell takes two nodes of four ranks and 3,360 bytes. The ledger's matrix
+# shows how much each rank sent to every other rank. Ranks 0 to 3 are one node and ranks 4 to 7 the other, so
+# the two 4 x 4 blocks on the diagonal are inside the nodes.
 
 # %% nbgrader={"grade_id": "hierarchical_all_reduce_check", "points": 5}
 report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce)
@@ -1428,11 +1354,6 @@ report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce
 report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce, cases="hidden")
 ### END HIDDEN TESTS
 report.points(5)
-
-# %% [markdown]
-# **Measure.** The cell takes two nodes of four ranks and 3,360 bytes. The ledger's matrix shows how much each
-# rank sent to every other rank. Ranks 0 to 3 are one node and ranks 4 to 7 the other, so the two 4 x 4 blocks
-# on the diagonal are inside the nodes.
 
 
 # %% tags=["skip-in-grading"]
@@ -1467,29 +1388,8 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 #
 # **In production.** This is hybrid sharding (HSDP). `fully_shard` on a two-dimensional mesh (ranks in rows
 # and columns) reduce-scatters gradients along one axis and all-reduces the shards along the other. The
-# all-gather then comes with the next forward (notebook 05). Here is the same by hand:
-
-
-# %% tags=["skip-in-grading"]
-def hybrid():
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("replicate", "shard"))
-    intra, inter = mesh.get_group("shard"), mesh.get_group("replicate")
-    gradient = torch.arange(8.0, device=device()) * (dist.get_rank() + 1)
-    mine = gradient.clone()
-    hierarchical_all_reduce(mine, intra, inter)
-
-    shard = torch.empty(4, device=device())
-    dist.reduce_scatter_tensor(shard, gradient, group=intra)
-    dist.all_reduce(shard, group=inter)
-    dist.all_gather_into_tensor(gradient, shard, group=intra)
-    return mine.tolist(), mine.equal(gradient)
-
-
-results(hybrid)
-
-# %% [markdown]
+# all-gather then comes with the next forward (notebook 05).
+#
 # Is *one* ring through all 64 GPUs so bad, then? It leaves each node at only one place, so 2 · 63/64 M = 1.97
 # M go out of a node. In the three steps, each of a node's 8 GPUs sends 2 · 7/8 · M/8 = 0.22 M to other nodes.
 # Together this is 1.75 M, which is hardly less. But the eight GPUs can send through eight ports, whereas the
@@ -1518,8 +1418,6 @@ results(hybrid)
 # `nbytes` is always the full tensor (for `"all_to_all"`, one rank's input), and the bytes are counted for the
 # busiest rank. Here recursive doubling must be right for *any* N, and more than half of the 4 points need it.
 # The docstring in §5 has the formula, so you can do this even if you skipped the optional part there.
-#
-# (This section has no picture and no part *In production*. Its measurement is §9.)
 #
 # The last function answers the question that decides which algorithm a library chooses. Ring and recursive
 # doubling compute the same thing, but one sends less and the other takes fewer rounds. At how many bytes do
@@ -1598,7 +1496,10 @@ report.points(4)
 
 # %% [markdown]
 # Now you can judge the rule from §5, trees for small N and rings for large N. The cell takes N ranks on links
-# of 10 µs and 50 GB/s:
+# of 10 µs and 50 GB/s.
+#
+# **Break it.** The classic mistake is in the unit. The last three lines of the output are the time of one
+# ring all-reduce, of 14 GB on 64 ranks, but each line reads the data sheet in another way.
 
 # %% tags=["skip-in-grading"]
 for n in (2, 8, 64, 512) if ready(crossover) else ():
@@ -1607,19 +1508,7 @@ for n in (2, 8, 64, 512) if ready(crossover) else ():
         f"{n:4} ranks: the ring "
         + ("never wins" if math.isinf(where) else f"wins above {where / 1e6:5.1f} MB")
     )
-
-# %% [markdown]
-# From 8 ranks to 512, the more ranks there are, the larger the message must be before a ring pays. (All these
-# N are powers of two. For any other N, recursive doubling has to pay for the ranks that are left over, so the
-# border is lower than at the next power of two. For 5 ranks it is 1.4 MB.) So the rule is the wrong way
-# around, because *many* ranks call for few rounds, and so do *small* messages. (These borders are between the
-# ring and recursive doubling. NCCL's tree sends 2 M at most, which is closer to the ring's bytes, so the ring
-# has even less to gain against it.)
-#
-# **Break it.** The classic mistake is in the unit. The cell takes the same ring and reads the data sheet in
-# three ways:
-
-# %% tags=["skip-in-grading"]
+print()
 readings = {
     "400 Gb/s = 50 GB/s each way": 50e9,
     "both directions as one: 100 GB/s": 100e9,
@@ -1629,6 +1518,12 @@ for reading, bandwidth in readings.items() if ready(seconds) else ():
     print(f"{reading:34} {seconds('ring_all_reduce', 64, 14e9, 10e-6, 1 / bandwidth):.3f} s")
 
 # %% [markdown]
+# From 8 ranks to 512, the more ranks there are, the larger the message must be before a ring pays. So the
+# rule is the wrong way around, because *many* ranks call for few rounds, and so do *small* messages. (All
+# these N are powers of two. For any other N, recursive doubling has to pay for the ranks that are left over,
+# so the border is lower than at the next power of two. NCCL's tree sends 2 M at most, which is closer to the
+# ring's bytes, so the ring has even less to gain against it.)
+#
 # If a cluster seems to run at half of what you computed, or at an eighth, look at the units first.
 
 # %% [markdown]
@@ -1792,6 +1687,10 @@ def crossovers():
 
 
 crossovers() if measured and ready(rounds, bytes_sent_per_rank, crossover) else None
+for name, times in measured.items():
+    algorithm_bandwidth = RACE_SIZES[-1] / times[-1] / 1e9
+    bus_bandwidth = algorithm_bandwidth * 2 * (RACE_RANKS - 1) / RACE_RANKS
+    print(f"{name:30} {algorithm_bandwidth:6.2f} GB/s algorithm, {bus_bandwidth:6.2f} GB/s bus")
 
 # %% [markdown]
 # Look at five things. They depend on your machine, so compare each sentence with your own figures.
@@ -1803,40 +1702,32 @@ crossovers() if measured and ready(rounds, bytes_sent_per_rank, crossover) else 
 # Compare the two 1/β, and you see that α and β belong to a load, not to a computer.
 #
 # *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring takes
-# three times as long. If your factor is not three, a round doesn't cost the same in both (see the last three
-# lines that were printed). Part of a round's cost is the wait for a core, because in every round *all* ranks
-# need one. If ranks outnumber cores, some have to wait.
+# three times as long. If your factor is not three, a round doesn't cost the same in both (see the three lines
+# with the cost of a round). Part of this cost is the wait for a core, because in every round *all* ranks need
+# one.
 #
-# *The built-in* runs its rounds in C++, while yours go through Python and the ledger. Whether that shows
-# depends on the other costs of a round. (The printed lines count its rounds as if it were a ring. But gloo
-# may use another algorithm for small tensors, and then its time per round means nothing.)
+# *The built-in* runs its rounds in C++, while yours go through Python and the ledger. (The printed lines
+# count its rounds as if it were a ring. But gloo may use another algorithm for small tensors, and then its
+# time per round means nothing.)
 #
 # *`gather_to_one` may do far too well.* In the model, 3 M come into rank 0 and then 3 M go out. That makes 6
 # M one after another, four times the ring's 1.5 M. But there is no wire here. All ranks share the cores and
 # the memory, so the *sum* of all bytes counts, and that is 6 M for both (§4). And `gather_to_one` keeps only
-# one pair of ranks awake at a time, so two cores are enough for it. On four machines the formula, four times
-# the ring's bytes, holds. A model is as good as its assumption, and this model assumes a wire for every rank.
+# one pair of ranks awake at a time, so two cores are enough for it. On four machines, where every rank has
+# its own wire, the formula holds.
 #
 # *Recursive doubling may bend up at the end.* At 64 MB the bytes decide. The ring sends 1.5 M and recursive
 # doubling 2 M, so the ring should take 1.5 / 2 = 0.75 of doubling's time. If it takes much less, look at the
 # memory, because doubling receives into a buffer as large as the tensor. If that buffer is new in every call,
-# it is fetched from the system each time, page by page, and given back afterwards. This is because glibc, the
-# C library of Linux, keeps no freed block of more than 32 MB for the next call (`man mallopt`,
-# M_MMAP_THRESHOLD). On the machine on which this notebook was written, an exchange of 64 MB with a partner
-# took three times as long into a new buffer as into an old one. α and β know nothing of memory.
+# it is fetched from the system each time, page by page, because glibc, the C library of Linux, keeps no freed
+# block of more than 32 MB for the next call (`man mallopt`, M_MMAP_THRESHOLD). α and β know nothing of
+# memory.
 #
-# **In production.** `nccl-tests` prints two bandwidths. The *algorithm bandwidth* is M divided by the time.
-# The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an all-reduce. It is the bandwidth of
-# each wire, provided the algorithm sent the least possible. So you can compare it with the data sheet for any
-# N, and a wasteful algorithm shows as a low number. These are your bandwidths:
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-for name, times in measured.items():
-    algorithm_bandwidth = RACE_SIZES[-1] / times[-1] / 1e9
-    bus_bandwidth = algorithm_bandwidth * 2 * (RACE_RANKS - 1) / RACE_RANKS
-    print(f"{name:30} {algorithm_bandwidth:6.2f} GB/s algorithm, {bus_bandwidth:6.2f} GB/s bus")
-
-# %% [markdown]
+# **In production.** `nccl-tests` prints two bandwidths, and so do the last four lines above. The *algorithm
+# bandwidth* is M divided by the time. The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an
+# all-reduce. It is the bandwidth of each wire, provided the algorithm sent the least possible. So you can
+# compare it with the data sheet for any N, and a wasteful algorithm shows as a low number.
+#
 # On a machine with four GPUs, the race runs over NCCL without a change. There you should also add `1 << 28`
 # and `1 << 30` to `RACE_SIZES`, because 64 MB are little for NVLink.
 
@@ -1937,12 +1828,12 @@ scorecard(
 )
 
 # %% [markdown]
-# Read the card row by row. Recursive doubling adds everything on every rank, so it pays for its few rounds
-# with more additions than one process needs. `gather_to_one` adds each element as often as it must, but all
-# on one rank. The ring adds no more than that and sends the least. It needs room for one chunk in addition to
-# the tensor, 1.25 M in all, if one buffer serves all rounds. Is your ring's peak higher? Then it holds more
-# buffers at the same time, such as a new one in each round, or a copy of the tensor. The card doesn't show
-# the rounds, which are 6, 2 and 6 from the top. In rounds, then, the ring is not better than `gather_to_one`.
+# Recursive doubling adds everything on every rank, so it pays for its few rounds with more additions than one
+# process needs. `gather_to_one` adds each element as often as it must, but all on one rank. The ring adds no
+# more than that and sends the least. It needs room for one chunk in addition to the tensor, 1.25 M in all, if
+# one buffer serves all rounds. Is your ring's peak higher? Then it holds more buffers at the same time, such
+# as a new one in each round, or a copy of the tensor. The card doesn't show the rounds, which are 6, 2 and 6
+# from the top. In rounds, then, the ring is not better than `gather_to_one`.
 #
 # **You have built** all the exchanges that the rest of the course is made of, and you can predict how much
 # each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
@@ -1961,10 +1852,9 @@ scorecard(
 #   yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
-
-# %% [markdown]
-# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+#
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
+# In a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
 
 # %% tags=["skip-in-grading"]
