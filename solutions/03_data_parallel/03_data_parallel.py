@@ -34,7 +34,7 @@
 # | 10 Optional: one bit | 40 | 5 extra | 6 |
 
 # %% [markdown]
-# ### Words and letters
+# ### Words, letters and tools
 #
 # | | |
 # |---|---|
@@ -53,6 +53,13 @@
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.1 calls a GPU's share of the batch a microbatch.
 # That is right without accumulation.</details>
+#
+# The next cell imports the modules, and also `try_it`, which runs a function that may fail and prints the
+# errors of the ranks. The cell after it defines the other tools. `network` makes a small model, and every
+# seed gives a different one. `samples` draws data that can be learned (a fixed layer makes the targets from
+# the inputs). `one_step` runs forward, backward and the averaging on a rank, without an optimizer, and
+# returns the gradients. Its argument `wrap` is a data-parallel class, such as yours. Finally, `predicted` and
+# `said` call your prediction functions.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -81,13 +88,6 @@ from course_lib.scorecard import costs, scorecard
 from course_lib.unfinished import ready, try_it
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
-
-# %% [markdown]
-# These are the tools. `network` makes a small model, and every seed gives a different one. `samples` draws
-# data that can be learned (a fixed layer makes the targets from the inputs). `one_step` runs forward,
-# backward and the averaging on a rank, without an optimizer, and returns the gradients. Its argument `wrap`
-# is a data-parallel class, such as yours. `try_it` runs a function that may fail and prints the errors of the
-# ranks. Finally, `predicted` and `said` call your prediction functions.
 
 
 # %%
@@ -262,8 +262,8 @@ dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
 # **Predict.** How many samples does each rank get, and how many are given out again so that all ranks get
-# equally many? (The run under *Measure* shows both numbers. If a prediction gives points, it is checked in
-# §7.)
+# equally many? (You will see both numbers after the check of your sampler. If a prediction gives points, it
+# is checked in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
@@ -318,7 +318,7 @@ def shard_indices(
 # <code>each * N</code>, where <code>each</code> is the number of its samples. Place p holds <code>order[p %
 # n]</code>.</details>
 #
-# **Check.**
+# **Check.** The cell after the check prints your prediction next to the numbers of your sampler.
 
 # %% nbgrader={"grade_id": "shard_indices_check", "points": 6}
 report = check("03_data_parallel/shard_indices", shard_indices)
@@ -326,9 +326,6 @@ report = check("03_data_parallel/shard_indices", shard_indices)
 report = check("03_data_parallel/shard_indices", shard_indices, cases="hidden")
 ### END HIDDEN TESTS
 report.points(6)
-
-# %% [markdown]
-# **Measure.** Compare your formula with your sampler.
 
 # %% tags=["skip-in-grading"]
 cases = ((10, 4), (12, 4), (3, 8), (50_000, 64))
@@ -524,7 +521,8 @@ class NaiveDataParallel(nn.Module):
 # <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> sums and
 # divides. NCCL always has it, but gloo only in some versions.)</details>
 #
-# **Check.**
+# **Check.** The cell after the check prints the bytes of your run next to your formula. The bytes before the
+# barrier are from the broadcast, so they don't count.
 
 # %% nbgrader={"grade_id": "naive_data_parallel_check", "points": 10}
 report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel)
@@ -532,10 +530,6 @@ report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel)
 report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel, cases="hidden")
 ### END HIDDEN TESTS
 report.points(10)
-
-# %% [markdown]
-# **Measure.** The cell prints your run next to your formula. The bytes before the barrier are from the
-# broadcast, so they don't count.
 
 
 # %% tags=["skip-in-grading"]
@@ -559,11 +553,11 @@ for n in (2, 3, 4):
 
 # %% [markdown]
 # **Break it, twice.** The first class forgets the average, so its gradient is N times too large. The cell
-# after the next makes forty steps on four ranks with this class and with the right one, both with SGD and
-# with AdamW. Before you run it, decide with which optimizer the two losses differ clearly.
+# makes forty steps on four ranks with this class and with the right one, both with SGD and with AdamW. Before
+# you run it, decide with which optimizer the two losses differ clearly.
 
 
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Forgetful(NaiveDataParallel):
     """Keeps the sum instead of the mean."""
 
@@ -592,7 +586,6 @@ def losses(wrap, optimizer, steps=40):
     return losses_seen
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 for optimizer in ("SGD", "AdamW"):
     runs = [try_it(losses, wrap, optimizer) for wrap in (NaiveDataParallel, Forgetful)]
     if None not in runs:
@@ -607,10 +600,11 @@ for optimizer in ("SGD", "AdamW"):
 # Compare gradients instead, or train with SGD, as the checks do.</details>
 #
 # The second class takes the hook's argument for the gradient. But autograd calls a hook of
-# `register_post_accumulate_grad_hook` with the *parameter*. A tired engineer reduces the argument:
+# `register_post_accumulate_grad_hook` with the *parameter*. A tired engineer reduces the argument, and asks
+# the check:
 
 
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 class ParameterInHook(NaiveDataParallel):
     """Averages the tensor that is passed to the hook."""
 
@@ -628,7 +622,6 @@ class ParameterInHook(NaiveDataParallel):
         pass
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 
 # %% [markdown]
@@ -1073,19 +1066,9 @@ if run is not None:
 # **In production.** DDP does what you have built, in C++, and a little more. In its first step, all gradients
 # are one bucket. DDP watches in which order they arrive, and then divides them into buckets in that order for
 # the later steps. With `find_unused_parameters=True` it also walks the graph to see which gradients will
-# never come. The cell prints a later step of DDP next to one of yours, in buckets of 20 KB:
-
-# %% tags=["skip-in-grading"]
-compared(
-    lambda module: BucketedDataParallel(module, 20_000),
-    lambda module: nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.02),
-    before=2,
-)
-
-# %% [markdown]
-# The bytes are the same. The number of buckets differs, because DDP closes a bucket once it has reached the
-# limit, whereas yours closes before it would pass the limit. A *comm hook* says what DDP does with a full
-# bucket. PyTorch has one that sends 16 bits per element:
+# never come. The cell first prints a later step of DDP next to a later step of yours, both in buckets of 20
+# KB. Then it gives DDP a *comm hook*, which says what DDP does with a full bucket. This hook is PyTorch's
+# own, and sends 16 bits per element:
 
 
 # %% tags=["skip-in-grading"]
@@ -1097,10 +1080,19 @@ def in_half(module):
     return model
 
 
+print("Buckets of 20 KB")
+compared(
+    lambda module: BucketedDataParallel(module, 20_000),
+    lambda module: nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.02),
+    before=2,
+)
+print("DDP with a hook for 16 bits")
 compared(BucketedDataParallel, in_half)
 
 # %% [markdown]
-# It sends half the bytes, but its gradients differ in the fourth digit. §5 and §6 continue from here.
+# In the first comparison the bytes are the same. The number of buckets differs, because DDP closes a bucket
+# once it has reached the limit, whereas yours closes before it would pass the limit. In the second, DDP sends
+# half the bytes, but its gradients differ in the fourth digit. §5 and §6 continue from here.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.2 sends layer i "while computing layer i+1", but
 # it should be i − 1. Its accumulation loop writes g = Σ gᵢ, though its code divides, rightly. Under DDP that
@@ -1274,7 +1266,7 @@ def topk_all_reduce(
 # <details><summary>Hint: the step</summary>Use <code>asked.abs().topk(k).indices</code>.
 # <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds if an index comes twice.</details>
 #
-# **Check.**
+# **Check.** The cell after the check compares your bytes with your formula.
 
 # %% nbgrader={"grade_id": "topk_all_reduce_check", "points": 8}
 report = check("03_data_parallel/topk_all_reduce", topk_all_reduce)
@@ -1282,9 +1274,6 @@ report = check("03_data_parallel/topk_all_reduce", topk_all_reduce)
 report = check("03_data_parallel/topk_all_reduce", topk_all_reduce, cases="hidden")
 ### END HIDDEN TESTS
 report.points(8)
-
-# %% [markdown]
-# **Measure.** Compare your bytes with your formula.
 
 
 # %% tags=["skip-in-grading"]
@@ -1400,8 +1389,11 @@ curves(
 #
 # Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is its largest
 # magnitude over 127. The block is divided by its scale and then rounded. That makes 256 bytes and 4 for the
-# scale, 3.94 times less than float32. (Against the 16 bits of bf16, it is 1.97 times less.) `quantize` and
-# `dequantize` are given:
+# scale, 3.94 times less than float32. (Against the 16 bits of bf16, it is 1.97 times less.) The next cell
+# defines `quantize` and `dequantize` for you, and shows a row before and after.
+#
+# How far off is each value if one element is large? The picture of the second cell compares a scale for each
+# block with one scale for all. (In the block of the large element, the two curves coincide.)
 
 # %%
 BLOCK = 256
@@ -1428,10 +1420,6 @@ row = torch.randn(1, 5)
 print("before    ", [round(x, 3) for x in row[0].tolist()])
 print("int8      ", quantize(row)[0][0].tolist())
 print("and back  ", [round(x, 3) for x in dequantize(*quantize(row))[0].tolist()])
-
-# %% [markdown]
-# How far off is each value if one element is large? The picture compares a scale for each block with one
-# scale for all. (In the block of the large element, the two curves coincide.)
 
 # %% tags=["skip-in-grading"]
 values = torch.randn(1, 2048)
@@ -1619,7 +1607,9 @@ def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = No
 # <details><summary>Hint: the second error</summary><code>left_out[rank] += n * (mean - result[rank])</code>,
 # because this rank owns row <code>rank</code>.</details>
 #
-# **Check.**
+# **Check.** The cell after the check compares your bytes with your formula. Then it draws the loss with
+# float32, int8, top-k and PowerSGD, a compressor of the reference. PowerSGD sends two thin matrices instead
+# of a layer's gradient, here of two columns, each in one all-reduce.
 
 # %% nbgrader={"grade_id": "int8_all_reduce_check", "points": 8}
 report = check("03_data_parallel/int8_all_reduce", int8_all_reduce)
@@ -1627,47 +1617,6 @@ report = check("03_data_parallel/int8_all_reduce", int8_all_reduce)
 report = check("03_data_parallel/int8_all_reduce", int8_all_reduce, cases="hidden")
 ### END HIDDEN TESTS
 report.points(8)
-
-# %% [markdown]
-# **Measure.** Compare your bytes with your formula, and then the loss with float32 and top-k.
-
-# %% tags=["skip-in-grading"]
-beside("int8", int8_all_reduce, int8_bytes_sent)
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-curves(
-    {
-        "float32": (plain_mean, False),
-        "int8": (int8_all_reduce, False),
-        "top 1 %": (lambda t, e: topk_all_reduce(t, 0.01, e), False),
-    }
-)
-
-# %% [markdown]
-# The curve of int8 coincides with the curve of float32, at a quarter of the bytes. Top-k sends less here, but
-# its loss falls later. Set your two formulas equal, and you find that from 26 ranks on top-k would send more
-# than int8.
-#
-# **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
-
-
-# %% tags=["skip-in-grading"]
-def overflow():
-    elements = torch.tensor([100, 20, -90], dtype=torch.int8, device=device())
-    dist.all_reduce(elements)
-    return elements.tolist()
-
-
-print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
-
-# %% [markdown]
-# 400 − 2 · 256 = −112. There is no exception.
-#
-# **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
-# the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
-# gathers everything and so sends (N−1) · M/4. It also has `powerSGD_hook`, in which two thin matrices travel
-# instead of a layer's gradient, each in one all-reduce. A rank then sends less than twice the bytes of the
-# two, for any N. The cell shows the reference's PowerSGD with two columns next to your two compressors:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1686,6 +1635,7 @@ class LowRank:
         self.inner.all_reduce([part.view(p.shape) for p, part in zip(held, parts, strict=True)])
 
 
+beside("int8", int8_all_reduce, int8_bytes_sent)
 curves(
     {
         "float32": (plain_mean, False),
@@ -1694,6 +1644,30 @@ curves(
         "PowerSGD, 2 columns": (LowRank(rank=2), False),
     }
 )
+
+# %% [markdown]
+# The curve of int8 coincides with the curve of float32, at a quarter of the bytes. Top-k sends less here, but
+# its loss falls later. Set your two formulas equal, and you find that from 26 ranks on top-k would send more
+# than int8. With PowerSGD a rank sends less than twice the bytes of the two matrices, for any N.
+#
+# **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
+
+
+# %% tags=["skip-in-grading"]
+def overflow():
+    elements = torch.tensor([100, 20, -90], dtype=torch.int8, device=device())
+    dist.all_reduce(elements)
+    return elements.tolist()
+
+
+print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
+
+# %% [markdown]
+# 400 − 2 · 256 = −112. There is no exception.
+#
+# **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
+# the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
+# gathers everything and so sends (N−1) · M/4. It also has `powerSGD_hook` (§9).
 
 # %% [markdown]
 # ## 7 · What it costs
@@ -1705,7 +1679,10 @@ curves(
 # | time | 5 minutes |
 # | points | 6 |
 #
-# The check takes your formulas from the sections above.
+# The check takes your formulas from the sections above. The cell after it prints their numbers for 7B
+# parameters in bf16. Forward, backward and step take 1.5 s together, and backward takes 1 s of it, with 20
+# buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, and 3.1 GB/s is a network of 25
+# Gb/s.
 
 # %% nbgrader={"grade_id": "predictions_check", "points": 6}
 report = check(
@@ -1726,11 +1703,6 @@ report = check(
 )
 ### END HIDDEN TESTS
 report.points(6)
-
-# %% [markdown]
-# Here are their numbers for 7B parameters in bf16. Forward, backward and step take 1.5 s together, and
-# backward takes 1 s of it, with 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s
-# network, and 3.1 GB/s is a network of 25 Gb/s:
 
 # %% tags=["skip-in-grading"]
 NAMED = {450e9: "450 GB/s", 50e9: "50 GB/s", 3.125e9: "3.1 GB/s"}
@@ -1979,6 +1951,9 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
+# **In production.** `powerSGD_hook` does this in DDP, bucket by bucket, after a start in full precision
+# (`start_powerSGD_iter`), because early gradients change too fast for a warm start.
+#
 # **Measure.** The cell shows your loss and bytes next to the loss and bytes of the other methods. The last
 # curve is the reference without error feedback, which forgets the part of G that P Qᵀ missed. Before you run
 # it: does it cost more to forget the rest here than with top-k, or less?
@@ -1995,10 +1970,6 @@ curves(
         "2 columns, no error feedback": (LowRank(rank=2, error_feedback=False), False),
     }
 )
-
-# %% [markdown]
-# **In production.** `powerSGD_hook` does this in DDP, bucket by bucket, after a start in full precision
-# (`start_powerSGD_iter`), because early gradients change too fast for a warm start.
 
 # %% [markdown]
 # ## 10 · Optional: one bit
@@ -2176,7 +2147,7 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 # Which elements will then take steps that are far too large?
 
 
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def trained_by(make, steps=60):
     """Return the loss before each step of an optimizer that does its own averaging."""
     model = network(0, depth=3)
@@ -2192,7 +2163,6 @@ def trained_by(make, steps=60):
     return losses_seen
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 figure = picture(7, 3)
 axes = figure.subplots()
 for warmup, colour, dashes in ((60, RANKS[0], "-"), (15, RANKS[1], "--"), (1, RANKS[2], ":")):
@@ -2271,8 +2241,7 @@ scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 #   written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
-
-# %% [markdown]
+#
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
 # a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
