@@ -185,16 +185,11 @@ run[1]
 # %% [markdown]
 # The list returned by `launch` also has a **ledger**, `run.ledger`. It lists each operation of each rank,
 # with its bytes and the line of code that called it. A send and its receive are two operations, but one
-# message.
+# message. The cell shows the ledger as a table, and then as a matrix, with senders in rows and receivers in
+# columns. For example, the entry in row 0 and column 1 is the number of bytes from rank 0 to rank 1.
 
 # %% tags=["skip-in-grading"]
-run.ledger.table(times=False)
-
-# %% [markdown]
-# The next cell shows the same as a matrix, with senders in rows and receivers in columns. For example, the
-# entry in row 0 and column 1 is the number of bytes from rank 0 to rank 1.
-
-# %% tags=["skip-in-grading"]
+display(run.ledger.table(times=False))
 run.ledger.matrix()
 
 # %% [markdown]
@@ -381,8 +376,8 @@ report = check("00_first_ranks/exchange", exchange, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# **Measure.** The cell runs your exchange on five ranks, with 1,000 float32 each, and prints your prediction
-# next to it.
+# **Measure.** The cell runs your exchange on five ranks, with 1,000 float32 each. It prints your prediction
+# next to the messages of the run, and then the ledger.
 
 
 # %% tags=["skip-in-grading"]
@@ -398,9 +393,7 @@ if ready(exchange, exchange_messages):
     sent = [run.ledger.messages_sent(rank) for rank in range(5)]
     print("held afterwards:", list(run))
     print("messages sent:  ", sent, "together", sum(sent), "predicted", exchange_messages(5))
-
-# %% tags=["skip-in-grading"]
-run.ledger.table(times=False) if ready(exchange, exchange_messages) else None
+    display(run.ledger.table(times=False))
 
 # %% [markdown]
 # **Build.** Write `ring_shift`. Send to the right, `(r + 1) % N`, receive from the left, `(r - 1) % N`, and
@@ -472,8 +465,10 @@ run = launch(three_shifts, world_size=4, backend="gloo") if ready(ring_shift) el
 stepper(run.ledger, run) if run else None
 
 # %% [markdown]
-# **Measure.** The cell draws one shift on five ranks. In the timeline, every row has one arrow out and one
-# in. The ranks don't begin at the same moment, so an early rank waits. Real runs look like this.
+# **Measure.** The cell makes one shift on five ranks, and draws it twice. In the timeline, every row has one
+# arrow out and one in. The ranks don't begin at the same moment, so an early rank waits. Real runs look like
+# this. In the matrix, the bytes of ranks 0 to 3 are one place right of the diagonal, and the bytes of rank 4
+# wrap to column 0, so you see the ring at a glance.
 
 # %% tags=["skip-in-grading"]
 if ready(ring_shift, ring_shift_messages):
@@ -481,16 +476,8 @@ if ready(ring_shift, ring_shift_messages):
     sent = [run.ledger.messages_sent(rank) for rank in range(5)]
     print("held afterwards:", list(run))
     print("messages sent:  ", sent, "together", sum(sent), "predicted", ring_shift_messages(5))
-
-# %% tags=["skip-in-grading"]
-run.ledger.timeline() if ready(ring_shift, ring_shift_messages) else None
-
-# %% [markdown]
-# The next cell shows the same run as a matrix. The bytes of ranks 0 to 3 are one place right of the diagonal,
-# and the bytes of rank 4 wrap to column 0, so you see the ring at a glance.
-
-# %% tags=["skip-in-grading"]
-run.ledger.matrix_figure() if ready(ring_shift, ring_shift_messages) else None
+    display(run.ledger.timeline())
+    display(run.ledger.matrix_figure())
 
 # %% [markdown]
 # **Break it.** Here is the obvious ring on three ranks, in which each rank sends to the right and then
@@ -513,8 +500,7 @@ launch(naive_shift, world_size=3, backend="gloo")  # whose sends wait for the re
 # No rank has reached the receive. The diagnosis came after about a second. Without the course's runtime, the
 # three ranks would wait there for 30 minutes, PyTorch's default limit for gloo (10 minutes for NCCL; see
 # `init_process_group`), and then say only "timed out".
-
-# %% [markdown]
+#
 # **Begun one by one.** Two ranks swap tensors and *begin* their messages one by one, first the send, then the
 # receive. Neither rank waits before it has begun both. Before you run the program over gloo: does it go
 # through?
@@ -601,20 +587,17 @@ launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 # **Predict.** From 4 bytes to 16,384 bytes the size grows 4,096 times. How much longer will the message take?
 #
 # **Measure.** Two ranks play ping-pong. For each size, they make 8 round trips to warm up, and then 24 that
-# are timed. The time of a message is half of the median round trip.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-link = doctor.measure_link(sizes=[4**k for k in range(1, 13)])
-for nbytes, seconds in link.table:
-    print(f"{nbytes:>12,} bytes {seconds * 1e6:>12,.0f} microseconds")
-
-# %% [markdown]
-# The picture shows the line α + βn through the measurements, on logarithmic axes. The **knee**, the grey
-# vertical line, is where α = βn. Left of it you pay for the *number* of messages, but right of it for their
-# *bytes*. (If the points scatter or you see no knee, something else is running, so measure again.)
+# are timed. The time of a message is half of the median round trip. The picture shows the line α + βn through
+# these times, on logarithmic axes. The **knee**, the grey vertical line, is where α = βn. Left of it you pay
+# for the *number* of messages, but right of it for their *bytes*. (If the points scatter or you see no knee,
+# something else is running, so measure again.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 import matplotlib.pyplot as plt
+
+link = doctor.measure_link(sizes=[4**k for k in range(1, 13)])
+for nbytes, seconds in link.table:
+    print(f"{nbytes:>12,} bytes {seconds * 1e6:>12,.0f} microseconds")
 
 sizes, measured = zip(*link.table, strict=True)
 curve = torch.logspace(0.6, 7.3, 100)
@@ -696,9 +679,7 @@ def run_and_read(program, **options):
         for line in str(error).splitlines():
             print(textwrap.fill(line, 98, subsequent_indent="    "))
         return error.ledger
-    print(
-        "It ran through. To see it fail, run the cell with the broken version again, then this one."
-    )
+    print("It ran through, so this is no longer the broken program.")
     return run.ledger
 
 
@@ -709,7 +690,7 @@ def run_and_read(program, **options):
 # right neighbour's values.
 
 
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % n, (rank + 1) % n
@@ -725,20 +706,17 @@ def neighbours():
     return neighbour_sum(torch.full((2,), 10.0 ** dist.get_rank()))
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 ledger = run_and_read(neighbours)
+ledger.timeline()
 
 # %% [markdown]
 # The timeline shows the same from outside, three receives (circles) for which no rank ever sent anything. The
 # picture ends soon after the last event.
-
-# %% tags=["skip-in-grading"]
-ledger.timeline()
-
-# %% [markdown]
-# **Repair it.** Your function has the same name, and returns the result that the broken one should have had.
-# This is a new tensor, because the given one stays unchanged. With two ranks, the left and the right
-# neighbour are the same rank, so its values count twice.
+#
+# **Repair it.** Your function has the same name as the broken one, so the cell you ran last decides which of
+# them is used. It returns the result that the broken one should have had. This is a new tensor, because the
+# given one stays unchanged. With two ranks, the left and the right neighbour are the same rank, so its values
+# count twice.
 
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
@@ -797,7 +775,7 @@ run.ledger.timeline() if run else None
 # only two, because the last batch was smaller, as last batches are.
 
 
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
     if rank != 0:
@@ -818,7 +796,6 @@ def results_of_each():
     return collect(10.0 * rank + torch.arange([3, 3, 2][rank]))
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 ledger = run_and_read(results_of_each)
 
 # %% [markdown]
@@ -875,7 +852,7 @@ report.points(1)
 # rank 1 has none.
 
 
-# %% tags=["skip-in-grading"]
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
 def global_mean(values):
     if len(values) == 0:
         return torch.tensor(0.0)
@@ -890,7 +867,6 @@ def losses_of_each():
     return global_mean(torch.arange([2.0, 0.0, 3.0][dist.get_rank()]))
 
 
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
 ledger = run_and_read(losses_of_each)
 
 # %% [markdown]
@@ -1192,7 +1168,8 @@ for how in ("killed", "exits"):
 # and puts `RANK`, `WORLD_SIZE`, `LOCAL_RANK` (the rank within its node) and the address of a meeting point
 # into its environment. Then the program calls `dist.init_process_group`. On GPUs it first calls
 # `torch.cuda.set_device` with `LOCAL_RANK`, because otherwise all ranks of a node would use its first GPU.
-# Your function can be used in such a program without a change:
+# Your function can be used in such a program without a change. The next cell prints the program, and the cell
+# after it runs `torchrun --standalone --nproc-per-node=3 ring.py` as a subprocess:
 
 # %% tags=["skip-in-grading"]
 import inspect
@@ -1214,9 +1191,6 @@ if __name__ == "__main__":
     dist.destroy_process_group()
 """
 print(script)
-
-# %% [markdown]
-# The next cell runs `torchrun --standalone --nproc-per-node=3 ring.py` as a subprocess:
 
 # %% tags=["skip-in-grading"]
 import re
