@@ -35,7 +35,7 @@
 # | 10 Optional: replay a recorded run | 35 | 6 extra | 5, 7 |
 
 # %% [markdown]
-# ### Words and letters
+# ### Words, letters and tools
 #
 # | | |
 # |---|---|
@@ -49,6 +49,10 @@
 #
 # A mesh is written as a dict of sizes, with the outermost axis first: `{"pp": 2, "dp": 2, "tp": 2}`. If an
 # axis is missing, its size is 1.
+#
+# Below the imports, a cell holds the tools for sections 1 to 4. You don't have to read it now. `on_mesh` runs
+# the ranks of a mesh (8 if you name no other). It builds a small GPT in float64, cuts it over the axes, and
+# calls a function of yours. `alone` runs the same model in one process.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
@@ -69,11 +73,6 @@ from course_lib.pictures.colours import COMMUNICATION, FORWARD, INK, RANKS, pict
 from course_lib.pipeline import run_schedule
 from course_lib.pipeline.generators import one_f_one_b
 from course_lib.unfinished import ready, said, tried
-
-# %% [markdown]
-# The next cell holds the tools for sections 1 to 4. You don't have to read it now. `on_mesh` runs the ranks
-# of a mesh (8 if you name no other). It builds a small GPT in float64, cuts it over the axes, and calls a
-# function of yours. `alone` runs the same model in one process.
 
 # %%
 SIZES = {"pp": 2, "dp": 2, "tp": 2}
@@ -188,7 +187,8 @@ def axis_ranks(rank: int, sizes: dict[str, int], axis: str | tuple[str, ...]) ->
 # <details><summary>Hint: the group</summary>One step along an axis skips as many ranks as all the axes inside
 # it hold together. Go to coordinate 0 of the axis, then take one step after another.</details>
 #
-# **Check.**
+# **Check.** In the cell after the check, all eight ranks compare your functions with PyTorch's
+# `init_device_mesh`, which applies the same rule.
 
 # %% nbgrader={"grade_id": "coordinates_check", "points": 5}
 report = check("10_four_dimensions/coordinates", coordinates, axis_ranks)
@@ -196,10 +196,6 @@ report = check("10_four_dimensions/coordinates", coordinates, axis_ranks)
 report = check("10_four_dimensions/coordinates", coordinates, axis_ranks, cases="hidden")
 ### END HIDDEN TESTS
 report.points(5)
-
-# %% [markdown]
-# **Measure.** PyTorch applies the same rule in `init_device_mesh`. All eight ranks build such a mesh and
-# compare it with your functions.
 
 
 # %% tags=["skip-in-grading"]
@@ -359,8 +355,8 @@ sheet({"dp": 2, "cp": 2, "tp": 2}, 8, 32) if ready(my_part) else None
 
 # %% [markdown]
 # Each square is read by the two ranks of one tp group. From row 4 on, other ranks read, because dp gives 4
-# rows to each of 2 replicas. On the mesh of your prediction, dp gives 4 rows to each of 8 replicas, so a step
-# sees 4 · 8 samples.
+# rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8, so a step sees 4 ·
+# 8 samples.
 #
 # **Break it.** In one of two runs, both replicas read the same rows, because one index is wrong. Both runs
 # train the same GPT with two replicas for 30 steps. Before you run them, can the loss show which is which?
@@ -520,8 +516,10 @@ report = check("10_four_dimensions/hybrid_step", hybrid_step, cases="hidden")
 report.points(13)
 
 # %% [markdown]
-# **Measure.** The cell runs your step on eight ranks and compares it with one process. It prints the loss,
-# and the largest difference of any gradient on any rank, as a share of the largest gradient.
+# **Measure.** The next cell runs your step on eight ranks and compares it with one process. It prints the
+# loss, and the largest difference of any gradient on any rank, as a share of the largest gradient. The cell
+# after it draws the step, with every operation in the colour of its axis, and counts the operations of rank
+# 0.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -558,14 +556,9 @@ if run:
     print(f"loss of one process {loss:.12f}, of eight ranks {run[0][0]:.12f}")
     print(f"largest difference of a gradient: {off / largest:.0e} of the largest")
 
-# %% [markdown]
-# Here is the step itself. Every operation has the colour of its axis:
-
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-run.ledger.timeline(after="barrier", axes=SIZES) if run else None
-
-# %% tags=["skip-in-grading"]
 if run:
+    display(run.ledger.timeline(after="barrier", axes=SIZES))
     operations = run.ledger.operations(0)
     start = max(k for k, operation in enumerate(operations) if operation.op == "barrier")
     counts = Counter()
@@ -582,8 +575,7 @@ if run:
 # microbatches, and the fifth pair is the tied table. The replicas meet twice per step. First they count
 # targets, and at the end they add gradients. This takes one call if you joined the gradients, or 34 if you
 # took one parameter after another, but the bytes are the same. The last sum is the loss.
-
-# %% [markdown]
+#
 # **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` would if you gave it
 # these ranks as its group. The mesh below hands out the group of dp × tp when your function asks for dp, also
 # for the targets. Which parameters will be wrong? Will the loss be wrong as well?
@@ -625,15 +617,13 @@ if run:
 # The loss is right, and so are the weights of the norms. But the gradient of every cut matrix is now the mean
 # of two ranks' *different* parts, and the model keeps training, badly. Compare your gradients with a single
 # process before you trust a loss.
-
-# %% [markdown]
+#
 # **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
-# `PipelineStage` with `Schedule1F1B` runs the stages. In `benchmarks/four_dimensions.py` they compose this
-# mesh for the same GPT (`theirs`, 30 lines), and three steps have your losses to 1e-7. But you have to know
-# two things that no error tells you. `fully_shard` takes the mean over dp by itself, so you must divide the
-# loss by 1/dp of the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to
-# add up its two copies' gradients.
+# `PipelineStage` with `Schedule1F1B` runs the stages. If you compose them, you have to know two things that
+# no error tells you. `fully_shard` takes the mean over dp by itself, so you must divide the loss by 1/dp of
+# the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to add up its two
+# copies' gradients.
 #
 # <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
 # and cp as one flattened group, for the reason behind your one all-reduce. It also counts the targets of all
@@ -673,9 +663,8 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 # %% [markdown]
 # tp communicates in every layer, and cp's ring inside every attention. pp communicates between the stages.
 # Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. The first stripe is the
-# barrier, and right after it dp counts the targets, in its only bar of one colour. dp and cp share one sum at
-# the end, which is striped because both of them sum gradients. The last stripe is the loss, a single number
-# over three axes.
+# barrier, and right after it dp counts the targets, in its only bar of one colour. dp and cp share one
+# striped sum at the end, and the last stripe is the loss, over three axes.
 
 # %% [markdown]
 # ## 4 · The norm of a gradient that no rank holds
@@ -781,7 +770,7 @@ def clip_grad_norm(
 # counts it. If it is tied, the first stage counts it. All other ranks add zero, but they still take part in
 # the sum.</details>
 #
-# **Check.**
+# **Check.** The cell after the check prints five norms of a step's gradients, one by you and four by colleagues.
 
 # %% nbgrader={"grade_id": "clip_grad_norm_check", "points": 8}
 report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm)
@@ -789,9 +778,6 @@ report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm)
 report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm, cases="hidden")
 ### END HIDDEN TESTS
 report.points(8)
-
-# %% [markdown]
-# **Measure.** The cell prints five norms of a step's gradients, one by you and four by colleagues.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1112,17 +1098,12 @@ print(
 
 # %% [markdown]
 # The code, the values and the bytes are the same. Only the *numbers* of the ranks differ, and with them the
-# wire each sum takes. tp matters most, because it makes most of the operations and nothing hides them. Eight
-# sleeping ranks and the computed 1,024 GPUs tell the same story. The ratios don't have to agree, since their
-# links and arithmetic differ.
-
-# %% [markdown]
-# **In production.** Launchers number the GPUs of a node in succession, and `init_device_mesh` lets the last
-# axis vary fastest, so there you write tp last. In all three lists of section 1 it is innermost.
+# wire each sum takes. tp matters most, because it makes most of the operations and nothing hides them. The
+# two ratios don't have to agree, since their links and arithmetic differ.
 #
-# For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per microbatch in
-# bf16, M is 50.3 MB. In a step with 96 microbatches, a rank of a middle stage sends 406 GB along tp, over
-# NVLink, but only 10 GB along pp, over the network.
+# **In production.** For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per
+# microbatch in bf16, M is 50.3 MB. In a step with 96 microbatches, a rank of a middle stage sends 406 GB
+# along tp, over NVLink, but only 10 GB along pp, over the network.
 #
 # **Question.** Which of the four axes can hide its messages behind arithmetic, and which cannot?
 #
@@ -1572,10 +1553,10 @@ if ready(step_seconds):
 # %% [markdown]
 # ### Optional: out of sample
 #
-# How far does such a model carry? The reference, which also models grouped keys and flash
-# attention, predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two
-# constants are fitted on two rows: Megatron-LM's 145.6B in table 1 for the A100, and Llama 3's second row for
-# the H100, which is therefore not a prediction. Llama 3's paper names v but not its value, so we assume 4.
+# How far does such a model carry? The reference, which also models grouped keys and flash attention, predicts
+# the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two constants are fitted on
+# two rows: Megatron-LM's 145.6B in table 1 for the A100, and Llama 3's second row for the H100, which is
+# therefore not a prediction. Llama 3's paper does not state v, so we assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1590,8 +1571,8 @@ for table, constant in (
         print(f"{table:10} {row.name:29} {row.tflops:4.0f} measured, {error:+5.1f} %")
 
 # %% [markdown]
-# The model misses the last two rows by 8 and 9 %, and we don't hide it. These are Megatron-LM's steps on
-# 8,192 and 12,288 GPUs, as measured by MegaScale's authors. MegaScale reached 55 % of the peak on 12,288.
+# The model misses the last two rows. These are Megatron-LM's steps on 8,192 and 12,288 GPUs, as measured by
+# MegaScale's authors. MegaScale reached 55 % of the peak on 12,288.
 #
 # **Question.** Which term would you add to the model?
 #
@@ -1610,19 +1591,24 @@ for table, constant in (
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 35 of them can cut 96 layers, 96 heads and 1,536
-# sequences, and 29 of these fit, with some option, into 76 of the 80 GB.
+# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 29 of them can cut a 175B-parameter model and
+# 1,536 sequences, and fit, with some option, into 76 of the 80 GB.
 #
 # **Predict.** Write down pp, dp and tp of the winner before you compute it.
 #
-# **Build.** The search tries every division of `gpus` into pp, dp, cp and tp (cp > 1 only if shape.context is
-# at least 32,768), with microbatches of 1, 2 and 4 sequences, 1, 2 and 4 chunks, ZeRO 0, 1 and 3, and the
-# three kinds of recomputation. "sequence" is tp > 1. `layouts()` is given, and drops each layout that
+# **Build.** `layouts()` is given. It yields every division of `gpus` into pp, dp, cp and tp that can be cut,
+# with microbatches of 1, 2 and 4 sequences, 1, 2 and 4 chunks, ZeRO 0, 1 and 3, and the three kinds of
+# recomputation. "sequence" is tp > 1.
 #
-# - does not divide: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp, or by 2 · cp
-#   · tp if cp > 1 (zigzag),
-# - has ZeRO 3 and pp > 1,
-# - has more than one chunk although pp = 1, or although batch / (dp · microbatch) is not a multiple of pp.
+# <details><summary>The layouts it leaves out</summary>
+#
+# - cp > 1, if shape.context is less than 32,768,
+# - a division with a remainder: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp,
+#   or by 2 · cp · tp if cp > 1 (zigzag),
+# - ZeRO 3 with pp > 1,
+# - more than one chunk if pp = 1, or if batch / (dp · microbatch) is not a multiple of pp.
+#
+# </details>
 #
 # You drop the layouts that need more than gpu["memory"] − 4 GB, because NCCL and fragments take the rest.
 # Then return the one with the shortest step, or None if no layout fits. The check accepts a step up to 3 %
@@ -1684,8 +1670,8 @@ report.points(4)
 
 
 # %% [markdown]
-# **Measure.** The cell prints the winner next to 8 × 16 × 8. Then the cell **breaks** the cluster. It halves
-# the speed of each link, and takes the nodes apart.
+# **Measure.** The cell prints the winner next to 8 × 16 × 8. Then it **breaks** the cluster. It halves the
+# speed of each link, and takes the nodes apart.
 
 
 # %% tags=["skip-in-grading"]
@@ -1726,8 +1712,8 @@ if ready(best_layout):
 # half of a node of 8, and two nodes of 2.
 #
 # **Look.** The plot shows all 29 divisions that fit, each with its fastest options, as judged by the
-# library's advisor, a search like yours with more options. Memory runs across and time up, and the mark shows
-# the size of tp. Find your winner among the marks.
+# library's advisor, a search like yours with more options. Find your winner among the marks, which show the
+# size of tp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import advise
@@ -1955,9 +1941,8 @@ report.points(4)
 # | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
-# Section 7 gets the time of a step from a formula. You can do without one. Take the *record* of a run, and
-# let a clock repeat it on other links. The record says what each rank did in which order, and the clock says
-# when.
+# Instead of section 7's formula, you can take the *record* of a run, and let a clock repeat it on other
+# links. The record says what each rank did in which order, and the clock says when.
 #
 # **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2 s
 # and beta 1 µs per byte. When are they done?
@@ -2123,9 +2108,8 @@ if ready(step_seconds):
 # ## What you have built
 #
 # You have built a training step on four axes, with the gradients of one process to 15 digits; the norm of a
-# gradient held by no rank; and a model of a cluster in four functions. One constant is fitted on one
-# published step. The model is off by 7.2 % at most on the ten steps of table 1, but a constant 140 TFLOP/s is
-# off by up to 14.1 %. Moving tp out of the node made a step about 1.5 times as long, on wires you could feel.
+# gradient held by no rank; and a model of a cluster in four functions. With one constant, fitted on one
+# published step, the model is off by 7.2 % at most on the ten steps of table 1.
 #
 # | axis | cuts | sends | hides |
 # |---|---|---|---|
