@@ -215,7 +215,7 @@ def parameters(config: GPTConfig) -> dict[str, int]:
 # <details><summary>Hint: other switches</summary><code>replace(SMALL, mlp="swiglu", kv_heads=2)</code> is the
 # same model with two things changed. <code>SMALL.modern()</code> has all of LLaMA's parts.</details>
 #
-# **Check.** It takes published models, and also twelve random ones that between them have all values of all
+# **Check.** It takes published models and twelve random ones, which together cover all values of all
 # switches.
 
 # %% nbgrader={"grade_id": "parameters_check", "points": 6}
@@ -228,8 +228,7 @@ report.points(6)
 # %% [markdown]
 # **Measure.** PyTorch can build a model without memory, because on the device `meta` tensors have shapes but
 # no numbers. The cell builds Llama-3-8B this way, which would take 32 GB in float32, and compares it with
-# your count. It also prints a mistake to **break it**, the head counted as a matrix of its own, whether it is
-# tied or not.
+# your count. To **break it**, the cell also counts the head as a matrix of its own, even if the head is tied.
 
 # %% tags=["skip-in-grading"]
 with torch.device("meta"):
@@ -276,9 +275,9 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # | points | 8 |
 #
 # A matrix costs 2 FLOPs for each of its numbers and each token, a multiplication and an addition. If all
-# matrices of a model together have N numbers, a training over D tokens therefore takes 2ND forward. Backward
-# computes two products for each product of forward, one for the gradient of the input and one for the
-# gradient of the weight, so it takes 4ND. Together they make **6ND**, the rule by which budgets are made.
+# matrices of a model together have N numbers, training on D tokens therefore takes 2ND FLOPs forward.
+# Backward computes two products for each product of forward, one for the gradient of the input and one for
+# the gradient of the weight, so it takes 4ND. Together they make **6ND**, the rule by which budgets are made.
 #
 # But the rule forgets products without weights. In attention, queries meet keys, and the resulting scores
 # meet values, so both products have two activations as factors. For one sequence and one layer, each takes 2
@@ -393,8 +392,8 @@ for name, (config, batch, seq) in flops_of.items():
 
 # %% [markdown]
 # Since you now have an exact count of the step, you can say when the rule is good. The picture shows the
-# ratio of 6ND to your count against the length of the sequence, and the dot is the model's own context. N is
-# the number of *matrix* elements a token is multiplied by, which are the blocks' matrices and the head,
+# ratio of 6ND to your count against the length of the sequence, and the dot marks the model's own context. N
+# is the number of *matrix* elements a token is multiplied by, which are the blocks' matrices and the head,
 # without the embedding. The dashed lines leave out masked scores, as a good kernel does.
 
 
@@ -440,7 +439,7 @@ tried(rule_of_thumb, step_flops)
 # count, but multiply nothing. The two are close only because the head is tied. Llama-3-8B has an embedding in
 # addition to its head, so its ratio at 8,192 tokens becomes 0.832 instead of 0.778.</details>
 #
-# **Break it.** Leave PyTorch the choice of the attention kernel, and count again.
+# **Break it.** Let PyTorch choose the attention kernel, and count again.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 config, batch, seq = flops_of["GPT-2's parts"]
@@ -477,8 +476,9 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 # | points | 14 |
 #
 # Here is the memory of two training steps of a small GPT, byte by byte, after each operation PyTorch ran.
-# Colours say which owner holds the bytes. Read it from left to right. Forward piles up activations, backward
-# consumes them and leaves gradients, and the first step of Adam creates the state that stays from then on.
+# Colours say which owner holds the bytes. Read the picture from left to right. Forward piles up activations,
+# backward consumes them and leaves gradients, and the first step of Adam creates the state that stays from
+# then on.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.memory_figures import memory_figure
@@ -606,7 +606,7 @@ class SavedBytes:
 # <code>data_ptr()</code>. Until <code>__exit__</code> empties the dict, nothing else can take its
 # address.</details>
 #
-# **Check.** The modules of the check have sizes by which each mistake gives a number of its own.
+# **Check.** The check chooses the sizes of its modules so that each mistake gives a different number.
 
 # %% nbgrader={"grade_id": "saved_bytes_check", "points": 8}
 report = check("01_why_distribute/saved_bytes", SavedBytes)
@@ -648,21 +648,22 @@ if ready(SavedBytes):
     print(f"{'together':18}" + "".join(f"{total / unit:9.3f}" for total, _ in meters.values()))
 
 # %% [markdown]
-# Read it as a list. A norm keeps its input (1), and two statistics per token. `attention.query` keeps the
-# norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the fused
-# kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its
-# inner features *twice*, before GELU and after it. Together these are 16 rows and a little. Instead of the
-# logarithm, the plain kernel keeps the softmax of the scores, which takes a · s² numbers for each sequence
-# and is 8 rows here. With this kernel, the first module that keeps attention's result is `attention.out`.
+# Read the table as a list. A norm keeps its input (1) and two statistics per token. `attention.query` keeps
+# the norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the
+# fused kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and
+# its inner features *twice*, before GELU and after it. Together these are a little more than 16 rows. Instead
+# of the logarithm, the plain kernel keeps the softmax of the scores, which takes a · s² numbers for each
+# sequence and is 8 rows here. With this kernel, the first module that keeps attention's result is
+# `attention.out`.
 #
 # **Predict.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
 # key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`, because
 # it doesn't have to be 4h.
 #
-# - `itemsize` is the bytes of a number. Count a norm's statistics with it as well, as PyTorch keeps them on
+# - `itemsize` is the number of bytes per number. Use it for a norm's statistics as well, as PyTorch does on
 #   the CPU. (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm,
 #   however, is a float32 in any case.
-# - With `flash=False`, the softmax is kept once, b · a · s² numbers for each layer, and no logarithm.
+# - With `flash=False`, each layer keeps the softmax once, b · a · s² numbers, but no logarithm.
 # - With `checkpoint=True`, each block keeps only its input.
 
 
@@ -737,7 +738,7 @@ for name, (yours, paper) in options.items():
 # %% [markdown]
 # A single sequence takes 77 GB, which is nearly all of an H100, before any weight is stored. Checkpointing
 # brings it down to 4.8. The paper's first two numbers are larger because its model has dropout, whose masks
-# are kept, and also drops weights of attention. (In the row `flash` you see its selective recomputation, which
+# are kept, and also drops attention weights. (In the row `flash` you see its selective recomputation, which
 # keeps no scores either.)
 #
 # **Break it.** This is a classic leak. You evaluate a model on eight batches and collect the losses in a
@@ -812,15 +813,15 @@ for recipe in RECIPES:
 
 # %% [markdown]
 # **Predict.** Which of them has the smallest sum? Which of them have a larger sum than plain float32? The
-# chart below the check will tell.
+# chart below the check will tell you.
 #
 # **Build.** Count the bytes per parameter after a step, while its gradients are still in memory. These are
-# the weights that forward multiplies by, the gradients (all copies of them that exist), the master copy of
-# the weights, which the optimizer changes, and the moments. If the optimizer changes the model's own weights,
-# there is no master copy, so write 0. Count a second copy of the gradients only if it stays next to the
-# first, as in `megatron fp16`, but not if a step makes it and drops it, as in `zero`. Scales also count. They
-# are a float32 for each block, so 4/256 bytes per number for blocks of 256. In `deepseek-v3`, count the
-# weights of linear layers, whose working copy is fp8.
+# the bytes of the weights that forward multiplies by, the gradients (all copies of them that exist), the
+# master copy of the weights, which the optimizer changes, and the moments. If the optimizer changes the
+# model's own weights, there is no master copy, so write 0. Count a second copy of the gradients only if it
+# stays next to the first, as in `megatron fp16`, but not if a step makes it and drops it, as in `zero`.
+# Scales also count. They are a float32 for each block, so 4/256 bytes per number for blocks of 256. In
+# `deepseek-v3`, count the weights of linear layers, whose working copy is fp8.
 
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
@@ -918,7 +919,7 @@ for name, options in RUN.items():
     )  # fmt: skip
 
 # %% [markdown]
-# Mixed precision does not shrink the model states, which are 16 bytes before and 16 after. But it shrinks
+# Mixed precision does not shrink the model states, which take 16 bytes with it and without it. But it shrinks
 # activations, and it multiplies faster. Ranks that exchange gradients send half as much with `zero`, but with
 # `autocast` as much as before, because its gradients are float32.
 #
@@ -1010,9 +1011,9 @@ def reach():
 reach()
 
 # %% [markdown]
-# **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the number of FLOPs per
-# byte from which on arithmetic is the bound. `least_tokens` is the m from which on a product with a very
-# large weight is bound by arithmetic (if k and n go to infinity, only k n is fetched). An H100 has 989e12
+# **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the least number of FLOPs
+# per byte at which arithmetic is the bound. `least_tokens` is the least m at which arithmetic is the bound of
+# a product with a very large weight (if k and n go to infinity, only k n is fetched). An H100 has 989e12
 # FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its m in your head.
 
 
@@ -1136,12 +1137,12 @@ def under_the_roof():
 tried(under_the_roof, matmul_seconds)
 
 # %% [markdown]
-# From a few rows on, the points climb with m, but they stay below the roof, because a library's kernel does
-# not reach both limits at the same time. (With one row or two the kernel is another one, so the points may be
+# Above a few rows, the points climb with m, but they stay below the roof, because a library's kernel does not
+# reach both limits at the same time. (For one or two rows the kernel is different, so the points may be
 # level.) A point above the slope would mean that the bandwidth was measured badly. (A pass that reads *and*
 # writes measures another speed.)
 #
-# **Break it.** The roof gives a product of two 8 × 8 matrices its time. Measure it:
+# **Break it.** The roof predicts a time for a product of two 8 × 8 matrices. Measure it:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 print(f"8 x 8: {square[8] / 1e9:.2f} GFLOP/s of {peak / 1e9:.0f}", end="")
@@ -1149,10 +1150,10 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
     print(f"; the roof promises {2 * 8**3 / promised / 1e9:.0f}")
 
 # %% [markdown]
-# The call takes the time, rather than the arithmetic. It goes through Python, PyTorch's dispatcher and, on a
-# GPU, the start of a kernel. So calls are a third roof, the lowest one for small products. Between its
-# products a model also has norms, GELU and softmax, which move bytes but multiply little. So a forward and
-# backward reach less of the peak than one large product.
+# The time goes into the call rather than the arithmetic. A call goes through Python, PyTorch's dispatcher
+# and, on a GPU, the start of a kernel. So calls are a third roof, the lowest one for small products. Between
+# its products a model also has norms, GELU and softmax, which move bytes but multiply little. So a forward
+# and backward reach less of the peak than one large product.
 #
 # <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". That is the
 # host's memory as the host reaches it. But a GPU reaches it over PCIe, which is 64x (A100) and 52x (H100)
@@ -1178,9 +1179,9 @@ for name, percent in PUBLISHED_MFU.items():
     print(f"{name:42} {percent:5.1f} %  {'#' * round(percent / 2)}")
 
 # %% [markdown]
-# 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which are 43, 41 and
-# 38 % of 989, within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". By this peak, the same
-# 400 TFLOP/s are only 20 %.) The section *On your GPUs* finds your own.
+# 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which is 43, 41 and
+# 38 % of 989, to within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". By this peak, the
+# same 400 TFLOP/s are only 20 %.) The section *On your GPUs* measures yours.
 #
 # **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
 # the first one before you compute it.
@@ -1194,8 +1195,8 @@ for name, percent in PUBLISHED_MFU.items():
 #
 # L(N, D) = E + A / N^α + B / D^β,
 #
-# and on the line 6 N D = C it has a lowest point, which `compute_optimal` returns. Set D = C/(6N), and then set
-# the derivative by N to zero, or search. `law` is (E, A, B, α, β).
+# and on the line 6 N D = C it has a lowest point, which `compute_optimal` returns. Set D = C/(6N), and then
+# set the derivative with respect to N to zero, or search. `law` is (E, A, B, α, β).
 
 
 # %% nbgrader={"grade_id": "budgets", "solution": true}
@@ -1280,12 +1281,12 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
 # So LLaMA-65B trained at nearly 48 % of the peak, by its days as well as by its speed. DeepSeek-V3 multiplies
-# in fp8. (A token meets 37B of its 671B parameters, and these are N.) If you divide by the peak of bf16, it
+# in fp8. (A token uses 37B of its 671B parameters, and these are N.) If you divide by the peak of bf16, it
 # reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
 #
 # **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
 # tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
-# `tokens_per_second_per_gpu`, with a clock. Look up which peak and which N they take.
+# `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they take.
 #
 # ### How large? *(optional)*
 #
@@ -1335,8 +1336,8 @@ along_the_budget()
 # et al. found the cause. The optimizer of the paper's fit stopped early, because the losses were averaged
 # instead of summed. Their own constants are uncertain as well, since B has a standard error of 1,293.
 #
-# What does the difference mean for other budgets? The dots are models with the parameters and tokens that
-# were chosen.
+# What does the difference mean for other budgets? Each dot is a real model, with the parameters and tokens
+# its authors chose.
 
 
 # %% tags=["skip-in-grading"]
@@ -1429,11 +1430,11 @@ layouts(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 # can be hidden (notebook 05). Checkpointing always costs a third more FLOPs. So the order of cost is stage 0,
 # 1, 2, 3 without checkpointing, then 0, 1, 2, 3 with it.
 #
-# **Predict.** Take 6.7B on 8 GPUs, as in the picture. Which layout is it? And on a single GPU?
+# **Predict.** Take 6.7B on 8 GPUs, as in the picture. Which layout do you take? And on a single GPU?
 #
-# **Build.** `room` is the bytes that training may use on each GPU, and `batch` and `seq` are for one GPU. A
-# bill that is exactly as large as the room fits. The answer is `(stage, checkpoint)`, such as `(3, False)`,
-# or None if nothing fits. Your earlier functions do most of the work.
+# **Build.** `room` is how many bytes training may use on each GPU, and `batch` and `seq` are for one GPU. A
+# bill exactly as large as the room still fits. The answer is `(stage, checkpoint)`, such as `(3, False)`, or
+# None if nothing fits. Your earlier functions do most of the work.
 
 
 # %% nbgrader={"grade_id": "first_that_fits", "solution": true}
@@ -1483,7 +1484,7 @@ report.points(8)
 # own answers, for 70 GB of room and one sequence of 4,096 tokens on each GPU. Blue is without checkpointing,
 # orange with it, and white is None. In a live notebook, sliders change the room and the tokens. (Your formula
 # counts the activations of GPT-2's parts. But LLaMA's parts keep half as much again, 24.3 GB instead of 16.1
-# for Llama-3-8B, so the rows of LLaMA models are too friendly.)
+# for Llama-3-8B, so the rows of LLaMA models are too optimistic.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for gpus in (8, 1):
@@ -1497,7 +1498,7 @@ drawn
 # there on, more GPUs only save time. Move the tokens to 32,768. Then white spreads, and for the three largest
 # models no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*.
 # (Llama-2-70B is as wide and as deep as the smallest of the three, but it fits, because its vocabulary is a
-# quarter of Llama 3's, and so are its logits.) A white field has other ways out, and each is a notebook. You
+# quarter of Llama 3's, and so are its logits.) Other ways out of a white field have their own notebooks. You
 # can split each layer (06), put layers on different GPUs (07), cut the sequence (08), or keep less (09).
 #
 # The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly.
@@ -1535,17 +1536,17 @@ def changed_answers():
 tried(changed_answers, first_that_fits) if drawn else None
 
 # %% [markdown]
-# If 70 GB are left for training, every plan for 80 GB that the cell has counted stops with "out of memory",
-# perhaps after an hour. Some of a GPU's memory belongs to others. CUDA's context and its kernels take about
-# 0.3 GB, before CUDA 11.7 more than 1 GB (PyTorch issue 107667), NCCL takes 0.5 to 1.6 GB for a first
-# communicator (NCCL issues 864, 964), and the allocator's pieces leave gaps. Only a measurement says how much
-# it is on your cluster. The section *On your GPUs* measures the allocator's share, while
-# `torch.cuda.mem_get_info()` gives the free bytes of the whole GPU.
+# If only 70 GB are left for training, each of these plans for 80 GB stops with "out of memory", perhaps after
+# an hour. Other things also take memory. CUDA's context and its kernels take about 0.3 GB, or more than 1 GB
+# before CUDA 11.7 (PyTorch issue 107667). NCCL takes 0.5 to 1.6 GB for a first communicator (NCCL issues 864,
+# 964), and the allocator's pieces leave gaps. Only a measurement tells you the sum on your cluster. The
+# section *On your GPUs* measures the allocator's share, while `torch.cuda.mem_get_info()` gives the free
+# bytes of the whole GPU.
 #
-# **In production.** Tables give advice by the size of the model, such as "below 10B on one GPU" and "10 to
-# 70B with ZeRO-2" (stage 2). Ask your map instead. At 16 bytes per parameter, 80 GB hold
-# 5B at most, with no byte left for activations. And ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. So
-# the size of the model alone does not decide.
+# **In production.** Some tables give advice by the size of the model, such as "below 10B on one GPU" and "10
+# to 70B with ZeRO-2" (stage 2). Ask your map instead. At 16 bytes per parameter, 80 GB hold 5B at most, with
+# no byte left for activations. And ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. So the size of the
+# model alone does not decide.
 #
 # <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
 # a 7B model on one GPU needs 112 GB.</details>
@@ -1576,8 +1577,8 @@ on_gpus = on_your_gpus(ROOFLINE, predicted=least_seconds)
 
 # %% [markdown]
 # An 8 x 8 product takes as long as Python and the driver need to start a kernel and to report its end, some
-# tens of microseconds. The roofline knows nothing about that. The copy shows how much of the data sheet's
-# bandwidth a kernel reaches.
+# tens of microseconds. The roofline knows nothing about that. The row of the copy shows how much of the data
+# sheet's bandwidth a kernel reaches.
 #
 # **Predict.** Now take a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, with arithmetic
 # in 16 bits by autocast. The cell predicts the time at the card's peak, and the bytes of your §3 and §4,
@@ -1623,11 +1624,11 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 #    tensor of 1,000 × 4,096 × 4,096 numbers in float32, at a batch of 1,000 sequences of 4,096 tokens. Which
 #    tensor is that? `"one activation of the whole batch"`, `"the weights"`, `"one layer's scores"` or `"the
 #    logits"`
-# 4. The plan's model has an MLP of two matrices and 4h. From how many **tokens** in a sequence on do the
-#    scores (both products, masked scores included) take more FLOPs than the MLP?
+# 4. The plan's model has an MLP of two matrices and 4h. Above how many **tokens** in a sequence do the scores
+#    (both products, masked scores included) take more FLOPs than the MLP?
 # 5. You take 8 GPUs instead of one, as replicas, and divide the batch among them. Which becomes less on each
 #    GPU, the memory of the model states or the time of a step? `"memory"`, `"time"` or `"both"`
-# 6. Take `GPT_13B` of §7 with one sequence of 8,192 tokens on each of 8 GPUs, with 80 GB. Which layout is the
+# 6. Take `GPT_13B` of §7 with one sequence of 8,192 tokens on each of 8 GPUs of 80 GB. Which layout is the
 #    cheapest? `"stage 3"`, `"stage 1, checkpointed"`, `"stage 2, checkpointed"` or `"stage 3, checkpointed"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
@@ -1727,8 +1728,8 @@ if answer_1 is not ...:
 #
 # **Predict.** Which of the three laws lets N grow fastest?
 #
-# **Build.** `crossover` returns the budget in FLOPs *from which on* the N of both laws differ by a factor of
-# 2 or more, whichever is larger. The laws may cross before, but above the crossover they have to stay apart.
+# **Build.** `crossover` returns the budget in FLOPs *above which* the N of the two laws differ by a factor of
+# 2 or more, whichever N is larger. The laws may cross below it, but above it they have to stay apart.
 
 
 # %% nbgrader={"grade_id": "crossover", "solution": true}
@@ -1763,13 +1764,13 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
         )
 
 # %% [markdown]
-# The printed law and the replication differ by a factor of 2 already below Chinchilla's own budget. Rounded
+# The printed law and the replication already differ by a factor of 2 below Chinchilla's own budget. Rounded
 # exponents moved that point down from seven times the budget to a seventh.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Each notebook ends with the same three criteria, measured in the ranks. They are redundant computation
+# Each notebook ends with the same three criteria, measured on the ranks. They are redundant computation
 # (FLOPs of all ranks over the FLOPs of one), the peak of memory on a rank, and the bytes a rank sends. This
 # notebook has the row with which all others are compared. M is the 4P bytes of the parameters.
 #
@@ -1818,7 +1819,7 @@ scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
 # half of the sequences.
 #
 # **You have built** the instruments that say, before anything runs, how many parameters, FLOPs, bytes and
-# days a plan needs, and a meter that agrees with your formula of the activations to the byte.
+# days a plan needs, and a meter that agrees to the byte with your formula for the activations.
 #
 # **Read on.**
 # - Rajbhandari et al. (2020), *ZeRO*: §3 for the 16 bytes.
