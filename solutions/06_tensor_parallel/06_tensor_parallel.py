@@ -248,9 +248,9 @@ def said(prediction, *args):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# A linear layer is y = x A. Here a tensor is *replicated*, or *whole*, if every rank has all of it, *sharded*
-# if every rank has a part of it, and *partial* if every rank has a term of full size, so that the tensor is
-# the sum of the terms. There are two ways to cut A over the ranks:
+# A linear layer is y = x A. Here a tensor is *replicated*, or *whole*, if every rank has all of it, and
+# *sharded* if every rank has a part of it. It is *partial* if it is a sum, and every rank has one term of
+# full size. There are two ways to cut A over the ranks:
 #
 # | | A | each rank computes | x | y |
 # |---|---|---|---|---|
@@ -261,8 +261,8 @@ def said(prediction, *args):
 # rank 0 computes 7 and rank 1 computes 10. By rows, rank 0 computes 1 · [1, 2] and rank 1 computes 2 · [3,
 # 4]. These are the terms [1, 2] and [6, 8], and their sum is [7, 10].
 #
-# So in forward, nothing is sent by columns, and by rows there is one sum. And in backward? Autograd sees only
-# one process with a smaller matrix.
+# So in forward, the cut by columns sends nothing, and the cut by rows needs one sum. And in backward?
+# Autograd sees only one process with a smaller matrix.
 #
 # *By columns.* Every rank uses x. If a value is used N times, its gradient is the **sum** of the gradients
 # from all uses. On one GPU, autograd adds them up by itself. But here the uses are on N ranks.
@@ -369,8 +369,8 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The check has already counted the bytes. Its x has 96 bytes and there are 3 ranks, so this is 2
-# · 2/3 · 96 = 128 in one direction and 0 in the other.
+# **Measure.** The check has already counted the bytes. Its x has 96 bytes and there are 3 ranks, so a rank
+# sends 2 · 2/3 · 96 = 128 in one direction and 0 in the other.
 #
 # **Break it.** PyTorch has an all-reduce known to autograd, `torch.distributed.nn.functional.all_reduce`. Use
 # it instead of `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the
@@ -398,10 +398,10 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 
 # %% [markdown]
 # 1 is right, because if you raise one rank's x by a little, the loss rises by as much. PyTorch's all-reduce
-# says 4, but this is not a bug. PyTorch takes the losses of the four ranks for *four* losses and
-# differentiates their sum, and each of them contains x. In tensor parallelism, however, the four are copies
-# of one loss. With AdamW this factor N hardly shows in the loss, since Adam divides by the gradient's size
-# (notebook 03), but with gradient clipping or SGD it does.
+# says 4, but this is not a bug. PyTorch treats the losses of the four ranks as *four* losses, each of which
+# contains x, and differentiates their sum. In tensor parallelism, however, the four are copies of one loss.
+# With AdamW this factor N hardly shows in the loss, since Adam divides by the gradient's size (notebook 03),
+# but with gradient clipping or SGD it does.
 #
 # <details><summary>In production</summary>Megatron-LM calls your functions
 # <code>copy_to_tensor_model_parallel_region</code> and <code>reduce_from_tensor_model_parallel_region</code>.
@@ -431,8 +431,8 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 #
 # If you want the whole output (`gather_output`), the parts are gathered. What is the backward of this gather?
 # Each rank already has the gradient of the whole output, because all later operations are the same on all
-# ranks. So it takes its own part. The next cell provides this function, `gather_parts`, and its mirror image
-# `own_features` for §3, which takes the part forward and gathers backward.
+# ranks. So the rank takes its own part of it. The next cell provides this function, `gather_parts`, and its
+# mirror image `own_features` for §3, which takes the part forward and gathers backward.
 #
 # **Build.** Every rank makes the whole layer, `nn.Linear(in_features, out_features, bias)`, and keeps its
 # part. Since all ranks have the same seed, the parts belong to the layer one process would have drawn. (In
@@ -768,12 +768,12 @@ draw(run, "columns, then rows") if run else None
 # %% [markdown]
 # The two matrices need only one sum, and nothing in between. Backward is the mirror image, so nothing is sent
 # until each rank has its term of the gradient of x, and then there is one sum. (Some texts concatenate the
-# hidden features after the first layer, but that would need the all-gather which columns-then-rows avoids.)
+# hidden features after the first layer, but that would need the all-gather that this order of cuts avoids.)
 #
 # ### Which kind is it?
 #
 # A copy and a term of a sum have the same shape. PyTorch computes with either, so if a sum is missing or made
-# twice, there is no error. Therefore, give each tensor its kind:
+# twice, there is no error. Therefore, give each tensor a kind:
 #
 # | kind | the rank has | and one process has |
 # |---|---|---|
@@ -850,10 +850,10 @@ report.points(3)
 # %% [markdown]
 # **Look.** A program can also find the kinds. Inside `axis_types`, the cell runs `block` once, in this
 # process and without other ranks. It tries each kind of operation once, forward and backward, on two
-# imaginary ranks with random numbers. If both get the same tensor as one process, the result is a copy. If
-# the sum of their results is that tensor, the result is a term, and if they give that tensor when laid side
-# by side, it is a part. If nothing fits, the line computes something one process does not, which is the
-# mistake.
+# imaginary ranks with random numbers. If both ranks get the same tensor as one process, each result is a
+# copy. If the sum of their results is that tensor, each is a term, and if the results side by side are that
+# tensor, each is a part. If none of these fits, the line computes something one process does not, which is
+# the mistake.
 
 
 # %% tags=["skip-in-grading"]
@@ -914,8 +914,8 @@ tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 # and one in forward.
 #
 # **Mend three blocks.** Each of them has a mistake in one line. None raises an error, and the last one even
-# has the right output. Read them, and say what is wrong. Then run the cell, which asks the types. The types
-# show only the first mistake, because after a mistake everything is wrong.
+# has the right output. Read them, and say what is wrong. Then run the cell, which prints what the types say.
+# They show only the first mistake, because after a mistake everything is wrong.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1074,7 +1074,7 @@ for make in (Gated, GatedOnce):
 # two gradients on the rank, and the sum is the same. Attention even has three such matrices.
 #
 # **In production.** PyTorch's `parallelize_module` takes a plan, a dictionary that says how each layer is
-# cut. It makes every parameter a *DTensor*. A DTensor knows how it is cut, and inserts a collective when an
+# cut, and makes every parameter a *DTensor*. A DTensor knows how it is cut, and inserts a collective when an
 # operation needs the whole tensor:
 
 
@@ -1321,13 +1321,13 @@ for make, inward, outward in (
 #
 # *Dropout* of the attention weights (the output of the softmax) is a trap. All ranks have the same seed, so
 # they draw the same parameters and use the same mask on replicated tensors. But inside a region, each rank
-# has *different* heads, so the masks must differ. After it, all ranks must draw the same random numbers
-# again.
+# has *different* heads, so the masks must differ. After the region, all ranks must draw the same random
+# numbers again.
 #
-# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. (It can be
+# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two more things. (It can be
 # a subclass.)
 #
-# - `kv_heads=None` means as many as heads. `kv_heads` must be a divisor or a multiple of N, and `heads` a
+# - `kv_heads=None` means as many as `heads`. `kv_heads` must be a divisor or a multiple of N, and `heads` a
 #   multiple of N. If not, raise a ValueError that names N and the number that does not fit.
 # - If there are fewer key-value heads than ranks, N / kv_heads neighbouring ranks hold the same one, and its
 #   gradients are summed over them. `grid` makes two groups for each rank. `same` holds the ranks with a copy
@@ -1454,8 +1454,9 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # and as much again for their gradient. So let's cut the vocabulary.
 #
 # **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token it does not
-# have, it returns zeros, so the sum over the ranks is the table's row. In other words, the cut embedding is
-# the row-parallel layer of §3, whose input at each position is a one for the token and zeros elsewhere.
+# have, the rank returns zeros, so the sum over the ranks is the table's row. In other words, the cut
+# embedding is the row-parallel layer of §3, whose input at each position is a one for the token and zeros
+# elsewhere.
 #
 # **Predict.** How much does the embedding send, forward and backward?
 #
@@ -1538,8 +1539,8 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 #
 # - `logits` are (..., this rank's part of the vocabulary), cut as `part` does. `target` is (...), with tokens
 #   of the whole vocabulary, the same on all ranks. `vocab_size` is the size of the whole vocabulary.
-# - Return the mean over the targets that are not `ignore_index`. It is the same on every rank, and in float32
-#   at least. Do not change `logits`.
+# - Return the mean over the targets that are not `ignore_index`. The mean is the same on every rank, and at
+#   least in float32. Do not change `logits`.
 # - The tensors kept for backward have the size of the rank's logits, instead of all logits.
 # - At most three numbers for each target travel forward, and nothing travels backward.
 #
@@ -1677,8 +1678,8 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# The two functions send as many bytes as tensor parallelism, which is two halves of an all-reduce at each
-# region and in each direction. Only the gradients of norms and biases, a few vectors, are sent in addition.
+# At each region and in each direction, the two functions together send two halves of an all-reduce, as many
+# bytes as tensor parallelism. Only the gradients of norms and biases, a few vectors, are sent in addition.
 #
 # And the norm's own weights? They are replicated, but each rank uses them on different tokens. Therefore,
 # they are also *values that are used on N ranks*, and their gradient is the sum.
@@ -1827,10 +1828,10 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 # | `"keep"` | all of it | 2 halves of an all-reduce |
 # | `"regather"` | the rank's part | 3 halves |
 #
-# **Predict** the bytes sent, for both. These two values of `sequence` are still missing in `layer_bytes_sent`
-# of §4, so add them there, and run that cell again. And how much does a layer keep for backward, in all?
-# Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four times the width,
-# but no dropout. Neglect tensors with a single number for each position:
+# **Predict** the bytes sent, for both. In §4, `layer_bytes_sent` doesn't handle these two values of
+# `sequence` yet, so add them there, and run that cell again. And how much does a layer keep for backward in
+# all? Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four times the
+# width, but no dropout. Leave out tensors with a single number for each position:
 #
 # | | activations of M bytes |
 # |---|---|
@@ -2112,11 +2113,11 @@ report.points(3)
 # If you divide them, you get **hidden / (N − 1) FLOPs per byte**. Tokens and width cancel, so neither a
 # longer sequence nor a larger batch helps. Only more hidden features do, and each further rank makes it
 # worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
-# which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) it is 19,780. If
-# the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example, a whole
-# layer of LLaMA 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above NVLink's ratio, but
-# only 1,877 on 16. (It is not quite hidden / (N − 1), because the layer also has attention, and its MLP has
-# three matrices.)
+# which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) the ratio is
+# 19,780. If the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example,
+# a whole layer of LLaMA 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above NVLink's
+# ratio, but only 1,877 on 16. (The layer's ratio is not quite hidden / (N − 1), because the layer also has
+# attention, and its MLP has three matrices.)
 #
 # The cell draws the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one node. Beyond
 # that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels
@@ -2183,9 +2184,9 @@ figure
 # never go beyond the node. The rest of the GPUs get other sequences (data parallelism), other layers
 # (pipelines) or other parts of the sequence (notebook 08).
 #
-# Ranks that share a layer also share its data. With 8 GPUs to a model, 64 GPUs hold 8 replicas, so a step of
-# 2,048 sequences gives 256 to each *replica*, instead of 32 to each GPU. In general, a step has a replica's
-# batch × replicas sequences, instead of batch × world size.
+# Ranks that share a layer also share its data. With 8 GPUs per model, 64 GPUs hold 8 replicas, so a step of
+# 2,048 sequences gives 256 to each *replica*, instead of 32 to each GPU. In general, a step has (a replica's
+# batch) × replicas sequences, instead of batch × world size.
 #
 # <details><summary>Where the numbers come from</summary>α is 3.4 µs over NVLink and 14 µs over a network, as
 # in NCCL's own cost model (<code>course_lib/facts/hardware.py</code>). FLOP/s and bytes/s are taken from the
@@ -2205,13 +2206,13 @@ figure
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Take the GPT of `course_lib/models/gpt.py` and replace the layers of its MLPs by yours. Nothing else in it
+# Take the GPT of `course_lib/models/gpt.py` and replace the layers of its MLPs with yours. Nothing else in it
 # changes.
 #
 # **Build.** `model.blocks` is a list of blocks. `block.mlp` has `up` and `down`, and also `gate`, which is
 # None if the MLP has no gate. They are `nn.Linear`, with *weights of their own*. Keep these weights, although
-# your layers' constructors draw others. `with_weights` gives a parallel layer its parts. Change the model in
-# place and return it.
+# your layers' constructors draw others. `with_weights` gives a parallel layer its parts of the old weights.
+# Change the model in place and return it.
 #
 # **Predict.** How much does this model send for each step, with L blocks?
 #
@@ -2265,7 +2266,7 @@ report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources. It makes 50 steps
+# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources. It takes 50 steps
 # of AdamW on one rank, then with its MLPs on two and on four, and then also with your attention, embedding,
 # head and loss on four. All ranks get the same batches. The head is tied to the embedding, so on each rank,
 # their parts are one tensor.
@@ -2350,7 +2351,7 @@ figure
 # The picture shows one curve, four times. The small differences come from the order in which float32 adds.
 #
 # **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into this loop. Which norm does
-# it take?
+# it compute?
 #
 # <details><summary>Answer</summary>On each rank, it takes the norm of the gradients this rank holds, which
 # differs from rank to rank. So each rank scales its gradients by a different number, and the replicated
@@ -2371,9 +2372,9 @@ figure
 # *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run,
 # if there is one.*
 #
-# **Predict.** On t GPUs, tensor parallelism leaves each of them 1/t of the columns, so 1/t of the FLOPs. Does
-# a layer also take only 1/t of the time? The prediction is the time of the whole layer divided by t. All of
-# it runs on one GPU, without messages.
+# **Predict.** Tensor parallelism on t GPUs leaves each of them 1/t of the columns, and so 1/t of the FLOPs.
+# Does a layer also take only 1/t of the time? The prediction is the time of the whole layer divided by t. All
+# of it runs on one GPU, without messages.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -2413,8 +2414,8 @@ on_gpus = on_your_gpus(
 # 2. A layer has width 8,192, with 4,096 tokens in bf16, and computes 24 · width² FLOPs per token, forward. 16
 #    H100 (989 TFLOP/s each) in two nodes share it, and their ring all-reduces run at 50 GB/s, the speed
 #    between the nodes. Leave out α. Which **share** (0 to 1) of the layer's forward is communication?
-# 3. With rows first, then columns, why can't the sum wait until after the second matrix? Is it because of
-#    `"the activation function"`, `"the bias"` or `"the size of the weights"`?
+# 3. If A is cut by rows and B by columns, why can't the sum wait until after the second matrix? Is it because
+#    of `"the activation function"`, `"the bias"` or `"the size of the weights"`?
 # 4. On eight ranks, an MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too
 #    large are the gradients of the MLP's matrices?
 # 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send for a
