@@ -3,8 +3,8 @@
 #
 # **What can be stored smaller, later, or not at all?**
 #
-# Everything in notebook 01's timeline is a stored number. Three questions empty it, band by band. Could it
-# have fewer bits? Could it be stored elsewhere, or later? Does it have to be stored at all?
+# Everything in notebook 01's timeline is a stored number. Three questions empty the timeline, band by band.
+# Could a number have fewer bits? Could it be stored elsewhere, or later? Does it have to be stored at all?
 #
 # Each answer breaks something at first, and you will see how. For example, 95 % of all gradients become zero,
 # weights stop moving, one element takes a step of 10¹⁵ learning rates, and dropout draws other masks. Each
@@ -149,8 +149,8 @@ class Blocks:
 # The largest e, all of whose bits are 1, doesn't stand for a power of two, but marks infinity and NaN. (e4m3
 # differs, see below.)
 #
-# From 2^k to 2^(k+1) the numbers have equal distances, and above 2^(k+1) twice the distance. So the exponent
-# says how far a format reaches, and the mantissa how fine it is. Here are five formats:
+# From 2^k to 2^(k+1) the numbers are equally far apart, and above 2^(k+1) twice as far. So the exponent says
+# how far a format reaches, and the mantissa how fine it is. Here are five formats:
 #
 # | | exponent | mantissa | next after 1 | largest | smallest |
 # |---|---|---|---|---|---|
@@ -172,7 +172,7 @@ print("from 2^-24 to 2^-14:", int(((bits >= 2**-24) & (bits < 2**-14)).sum()))
 
 # %% [markdown]
 # There are 1,024 and 1,023. So ten binades together have about as many numbers as a single binade above them.
-# Now see the numbers of four formats from 1 to 2, then from 0 to 2⁻¹².
+# Here are the numbers of four formats, first from 1 to 2, then from 0 to 2⁻¹².
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.format_explorer import formats, number_line
@@ -183,25 +183,26 @@ number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
 # %% [markdown]
 # The lower picture has no row for bf16, because its numbers there are too close to be told apart. Up to 2⁻¹³,
 # the numbers of fp16 are 2⁻²⁴ apart and the numbers of e5m2 2⁻¹⁶. Above 2⁻¹³, the gaps are twice as wide.
-# e4m3 has only 0, since its smallest number is 2⁻⁹. Switch the bits of a number on and off. (The table
-# has three more formats, tf32, e2m1 and e8m0, which is only an exponent, as section 4's MX uses it for scales.)
+# e4m3 has only 0, since its smallest number is 2⁻⁹. Below, switch the bits of a number on and off. (The table
+# there has three more formats, tf32, e2m1 and e8m0. The last is only an exponent, and section 4's MX uses it
+# for scales.)
 
 # %% tags=["skip-in-grading"]
 formats(0.1, "fp16")
 
 # %% [markdown]
-# **Build.** `round_to` gives each number of x the nearest number of a format, in float64. If two numbers are
-# equally near, hardware takes the one whose last bit is 0, which is called *ties to even*. Find the binade,
-# then the distance of the numbers in it, and round to a multiple of that distance. Call the result `rounded`.
-# The lines below your code then treat the numbers beyond the largest.
+# **Build.** `round_to` replaces each number of x with the nearest number of a format, in float64. If two
+# numbers are equally near, hardware takes the one whose last bit is 0, which is called *ties to even*. Find
+# the binade, then the distance of the numbers in it, and round to a multiple of that distance. Call the
+# result `rounded`. The lines below your code then handle the numbers beyond the largest.
 #
 # - Below 2^(1 − bias) the distance shrinks no further, because the subnormal numbers begin there.
-# - Above the largest number there would be a next one. A value below the middle between the two becomes the
-#   largest number, and from the middle on it becomes infinity. So in fp16, 65,519 becomes 65,504, but 65,520
+# - Imagine the next number above the largest one. A value below the midpoint of the two becomes the largest
+#   number, but from the midpoint up it becomes infinity. So in fp16, 65,519 becomes 65,504, but 65,520
 #   becomes infinity.
 # - `finite=True` is for formats such as e4m3, which have no infinities. They have one more binade, and its
-#   last code is NaN, so their largest number is (2 − 2 · 2^(−mantissa bits)) · 2^(bias + 1), 448 for e4m3.
-#   Values beyond it *saturate*, which means that they become ±448, infinity included.
+#   last code is NaN, so their largest number is (2 − 2 · 2^(−mantissa bits)) · 2^(bias + 1), which is 448 for
+#   e4m3. Values beyond it *saturate*, which means that they become ±448, infinity included.
 # - NaN stays NaN. In fp16, −10⁻³⁰ becomes −0.
 
 
@@ -285,11 +286,12 @@ for number in (3e-1, 1e-6, 2e-8):
 errors_picture() if ready(round_to) else None
 
 # %% [markdown]
-# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, 0.00006. Below that, each binade costs it one
-# bit. So at 10⁻⁶ it is off by 1.33 %, whereas bf16 is off by only 0.16 %, and 2 · 10⁻⁸ becomes 0.
+# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, which is 0.00006. Below that, each binade
+# costs it one bit. So at 10⁻⁶ it is off by 1.33 %, whereas bf16 is off by only 0.16 %, and 2 · 10⁻⁸
+# becomes 0.
 #
-# **Break it.** How do the edges behave, 65,519 and 65,520 in fp16, 449 and 465 in e4m3, and 61,440 in e5m2?
-# Predict all five.
+# **Break it.** What happens at the edges, to 65,519 and 65,520 in fp16, 449 and 465 in e4m3, and 61,440 in
+# e5m2? Predict all five.
 
 # %% tags=["skip-in-grading"]
 for value, dtype in (
@@ -331,7 +333,7 @@ for value, dtype in (
 #
 # The smallest number of fp16 is 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? The gradients of a small GPT
 # with a loss over 1,024 tokens are not, and it trains in fp16 as in float32. But a batch of a real run has 4
-# million tokens. A mean over them divides each microbatch's gradient by 4,096 more. Below is the histogram
+# million tokens. A mean over them divides each microbatch's gradient by another 4,096. Below is the histogram
 # of |gradient| for such a microbatch. Slide the scale.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -363,10 +365,10 @@ gradients(magnitudes)
 # <details><summary>Answer</summary>At 2²⁹. As you saw in §1, the edge is not 65,504 but 65,520, and divided by
 # the largest gradient it is 2^28.8.</details>
 #
-# The loss is multiplied by the scale, and so is every gradient, by the chain rule. Between a scale at which
-# the small gradients survive and the scale at which the largest overflows, there is room. Where it is depends
-# on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius et al.
-# 2018 choose it by hand, §3.2, and propose the search, §5):
+# The loss is multiplied by the scale, and so is every gradient, by the chain rule. There is room between a
+# scale at which the small gradients survive and the scale at which the largest overflows. Where this room is
+# depends on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius
+# et al. 2018 choose it by hand, §3.2, and propose the search, §5):
 #
 # - If a gradient is infinite or NaN, the step is **skipped**, and the scale is multiplied by `backoff`.
 # - If `interval` steps in a row were good, the scale is multiplied by `growth`.
@@ -509,11 +511,11 @@ for name, options in RUNS.items():
 # In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14.
 # With a scale of 2¹⁶ it agrees with float32 to three digits. The histogram said 17 %, because it shows only
 # the gradients of the *weights*. The gradients of the activations are smaller (the gradient of a logit is its
-# probability over 4 million, 10⁻⁹ for most), and each zero among them makes zeros of all gradients behind it.
-# bf16 needs no scaler, because its exponent is float32's.
+# probability over 4 million, 10⁻⁹ for most), and each zero among them makes all gradients behind it zero.
+# bf16 needs no scaler, because it has float32's exponent.
 #
-# Now let's look at the ranks. Two of them have a weight of 8 and a gradient of 1, scaled by 8, but on rank 1
-# it is infinite. PyTorch provides two scalers, and `ShardedGradScaler` is the one for sharded gradients.
+# Now let's look at two ranks. Each has a weight of 8 and a gradient of 1, scaled by 8, but rank 1's gradient
+# is infinite. PyTorch provides two scalers, and `ShardedGradScaler` is the one for sharded gradients.
 
 
 # %% tags=["skip-in-grading"]
@@ -591,8 +593,8 @@ def losses_picture():
 losses_picture()
 
 # %% [markdown]
-# Every gradient had a norm of 1, and then 1/65,536, so the model stands still. But nothing is infinite, no
-# step is skipped, and no warning is printed.
+# Each gradient's norm was clipped to 1 and then unscaled to 1/65,536, so the model stands still. But nothing
+# is infinite, no step is skipped, and no warning is printed.
 #
 # <details><summary>In production</summary>
 #
@@ -641,7 +643,7 @@ for name, output in outputs.items():
 # | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
-# bf16 has range enough but few numbers, only 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004.
+# bf16 has enough range but few numbers, only 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004.
 #
 # **Predict.** A weight starts at 1 and loses 0.001 in each of 1,000 steps. In float32 it ends at 0. Where
 # does it end in bf16?
@@ -650,8 +652,8 @@ for name, output in outputs.items():
 # the step, so 1 − 0.001 is rounded to 1.</details>
 #
 # The usual remedy is a **master copy** in float32 for the optimizer to change, which costs 4 more bytes per
-# parameter (notebook 01 §4). The other remedy is chance. A number between two neighbours becomes the upper one
-# with probability (x − lower) / (upper − lower), else the lower one.
+# parameter (notebook 01 §4). The other remedy is chance. A number between two neighbours becomes the upper
+# one with probability (x − lower) / (upper − lower), and otherwise the lower one.
 #
 # Then the *expected* value is x, and of a thousand small updates, some arrive as a full step.
 #
@@ -726,7 +728,7 @@ def curves_picture():
 curves_picture()
 
 # %% [markdown]
-# A single weight wanders, but all of them together arrive. Near 0, the steps of bf16 are fine enough for
+# A single weight wanders, but the mean of all of them arrives. Near 0, the steps of bf16 are fine enough for
 # every update. Next, the cell trains a GPT at a learning rate of 10⁻⁴ and rounds its weights after every
 # step, while the moments stay in float32. It takes about 20 s.
 
@@ -780,10 +782,10 @@ if "stochastic" in ROUNDINGS:
         print(f"{'one seed' if shared else 'own seeds'}: {equal} of 1,000 weights are equal")
 
 # %% [markdown]
-# Replicas that round differently train two models. One seed for all of them repairs it. Under ZeRO and FSDP,
-# nothing has to be repaired, because each weight has one owner that rounds it, and the others receive the
-# result. There the shards *should* differ, but if all ranks start their generators from one seed, they round
-# their shards with the same noise.
+# Replicas that round differently train two models. A common seed repairs this. Under ZeRO and FSDP, nothing
+# has to be repaired, because each weight has one owner that rounds it, and the others receive the result.
+# There the shards *should* differ, but if all ranks start their generators from one seed, they round their
+# shards with the same noise.
 #
 # <details><summary>In production</summary>
 #
@@ -892,9 +894,9 @@ report = check("09_precision_and_memory/quantize", quantize, dequantize, cases="
 report.points(8)
 
 # %% [markdown]
-# **Look.** The picture shows each element's relative error when row 3 has an outlier of 100,000 in column
-# 200. On the left one scale serves the whole tensor, and on the right each tile of 1 × 128 has a scale of its
-# own. Which rows suffer, and which elements of row 3?
+# **Look.** The picture shows each element's relative error when row 3 has an outlier of 100,000 in
+# column 200. On the left, one scale serves the whole tensor, and on the right each tile of 1 × 128 has a
+# scale of its own. Which rows suffer, and which elements of row 3?
 
 
 # %% tags=["skip-in-grading"]
@@ -972,10 +974,10 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     print(f"{str(dtype)[6:]:15} {zeros:.1%} of the gradients are 0")
 
 # %% [markdown]
-# Read the table by columns. A float has a scale in each element, its exponent, so fp8 with *one* scale bears
-# an outlier that ruins int8. Finer blocks matter for outliers that are larger still. At 100,000, the error of
-# the single scale is three times as large, but the error of the finer blocks hasn't moved. (The last lines are
-# gradients of 1e-5, without any scale.)
+# Read the table by columns. A float has a scale in each element, its exponent, so fp8 with *one* scale
+# survives an outlier that ruins int8. Finer blocks matter for outliers that are larger still. At 100,000, the
+# error of the single scale is three times as large, but the error of the finer blocks hasn't moved. (The last
+# lines are gradients of 1e-5, without any scale.)
 #
 # <details><summary>Why MX is a little worse</summary>
 #
@@ -1027,8 +1029,8 @@ for agree in (True, False):
 # ### Two more mistakes *(optional)*
 #
 # **Break it.** Even a right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from
-# the step before, because then the tensor is read only once. But a gradient that becomes 50 times larger is
-# then beyond it. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits behind the
+# the step before, because then the tensor is read only once. But then a gradient that becomes 50 times larger
+# is out of range. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the
 # point, as a model of a tensor core that keeps about 14 bits.
 
 # %% tags=["skip-in-grading"]
@@ -1088,7 +1090,8 @@ for cut in (False, True):
 # times smaller than another, its v is a million times smaller.
 #
 # So the 256 codes are not spread evenly. Dettmers' *dynamic map* has numbers in each of seven decades, twice
-# as many in a decade as in the one below. You get both maps, one with a sign for m, and one without for v.
+# as many in a decade as in the one below. Both maps are given, one with a sign for m, and one without a sign
+# for v.
 
 # %%
 from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates
@@ -1113,7 +1116,7 @@ for name, numbers in (("signed", DYNAMIC_SIGNED), ("unsigned", DYNAMIC_UNSIGNED)
 # and `codes` of the blocks.
 #
 # `ByteStates` is PyTorch's `Optimizer` with one repair. The plain `load_state_dict` casts every state to its
-# parameter's dtype, so it would make float32 of your codes.
+# parameter's dtype, so it would turn your codes into float32.
 
 
 # %% nbgrader={"grade_id": "adam8bit", "solution": true}
@@ -1194,8 +1197,8 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell trains a small GPT on Python for 150 steps each time. It prints the loss at the end
-# and, in learning rates, the largest step any weight took. AdamW's own largest is about 2. The cell takes up
-# to half a minute.
+# and, in learning rates, the largest step any weight took. AdamW's own largest step is about 2. The cell
+# takes up to half a minute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.precision import codes as maps
@@ -1311,8 +1314,8 @@ axes.set_xlabel("log10 of v's share in its block's largest", fontsize=8)
 figure
 
 # %% [markdown]
-# After the first step v is one square, and reaches over many decades. After 50 it is a mean of squares, so
-# three decades are enough. Therefore the linear codes lose in the beginning, but a run that broke there
+# After the first step v is a single square, and spans many decades. After 50 it is a mean of squares, so
+# three decades are enough. Therefore the linear codes lose at the beginning, but a run that broke there
 # doesn't come back.
 #
 # <details><summary>Where the dynamic codes end</summary>
@@ -1408,7 +1411,7 @@ memory_figure(timelines)
 # **Predict.** Chen et al. (2016) count layers that keep no more than their input, `kept = inside`. Then k =
 # √L is best, and this is the rule in most tables, for example 9 of 80 layers. But a block of a transformer
 # keeps 34 bytes for each 2 bytes of its input (Korthikanti et al. 2022, table 2, without the scores), 17
-# times as much. Before you write the function, is the best k for 80 blocks larger or smaller than 9?
+# times as much. Is the best k for 80 blocks larger or smaller than 9? Decide before you write the function.
 
 
 # %% nbgrader={"grade_id": "best_segment", "solution": true}
@@ -1452,7 +1455,7 @@ report.points(4)
 #
 # **Build.** `checkpoint` returns what `function(*args)` returns, but keeps the arguments instead of the
 # inside. An `autograd.Function` has the two places you need. Its `forward` runs without a graph, so nothing
-# inside is kept, and its `backward` may run anything, also another forward and another backward.
+# inside is kept, and its `backward` may run anything, including another forward and another backward.
 #
 # The column on forward is given as code. Write `checkpoint` and `backward`.
 #
@@ -1637,8 +1640,8 @@ for name, kind in {"no checkpoint": None, **KINDS}.items():
 # checkpoints and without. (No cell shows it here.)
 #
 # **Break it.** Take the generator's state away from PyTorch's checkpoint (it has a switch for it), and train
-# with dropout. Which gradients will be wrong? Below them, the cell shows the other trap, a first block behind
-# an input that needs no gradient, with PyTorch's older kind.
+# with dropout. Which gradients will be wrong? The cell also shows the other trap, a first block whose input
+# needs no gradient, with the older kind of PyTorch's checkpoint.
 
 
 # %% tags=["skip-in-grading"]
@@ -1672,9 +1675,9 @@ with warnings.catch_warnings(record=True) as caught:
 print("without the keyword:", str(caught[0].message).partition(": ")[2].partition(". use")[0])
 
 # %% [markdown]
-# Nothing warns you about the generator, because the loss is right. But its gradient belongs to another network.
-# And a first block of the older kind has no gradient at all. If everything behind such a block has one of its
-# own, training goes on, but this block never moves.
+# Nothing warns you about the generator, because the loss is right. But its gradient belongs to another
+# network. And a first block with the older kind of checkpoint gets no gradient at all. If all later blocks
+# get theirs, training goes on, but the first never moves.
 #
 # <details><summary>In production</summary>
 #
@@ -1725,11 +1728,11 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
     print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / blocks.flops():.3f} times")
 
 # %% [markdown]
-# No product is computed twice, but still a third of the peak is gone. Korthikanti et al. (2022) chose the
-# opposite end and recompute only attention. Before flash attention, its scores took 5as/h bytes in addition
-# to the 34 (a heads, b sequences of s tokens, width h), which is 80 for GPT-3. Forward's two products of
-# attention take 4 b s² h FLOPs per layer, and a step has 72 b s h² in all other products, so the share is
-# **s/18h**. With PyTorch's early stop, only the first of the two runs again, which makes s/36h.
+# No product is computed twice, but a third of the peak is gone. Korthikanti et al. (2022) instead recompute
+# only attention. Before flash attention, its scores added 5as/h bytes to the 34, which is 80 more for GPT-3
+# (a heads, b sequences of s tokens, width h). Forward's two products of attention take 4 b s² h FLOPs per
+# layer, and a step has 72 b s h² in all other products, so the share is **s/18h**. With PyTorch's early stop,
+# only the first of the two runs again, which makes s/36h.
 #
 # <details><summary>An erratum, with its derivation</summary>The paper's appendix A counts a model's FLOPs as
 # 72 B L s h² (1 + s/6h + V/12Lh). Attention's products are s/6h, which is 12 B s² h per layer, forward and
@@ -1752,8 +1755,8 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
 #
 # A kept tensor can wait in the host's memory. `offload_saved` uses the same hooks as your meter of
 # notebook 01. One moves each tensor away when autograd keeps it, and the other brings it back. PyTorch's own
-# is `torch.autograd.graph.save_on_cpu`. Without a GPU, a mapped file stands in for the host. It shows which
-# tensors move, but a time measured here would mean nothing.
+# version is `torch.autograd.graph.save_on_cpu`. Without a GPU, a mapped file stands in for the host. It shows
+# which tensors move, but a time measured here would mean nothing.
 
 # %% tags=["skip-in-grading"]
 offloaded = Blocks(layers=4)
@@ -1766,9 +1769,9 @@ y.sum().backward()
 print(f"after backward {moved.returned} came back")
 
 # %% [markdown]
-# If two operations keep a tensor, it moves twice, so more bytes move than are kept. Is the copy hidden? At h =
-# 12,288 it is, if it has a stream of its own, but at h = 4,096 it isn't. The section *On your GPUs* measures
-# PyTorch's own.
+# If two operations keep a tensor, it moves twice, so more bytes move than are kept. Is the copy hidden? At h
+# = 12,288 it is, if it has a stream of its own, but at h = 4,096 it isn't. The section *On your GPUs*
+# measures PyTorch's version.
 #
 # <details><summary>The numbers</summary>For each token a block keeps 34 h bytes and computes 24 h² FLOPs. At h
 # = 12,288 and 40 % of an A100's 312 TFLOP/s, the forward takes 29 µs per token, and PCIe 4.0 (32 GB/s each way)
@@ -1799,11 +1802,11 @@ for name in ("after backward", "in backward"):
 print("the same weights:", torch.equal(*weights.values()))
 
 # %% [markdown]
-# P is the bytes of the weights here. The peak, which includes the weights, falls from 2 P to a little over 1
-# P, and the bits are the same. Two things are lost. Why can't it clip by a global norm, and why can't it
-# accumulate over microbatches? (The norm needs all gradients before the first step. And the first
-# microbatch's gradient is freed before the second one arrives.) Under FSDP, the hook sees the shard after its
-# reduce-scatter, one unit at a time.
+# Here P is the size of the weights in bytes. The peak, which includes the weights, falls from 2 P to a little
+# over 1 P, and the result is the same to the bit. But two things are lost. Why can't this step clip by a
+# global norm, or accumulate over microbatches? (The norm needs all gradients before the first step. And the
+# first microbatch's gradient is freed before the second one arrives.) Under FSDP, the hook sees the shard
+# after its reduce-scatter, one unit at a time.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1857,7 +1860,7 @@ on_gpus = on_your_gpus(KEPT_OR_NOT, predicted=of_kept, yours=mine)
 on_gpus = on_your_gpus(MASKS, yours=mine)
 # %% [markdown]
 # If gradients are off by more than rounding, the two runs drew different masks, although no error tells you.
-# Keep `torch.cuda.get_rng_state()` as well, set it back in backward, and do the same for
+# Keep `torch.cuda.get_rng_state()` as well, restore it in backward, and do the same for
 # `torch.is_autocast_enabled("cuda")`. Then the last row is 0.
 
 # %% [markdown]
@@ -1872,13 +1875,14 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 # You may write a number as arithmetic.
 #
 # 1. What is the distance from 1 to the next larger number in fp16?
-# 2. Training in fp16 meets three things. Which of them does a loss scaler *not* repair? `"an inf on one rank"`,
-#    `"gradients that are 0"` or `"a loss that is not a number"`
+# 2. Training in fp16 can meet three problems. Which of them does a loss scaler *not* repair?
+#    `"an inf on one rank"`, `"gradients that are 0"` or `"a loss that is not a number"`
 # 3. A run has bfloat16 weights with stochastic rounding and no master copy, bfloat16 gradients, and Adam's m
 #    and v in 8 bits with a float32 scale for each block of 256. How many **bytes** does it take per
 #    parameter?
 # 4. Llama-3-405B has 126 layers. Take 34 bytes inside a layer for the 2 of its input, and one sequence on the
-#    GPU. Every how many **layers** should you set a checkpoint, so that the worst moment has least memory?
+#    GPU. Every how many **layers** should you set a checkpoint, so that the worst moment takes the least
+#    memory?
 # 5. Replicas round their weights stochastically, and drift apart. Which of these has to be the same on all of
 #    them, but isn't? `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
 # 6. Gradients usually have the format e5m2, because of its range. But DeepSeek-V3 gives them e4m3, as it does
@@ -2055,8 +2059,8 @@ if ready(chunked_loss):
 # ## Scorecard
 #
 # The cell takes one step of AdamW of a GPT with eight blocks, on one rank, with 1,024 tokens. It measures
-# every answer of this notebook, and then all together. M is the 4P bytes of the parameters. The cell takes up
-# to a minute, and prints a dot for each row it has measured.
+# every answer of this notebook, and then all of them together. M is the 4P bytes of the parameters. The cell
+# takes up to a minute, and prints a dot for each row it has measured.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2125,9 +2129,9 @@ Scorecard(rows, unit=M, flops_alone=spent["float32"].flops)
 # Read the column of the peak. Without checkpoints, the peak is in the activations. With one for each block it
 # has moved to the logits, and there the square root looks a little better, because fewer inputs wait. When
 # the loss is cut into chunks as well, backward's segments are the peak again, and one block at a time is
-# best. Checkpoints cost a quarter to a third of the arithmetic, but the loss in chunks and smaller states
-# cost nothing this counter sees. On one rank, no row sends a byte. On tensor-parallel ranks, the checkpoints'
-# rows would send half as much again (§6).
+# best. Checkpoints cost a quarter to a third more arithmetic, but the loss in chunks and smaller states cost
+# nothing this counter sees. On one rank, no row sends a byte. On tensor-parallel ranks, the checkpoints' rows
+# would send half as much again (§6).
 #
 # **You have built** the rounding that a cast does, a scaler that keeps N ranks together, 16-bit weights that
 # small steps move, tiles of eight bits with their scales, Adam with two bytes of state, a checkpoint that
