@@ -9,10 +9,10 @@
 # billion and uses 37.6 billion, including its embeddings.
 #
 # The experts do not fit on one rank, so they are dealt out, and tokens travel to their experts and back.
-# No earlier notebook had messages of this kind, because the data decides how much a rank sends, and to
-# whom, only at the moment of sending. You build the router, the layer on one rank, and then the layer on
-# many. Finally, you predict every byte from a histogram, watch a router collapse, and bring it back into
-# balance.
+# No earlier notebook had messages of this kind, because only at the moment of sending does the data
+# decide how much a rank sends, and to whom. You build the router, the layer on one rank, and then the
+# layer on many. Finally, you predict every byte from a histogram, watch a router collapse, and bring it
+# back into balance.
 #
 # | | |
 # |---|---|
@@ -156,7 +156,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the
-# sources of Python's standard library, each by a random vector, and routes them to 8 experts. The same
+# sources of Python's standard library, each as a random vector, and routes them to 8 experts. The same
 # character always goes to the same two experts, but the text does not use all characters equally often.
 
 # %% tags=["skip-in-grading"]
@@ -189,11 +189,11 @@ if ready(route):
 
 # %% [markdown]
 # The last number is called **MaxVio**, the *maximal violation*: (largest count − mean) / mean. It is 0 if
-# all experts have equally much to do, and E/k − 1 = 3 here if two experts of eight get everything.
+# all experts have the same amount to do, and E/k − 1 = 3 here if two experts of eight get everything.
 # Remember it, because the slowest rank decides how long a layer takes.
 #
-# **Break it.** A bias in the weights looks harmless. The cell uses a bias that makes expert 0 popular
-# only for the choice, as it should, and then also for the weights. What happens to the output's weights?
+# **Break it.** A bias in the weights looks harmless. The cell's bias makes expert 0 popular, first only
+# for the choice, as it should, and then also in the weights. What happens to the output's weights?
 
 # %% tags=["skip-in-grading"]
 if ready(route):
@@ -226,9 +226,9 @@ if ready(route):
 # | points | 9 |
 #
 # Every token goes through its k experts, and their results are added, each multiplied by its weight. A
-# loop over tokens does that, but it is slow, because a product of one row with a matrix uses a GPU's
-# units badly. The other extreme is one line that sends all tokens through all experts, with a mask. But
-# it costs E/k times the FLOPs, so you lose the reason for having experts.
+# loop over tokens does that, but it is slow, because a product of one row with a matrix uses a GPU badly.
+# The other extreme is one line that sends all tokens through all experts, with a mask. But it costs E/k
+# times the FLOPs, so you lose the reason for having experts.
 #
 # So sort. Put the T·k assignments in the order of their experts, so that the rows of one expert are next
 # to each other. Then each expert needs only one product, whatever its number of rows. With three tokens
@@ -377,8 +377,8 @@ if ready(moe):
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# In notebook 02, all parts of an all-to-all had one size. Here the i-th of n parts also goes to rank i,
-# but each part has as many rows as the router decided. `dist.all_to_all_single` can do that:
+# In notebook 02, all parts of an all-to-all had the same size. Here the i-th of n parts also goes to rank
+# i, but each part has as many rows as the router decided. `dist.all_to_all_single` can do that:
 #
 # > `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)`
 #
@@ -463,7 +463,7 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** The cell runs the example from above. Every rank fills its rows with its own number, and
-# the ledger's matrix lists the bytes from rank to rank. A rank does not send its part for itself.
+# the ledger's matrix lists the bytes from rank to rank. A rank does not send itself its own part.
 
 # %% tags=["skip-in-grading"]
 ROWS = [[1, 2, 0], [3, 0, 1], [0, 0, 2]]
@@ -513,8 +513,8 @@ except RankError as error:
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 14 |
 #
-# n ranks share E experts. Rank r holds the E/n experts from r·E/n on, and has T tokens of its own. The
-# layer works in five parts:
+# n ranks share E experts. Rank r holds the E/n experts that begin at r·E/n, and has T tokens of its own.
+# The layer works in five parts:
 #
 # | part | content | sent |
 # |---|---|---|
@@ -546,8 +546,8 @@ except RankError as error:
 #
 # - `counts` has this rank's rows for each of the E experts. One `all_to_all_single` without sizes gives
 #   each rank the counts for its own experts, E/n numbers from rank 0, then E/n from rank 1, and so on.
-#   These are `arriving`. `send` and `receive` are the sums that `exchange` wants.
-# - To get the expert of each row that arrived, counted from 0 for the first one here, write
+#   These are `arriving`. `send` and `receive` are the sums that `exchange` needs.
+# - To get the expert of each row that arrived, as a number from 0 for this rank's first expert, write
 #   `torch.arange(held).repeat(n).repeat_interleave(arriving)`.
 # - A rank without tokens also takes part in everything, because others need its experts.
 
@@ -606,8 +606,8 @@ report.points(14)
 
 # %% [markdown]
 # **Measure.** The cell takes four ranks, eight experts, 64 tokens per rank, and a router with two popular
-# experts on rank 1. The first matrix lists the rows from each rank to each. The second lists the bytes of
-# only the *dispatch*, as the ledger counts them. You can see the popular rank as a column.
+# experts on rank 1. The first matrix lists the rows from every rank to every rank. The second lists the
+# bytes of only the *dispatch*, as the ledger counts them. You can see the popular rank as a column.
 
 
 # %% tags=["skip-in-grading"]
@@ -644,10 +644,10 @@ if run:
 
 # %% [markdown]
 # **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the counts.
-# They are only 64 bytes, but its bar can be the longest, since it waits for the rank that begins last.
-# The next two are dispatch and combine, and the last two belong to backward. All four ranks have to wait
-# until the popular rank has computed. With 64 tokens this is too short to be seen, but with real sizes it
-# is a white gap before the combine.
+# The counts are only 64 bytes, but their bar can be the longest, since it waits for the rank that begins
+# last. The next two are dispatch and combine, and the last two belong to backward. All four ranks have to
+# wait until the popular rank has computed. With 64 tokens this is too short to be seen, but with real
+# sizes it is a white gap before the combine.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
@@ -717,11 +717,11 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 #
 # Take the matrix of rows from rank to rank, without its diagonal. In the dispatch, rank r sends its
 # *row*. In the combine it sends the results of the rows it received, which is its *column*. Backward
-# sends the same two again, in the opposite direction. So a rank whose experts are popular sends much,
+# sends the same two again, in the opposite direction. So a rank whose experts are popular sends a lot,
 # even if its own tokens go nowhere.
 #
-# **Predict.** On two ranks with two experts each, counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many rows
-# does rank 0 send, in all four exchanges together?
+# **Predict.** On two ranks with two experts each, the counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many
+# rows does rank 0 send, in all four exchanges together?
 #
 # <details><summary>Answer</summary>Rank 0 has 2 rows for rank 1's experts, and gets 5 from rank 1. So it
 # sends 2 in the dispatch and 5 in the combine, and then the same in backward, which makes 14
@@ -802,9 +802,9 @@ if run and ready(all_to_all_bytes):
 # It is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. f has no
 # gradient, because it counts choices. But p has one, which pushes down the probabilities of the experts
 # with a large f the most. On many ranks, f is the share of *all* tokens, so the counts are summed. But p
-# can be this rank's own, because a mean is a sum of shares. Each rank returns E · Σ fᵢ · (the sum of pᵢ
-# over its own tokens) / (the number of tokens of *all* ranks). These shares add up to L, and their
-# gradients to its gradient.
+# can come from the rank's own tokens, because a mean is a sum of shares. Each rank returns E · Σ fᵢ ·
+# (the sum of pᵢ over its own tokens) / (the number of tokens of *all* ranks). These shares add up to L,
+# and their gradients to its gradient.
 #
 # **A bias.** After each step, raise the bias of every expert that got less than the mean by a fixed
 # `speed`, and lower it for every expert that got more. This doesn't distort any gradient (Wang et al.
@@ -881,8 +881,8 @@ report.points(3)
 # %% [markdown]
 # **Measure.** A two-layer GPT with your mixtures instead of its MLPs, 8 experts and k = 2, learns to
 # write Python from the standard library's sources. The cell trains it for 120 steps, three times, with
-# the same seed. The first run does nothing for balance. The second has the loss, with the coefficient
-# 0.1, and the third has the bias, with the speed 0.01. The cell takes about 20 seconds.
+# the same seed. The first run does nothing for balance. The second uses the loss, with the coefficient
+# 0.1, and the third uses the bias, with the speed 0.01. The cell takes about 20 seconds.
 #
 # `AddLoss.apply(y, loss, scale)` is y, but in backward it gives `loss` the gradient `scale`. So a loss
 # made inside a layer takes part without being passed through the model. (Megatron-Core does it in the
@@ -982,7 +982,7 @@ if runs:
 # **In production.** DeepSeek-V3 uses both, the bias with speed 0.001, and a loss with a coefficient of
 # 0.0001 that only keeps single sequences from extremes (§4.2 of its report). If activations are
 # recomputed, the router runs twice and counts twice. For that reason torchtitan halves its counts,
-# although the sign is the same for doubled counts.
+# although doubled counts would move each bias in the same direction.
 
 # %% [markdown]
 # ## 7 · Two labs: places that run out, gradients and their groups
@@ -1022,7 +1022,7 @@ for tokens in (64, 1024):
 # has 7,168 elements in bf16. `skew` makes some experts popular, `places` is the factor above, and `nodes`
 # is the limit of §5. Find three things:
 #
-# 1. For a fair router, from how many ranks on do at least half of the rows leave their node?
+# 1. With a fair router, what is the least number of ranks at which half of the rows leave their node?
 # 2. With 64 experts on 16 ranks and k = 4, at what skew does the slowest rank have twice the mean's rows?
 # 3. With 256 experts on 64 ranks and k = 8, what share of the bytes between nodes does a limit of 4 nodes
 #    save, if a row goes to each node once?
@@ -1058,11 +1058,11 @@ for rank in range(4):
 
 # %% [markdown]
 # Two mistakes are easy to make here. If an expert's gradient is summed over dp × ep, as if it were dense,
-# then of four experts rank 0's expert 0 is added to rank 1's expert 2. Shapes fit, and nothing complains.
-# The other mistake arises if each rank's loss is the mean over its own tokens. Dense gradients are then
-# divided by the 4 ranks over which they are summed, but an expert's gradient is divided by its 2. So it
-# is `ep` times too large, but AdamW hides that, since it divides by the size of the gradient. A comment
-# in torchtitan's code warns of this trap.
+# then with four experts, rank 0's gradient of expert 0 is added to rank 1's gradient of expert 2. Shapes
+# fit, and nothing complains. The other mistake arises if each rank's loss is the mean over its own
+# tokens. Dense gradients are then divided by the 4 ranks over which they are summed, but an expert's
+# gradient is divided by only 2. So it is `ep` times too large, but AdamW hides that, since it divides by
+# the size of the gradient. A comment in torchtitan's code warns of this trap.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1071,7 +1071,7 @@ for rank in range(4):
 # one.*
 #
 # **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products for
-# each expert, but `grouped_mm` starts three in all. From how many experts on does the loop lose? The
+# each expert, but `grouped_mm` starts three in all. At how many experts does the loop begin to lose? The
 # prediction is the first row's time, because the FLOPs are the same in all rows.
 #
 # <details><summary>Answer</summary>It loses as soon as an expert's rows no longer fill the GPU's units.
@@ -1162,8 +1162,8 @@ report.points(5)
 #
 # If an expert has C places, which tokens get them? GShard and the Switch Transformer let the assignments
 # queue, first all *first* choices in the order of the tokens, and then all second choices. An
-# assignment's place is the number of assignments before it that want the same expert. It is kept if its
-# place is below C.
+# assignment's place is the number of assignments before it that want the same expert. The assignment is
+# kept if its place is below C.
 #
 # **Predict.** Three tokens choose (0, 1), (1, 0) and (0, 2). Which place does token 1's second choice
 # get?
@@ -1211,8 +1211,8 @@ report = check("11_experts/queue", queue, cases="hidden")
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # DeepSeek-V3 keeps each token on at most 4 of 8 nodes, so a row crosses the network at most four times
-# (§2.1.2 of its report). Each node counts as much as the sum of its k / limit best scores. The `limit`
-# nodes that count most are kept, and then the k best experts on these nodes are chosen.
+# (§2.1.2 of its report). Each node is ranked by the sum of its k / limit best scores. The `limit` nodes
+# with the largest sums are kept, and then the k best experts on these nodes are chosen.
 #
 # **Predict.** Node 0 has the scores 5, 0, 0 and node 1 has 3, 3, 3. With k = 2 and a limit of one node,
 # which experts are chosen?
@@ -1327,9 +1327,9 @@ if alone_run:
 
 # %% [markdown]
 # *Bytes*: Replicas send 2(N−1)/N of all parameters' gradients. If experts are dealt out, their gradients
-# are never sent. Instead, the rows of the tokens are sent, which have nothing to do with the experts'
-# size. With wide experts, this is why the token travels and not the expert. *Memory*: Each rank no longer
-# holds the weights, gradients and AdamW's two states of six experts in eight.
+# are never sent. Instead, the rows of the tokens are sent, whose bytes have nothing to do with the
+# experts' size. With wide experts, this is why the token travels and not the expert. *Memory*: Each rank
+# no longer holds weights, gradients and AdamW's two states for six of the eight experts.
 #
 # **You have built** a router that learns only through its weights; a mixture of experts on one rank and
 # on many; an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy.
