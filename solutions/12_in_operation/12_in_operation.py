@@ -111,8 +111,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # asks for a new rendezvous, so the other agent does the same. The ranks start at step 0, because the seven
 # finished steps were only in memory.</details>
 #
-# **Measure.** The cell starts the agents and prints the journal. The line `from 0 of 4 ranks` says that a
-# rank of four starts at step 0, and the *starter* is the process that starts the agents. The cell takes about
+# **Measure.** The cell starts the agents and prints the journal. The line `from 0 of 4 ranks` means that one
+# of four ranks starts at step 0. The *starter* is the process that starts the agents. The cell takes about
 # six seconds.
 
 
@@ -144,7 +144,8 @@ journal(forgetful, but=("step", "saved"))
 
 # %% [markdown]
 # **Look.** The picture shows the same journal, with one process per row. A triangle is the start of a rank,
-# the cross is the kill, and a dot is a step, which rank 0 notes for all. In §4, a vertical line is a save.
+# the cross is the kill, and a dot is a step, which rank 0 notes for all. In §4's picture, a vertical line is
+# a save.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -195,7 +196,7 @@ display(timeline(forgetful, saves=False))
 #
 # A run keeps more in memory than its weights. AdamW holds two moments for each parameter and counts its
 # steps, and the schedule of the learning rate knows how far it has come. The number of the step decides which
-# data are drawn. Dropout draws from a random generator, whose state is hidden in PyTorch, and a run may also
+# data is drawn. Dropout draws from a random generator, whose state is hidden in PyTorch, and a run may also
 # have its own generator. If one of these is missing, the run goes on and the loss looks plausible, but it
 # isn't the same run.
 #
@@ -308,9 +309,9 @@ if ready(capture, restore):
         print(f"without {left_out or 'nothing':10}: losses up to {apart:.1e} apart")
 
 # %% [markdown]
-# **In production.** The loader of the data has a state as well, unless the number of the step decides the
-# rows, as it does here. `torch.distributed.checkpoint` leaves all of this to you, because it saves only what
-# is in your dict. Each rank also has its own generators, so a job has one such state per rank.
+# **In production.** The data loader has a state as well, unless the number of the step decides the rows, as
+# it does here. `torch.distributed.checkpoint` leaves all of this to you, because it saves only what is in
+# your dict. Each rank also has its own generators, so a job has one such state per rank.
 #
 # **Question.** Which entries could you leave out if the model had no dropout and the run had no generator of
 # its own?
@@ -328,7 +329,7 @@ if ready(capture, restore):
 #
 # Suppose you write your state to a file, over the old one, and the power fails in the middle. Now the file is
 # *torn*, which means that it is cut off, or that its end is zeros. And the old state is lost as well. So in
-# this section you write a save that leaves a whole checkpoint on the disk, whenever the power fails.
+# this section you write a save that leaves a whole checkpoint on the disk, no matter when the power fails.
 #
 # A program doesn't write directly to the disk. It writes to the **page cache**, which is memory of the
 # kernel, and the kernel writes it to the disk later, in an order of its own. `fsync` waits until the bytes of
@@ -371,9 +372,9 @@ for state in disk.after_power_failure():
 # <details><summary>Answer</summary>It finds a manifest that names files which don't exist, or a torn
 # manifest. Both look like a new checkpoint.</details>
 #
-# **Build.** Write the manifest last, under a name that `newest` doesn't read, and make a checkpoint of it by
-# one rename. Before each operation, ask what must already be on the disk. The next save may find parts of an
-# interrupted save in the folder.
+# **Build.** Write the manifest last, under a name that `newest` doesn't read, and turn it into a checkpoint
+# with one rename. Before each operation, ask what must already be on the disk. The next save may find parts
+# of an interrupted save in the folder.
 
 
 # %% nbgrader={"grade_id": "commit", "solution": true}
@@ -474,8 +475,8 @@ if ready(commit, newest):
 
 # %% [markdown]
 # **Break it.** Most programs begin with this save, which writes a new file and renames it over the old one.
-# It passes every test that kills only the *program*, because the page cache survives. But what is missing for
-# a power failure?
+# It passes every test that kills only the *program*, because the page cache survives. But what does it lack
+# to survive a power failure?
 
 
 # %% tags=["skip-in-grading"]
@@ -514,10 +515,10 @@ if ready(commit, newest, capture, restore):
         )
 
 # %% [markdown]
-# **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata` by
-# a rename. The course's `protocol.py` also writes a checksum of each part into the manifest, because a bit
-# can flip and a file can be cut short without any power failure. If a checksum doesn't match, it loads the
-# checkpoint before, and says which file is damaged.
+# **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata`
+# with a rename. The course's `protocol.py` also writes a checksum of each part into the manifest, because a
+# bit can flip and a file can be cut short without any power failure. If a checksum doesn't match,
+# `protocol.py` loads the previous checkpoint, and says which file is damaged.
 #
 # **Question.** Why does the folder have to be synced after the last rename? (See what the check says without
 # it.)
@@ -568,8 +569,8 @@ smaller = lab(nodes=(1, 2), kills=[Kill(1, "saved 5")], **own)
 journal(smaller)
 
 # %% [markdown]
-# The loss at the end agrees with the four ranks' loss up to rounding. If each rank kept the number of its own
-# rows instead, the batch would be half as large from then on, and the losses would be different.
+# The loss at the end agrees with the four ranks' loss up to rounding. If each rank instead read as many rows
+# as before, the batch would be half as large from then on, and the losses would be different.
 #
 # <details><summary>A setting of the lab, and why</summary>By default, PyTorch's agents share the store of
 # their rendezvous with the ranks. With two nodes and this default, a killed rank wasn't replaced within 60 s
@@ -608,8 +609,8 @@ journal(smaller)
 # | difficulty, importance | 4 and 4 of 5 |
 # | points | 10 |
 #
-# Suppose a node is lost and doesn't come back, or twice as many become free. Then the ranks that load the
-# checkpoint are not the ranks that saved it. So we describe the contents of a file without ranks, as a
+# Suppose a node is lost and doesn't come back, or twice as many nodes become free. Then the ranks that load
+# the checkpoint are not the ranks that saved it. So we describe the contents of a file without ranks, as a
 # **box** of the whole tensor, which is a list of (start, stop), one per dimension. For example, the second
 # half of the columns of a matrix with 8 rows and 6 columns is [(0, 8), (3, 6)]. How the ranks were divided
 # into pp, dp and tp doesn't matter any more.
@@ -620,9 +621,9 @@ journal(smaller)
 # <details><summary>Answer</summary>From both, since each row was cut. For example, rank 1 reads rows 3 to 6
 # of each file, which are the left and the right half of its own box.</details>
 #
-# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap is
-# counted in the whole tensor. So subtract the start of the saved box to get its place in the saved box, and
-# the start of the wanted box to get its place in the wanted box.
+# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap has
+# the coordinates of the whole tensor. So subtract the start of the saved box to get its place in the saved
+# box, and the start of the wanted box to get its place in the wanted box.
 
 
 # %% nbgrader={"grade_id": "read_plan", "solution": true}
@@ -773,10 +774,10 @@ if saving and loading:
 #
 # A save stops the run for δ seconds, and a failure costs the work since the last save. If you save often, you
 # pay for the saves, but if you save seldom, you lose work. Let τ be the seconds of work between the end of
-# one save and the start of the next. Failures come once in M seconds, at no particular time.
+# one save and the start of the next. A failure happens once in M seconds, at a random time.
 #
-# First write down the two shares of the time you lose. Saves cost δ seconds in every τ seconds. A failure
-# costs *half* of an interval on average, once in M seconds. Then find the τ at which the sum of the two
+# First write down the two shares of the time you lose. Saves cost δ seconds in every τ seconds. Once in M
+# seconds, a failure costs *half* of an interval on average. Then find the τ at which the sum of the two
 # shares is least.
 #
 # **Predict.** You use half of the GPUs, so M doubles. Should you save half as often?
@@ -862,11 +863,11 @@ print(f"{kills} kills: measured {means.goodput:.2f}, by the formula {goodput(*co
 print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 
 # %% [markdown]
-# **Break it.** By the same count, one of Llama 3's GPUs fails once in 5.8 years. If you take this for M, you
+# **Break it.** By the same count, one of Llama 3's GPUs fails once in 5.8 years. If you use this as M, you
 # save once in 1.7 days (δ = 60 s). But the job fails once in 3.1 hours, so it never reaches its first save.
 #
-# **In production.** Young published the root in 1974. Asynchronous saves (§13) make δ the time of a copy in
-# memory, so τ falls with the root of δ.
+# **In production.** Young published this square root in 1974. Asynchronous saves (§13) make δ the time of a
+# copy in memory, so τ falls with the root of δ.
 #
 # **Question.** Suppose δ goes to 0. What bounds the goodput then? (Only R does. The bound is M / (M + R).)
 #
@@ -1099,13 +1100,14 @@ if shares:
 # | points | 6 |
 #
 # In each collective, some rank comes last. This means nothing yet, because each of four equal ranks is last
-# in about one collective of four. But if a rank is last in 12 of 39, is it slow? By chance, the number of
-# times is binomial, so the probability that a *given* rank is last at least m times in c is the tail
+# in about one collective in four. But if a rank is last in 12 of 39, is it slow? If only chance decides, such
+# a count is binomial, so the probability that a *given* rank is last at least m times in c collectives is the
+# tail
 #
 # > P(X ≥ m), X binomial with c trials and probability 1/n
 #
-# and the probability that *some* rank is last so often is at most n times that. If this bound is at most 1 −
-# confidence, chance is not the cause.
+# and the probability that *some* rank is last that often is at most n times the tail. If this bound is at
+# most 1 − confidence, chance is not the cause.
 
 
 # %%
@@ -1134,8 +1136,8 @@ for hits in range(12, 22):
 # because all could have begun that much sooner. Take the median over all collectives, since a single pause of
 # two seconds would move a mean.
 #
-# **Build.** Count, compute the tail, and return None if chance is enough. Don't accuse the rank that *waits*
-# most, because it is the fastest.
+# **Build.** Count, compute the tail, and return None if chance explains the count. Don't accuse the rank that
+# *waits* most, because it is the fastest.
 
 
 # %% nbgrader={"grade_id": "find_straggler", "solution": true}
@@ -1260,10 +1262,10 @@ if ready(find_straggler):
 # | `"memory"` | a rank is near its limit, or has twice the others' peak | shard, recompute |
 # | `"healthy"` | nothing costs 5 % | leave it alone |
 #
-# **Predict.** The operations room holds 60 drawn steps of another run, on 16 ranks that do the same work. In
-# steps 53 to 58, a fifth of each step goes into moving. By how much would a network with twice the bandwidth
-# shorten such a step? Set `step` to 55 and pull `faster network`, and then find the lever that ends one of
-# the other four incidents.
+# **Predict.** The next cell's operations room shows 60 made-up steps of another run, on 16 ranks that do the
+# same work. In steps 53 to 58, a fifth of each step goes into moving. By how much would a network with twice
+# the bandwidth shorten such a step? Set `step` to 55 and pull `faster network`, and then find the lever that
+# ends one of the other four incidents.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.operations_room import operations_room
@@ -1534,8 +1536,8 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 #
 # Now the run stops only for a copy in memory, because a thread writes the copy while the next steps are
 # computed. But four things can go wrong. If nothing is copied, the file of step 1 holds the values of step 2.
-# If two writes overlap, the older one can end last. An error in the thread can get lost, and the program can
-# end while the thread still writes.
+# If two writes overlap, the older one can finish last. An error in the thread can get lost, and the program
+# can end while the thread is still writing.
 #
 # **Predict.** A save stops the run for δ = 2 s instead of 60 s. By which factor does the best interval fall?
 #
@@ -1666,7 +1668,7 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # This is DiLoCo (Douillard et al. 2023).
 #
 # The movement, start − end, points up the loss like a gradient, so it's called the *outer gradient*. A second
-# optimizer takes it, which is SGD with Nesterov momentum:
+# optimizer, SGD with Nesterov momentum, uses it as a gradient:
 #
 # | | | |
 # |---|---|---|
@@ -1675,9 +1677,9 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | outer gradient | g = mean over r of (θ − θᵣ) | one all-reduce |
 # | outer step | m ← μ m + g, then θ ← θ − η (g + μ m) | every rank computes the same |
 #
-# At first m is zero, and it is kept through all periods. The state of the inner optimizer stays on its rank,
-# and it's neither sent nor reset. Since each rank's movement counts the same, the loss is the mean over all
-# targets only if you give the ranks equally large batches.
+# At first m is zero, and it is kept from period to period. The state of the inner optimizer stays on its
+# rank, and it's neither sent nor reset. Since each rank's movement counts the same, the loss is the mean over
+# all targets only if you give the ranks equally large batches.
 #
 # **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and which share of data
 # parallelism's bytes does it send?
@@ -1732,7 +1734,8 @@ report = check("12_in_operation/local_steps", local_steps, cases="hidden")
 
 # %% [markdown]
 # **Measure.** The cell trains a small GPT on four nodes of one rank each, over an emulated wire with 10 ms
-# per operation and 10 MB/s. With H = 1, SGD inside and the outer step (1, 0), the method is data parallelism.
+# per operation and 10 MB/s. With H = 1, SGD inside, and η = 1 and μ = 0 outside, the method is data
+# parallelism.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import launch
@@ -1779,7 +1782,7 @@ if ready(local_steps):
         )
 
 # %% [markdown]
-# The bytes fall to 1/H exactly, and the time falls until only the computing is left. But bytes and seconds
+# The bytes fall to exactly 1/H, and the time falls until only the computing is left. But bytes and seconds
 # are only half of the account. Here is the other half, for a GPT of 0.8M parameters on four ranks, with AdamW
 # inside, 200 steps from random weights, and the loss on text which no rank has seen:
 #
@@ -1807,9 +1810,9 @@ if ready(local_steps):
 # loss as synchronous training, for 1/500 of the messages. But the whole model still travels in one burst, so
 # later work sends one part of it at a time (Douillard et al. 2025, *Streaming DiLoCo*).
 #
-# **Question.** With H = 1, AdamW inside and the outer step (1, 0), is it data parallelism? (No, because each
-# rank's AdamW divides by the size of its own gradients, and the mean of four such steps isn't the step of the
-# mean gradient.)
+# **Question.** With H = 1, AdamW inside, and η = 1 and μ = 0 outside, is it data parallelism? (No, because
+# each rank's AdamW divides by the size of its own gradients, and the mean of four such steps isn't the step
+# of the mean gradient.)
 
 # %% [markdown]
 # ## What you have built
