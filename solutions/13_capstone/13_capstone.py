@@ -103,8 +103,8 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # %% [markdown]
 # ## Your tools
 #
-# You will use one sentence from each of the thirteen notebooks before this one. They are folded, so open them if you
-# want to refresh your memory.
+# You will use one sentence from each of the thirteen notebooks before this one. These sentences are folded, so open
+# them to refresh your memory.
 #
 # <details><summary>Thirteen sentences</summary>
 #
@@ -126,8 +126,8 @@ page = YourPage(  # §9 shows it, and each section adds its results
 #
 # </details>
 #
-# A layout is plain data. The next cell shows the largest one in this notebook, and how many microbatches each of its
-# replicas makes of 8 rows.
+# A layout is plain data. The next cell shows the largest layout in this notebook, and how many microbatches each
+# replica gets from a batch of 8 rows.
 
 # %%
 EIGHT = FIFTEEN["pp 2 dp 2 tp 2, zero-1"]
@@ -248,8 +248,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. A model larger than one GPU
 # is built on the meta device, then sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
-# need all of it immediately. A schedule of the learning rate, such as a warm-up and then a cosine, is a function of
-# the step. If the global batch stays the same on more GPUs, nothing of the schedule depends on N.
+# need all of it immediately. A schedule of the learning rate, such as a warm-up and then a cosine, is a function of the
+# step. If the global batch stays the same on more GPUs, nothing in the schedule depends on N.
 #
 # <details><summary>Which unit can't be freed between forward and backward?</summary>The root can't be freed, because it
 # contains the last norm and the head, with which backward begins.</details>
@@ -298,18 +298,19 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # ### a · pp, dp, cp and tp
 #
-# A rank divides by the targets of the *whole* batch, so all ranks of dp x cp hold terms of one sum. Compute this sum
-# once, after the last backward. Write this part first, and run its check before you think about ZeRO.
+# A rank divides by the number of targets in the *whole* batch, so all ranks of dp x cp hold terms of one sum. Compute
+# this sum once, after the last backward. Write this part first, and run its check before you think about ZeRO.
 #
 # ### b · ZeRO
 #
-# `zero=k` asks for the class of stage k, over dp x cp, and ZeRO's own sum replaces yours. But the two don't quite fit
-# together. In notebook 04, each rank divided by its own targets, so the ranks' gradients were samples of a *mean*, and
-# this is why ZeRO divides the sum by the n ranks of its group. Here, however, the gradients are terms of a *sum*.
+# `zero=k` asks for the class of stage k, over dp x cp, and ZeRO's own sum replaces yours. But this sum doesn't quite
+# fit your gradients. In notebook 04, each rank divided by its own targets, so the ranks' gradients were samples of a
+# *mean*, and this is why ZeRO divides the sum by the n ranks of its group. Here, however, the gradients are terms of a
+# *sum*.
 #
 # **Predict.** You put `Zero1Optimizer` on the replicas, leave out your own sum, and change nothing else. By which
-# factor is the gradient wrong on dp 2 x cp 2? And with which line would you mend it for ZeRO-2, where `.grad` is None
-# as soon as backward is over?
+# factor is the gradient wrong on dp 2 x cp 2? And which line would mend it for ZeRO-2, where `.grad` is None as soon as
+# backward is over?
 #
 # <details><summary>Answer</summary>It is 1/4 of the right one. If the terms are n times as large, their mean is right,
 # so divide the losses by n times fewer targets. That works for all stages, since the factor is in the loss and
@@ -456,8 +457,8 @@ def too_early(steps=5):
 print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_size=2)[0]))
 
 # %% [markdown]
-# The loss falls, but only because of what tp doesn't cut, which is norms, biases of the second matrices, and positions.
-# `mesh_stages` has replaced the other parameters by new tensors, but the optimizer still holds the old ones.
+# The loss falls, but only because of what tp doesn't cut, namely norms, biases of the second matrices, and positions.
+# `mesh_stages` has replaced the other parameters with new tensors, but the optimizer still holds the old ones.
 #
 # **Question.** ZeRO's group is dp x cp. What would go wrong with the group of all ranks? (Ranks along pp and tp hold
 # different parameters, but their gradients would be added up element by element.)
@@ -473,8 +474,8 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Your step passed its checks on eight small layouts. Now it trains the model of this notebook in fifteen, on one to
-# eight ranks. Each layout adds up its sums in a different order, so the losses can't agree to the last bit.
+# Your step passed its checks on eight small layouts. Now it trains the model of this notebook in fifteen layouts, on
+# one to eight ranks. Each layout computes its sums in a different order, so the losses can't agree to the last bit.
 #
 # **Predict.** How far apart are the losses of five steps, in float64 and in float32? And which distance would you call
 # wrong?
@@ -519,8 +520,8 @@ for name, layout in FIFTEEN.items():
         print(f"{name:24} {losses[name][-1]:.15f}  {apart:.1e} apart")
 
 # %% [markdown]
-# **Look.** The left picture shows fifteen curves. The right picture shows how far each of them is from one process at
-# most, on a logarithmic scale, next to the precision of float64 at a loss of 5.
+# **Look.** The left picture shows fifteen curves. The right picture shows the largest distance of each curve from one
+# process, on a logarithmic scale, next to the precision of float64 at a loss of 5.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves = layouts_figure.parity(losses)
@@ -532,7 +533,7 @@ page.add("fifteen layouts", curves, by=BY)
 #
 # Suppose a layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could read the program,
 # but it is faster to ask. Set an axis to 1 and run again. If the run still fails, the failure doesn't need this axis.
-# The axes left in the end are *1-minimal*, which means that you can't take away any single one (Zeller and Hildebrandt
+# The axes left at the end are *1-minimal*, which means that you can't take away any single one (Zeller and Hildebrandt
 # 2002, §3).
 #
 # **Build.**
@@ -588,9 +589,9 @@ report.points(5)
 # each of them needs to fail. Then read the function. It has only ten lines, and you know which axes to look for.
 #
 # **Measure.** The cell makes 19 runs of a tiny GPT, which takes about 30 s. A step fails if one of its three losses is
-# more than 1e-9 away from one process. The last lines show how far the losses are off on the axes that were found. This
-# tells you something, because the first loss is wrong if forward is, or if a run begins with wrong parameters. A wrong
-# gradient doesn't show before the second.
+# more than 1e-9 away from one process. The last lines show how far off the losses are on the axes that were found. This
+# is a clue, because the first loss is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong
+# gradient doesn't show before the second loss.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -726,8 +727,8 @@ for name, optimizer in (
 
 # %% [markdown]
 # AdamW divides the first moment by the root of the second, so a constant factor cancels, except for ε. If a trainer
-# sums where it should average, AdamW still trains the same model, until clipping or weight decay on gradients notices.
-# So test parity with SGD.
+# sums where it should average, AdamW still trains the same model, until clipping or weight decay on gradients reveals
+# it. So test parity with SGD.
 #
 # **Question.** Two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000. Is one of them wrong?
 # (Not necessarily, since training amplifies roundings. Compare only a few steps, or use float64.)
@@ -748,10 +749,10 @@ for name, optimizer in (
 # processes on two cores, and GPT-3's parameters alone need 701 GB in float32.
 #
 # A **dry run** needs neither 1,024 processes nor 701 GB. Your function runs unchanged, but as *one* rank of a large
-# mesh. Its floats have a shape, a dtype and a place in memory, but no values, and the other ranks answer immediately.
-# Integers, however, are real, because your program makes decisions with them. So bytes, calls, their order, memory and
-# FLOPs are the same as on the real rank. But a dry run has no clock, and it can't see a wrong value, such as a division
-# you forgot. For that you have §3.
+# mesh. This rank's floats have a shape, a dtype and a place in memory, but no values, and the other ranks answer
+# immediately. Integers, however, are real, because your program makes decisions with them. So bytes, calls, their
+# order, memory and FLOPs are the same as on the real rank. But a dry run has no clock, and it can't see a wrong value,
+# such as a division you forgot. For that you have §3.
 #
 # **Predict.** GPT-3 has 96 layers of width 12,288. It is cut into pp 8 x dp 16 x tp 8, and each replica has 16
 # microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? How many microbatches
@@ -845,8 +846,8 @@ for name, program in SUSPECTS.items():
     display(as_rank(program).table())
 
 # %% [markdown]
-# **Build.** Two of the three must not be started. Write a pair for each program. Its first entry names the quantity of
-# which rank 517 sends or keeps too much, and the second is the factor by which this is more than it needs.
+# **Build.** Two of the three must not be started. Write a pair for each program. The first entry names the quantity
+# rank 517 sends or keeps too much of, and the second is the factor by which that quantity is too large.
 #
 # | kind | row that is too large |
 # |---|---|
@@ -880,8 +881,8 @@ report.points(5)
 
 # %% [markdown]
 # For GPT-3 on the same mesh, the first flaw keeps 16 microbatches on the first stage, although 8 are enough. This takes
-# 106 GB instead of 53 (in float32). The other flaw sends 15 times the gradients of a rank, so rank 517 sends 163 GB per
-# step instead of 20.
+# 106 GB instead of 53 (in float32). The other flaw sends 15 times the bytes of a rank's gradients, so rank 517 sends
+# 163 GB per step instead of 20.
 #
 # <details><summary>Why two ranks per axis show neither flaw</summary>With n ranks and M bytes, an all-reduce sends 2
 # (n−1)/n M, whereas an all-gather of whole gradients sends (n−1) M. For n = 2 both are M. A schedule may keep m
@@ -985,7 +986,7 @@ display(the_map)
 page.add("the map of the field", the_map, by="measured in section 3")
 
 # %% [markdown]
-# Down and to the left is better, but no point of four ranks is best in everything. For example, *pp 4* sends least and
+# Down and to the left is better, but no point of four ranks is best at everything. For example, *pp 4* sends least and
 # holds little, but the map doesn't show its bubble. With four microbatches, three of seven moments are idle. *tp*
 # divides activations, but pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and since this
 # batch has two, they send more than notebook 04's 2 and 3 units. In this model, the states are small compared with the
@@ -1013,10 +1014,10 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses, or `[]` if there is no checkpoint |
 # | `batches(number)` | returns the inputs and targets of a step, by its number from 0 |
 #
-# The number of finished steps isn't stored anywhere, because it is the number of losses. All ranks call both functions.
-# Call `make` once and `load_run` right after it, but call `held()` again for each save, because a step might replace
-# its tensors. If a run is already finished, it does nothing and returns its losses. Since a killed process runs no
-# `except` and no `finally`, leave the restart to the program that calls `train`.
+# The number of finished steps isn't stored anywhere, because it is the number of losses. All ranks call `save_run` and
+# `load_run`. Call `make` once and `load_run` right after it, but call `held()` again for each save, because a step
+# might replace its tensors. If a run is already finished, `train` does nothing and returns its losses. Since a killed
+# process runs no `except` and no `finally`, leave the restart to the program that calls `train`.
 #
 # **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. With which step does the next
 # call begin, and how many losses does it return after 20 steps?
@@ -1272,9 +1273,9 @@ alone = on_your_gpus(ON_ONE, predicted=by_hand, make_step=mine)
 together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 
 # %% [markdown]
-# In rows with tokens per second, the last column is the MFU. In rows with the peak, it is larger than 1, because the
-# prediction leaves out the activations. All layouts have the same batch of 8 rows, so you can compare their tokens per
-# second. Which axis pays on your machine, and which one pays only if the links are faster?
+# In rows with tokens per second, the last column is the MFU. In rows with the peak, this column is larger than 1,
+# because the prediction leaves out the activations. All layouts have the same batch of 8 rows, so you can compare their
+# tokens per second. Which axis pays on your machine, and which one pays only if the links are faster?
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1287,7 +1288,7 @@ together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 #
 # You can write a number as arithmetic.
 #
-# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. For which **share** of
+# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. For what **share** of
 #    the step's time is a stage idle with 1F1B, if forward and backward of all stages take equally long?
 # 2. A replica has m microbatches. Which stages of ZeRO send more bytes with m = 8 than with m = 1, in this course's
 #    implementations? `"a"`: only ZeRO-3. `"b"`: ZeRO-2 and ZeRO-3. `"c"`: all three. `"d"`: none of them.
@@ -1328,8 +1329,8 @@ page.show("your_page")
 # | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# Papers print results, and often the inputs from which you can compute them as well. So you can check the results, and
-# you learn which of their numbers you can compare with yours. All inputs are published, and you need only arithmetic.
+# Papers print results, and often also the inputs from which you can compute them. So you can check the results, and
+# learn which of their numbers you can compare with yours. All inputs are published, and you need only arithmetic.
 #
 # | run | inputs |
 # |---|---|
@@ -1428,10 +1429,11 @@ report = check(
 # **Read on.**
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*. §3
 #   explains which axis goes where.
-# - Liang et al. (2024), *TorchTitan*. The library makes its cuts in the same order, and also has tests of parity.
+# - Liang et al. (2024), *TorchTitan*. The library makes its cuts in the same order, and also has parity tests.
 # - The Ultra-Scale Playbook (Hugging Face, 2025) measures layouts on up to 512 GPUs.
 # - Pope et al. (2022), *Efficiently Scaling Transformer Inference*, cuts the same layers for serving. This course only
-#   trains, but reinforcement learning from a model's own answers alternates between both, so it needs both layouts.
+#   trains, but reinforcement learning from a model's own answers alternates between training and serving, so it needs
+#   both layouts.
 # - `course_lib/trainer/` is best read after you have written yours. Begin with `step.py`.
 # - `examples/train.py --mesh pp=2,dp=2,tp=2` does the same as a program for several machines, under `torchrun`.
 
