@@ -37,8 +37,8 @@
 # | 9 Optional: a GPT with its layers replaced | 15 | 3 extra | 2, 3; its last curve also 5, 6 |
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
-# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
+# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
+# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
 import contextlib
 import warnings
 from functools import partial

@@ -55,8 +55,8 @@
 # two in its backward.
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
-# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
+# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
+# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
 import contextlib
 import itertools
 import math

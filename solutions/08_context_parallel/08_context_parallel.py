@@ -48,8 +48,8 @@
 # | contiguous | the layout *in succession*, in which rank 0 has the first tokens, rank 1 the next ones, and so on |
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
-# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
+# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
+# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
 import time
 from functools import partial
 

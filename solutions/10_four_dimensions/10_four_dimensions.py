@@ -27,12 +27,12 @@
 # | 2 Who reads what | 16 | 5 | 1; notebook 08 |
 # | 3 Three axes in one step | 42, and 3 *optional* | 13 | 2; notebooks 06, 07 |
 # | 4 The norm of a gradient that no rank holds | 19 | 8 | 3 |
-# | 5 What each axis sends | 29, and 4 *optional* | 8 | 3; notebook 08 |
-# | 6 Does it fit? | 13 | 6 | notebooks 01, 07 |
-# | 7 How long? A cluster of 1,024 | 22, and 3 *optional* | 7 | 5, 6 |
+# | 5 What each axis sends | 29, and 4 *optional* | 8 | 3; notebooks 06, 07, 08 |
+# | 6 Does it fit? | 13 | 6 | notebooks 01, 06, 07 |
+# | 7 How long? A cluster of 1,024 | 22, and 3 *optional* | 7 | 5, 6; notebooks 01, 07 |
 # | 8 Choose | 11, and 4 *optional* | 4 | 6, 7 |
 # | 9 Questions | 13 | 4 | all |
-# | 10 Optional: replay a recorded run | 35 | 6 extra | 5, 7 |
+# | 10 Optional: replay a recorded run | 35 | 6 extra | 5, 7; notebook 07 |
 
 # %% [markdown]
 # ### Words, letters and tools
@@ -55,8 +55,8 @@
 # calls a function of yours. `alone` runs the same model in one process.
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
-# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
+# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
+# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
 import dataclasses
 import itertools
 import math
@@ -401,10 +401,10 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # coordinate on dp. Both arguments default to the world's size and rank, and then ranks that share a layer
 # read different samples.
 #
-# **Question.** 1,024 GPUs take 29.2 s per step for a batch of 1,536 rows. How many samples per second is
-# this?
+# **Question.** Suppose that 1,024 GPUs take 29 s per step for a batch of 1,536 rows. How many samples per
+# second is this?
 #
-# <details><summary>Answer</summary>1,536 / 29.2 = 53. The number of GPUs does not appear. Lecture 002's
+# <details><summary>Answer</summary>1,536 / 29 = 53. The number of GPUs does not appear. Lecture 002's
 # <em>samples = batch × world size</em> holds only if all GPUs are replicas.</details>
 
 # %% [markdown]

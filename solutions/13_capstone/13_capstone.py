@@ -46,8 +46,8 @@
 # | parity | Two layouts have parity if they train the same model, so that their losses agree to rounding |
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Run the three lines
-# below "Colab, Kaggle" in its README in a new cell above this one, and then run this cell again.
+# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
+# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
 import inspect
 import tempfile
 import time

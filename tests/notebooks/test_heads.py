@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from autograder.course import handout
 from autograder.course.config import ROOT, SOLUTIONS, assignments
 from autograder.course.twin import read_twin
 from course_lib import saved
@@ -22,13 +23,26 @@ def test_the_first_cell_says_what_to_do_where_the_course_is_not_installed(assign
     """As in Colab, where its import fails: the sentence stands above the error."""
     cells = read_twin(SOLUTIONS / assignment / f"{assignment}.py").cells
     first = next(cell.source for cell in cells if cell.cell_type == "code")
-    place = re.match(
-        r'# If Python finds no module .* Run the three lines\n# below "([^"]+)" in its README',
+    assert re.match(
+        r'# If Python finds no module .* Its README says below\n# "Colab" and "Kaggle" what to run',
         first,
     )
-    assert place and "import torch" in first and "from course_lib" in first
-    below = README.partition(f"**{place[1]}")[2].partition("```\n")[2].partition("```")[0]
-    assert len(below.splitlines()) == 3 and "pip install" in below
+    assert "import torch" in first and "from course_lib" in first
+
+
+@pytest.mark.parametrize("readme", [README, handout.UPLOADED])
+def test_each_readme_says_below_colab_and_kaggle_what_to_run(readme: str) -> None:
+    """The repository's, and the one of a folder that is handed out without a repository."""
+    for host in ("Colab", "Kaggle"):
+        bold = re.search(rf"\*\*[^*]*\b{host}\b[^*]*\*\*", readme)
+        assert bold
+        below = readme[bold.end() :].partition("```\n")[2].partition("```")[0]
+        assert "pip install" in below
+
+
+def test_the_readme_beside_a_repository_says_that_the_first_cell_installs() -> None:
+    assert handout.FETCHED.startswith("**Colab and Kaggle.**")
+    assert "first code cell installs the course" in " ".join(handout.FETCHED.split())
 
 
 @pytest.mark.parametrize("assignment", assignments())

@@ -181,6 +181,31 @@ def test_git_does_not_see_the_copies() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("name", [".venv", "work", "build", "autograder/out"])
+def test_git_does_not_see_a_link_with_the_name_of_an_ignored_folder(
+    name: str, tmp_path: Path
+) -> None:
+    """If git tracked the link, a pull would put it in the place of the folder, with all that is in it."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(ROOT)
+    done = subprocess.run(["git", "check-ignore", "-q", name], cwd=tmp_path)
+    assert done.returncode == 0
+
+
+def test_nothing_that_is_ignored_is_tracked() -> None:
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 128:
+        pytest.skip("not a clone of git")
+    assert done.stdout == ""
+
+
 def test_make_lab_opens_the_copies_and_make_clean_leaves_them_and_the_grades_alone() -> None:
     makefile = (ROOT / "Makefile").read_text()
     lab = makefile.partition("\nlab:")[2].partition("\n\n")[0]
