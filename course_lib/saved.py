@@ -7,6 +7,7 @@ Everything is read from the file and nothing is run. `course_lib.progress` adds 
 from __future__ import annotations
 
 import ast
+import glob
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -91,12 +92,15 @@ def read(path: Path) -> Notebook:
 def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
     """The notebooks named by `places`: files, and folders that hold them up to one folder deeper.
 
-    A place that is not in this folder is looked for where a student works. A newer version next to a notebook
-    counts as soon as something is written in it. UnreadableNotebook if there is no such place, or if a folder
-    holds no notebook.
+    A place that is not in this folder is looked for where a student works, at last as the name of a notebook
+    without its ending. A newer version next to a notebook counts as soon as something is written in it.
+    UnreadableNotebook if there is no such place, or if a folder holds no notebook.
     """
     for named in places:
         place = named if named.exists() else default_folder() / named
+        if not place.exists():  # the name of a notebook alone
+            pattern = f"*/{glob.escape(named.name)}.ipynb"
+            place = next(iter(sorted(default_folder().glob(pattern))), place)
         if place.is_file():
             yield place
             continue

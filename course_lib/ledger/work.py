@@ -165,7 +165,7 @@ def check_untouched(own: Handle) -> None:
         raise CommunicationError(
             f"the tensor {describe(own.sent)} that rank {current_recorder().rank} sends to rank {own.peer} "
             "was changed before wait(): the receiver may get the old values, the new ones or a mixture. "
-            "Call wait() on the handle first, or send a clone()."
+            "Call wait() before you change it, receive into another tensor, or send a clone()."
         )
 
 

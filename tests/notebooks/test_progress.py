@@ -132,6 +132,7 @@ def test_notebooks_are_found_from_the_folder_above_the_course(tmp_path, monkeypa
     for where in (tmp_path, tmp_path / "course", tmp_path / "course/work"):
         monkeypatch.chdir(where)
         assert [path.resolve() for path in find_notebooks([Path("00")])] == [saved]
+        assert [path.resolve() for path in find_notebooks([Path("00_first_ranks")])] == [saved]
         assert progress.main([]) == 0 and "1.0 of 1" in capsys.readouterr().out
     with pytest.raises(UnreadableNotebook, match="there is no file or folder 03_data"):
         list(find_notebooks([Path("03_data")]))
