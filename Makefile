@@ -39,6 +39,10 @@ $(READY): requirements.lock pyproject.toml tools/make_venv.py
 	fi; \
 	"$$launcher" tools/make_venv.py $(if $(PYTHON),--python "$(PYTHON)")
 
+ifeq ($(origin SUBMISSION),command line)
+$(error SUBMISSION has no meaning here. Did you mean SUBMISSIONS=$(SUBMISSION)?)
+endif
+
 grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS=folder
 	@$(PY) -m autograder grade $(if $(SUBMISSIONS),--submissions "$(SUBMISSIONS)") $(ARGS)
 

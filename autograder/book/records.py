@@ -122,7 +122,11 @@ class Records:
             before = self.store.before(assignment, student)
             now = self.store.find(assignment, student)
             if before is not None and now is not None and _grade(before) != _grade(now):
-                rows.append(f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now")
+                own = self.rows[student, assignment].score
+                changed = "" if own == now.score else f" ({_points(own)} in the table, by a person)"
+                rows.append(
+                    f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now{changed}"
+                )
         write_whole(self.store.folder / "last-changes", "".join(f"{line}\n" for line in rows))
         self.store.settle()
         return rows
@@ -197,4 +201,9 @@ def row_key(result: Result) -> tuple[str, str]:
 def _grade(result: Result) -> str:
     if result.status == statuses.UNGRADED:
         return statuses.UNGRADED
-    return f"{shown(result.score)} points, {result.status}"
+    status = "" if result.status == statuses.GRADED else f", {result.status}"
+    return f"{_points(result.score)}{status}"
+
+
+def _points(score: float | None) -> str:
+    return f"{shown(score)} points"

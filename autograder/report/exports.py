@@ -154,7 +154,8 @@ def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str
     if len(known) != 1:
         raise ExportError(
             f"the roster has {len(known)} columns named '{assignment} (<id>)', and one is needed: make "
-            f"the assignment in Canvas under this name and export again, or give its id."
+            f"the assignment in Canvas under this name and export again, or give the number of its column, "
+            f"as in --id {assignment}=4711. There are {', '.join(map(repr, table.header))}."
         )
     return known[0]
 

@@ -610,7 +610,7 @@ losses_picture()
 # example runs in fp16 without a scaler. Lecture 001 also states a speedup of "2-3x" on A100 and H100, and
 # "4-5x with Tensor Cores". But on these GPUs the gain comes from the tensor cores. An A100's data sheet lists
 # 19.5 TFLOP/s in float32, 156 in tf32 and 312 in bf16, so the factor depends on what you compare with.
-# What Lecture 002 calls "selective operations in higher precision" is autocast's list, which the next cell
+# Lecture 002's "selective operations in higher precision" are those on autocast's list, which the next cell
 # reads.</details>
 #
 # **Look.** Autocast decides for each operation in which dtype it runs. Which of these six give float32 on a

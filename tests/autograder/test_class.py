@@ -298,7 +298,7 @@ def test_only_what_has_changed_is_graded_again(toy: Class) -> None:
     toy.hand_in("bob", ALL, ALL)
     summary = toy.grade()
     assert toy.calls == 1
-    assert summary.changes == ["bob 00_toy: 7 points, graded before, 10 points, graded now"]
+    assert summary.changes == ["bob 00_toy: 7 points before, 10 points now"]
     assert (toy.out / "results/last-changes").read_text().splitlines() == summary.changes
     assert toy.grade().changes == []
 
@@ -852,6 +852,21 @@ def moved(toy: Class) -> Path:
         book.db.commit()
     (toy.folder / "class/ann").rename(toy.folder / "class/dupont")
     return notebook
+
+
+def test_a_changed_grade_with_points_by_hand_is_told_with_what_the_table_says(toy: Class) -> None:
+    toy.hand_in("ann", ALL, HALF)
+    toy.grade()
+    with ClassBook(toy.out, toy.folder / "solutions").open() as book:
+        book.find_grade("one_check", "00_toy", "00_toy", "ann").manual_score = 3.0
+        book.db.commit()
+    toy.hand_in("ann", ALL, ALL)
+    summary = toy.grade()
+    own = summary.rows[0].score
+    assert own is not None and own < 10
+    assert summary.changes == [
+        f"ann 00_toy: 7 points before, 10 points now ({own:g} points in the table, by a person)"
+    ]
 
 
 def test_a_grade_without_work_in_this_folder_is_named(toy: Class) -> None:

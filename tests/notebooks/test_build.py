@@ -514,4 +514,5 @@ def test_the_plan_of_a_notebook_gives_the_minutes_of_its_sections(assignment: st
     for title, body in zip(*[iter(re.split(r"(?m)^# ## (\d+) · .*$", text)[1:])] * 2, strict=True):
         minutes = re.search(r"^# \| time \| (\d+) minutes", body, re.MULTILINE)
         if minutes is not None:
+            assert title in plan, f"the plan at the head, | section | minutes |, has no row {title}"
             assert plan[title] == minutes[1], f"section {title}"

@@ -230,6 +230,13 @@ def test_each_command_sets_up_first_and_then_runs_its_program(command, runs):
     assert planned.index("tools/make_venv.py") < planned.index(runs)
 
 
+def test_a_variable_that_lacks_a_letter_is_refused_before_the_sample_is_graded():
+    done = subprocess.run(
+        ["make", "--dry-run", "grade", "SUBMISSION=class"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "Did you mean SUBMISSIONS=class?" in done.stderr
+
+
 def test_continuous_integration_runs_the_tests():
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)

@@ -142,7 +142,7 @@ def test_its_notebook_has_its_places_in_the_repository(clone: Path) -> None:
         f"tests/project/test_{topic}.py"
         for topic in ("connections", "imports", "names", "sentences", "site", "style")
     ]
-    tests.append("tests/notebooks/test_heads.py")
+    tests += ["tests/notebooks/test_heads.py", "tests/notebooks/test_build.py"]
     style = "(names_say or noun_as_their) and course_lib"
     done = run(
         clone,
