@@ -130,7 +130,7 @@ def hello() -> tuple[int, int, str]:
 # <details><summary>Hint: where to ask</summary>Ask <code>dist.get_rank()</code>,
 # <code>dist.get_world_size()</code>, and <code>device()</code>, which was imported above and gives a
 # <code>torch.device</code>. Try your function with <code>list(launch(hello, world_size=4))</code>, because the
-# notebook itself is no rank and belongs to no group.</details>
+# notebook itself is not a rank and belongs to no group.</details>
 
 # %% nbgrader={"grade_id": "hello_check", "points": 1}
 report = check("00_first_ranks/hello", hello)
