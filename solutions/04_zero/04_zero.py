@@ -351,8 +351,6 @@ with contextlib.suppress(NotImplementedError):
 #     parameters   [ a a a a a | b b | c c c c ]
 #     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
 #
-# So *every* layer is spread over *all* ranks.
-#
 # **Predict.** For 14 parameters and 4 ranks, how long is a shard, and how many zeros are there? At most
 # how many zeros can there ever be? (4 elements, 2 zeros; N − 1.)
 #
@@ -452,7 +450,8 @@ try_it(uneven, world_size=2)
 # a parameter with a name.
 #
 # <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g.
-# layers 0-3 of 32)". But that is pipelining (notebook 07).</details>
+# layers 0-3 of 32)". But FSDP cuts each block by itself, as you will in §5, so every GPU holds a part of
+# every block. Whole layers on each GPU are pipelining (notebook 07).</details>
 
 # %% [markdown]
 # ## 3 · ZeRO-1: the optimizer's state
@@ -778,7 +777,8 @@ for world_size in (2, 4):
 # %% [markdown]
 # Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, as much as the other workflow, but 2 with
 # the ring. (Linux also counts the bytes that TCP had to send again, so it can show a few hundredths more.)
-# After §4, try `over_the_ring(zero2)` in the cell above, if your class passes no `async_op`.
+# After §4, try `over_the_ring(zero2)` in the cell above, if your class passes no `async_op`, which the ring
+# lacks.
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
 # with the reduce-scatter.</details>
@@ -813,8 +813,8 @@ drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4
 memory_picture(drawn)
 
 # %% [markdown]
-# The floor is lower, because m and v take only 8/4 bytes now. The stairs of backward have become a plateau
-# of 4 + 4 + 8/4 = 10 bytes, because the reference keeps one row for all gradients from step to step. (Your
+# The floor is lower, because m and v take only 8/4 bytes now. The bars of backward no longer rise, but stay
+# at 4 + 4 + 8/4 = 10 bytes, because the reference keeps one row for all gradients from step to step. (Your
 # optimizer keeps no gradient after the step, so its bars climb, from 7 to 11. The 11 is 4/4 more than 10,
 # because your shard is a copy, while the reference's shard is a part of the row that stores the weights.)
 #
@@ -987,7 +987,7 @@ try_it(in_order_of_arrival, world_size=2)
 # With buckets of *equal* size there would be no error, but the gradients of one layer would be added to
 # the gradients of another. This is why the order is fixed in DDP and FSDP as well.
 #
-# **In production.** DeepSpeed calls it `"stage": 2`. The nearest setting of FSDP is
+# **In production.** DeepSpeed calls ZeRO-2 `"stage": 2`. The nearest setting of FSDP is
 # `reshard_after_forward=False`, which gathers weights once and keeps them for backward. (FSDP1 called it
 # `SHARD_GRAD_OP`.) But FSDP also shards the weights between steps, and ZeRO-2 does not.
 #
@@ -1014,7 +1014,8 @@ memory_picture(drawn)
 # %% [markdown]
 # The bars of backward rise by only one byte now, from 6 to 7, because only the shard of the gradients is
 # kept. The weights are now the largest part, with 4 bytes of the 7. But a step needs a block's weights
-# only twice, in its forward and in its backward. So keep the shard, and gather a block when it is used.
+# only twice, in its forward and in its backward. So cut each block as in §2, keep your shard, and gather
+# the block when it is used.
 #
 # | for each block | from | to | sent |
 # |---|---|---|---|
@@ -1297,8 +1298,8 @@ memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in 
 # gradients, because both are made and freed between two measurements.
 #
 # In the next picture, the left half is 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. The
-# right half is float32 on 4 ranks, and on one rank for replicas. Its bars are the formula, and the dots are
-# your own runs. Stages 1 and 2 have 12 bytes of state instead of 8, because the shard is a copy there.
+# right half is float32 on 4 ranks, and on one rank for replicas. Its bars are the formulas above, and the dots
+# are your own runs. Stages 1 and 2 have 12 bytes of state instead of 8, because the shard is a copy there.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
@@ -1423,13 +1424,12 @@ if ours and theirs:
 # **In numbers.** For 7B on one GPU, stage 2 with offload leaves 14 GB on the GPU. Over PCIe 4.0 (32 GB/s
 # each way), the 14 GB of gradients go down in 0.44 s, and the 14 GB of weights come up in the same time.
 # The ZeRO-Offload paper measured 40 TFLOP/s on one V100 at 10B. This is 500 tokens per second, because a
-# token costs 8P FLOPs if the activations are computed again.
+# token costs 8P FLOPs instead of 6P if the activations are computed again.
 #
 # **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder, the
-# shard and its state are in files that are mapped into memory (§9 says more). The optimizer still sees
-# tensors, but the operating system can write them to disk when it needs room. On a CPU, `"cpu"` changes
-# nothing, so the cell uses files. `MappedFile(folder)` stands for the folder, and counts the bytes of its
-# files:
+# shard and its state are in files that are mapped into memory (§9). The optimizer still sees tensors, but the
+# operating system can write them to disk when it needs room. On a CPU, `"cpu"` changes nothing, so the cell
+# uses files. `MappedFile(folder)` stands for the folder, and counts the bytes of its files:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
