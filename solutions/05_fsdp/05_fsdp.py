@@ -524,7 +524,7 @@ said(crossing)
 # doubles, but the traffic also doubles if gradients travel in 16 bits, so T is the same. With float32
 # gradients, however, 6 bytes must hide behind 4 FLOPs, so T is 1.5 times as large.
 #
-# Next, the cell compares your bytes with PyTorch's FSDP. The model is the `Network` above with a small head,
+# The next cell compares your bytes with PyTorch's FSDP. The model is the `Network` above with a small head,
 # in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The cell takes up
 # to half a minute.
 
@@ -558,8 +558,7 @@ for keep, (_, operations) in four.items():
     print(f"keep={keep!s:25} {bytes_in(operations) / unit_of_traffic:13.2f} {foretold:>7}")
 
 # %% [markdown]
-# PyTorch sends a few hundredths less, because it keeps the root whole between forward and backward, which
-# begins with it.
+# Backward begins with the root, so PyTorch keeps it whole after forward, and sends a few hundredths less.
 #
 # The traffic falls from 12 units to 2, and the values don't change. The price is memory, namely whole
 # gradients on each rank, and in the last two rows whole weights as well. So `keep="weights"` is stage 1 of
@@ -577,8 +576,9 @@ for each_way in (900e9, 450e9):
 #
 # **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s. They report more
 # than 173 and 186 TFLOP/s per GPU with one and two sequences, which is 55 and 60 % of the peak (§5.4). Llama
-# 3 405B has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each group has 131,072 tokens.
-# That is far more than 7,912, which is your T for a large n on this network.
+# 3 405B has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each group has 131,072 tokens,
+# and each of its GPUs computes a part of the model for all of them (notebook 10). These are far more than
+# 7,912, which is your T for a large n on this network.
 #
 # <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
 # the A100's number, in both directions. Lecture 002 mixes both directions, one direction and bits in one
@@ -766,8 +766,8 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
 # (figure 6b).
 #
-# **In production.** The paper also limits the gathers in flight to two, because otherwise units arrive before
-# the allocator can reuse the memory of freed ones. The limit made T5-11B up to 5 times as fast, changed
+# **In production.** The paper's FSDP also limits the gathers in flight to two, because otherwise units arrive
+# before the allocator can reuse the memory of freed ones. The limit made T5-11B up to 5 times as fast, changed
 # nothing on another model, and made a third 5 % slower (§3.4.2, §5.3).
 #
 # <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
@@ -966,8 +966,8 @@ class PrefetchedModule(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: begin without overlap</summary>In <code>use</code>, call <code>wait()</code> for the
 # units of block i only, and in <code>send</code> call <code>unit.reduce()()</code>. This is notebook 04's
-# module, and it passes the lines on values. Then add <code>start()</code> for the units ahead, and finally
-# leave one reduction in flight.</details>
+# module, and it passes the check's lines on values. Then add <code>start()</code> for the units ahead, and
+# finally leave one reduction in flight.</details>
 # <details><summary>Hint: ahead</summary>Call <code>start()</code> for the blocks i to i + prefetch in forward,
 # or i to i − prefetch in backward, and then <code>wait()</code> for i. Skip the places below 0 and above the
 # last block.</details>
@@ -1149,7 +1149,7 @@ for count in range(1, 513):
         print(f"the sum of {count} ones in bfloat16: {total.item():.0f}")
 
 # %% [markdown]
-# A ring adds the gradients of N ranks one after the other, just like this loop. The next picture adds
+# A ring adds the gradients of N ranks one after the other, just like this loop. The next cell adds
 # gradients that are normally distributed around 1, in three ways. The error is the norm of the sum's error
 # over the norm of the sum.
 
@@ -1307,8 +1307,7 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: {weight.item():.4f}")
 
 # %% [markdown]
-# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, so each step is rounded back. (Notebook 09 says
-# more on such steps.)
+# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, so each step is rounded back (notebook 09).
 #
 # **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
 # pair of functions. Without `reduce_dtype`, the reduction takes place in `param_dtype`. The ledger shows
@@ -1514,9 +1513,9 @@ matrices(
 ) if written else None
 
 # %% [markdown]
-# Each of the two rings crosses the border, and carries 3 · 3/4 P over it, which is 4.5 P instead of 1.0. The
-# fast link now connects the replicas, between which little travels. So check a grid of ranks with the matrix
-# once, before you rent a thousand GPUs.
+# Each of the two rings crosses the border, and carries 3 · 3/4 P over it, which is 4.5 P together instead of
+# 1.0. The fast link now connects the replicas, between which little travels. So draw the messages of a grid of
+# ranks once, before you rent a thousand GPUs.
 #
 # **In production.** `fully_shard` takes a mesh of two dimensions, of which the first replicates and the
 # second shards. Here, the bytes a rank keeps count only its float32 weights.
@@ -1670,8 +1669,8 @@ if run:
 # There would be four factors for four shards of *one* weight, each about twice as large as it should be. So
 # the step would point elsewhere, and nothing would say so.
 #
-# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2 and finds the same number,
-# as you see. It sends a norm for each parameter, but all in one message.
+# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2 and finds the same number.
+# It sends a norm for each parameter, but all in one message.
 
 # %% [markdown]
 # ## 7 · In production
@@ -1785,7 +1784,7 @@ for name, order in run[0].items() if run else ():
 #
 # ### Optional: each option, and a difference that you can see
 #
-# Next, the cell prints the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units*
+# The next cell prints the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units*
 # is the traffic of a step. *Most* is the largest number of bytes a rank held when forward left a block or
 # backward entered one, divided by the number of parameters. The cell takes up to half a minute.
 
@@ -2009,7 +2008,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # ### Optional: DeepSpeed's configuration
 #
-# Notebook 04 read the part on memory. Here is a whole configuration, and the cell translates it into our
+# Notebook 04 read the part on memory. The next cell translates a whole configuration into our
 # arguments:
 
 # %% tags=["skip-in-grading"]
@@ -2416,9 +2415,9 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW on four ranks with two samples each, from the runs of §7.
-# M is the 4P bytes of the parameters. The computation is compared with one process that takes all eight
-# samples.
+# Here are the three criteria for one step of AdamW on four ranks with two samples each, from the runs of §7
+# (run its cells first). M is the 4P bytes of the parameters. The computation is compared with one process that
+# takes all eight samples.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 alone = launch(train, replicas, world_size=1, samples=8)[0]["flops"]
