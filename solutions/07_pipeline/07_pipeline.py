@@ -410,11 +410,12 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But m is limited,
 # because training suffers from a batch that is too large, and small microbatches leave a GPU idle.
 #
-# **Break it.** The line below your chart shows that every rank keeps the activations of all m microbatches.
-# Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16, shared by 8 GPUs as
-# in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes per layer, for s tokens, b
-# sequences, width h and t GPUs). With m = 64 this makes 91 GB, but an H100 has only 80, and needs 17 of them
-# for weights, gradients and optimizer states. So the cure for the bubble does not fit.
+# **Break it.** Does m = 64 fit into memory? The line below your chart shows that every rank keeps the
+# activations of all m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash
+# attention and bf16, shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t
+# bytes per layer, for s tokens, b sequences, width h and t GPUs). With m = 64 this makes 91 GB, but an H100
+# has only 80, and needs 17 of them for weights, gradients and optimizer states (16 bytes per parameter). So
+# the cure for the bubble does not fit.
 #
 # **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only m small tensors, the activations
 # at the borders, and computed the rest again in backward, for a third more computing.
@@ -1183,8 +1184,8 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
-# float64. Loss and gradients are compared with the results of one process, and bytes with your formula (m is
-# then the number of sequences).
+# float64. Loss and gradients are compared with the results of one process, and bytes with your formula (with
+# the number of sequences as m).
 
 
 # %% tags=["skip-in-grading"]
@@ -1376,8 +1377,8 @@ for name, make_optimizer in OPTIMIZERS.items():
 
 # %% [markdown]
 # AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
-# norms of two runs. SGD takes steps four times as long, so its curve is different. So check gradients rather
-# than losses.
+# norms of two runs. SGD takes steps four times as long, so its curve is different. Therefore check gradients
+# rather than losses.
 #
 # **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
 # rank *and* on the last. In one process, autograd adds up the gradients of the two uses. Here each end has
@@ -2270,7 +2271,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 #   multiple of p.
 # - `course_lib/pipeline/`, when you have written yours. Begin with `halves.py` and `generators/`.
 #
-# <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
+# <details><summary>In the lectures</summary>The card's three criteria are from lecture 003.</details>
 #
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
 # a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
