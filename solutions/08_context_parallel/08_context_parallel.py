@@ -1113,7 +1113,7 @@ step_by_step(full, masked) if noted else None
 
 # %% [markdown]
 # Each colour walks down the rows. From the last rank, keys go on to the first, whose queries are not allowed
-# to see them, so there the frame is dashed. But the rows are not equally busy, because rank r has work in
+# to see them, so there the frame is dashed. And the rows are not equally busy, because rank r has work in
 # only r + 1 of the N steps. §5 mends that.
 #
 # **Break it.** Mask by *local* positions, as code for one rank does. Every rank then numbers its queries and
@@ -1498,7 +1498,8 @@ figure if curves else None
 # **Build.**
 #
 # - Do one all-to-all for each of q, k, v and out. Backward does the same in the other direction, so a
-#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both.
+#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both
+#   directions.
 # - Rank r attends with heads/N heads of queries, beginning with head r·heads/N. If you cut the heads of keys
 #   in the same way, query heads and their key heads arrive on the same rank.
 # - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0, so stack the pieces. (gloo
@@ -1758,7 +1759,7 @@ figure
 # A CPU computes so slowly that few tokens are enough to hide the *bytes*, often fewer than the 32 with which
 # the curves begin. But the formula leaves out all times that do not grow with c. These are α for a message,
 # and for a block the time in which Python starts a few operations. On the left, where both lines are flat,
-# they decide, as they do on a GPU with short parts.
+# these times decide, as they do on a GPU with short parts.
 #
 # The next cell measures your ring on two ranks. For how much of one forward was rank 0 blocked in messages?
 
@@ -1953,9 +1954,9 @@ if run:
 
 # %% [markdown]
 # Instead of your messages, PyTorch has all-gathers. They send as many bytes as a ring's forward, but all in
-# one call, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
+# two calls, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
 # then two reduce-scatters bring home the gradients. These are N − 1 shares of them, in the inputs' dtype,
-# while your ring sends N, in float32 at least. With a causal mask it ends in an error:
+# while your ring sends N, in float32 at least. With a causal mask, PyTorch's version ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1973,6 +1974,10 @@ except RankError as error:
 # two, *memory-efficient* and *flash*, do not. Twice as many tokens are 4 times the FLOPs. By which factor do
 # the bytes at the peak grow, with the matrix and without it? The prediction continues each kernel's first row
 # by such factors.
+#
+# <details><summary>Answer</summary>The matrix has 4 times as many scores, so the bytes grow by a factor of
+# nearly 4. Without the matrix they grow only by 2, as q, k, v and the output do. The seconds grow by 4 with
+# all three kernels, as the FLOPs do.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -2182,7 +2187,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # sends, when the messages hide, and which rank waits.
 #
 # **Read on.**
-# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, has §2 in its first form
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, presents §2 in its first form
 #   (section 3).
 # - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*, explain the tiles, and why bytes
 #   count more than FLOPs.
