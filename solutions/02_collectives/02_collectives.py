@@ -171,8 +171,8 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 #
 # **Predict, then measure.** With N ranks and M bytes, how many bytes does rank 0 send, and in how many
 # rounds? Write the pair. Below it, `beside` prints your pair next to the ledger. (Functions whose names end
-# in `_cost` give no points by themselves, but all except this one return in §8, which does. From §1 on, the
-# docstring of the exercise gives the cost away, so predict before you scroll down.)
+# in `_cost` give no points by themselves, but all except this one return in §8, which has points. From §1 on,
+# the docstring of the exercise gives the cost away, so predict before you scroll down.)
 
 
 # %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}
@@ -598,7 +598,7 @@ results(one_buffer)
 #
 # The ring is the same, but nothing is added. Instead, every rank keeps a copy of each chunk that passes by.
 #
-# **Predict.** As before, `nbytes` is the size of the full tensor, which here is the *output*.
+# **Predict** the cost. As before, `nbytes` is the size of the full tensor, which here is the *output*.
 
 
 # %% tags=["skip-in-grading"]
@@ -899,13 +899,13 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # as a reduce-scatter and an all-gather. This is why ZeRO-1 costs no more communication than plain data
 # parallelism. It has the same two halves, with the optimizer step between them (notebook 04).
 #
-# **Look.** The next two cells show your ring on film and as a timeline. Is the film the same as the one
-# above? (If your ring works on a copy, the boxes change only at the end, so compare the messages instead. If
-# your ring is §2 followed by §3, each message carries the chunk one place before the chunk above.) In the
-# timeline, count the arrows and ignore the milliseconds. Every rank sends six messages and receives six, of 1
-# MB each. In §0, by contrast, rank 0 received three messages of 4 MB and sent three, and every other rank
-# sent one and received one. (Grey is waiting, on a laptop mostly for a core. §9 shows how that changes the
-# time.)
+# **Look.** The next two cells show your ring on film and as a timeline. Is the film the same as the film at
+# the top of this section? (If your ring works on a copy, the boxes change only at the end, so compare the
+# messages instead. If your ring is §2 followed by §3, each message carries the chunk one place before the
+# chunk in that film.) In the timeline, count the arrows and ignore the milliseconds. Every rank sends six
+# messages and receives six, of 1 MB each. In §0, by contrast, rank 0 received three messages of 4 MB and sent
+# three, and every other rank sent one and received one. (Grey is waiting, on a laptop mostly for a core. §9
+# shows how that changes the time.)
 
 # %% tags=["skip-in-grading"]
 run = try_it(film_in_place, ring_all_reduce, backend="gloo")
@@ -1143,7 +1143,7 @@ for rank, total in enumerate(totals):
 # the rank that holds its *expert*, one of several networks among which the layer chooses. Ulysses attention
 # (notebook 08) turns "all heads of my tokens" into "all tokens of my heads". Both are all-to-alls.
 #
-# **Predict.** In each round, every rank sends one message and receives one.
+# **Predict** the cost. In each round, every rank sends one message and receives one.
 
 
 # %% tags=["skip-in-grading"]
@@ -1521,8 +1521,8 @@ for reading, bandwidth in readings.items() if ready(seconds) else ():
 # From 8 ranks to 512, the more ranks there are, the larger the message must be before a ring pays. So the
 # rule is the wrong way around, because *many* ranks call for few rounds, and so do *small* messages. (All
 # these N are powers of two. For any other N, recursive doubling has to pay for the ranks that are left over,
-# so the border is lower than at the next power of two. NCCL's tree sends 2 M at most, which is closer to the
-# ring's bytes, so the ring has even less to gain against it.)
+# so the crossover is lower than at the next power of two. NCCL's tree sends 2 M at most, which is closer to
+# the ring's bytes, so the ring has even less to gain against it.)
 #
 # If a cluster seems to run at half of what you computed, or at an eighth, look at the units first.
 
@@ -1854,7 +1854,8 @@ scorecard(
 # <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
 #
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
-# In a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# (The last run of a check counts, so run your own again after a *Break it*.) In a terminal,
+# `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
 
 # %% tags=["skip-in-grading"]
