@@ -522,7 +522,7 @@ class NaiveDataParallel(nn.Module):
 # divides. NCCL always has it, but gloo only in some versions.)</details>
 #
 # **Check.** The cell after the check prints the bytes of your run next to your formula. The bytes before the
-# barrier are from the broadcast, so they don't count.
+# barrier in `one_step` are from the broadcast, so they don't count.
 
 # %% nbgrader={"grade_id": "naive_data_parallel_check", "points": 10}
 report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel)
@@ -663,11 +663,11 @@ def compared(ours, theirs=ddp, before=0):
 compared(NaiveDataParallel)
 
 # %% [markdown]
-# The bytes are equal. One all-reduce of all gradients in one flat tensor (`reference.FlatDataParallel`) pays
-# the latency once instead of twelve times. For example, take a model of 300 parameter tensors on 8 ranks. A
-# ring all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is 14 · 20
-# µs = 0.28 ms instead of 300 · 0.28 = 84 ms. But a flat all-reduce hides nothing, and neither does your
-# class, because all gradients are sent after backward.
+# The bytes are equal, but one all-reduce of all gradients in one flat tensor (`reference.FlatDataParallel`)
+# pays the latency once instead of twelve times. For example, take a model of 300 parameter tensors on 8
+# ranks. A ring all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is
+# 14 · 20 µs = 0.28 ms instead of 300 · 0.28 = 84 ms. But a flat all-reduce hides nothing, and neither does
+# your class, because all gradients are sent after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N". Its DDP also takes <code>device_ids=[local_rank]</code>, the rank's GPU. You can leave this out, but
@@ -705,8 +705,8 @@ one_step_drawn(
 # communication takes c seconds, one bucket after another. Bucket k = 1, 2, ..., B is full at k/B · t. When
 # backward has ended, how long does the step wait? There are two cases, because either backward or
 # communication is the slower. The *scaling efficiency* is the share of the step in which a rank computes. The
-# cell after yours applies both functions to the 0.49 s from the top of this notebook. There, backward takes 1
-# s, and in a step each rank computes for 1.5 s.
+# cell after yours applies both functions to the 0.49 s from the top of this notebook. In that cell, backward
+# takes 1 s, and in a step each rank computes for 1.5 s.
 #
 # <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket except the last has
 # arrived before the last one leaves. If communication is the slower, the wire is never idle from the moment
@@ -1368,9 +1368,9 @@ curves(
 #
 # **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 %. Two things made that work: error
 # feedback for the momentum as well, and larger fractions in the first epochs. PyTorch's DDP has no top-k
-# hook, but it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which compresses the *momentum* instead of
-# the gradient, after a warm-up in full precision. `course_lib.compression` contains PowerSGD and 1-bit Adam
-# for you to read.
+# hook, but it has `powerSGD_hook` (§6, §9). DeepSpeed has 1-bit Adam, which compresses the *momentum* instead
+# of the gradient, after a warm-up in full precision. `course_lib.compression` contains PowerSGD and 1-bit
+# Adam for you to read.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.1 says that gradient compression gains 10 to 100
 # times, by top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates,
@@ -1608,8 +1608,8 @@ def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = No
 # because this rank owns row <code>rank</code>.</details>
 #
 # **Check.** The cell after the check compares your bytes with your formula. Then it draws the loss with
-# float32, int8, top-k and PowerSGD, a compressor of the reference. PowerSGD sends two thin matrices instead
-# of a layer's gradient, here of two columns, each in one all-reduce.
+# float32, int8, top-k and PowerSGD, a compressor of the reference. Instead of a layer's gradient, PowerSGD
+# sends two thin matrices (here of two columns), each in one all-reduce.
 
 # %% nbgrader={"grade_id": "int8_all_reduce_check", "points": 8}
 report = check("03_data_parallel/int8_all_reduce", int8_all_reduce)
@@ -2242,8 +2242,9 @@ scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 #
 # <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
 #
-# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
+# (The last run of a check counts, so run your own again after a *Break it*.) In a terminal,
+# `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
 
 # %% tags=["skip-in-grading"]
