@@ -641,8 +641,8 @@ if run:
 # %% [markdown]
 # ### Optional: all four axes, on 16 ranks
 #
-# **Look.** The picture shows one step over all four axes, with each operation in the colour of its axis. A
-# sum over several axes is striped. Which axis is always busy, and which one has a bar of its own only once?
+# **Look.** The picture shows one step over all four axes. A sum over several axes is striped. Which axis is
+# always busy, and which one has a bar of its own only once?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -770,7 +770,8 @@ def clip_grad_norm(
 # counts it. If it is tied, the first stage counts it. All other ranks add zero, but they still take part in
 # the sum.</details>
 #
-# **Check.** The cell after the check prints five norms of a step's gradients, one by you and four by colleagues.
+# **Check.** The cell after the check prints five norms of a step's gradients, one by you and four by
+# colleagues.
 
 # %% nbgrader={"grade_id": "clip_grad_norm_check", "points": 8}
 report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm)
@@ -1028,8 +1029,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell prints your formula next to the ledger, for the first and the last rank of this mesh.
-# Over dp, the ledger has 8 bytes more, because the replicas also add up how many targets they have (section
-# 3). The formula leaves out this single number.
+# Over dp, the ledger has 8 bytes more, because the replicas also add up how many targets they have (§3).
 
 # %% tags=["skip-in-grading"]
 for rank, stage in ((0, 0), (7, 1)):
@@ -1099,7 +1099,7 @@ print(
 # %% [markdown]
 # The code, the values and the bytes are the same. Only the *numbers* of the ranks differ, and with them the
 # wire each sum takes. tp matters most, because it makes most of the operations and nothing hides them. The
-# two ratios don't have to agree, since their links and arithmetic differ.
+# slept and the computed ratio don't have to agree, since their links and arithmetic differ.
 #
 # **In production.** For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per
 # microbatch in bf16, M is 50.3 MB. In a step with 96 microbatches, a rank of a middle stage sends 406 GB
@@ -1318,7 +1318,7 @@ if ready(memory_per_gpu):
 # | | |
 # |---|---|
 # | you will write | three parts of `step_seconds` |
-# | builds on | notebook 01 §roofline, notebook 07 §bubble, sections 5 and 6 |
+# | builds on | notebook 01 §5 (roofline), notebook 07 §2 (bubble), sections 5 and 6 |
 # | time | 22 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 7 |
@@ -1380,7 +1380,7 @@ published()
 # peak.</details>
 #
 # **Build.** You write three parts of `step_seconds`, namely the two speeds, the ring, and slot and pipeline.
-# Products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the picture) is their share of the
+# Products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the next picture) is their share of the
 # peak, and the only fitted constant.
 #
 # | you write | |
@@ -1572,7 +1572,7 @@ for table, constant in (
 
 # %% [markdown]
 # The model misses the last two rows. These are Megatron-LM's steps on 8,192 and 12,288 GPUs, as measured by
-# MegaScale's authors. MegaScale reached 55 % of the peak on 12,288.
+# MegaScale's authors. MegaScale itself reached 55 % of the peak on 12,288.
 #
 # **Question.** Which term would you add to the model?
 #
@@ -1591,14 +1591,14 @@ for table, constant in (
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 29 of them can cut a 175B-parameter model and
-# 1,536 sequences, and fit, with some option, into 76 of the 80 GB.
+# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. In 29 of them, a 175B-parameter model and 1,536
+# sequences can be cut, and fit, with some option, into 76 of the 80 GB.
 #
 # **Predict.** Write down pp, dp and tp of the winner before you compute it.
 #
-# **Build.** `layouts()` is given. It yields every division of `gpus` into pp, dp, cp and tp that can be cut,
-# with microbatches of 1, 2 and 4 sequences, 1, 2 and 4 chunks, ZeRO 0, 1 and 3, and the three kinds of
-# recomputation. "sequence" is tp > 1.
+# **Build.** `layouts()` is given. It yields the layouts that can be cut, from all divisions of `gpus` into pp,
+# dp, cp and tp, with microbatches of 1, 2 and 4 sequences, 1, 2 and 4 chunks, ZeRO 0, 1 and 3, and the three
+# kinds of recomputation. "sequence" is tp > 1.
 #
 # <details><summary>The layouts it leaves out</summary>
 #
@@ -2081,6 +2081,8 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     print(f"{' x '.join(order)}: {again:.3f} s of communication")
 
 # %% [markdown]
+# With tp in front, the step communicates six times as long.
+#
 # **Long pipelines.** 64 stages and 512 microbatches make 65,536 actions, which the simulator of notebook 07
 # handles in a few seconds. The row of 1,008B has this shape, and section 7's formula is 1 % off.
 
