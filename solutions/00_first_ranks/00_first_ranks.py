@@ -589,9 +589,8 @@ launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 #
 # **Measure.** Two ranks play ping-pong. For each size, they make 8 round trips to warm up, and then 24 that
 # are timed. The time of a message is half of the median round trip. The picture shows the line α + βn through
-# these times, on logarithmic axes. The **knee**, the grey vertical line, is where α = βn. Left of it you pay
-# for the *number* of messages, but right of it for their *bytes*. (If the points scatter or you see no knee,
-# something else is running, so measure again.)
+# these times, on logarithmic axes, and the **knee**, where α = βn, as a grey vertical line. (If the points
+# scatter or you see no knee, something else is running, so measure again.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 import matplotlib.pyplot as plt
@@ -624,6 +623,9 @@ else:
     print("Close what else is running and measure again.")
 
 # %% [markdown]
+# With 4,096 times as many bytes, a message takes nowhere near 4,096 times as long, because both sizes are left
+# of the knee. There you pay for the *number* of messages, but right of the knee for their *bytes*.
+#
 # These are the figures of two ranks on this machine. The next cell lists the wires of training clusters, from
 # the data sheets:
 
@@ -715,9 +717,9 @@ ledger.timeline()
 # picture ends soon after the last event.
 #
 # **Repair it.** Your function has the same name as the broken one, so the cell you ran last decides which of
-# them is used. It returns the result that the broken one should have had. This is a new tensor, because the
-# given one stays unchanged. With two ranks, the left and the right neighbour are the same rank, so its values
-# count twice.
+# them is used. It returns the result that the broken one should have returned. This is a new tensor, because
+# the given one stays unchanged. With two ranks, the left and the right neighbour are the same rank, so its
+# values count twice.
 
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
