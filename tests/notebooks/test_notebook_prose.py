@@ -1,4 +1,4 @@
-"""The notebooks' sentences have subjects, and lectures are cited in folded notes alone."""
+"""Sentences of notebooks have subjects, lectures are cited in folds alone, and no notebook is too long."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ TAG = re.compile(r"</?(?:details|summary|pre)>")
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 FOOTNOTE = re.compile(r"^\[\^\w+\]:.*(?:\n[ \t]+.*)*", re.MULTILINE)
 LECTURE = re.compile(r"\blectures?\b", re.IGNORECASE)
+WORD = re.compile(r"[A-Za-z0-9][\w'’.,-]*")
+MOST_WORDS, MOST_CELLS = 6500, 120  # of a notebook, with its optional sections
 
 
 def cells(assignment: str) -> list[NotebookNode]:
@@ -69,6 +71,16 @@ def test_sentences_have_a_noun_as_their_subject(assignment: str) -> None:
         for sentence in without_subject(text)
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_a_notebook_can_be_worked_in_one_sitting(assignment: str) -> None:
+    """A cell more means that another is merged or cut, and so does a paragraph outside folded notes."""
+    every = cells(assignment)
+    texts = [FOLDED.sub("", cell.source) for cell in every if cell.cell_type == "markdown"]
+    words = sum(len(WORD.findall(text)) for text in texts)
+    assert len(every) <= MOST_CELLS, f"{assignment} has {len(every)} cells"
+    assert words <= MOST_WORDS, f"{assignment} has {words:,} words outside folded notes"
 
 
 @pytest.mark.parametrize("assignment", assignments())
