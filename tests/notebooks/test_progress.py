@@ -201,11 +201,13 @@ def test_the_last_cell_lists_what_this_kernel_has_checked(capsys, monkeypatch):
         progress.show("first_ranks")
 
 
-def test_check_remembers_its_visible_report_alone(monkeypatch, capsys):
+def test_check_remembers_its_visible_report_without_a_seed_alone(monkeypatch, capsys):
     monkeypatch.setattr(checks, "latest", {})
     checks.check("00_first_ranks/questions", 1, 2, "wait", cases="hidden")
     assert checks.latest == {}
     report = checks.check("00_first_ranks/questions", 1, 2, "wait")
+    assert checks.latest == {"00_first_ranks/questions": report}
+    checks.check("00_first_ranks/questions", 3, 2, "wait", seed=4)  # as a Break it does
     assert checks.latest == {"00_first_ranks/questions": report}
 
 
