@@ -123,7 +123,8 @@ class Records:
             now = self.store.find(assignment, student)
             if before is not None and now is not None and _grade(before) != _grade(now):
                 own = self.rows[student, assignment].score
-                changed = "" if own == now.score else f" ({_points(own)} in the table, by a person)"
+                changed = f" ({_points(own)} in the table, with what was entered in the gradebook)"
+                changed = "" if own is None or own == now.score else changed
                 rows.append(
                     f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now{changed}"
                 )

@@ -21,10 +21,10 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
     An exercise may be several objects, in the order that the notebook gives. Prints one line for each case
     and, below a failing one, what was seen and what usually causes it.
 
-    seed: draws the same inputs again; without one they are fresh. cases: "visible", or "hidden" (fresh
-    values and more cases, for graded cells). Returns a Report: `.score` in 0..1, `.points(12)`.
-    Never raises for what the objects do, and writes nothing to stderr. Ctrl-C
-    leaves one line, and where each rank was.
+    seed: draws the same inputs again, and leaves the points in the notebook's last cell as they are; without
+    one, inputs are fresh. cases: "visible", or "hidden" (fresh values and more cases, for graded cells).
+    Returns a Report: `.score` in 0..1, `.points(12)`. Never raises for what the objects do, and writes
+    nothing to stderr. Ctrl-C leaves one line, and where each rank was.
     """
     from course_lib.checks.client import submit
     from course_lib.checks.outdated import remarks

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
-from course_lib.ledger.axes import place_of
 from course_lib.mesh.mesh import names
 
 MOST_RANKS = 1 << 17
@@ -33,7 +33,8 @@ class Plan:
 
     @property
     def coordinate(self) -> dict[str, int]:
-        return place_of(self.rank, self.sizes)
+        places = np.unravel_index(self.rank, tuple(self.sizes.values()))
+        return dict(zip(self.sizes, map(int, places), strict=True))
 
     @property
     def name(self) -> str:

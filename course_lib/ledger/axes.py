@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import prod
 
+import numpy as np
+
 from course_lib.ledger.operation import Operation
-
-
-def place_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The coordinate of a rank on each axis. An exercise may hide `course_lib.mesh.coordinates`."""
-    places = {}
-    for axis in reversed(list(sizes)):
-        rank, places[axis] = divmod(rank, sizes[axis])
-    return {axis: places[axis] for axis in sizes}
 
 
 def differing_axes(ranks: Collection[int], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The axes along which ranks differ, in the order of the mesh; () for one rank alone."""
-    places = [place_of(rank, sizes) for rank in ranks]
-    return tuple(axis for axis in sizes if len({place[axis] for place in places}) > 1)
+    if not sizes:
+        return ()
+    coordinates = np.unravel_index(
+        list(ranks), tuple(sizes.values())
+    )  # an array of all ranks for each axis
+    return tuple(
+        axis for axis, places in zip(sizes, coordinates, strict=True) if len(set(places)) > 1
+    )
 
 
 def is_message(operation: Operation) -> bool:

@@ -815,13 +815,18 @@ def test_scores_by_hand_and_comments_stay(toy: Class) -> None:
     assert comment.comment == "Nearly."
 
 
+def type_a_score(toy: Class, student: str, points: float) -> None:
+    """As a person does in formgrader."""
+    with ClassBook(toy.out, toy.folder / "solutions").open() as book:
+        book.find_grade("one_check", "00_toy", "00_toy", student).manual_score = points
+        book.db.commit()
+
+
 def test_the_sample_leaves_a_folder_into_which_it_was_mixed(toy: Class) -> None:
     """An older version graded both into one folder. Scores that were typed there are kept in a copy."""
     toy.hand_in("sample-perfect", ALL, ALL)
     toy.grade()
-    with ClassBook(toy.out, toy.folder / "solutions").open() as book:
-        book.find_grade("one_check", "00_toy", "00_toy", "sample-perfect").manual_score = 3.0
-        book.db.commit()
+    type_a_score(toy, "sample-perfect", 3.0)
     for name in ("feedback", "gradescope"):
         (toy.out / name / "sample-perfect/00_toy").mkdir(parents=True, exist_ok=True)
     (toy.out / "results/09_only_of_the_sample").mkdir()
@@ -857,15 +862,14 @@ def moved(toy: Class) -> Path:
 def test_a_changed_grade_with_points_by_hand_is_told_with_what_the_table_says(toy: Class) -> None:
     toy.hand_in("ann", ALL, HALF)
     toy.grade()
-    with ClassBook(toy.out, toy.folder / "solutions").open() as book:
-        book.find_grade("one_check", "00_toy", "00_toy", "ann").manual_score = 3.0
-        book.db.commit()
+    type_a_score(toy, "ann", 3.0)
     toy.hand_in("ann", ALL, ALL)
     summary = toy.grade()
     own = summary.rows[0].score
     assert own is not None and own < 10
     assert summary.changes == [
-        f"ann 00_toy: 7 points before, 10 points now ({own:g} points in the table, by a person)"
+        f"ann 00_toy: 7 points before, 10 points now ({own:g} points in the table, with what was entered "
+        "in the gradebook)"
     ]
 
 
