@@ -55,6 +55,7 @@ def test_groups_that_are_not_along_an_axis_and_wrong_sizes() -> None:
     by_axis = ByAxis(mesh, 8)
     assert by_axis.of(operation("all_reduce", 0, (0, 5))) == ()
     assert by_axis.of(operation("all_reduce", 0, (0, 1, 2))) == ()
+    assert ByAxis({}, 1).of(operation("all_reduce", 0, (0,))) == ()
     with pytest.raises(ValueError, match="has 8 places, but the ledger has 4 ranks"):
         ByAxis(CUBE, 4)
 
