@@ -9,7 +9,7 @@ from autograder.commands.choice import ChoiceError, add_assignments, add_command
 from autograder.course.build import build, follow
 from autograder.course.config import OUT, SOLUTIONS, assignments, log_to_file
 from autograder.course.drift import differences
-from autograder.course.exercises import compare_objects, compare_points, read_graded
+from autograder.course.exercises import compare_names, compare_objects, compare_points, read_graded
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import BuildError, read_twin
 
@@ -73,6 +73,7 @@ def _build(names: list[str]) -> int:
             graded = read_graded(assignment, source)
             compare_points(assignment, graded)
             compare_objects(assignment, graded)
+            compare_names(assignment, source, graded)
             seconds = build(assignment)
         except BuildError as error:
             print(f"{assignment}: nothing was written: {error}", file=sys.stderr)

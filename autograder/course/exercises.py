@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
-from autograder.course.twin import BuildError, grade_id
+from autograder.course.twin import BuildError, answers, grade_id
 from course_lib.checks.judge.case import Exercise
 from course_lib.checks.judge.find import UnknownExercise, find
 
@@ -131,6 +132,38 @@ def compare_objects(name: str, graded: dict[str, Graded]) -> None:
                 f"{name}, cell {cell_name!r}: the exercise {cell.check} has objects={due!r}, and the cell "
                 f"hands in {', '.join(cell.expressions)}. Write the same names in both."
             )
+
+
+def compare_names(name: str, source: NotebookNode, graded: dict[str, Graded]) -> None:
+    """BuildError if a cell's `grade_id` is misspelt: by it, grades, releases and feedback find the cell.
+
+    A check is named after its exercise, and a solution after an exercise or after what the cell defines.
+    """
+    exercises = [cell.name for cell in graded.values()]
+    for cell_name, cell in graded.items():
+        if cell.check and cell_name != f"{cell.name}_check":
+            raise BuildError(
+                f"{name}, cell {cell_name!r}: it checks {cell.check}, so its grade_id must be "
+                f"'{cell.name}_check'."
+            )
+    for cell_name, code in answers(source).items():
+        if cell_name not in {*exercises, *graded, *_defined(code)}:
+            raise BuildError(
+                f"{name}, cell {cell_name!r}: its grade_id is neither the name of an exercise nor of "
+                f"something that the cell defines. The exercises are {', '.join(exercises)}."
+            )
+
+
+def _defined(code: str) -> set[str]:
+    """The names that a cell binds at its top."""
+    names = set()
+    for node in ast.parse(TransformerManager().transform_cell(code)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            bound = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+            names |= {each.id for each in bound if isinstance(each.ctx, ast.Store)}
+    return names
 
 
 def _read_cell(cell: NotebookNode, where: str) -> Graded:

@@ -7,8 +7,9 @@ The sizes of pp, cp and tp are divisors of the number of GPUs, and dp is what is
 order pp, dp, cp, tp from the outside. For 1,024 GPUs there are 66 such divisions without cp. A 175B-parameter
 model with 1,536 sequences can be cut in 35 of them, because heads, layers and batch also have to be
 divisible. For each of these, OPTIONS are tried: recomputation none, selective and full; ZeRO 0 and 1, and 3
-without a pipeline; microbatches 1, 2 and 4; chunks 1 to 8. The verdict is that of the best option. If no
-option fits, it gives the reason against the leanest option.
+without a pipeline; microbatches 1, 2 and 4; chunks 1 to 8. ZeRO-2 is left out, because the clock hides all
+its sums of every microbatch behind the layers, which none of the runs in `published.py` has shown. The
+verdict is that of the best option. If no option fits, it gives the reason against the leanest option.
 
 This replaces the rules of thumb of Narayanan et al., 2021, section 3, which are tp up to the node, then pp,
 then dp. Llama 3's order, section 3.3.2, is the same, with cp between tp and pp.

@@ -19,11 +19,13 @@ from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.exercises import (
     Assignment,
     Graded,
+    compare_names,
     compare_objects,
     make_assignment,
     read_assignment,
+    read_graded,
 )
-from autograder.course.twin import BuildError
+from autograder.course.twin import BuildError, read_twin
 from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import BY_HAND, Exercise, Result
@@ -678,6 +680,30 @@ def test_names_that_are_not_those_of_the_exercise_are_an_error_for_its_author() 
     )
     for name in assignments():
         compare_objects(name, read_assignment(name, SOLUTIONS, NOTEBOOKS).graded)
+
+
+@pytest.mark.parametrize(
+    ("cell", "misspelt", "says"),
+    [
+        ("ring_shift_check", "ring_shft_check", "must be 'ring_shift_check'"),
+        ("ring_shift", "ring_shft", "The exercises are hello, "),
+    ],
+)
+def test_a_misspelt_grade_id_is_an_error(
+    cell: str, misspelt: str, says: str, tmp_path: Path
+) -> None:
+    twin, text = tmp_path / f"{NAME}.py", (SOLUTIONS / NAME / f"{NAME}.py").read_text()
+    twin.write_text(text.replace(f'"grade_id": "{cell}"', f'"grade_id": "{misspelt}"'))
+    source = read_twin(twin)
+    with pytest.raises(BuildError, match=says) as raised:
+        compare_names(NAME, source, read_graded(NAME, source))
+    assert f"cell '{misspelt}'" in str(raised.value)
+
+
+def test_all_grade_ids_name_what_they_mark() -> None:
+    for name in assignments():
+        source = read_twin(SOLUTIONS / name / f"{name}.py")
+        compare_names(name, source, read_graded(name, source))
 
 
 def test_a_student_version_of_another_source_is_an_error() -> None:
