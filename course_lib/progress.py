@@ -12,6 +12,7 @@ The points count only the visible cases. A grader runs every check once more wit
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +37,7 @@ from course_lib.saved import (
 )
 
 WIDTH = 62  # column in which the points stand, as in the table of a check
-WIDEST = 100  # columns of a row; longer remarks go below it
+WIDEST = 100  # columns of a row, also where the terminal is wider
 HIDDEN = """
 These are the points of the visible cases. The grader runs every check again with hidden cases:
 inputs of the same kind that you cannot see beforehand. Your grade may be lower."""
@@ -76,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnreadableNotebook as error:
         print(error, file=sys.stderr)
         return 2
-    print("\n".join(table(notebooks)))
+    terminal = shutil.get_terminal_size((WIDEST, 24)).columns
+    print("\n".join(table(notebooks, min(WIDEST, terminal))))
     return 0
 
 
@@ -88,15 +90,18 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def table(notebooks: Iterable[Notebook]) -> Iterator[str]:
-    """A row for each notebook and each of its sections, then the sum. Of two files, the newer one counts."""
+def table(notebooks: Iterable[Notebook], widest: int = WIDEST) -> Iterator[str]:
+    """A row for each notebook and each of its sections, then the sum. Of two files, the newer one counts.
+
+    widest: columns of the longest row. A remark that would make a row longer is wrapped below it.
+    """
     counted: list[Notebook] = []
     for _, files in groupby(
         sorted(notebooks, key=_by_assignment), key=lambda notebook: notebook.assignment
     ):
         *others, newest = sorted(files, key=lambda notebook: notebook.path.stat().st_mtime)
         counted.append(newest)
-        yield from _of_notebook(newest)
+        yield from _of_notebook(newest, widest)
         for other in others:
             yield f"  {other.path} holds the same notebook, was saved earlier, and is not counted."
     if len(counted) > 1:
@@ -109,9 +114,9 @@ def _by_assignment(notebook: Notebook) -> tuple[str, str]:
     return notebook.assignment, str(notebook.path)
 
 
-def _of_notebook(notebook: Notebook) -> Iterator[str]:
+def _of_notebook(notebook: Notebook, widest: int) -> Iterator[str]:
     if all(exercise.points is None for exercise in notebook.exercises):
-        yield _row(notebook.title, notebook.exercises, "no check has run yet")
+        yield _row(notebook.title, notebook.exercises, "no check has run yet", widest)
         return
     yield coloured(_row(notebook.title, notebook.exercises), "bold")
     for section, inside in groupby(notebook.exercises, key=lambda exercise: exercise.section):
@@ -121,7 +126,9 @@ def _of_notebook(notebook: Notebook) -> Iterator[str]:
             for exercise in exercises
             if exercise.points != exercise.possible or exercise.state != DONE
         ]
-        yield _row(f"  {section.replace('*', '')}", exercises, ", ".join(map(_said, open_ones)))
+        yield _row(
+            f"  {section.replace('*', '')}", exercises, ", ".join(map(_said, open_ones)), widest
+        )
 
 
 def _said(exercise: Exercise) -> str:
@@ -132,7 +139,7 @@ def _said(exercise: Exercise) -> str:
     return f"{exercise.name} {exercise.points:.1f} of {number(exercise.possible)}{remark}"
 
 
-def _row(title: str, exercises: Sequence[Exercise], remark: str = "") -> str:
+def _row(title: str, exercises: Sequence[Exercise], remark: str = "", widest: int = WIDEST) -> str:
     """Title, "points of possible", and extra credit apart from both."""
     due = [exercise for exercise in exercises if not exercise.extra]
     more = [exercise for exercise in exercises if exercise.extra]
@@ -143,9 +150,11 @@ def _row(title: str, exercises: Sequence[Exercise], remark: str = "") -> str:
     row = f"{title:<{WIDTH}}{' '.join(parts)}"
     if remark in ("", DONE):
         return row
-    if len(row) + len(remark) < WIDEST:
+    if len(row) + 3 + len(remark) <= widest:
         return f"{row}   {remark}"
-    below = textwrap.wrap(remark, WIDEST - 6, break_long_words=False, break_on_hyphens=False)
+    below = textwrap.wrap(
+        remark, max(widest - 6, 20), break_long_words=False, break_on_hyphens=False
+    )
     return "\n      ".join([row, *below])
 
 

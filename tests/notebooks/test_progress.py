@@ -89,7 +89,8 @@ def test_answers_that_are_dots_are_not_written_and_an_index_is_no_answer(tmp_pat
     assert exercise.state == UNCHECKED
 
 
-def test_points_by_section_then_together(tmp_path, capsys):
+def test_points_by_section_then_together(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     made.hello(tmp_path / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO, made.FULL)
     early = made.hello(tmp_path / "00_first_ranks" / "mine.ipynb", made.HELLO, made.NONE)
     os.utime(early, (1, 1))
@@ -110,6 +111,18 @@ def test_points_by_section_then_together(tmp_path, capsys):
     assert "in all, 2 notebooks 1.0 of 5" in rows
     assert "02_collectives 0.0 of 4 no check has run yet" in rows
     assert "hidden cases" in " ".join(rows)
+
+
+def test_a_remark_goes_below_its_row_where_the_terminal_is_narrow(tmp_path, capsys, monkeypatch):
+    made.hello(tmp_path / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO)
+    said = {}
+    for columns in ("80", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        progress.main([str(tmp_path)])
+        said[columns] = capsys.readouterr().out
+    first, second, *_ = said["80"].splitlines()
+    assert first.endswith("0.0 of 1") and second == "      no check has run yet"
+    assert said["100"].startswith(f"{first}   no check has run yet\n")
 
 
 def test_a_newer_version_counts_once_something_is_written_in_it(tmp_path, capsys):
