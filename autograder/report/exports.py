@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autograder.outcome.wording import shown
-from autograder.report.matching import Scores, by_number, match, numbered
+from autograder.report.matching import Scores, by_column, by_number, match, numbered
 
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POINTS_POSSIBLE = "    Points Possible"
@@ -93,13 +93,14 @@ def canvas(
     Canvas; without one it is read from the export's column "<name> (<id>)".
     A column that the export has keeps its name. A student without a grade here keeps what the export has, a
     score or EX, since Canvas takes an empty field for a grade to be removed.
-    notes: sentences on students who were not matched. ExportError if the roster or an
+    notes: sentences on how students were found and on those who were not. ExportError if the roster or an
     assignment's column is not as it should be.
     """
     table = read_table(roster)
     places = [table.column(name) for name in CANVAS]
     columns = {name: _canvas_column(table, name, ids or {}) for name in scores}
-    keys = [table.column(name) for name in ("SIS Login ID", "SIS User ID", "ID")]
+    named = {name: table.column(name) for name in ("SIS Login ID", "SIS User ID", "ID")}
+    keys = [*named.values()]
     # rows without an id, such as the points possible, belong to no student
     people = [row for row in table.rows if row[table.column("ID")].strip()]
     called = [_called(row, [places[0], *keys]) for row in people]
@@ -132,7 +133,11 @@ def canvas(
         if student not in matched[name].fitting
     ]
     doubtful = dict.fromkeys(note for name in scores for note in matched[name].notes)
+    everybody = {k: student for name in scores for k, student in matched[name].students.items()}
     how = dict.fromkeys(
+        by_column(everybody, {name: [row[key] for row in people] for name, key in named.items()})
+    )
+    how |= dict.fromkeys(
         note for name in scores for note in by_number(matched[name], marks[name], called)
     )
     return made.to_text(), [*how, *doubtful, *missing]

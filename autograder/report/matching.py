@@ -106,6 +106,27 @@ def numbered(row: Sequence[str], scores: Scores) -> str:
     return ""
 
 
+def by_column(students: Mapping[int, str], columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """A sentence on the columns in which rows had the name of their student's folder; none if no row had.
+
+    students: by the row's number, as in `Matches`; columns: the texts of each column, the better ones first.
+    """
+    counts: Counter[str] = Counter()
+    for k, student in students.items():
+        wanted = _cleaned(student)
+        fitting = (
+            name
+            for form in (_cleaned, lambda text: _cleaned(text.partition("@")[0]))
+            for name, texts in columns.items()
+            if form(texts[k]) == wanted
+        )
+        counts.update(itertools.islice(fitting, 1))
+    if not counts:
+        return []
+    parts = [f"{counts[name]} by {name!r}" for name in columns if counts[name]]
+    return [f"Students were found in the roster by the names of their folders: {', '.join(parts)}."]
+
+
 def by_number(matched: Matches, own: Sequence[str], names: Sequence[str]) -> list[str]:
     """A sentence on rows that were found by a number, as in "nganna_101"; none if there are none."""
     rows = [k for k, student in sorted(matched.students.items()) if student == own[k]]

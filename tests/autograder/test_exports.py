@@ -259,7 +259,10 @@ def test_canvas_gets_its_columns_back() -> None:
         ["=Ben", "102", "s2", "BEN", "A", "EX", "0"],  # excused
         ["Carla", "103", "s3", "", "B", "9", ""],
     ]
-    assert notes == ["zoe has a grade in 02_collectives and is not in the roster."]
+    assert notes == [
+        "Students were found in the roster by the names of their folders: 2 by 'SIS Login ID', 1 by 'ID'.",
+        "zoe has a grade in 02_collectives and is not in the roster.",
+    ]
 
 
 TWO = """Student,ID,SIS User ID,SIS Login ID,Section,00_first_ranks (11)
@@ -283,7 +286,8 @@ def test_two_rows_that_fit_one_folder_equally_well_stay(scores: dict) -> None:
 def test_a_whole_match_counts_before_the_part_of_an_address(sis_id: str, login: str) -> None:
     text, notes = canvas({NAME: {"dupont": 9.0}}, {NAME: 9.0}, TWO.format(sis_id, login))
     assert [row[-1] for row in rows_of(text)[2:]] == ["3", "9"]
-    (note,) = notes
+    how, note = notes
+    assert f"1 by '{'SIS Login ID' if login == 'dupont' else 'SIS User ID'}'." in how
     assert note.startswith("Dupont, Jean (dupont@a.example) fits the folder dupont, too")
 
 
