@@ -12,6 +12,7 @@ import copy
 import json
 import random
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +144,10 @@ def vs_code_pasted(saved: Saved, draw: random.Random) -> None:
     """VS Code, after cells were cut and pasted: each of them has another id and no metadata."""
     vs_code(saved, draw)
     marked = [cell for cell in saved.cells if cell["metadata"].get("nbgrader")]
-    surely = draw.choice(marked) if marked else None  # none after another change has stripped them
+    names = Counter(cell["metadata"]["nbgrader"]["grade_id"] for cell in marked)
+    # Of a cell that was copied with its metadata, the copy would still have them.
+    single = [cell for cell in marked if names[cell["metadata"]["nbgrader"]["grade_id"]] == 1]
+    surely = draw.choice(single) if single else None  # none after another change has stripped them
     for cell in saved.cells:
         if cell is surely or draw.random() < 0.3:
             cell["id"], cell["metadata"] = _jupyter_id(draw), {}
