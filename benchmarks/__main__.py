@@ -1,4 +1,4 @@
-"""`make bench`: run all measurements, print the table; `--write` puts it into docs/benchmarks.md.
+"""`make bench`: run all measurements, print the table; `--write` puts its rows into docs/benchmarks.md.
 
 Name parts to run some alone: `python -m benchmarks launching recording`. Each row is printed as soon as it is
 measured, and stderr says how long a part has taken so far and took the last time.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 import sys
 from pathlib import Path
 
 from benchmarks.progress import Progress
-from benchmarks.table import Row, cells, markdown, with_rows
+from benchmarks.table import Row, machine, markdown, with_rows
 from course_lib.program import run_program
 
 PARTS = (
@@ -40,7 +39,6 @@ PARTS = (
 LONG = ("grading",)  # only when it is named: five minutes
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
 def main() -> None:
@@ -49,7 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write the table, or the rows of the named parts, into docs/benchmarks.md",
+        help="write the rows into docs/benchmarks.md, in place of their older figures",
     )
     chosen = parser.parse_args()
     unknown = set(chosen.parts) - {*PARTS, *LONG}
@@ -67,19 +65,10 @@ def main() -> None:
                 flush=True,
             )
             rows.append(row)
-    table = markdown(rows)
-    print(f"\n{table}")
+    print(f"\n{markdown(rows)}")
     if chosen.write:
-        text = PAGE.read_text()
-        pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-        if not pattern.search(text):
-            raise SystemExit(f"{PAGE.name} has no {BEGIN} ... {END}")
-        if chosen.parts:  # rows of other parts, and their machine, stay
-            added = [row for row in rows if f"| {row.what} | {row.against} |" not in text]
-            more = "".join(f"{cells(row)}\n" for row in added)
-            PAGE.write_text(with_rows(text, rows).replace(END, f"{more}{END}"))
-        else:
-            PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text))
+        run = "" if chosen.parts else machine()  # the machine of the other parts' rows stays
+        PAGE.write_text(with_rows(PAGE.read_text(), rows, run))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,17 +61,36 @@ def cells(row: Row) -> str:
     return f"| {row.what} | {row.against} | {measured} | {number(row.reach, row.unit)} |"
 
 
-def with_rows(text: str, rows: Sequence[Row]) -> str:
-    """A page's text, whose rows of the same two first cells are replaced by these."""
-    lines = text.split("\n")
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+MEASURED = re.compile(r"^Measured on .*", re.MULTILINE)
+
+
+def with_rows(text: str, rows: Sequence[Row], run: str = "") -> str:
+    """A page's text, whose rows of the same two first cells are replaced by these, in every table.
+
+    A row that the page lacks is put at the end of the table between the two marks. run: the date and the
+    machine of all rows, for the line above this table, if they were measured together.
+    ValueError if the page has no marks.
+    """
+    before, begin, marked = text.partition(BEGIN)
+    table, end, after = marked.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    if run:
+        table = MEASURED.sub(f"Measured on {run}.", table, count=1)
+    table += "".join(f"{cells(row)}\n" for row in rows if f"\n{_first(row)}" not in text)
+    lines = f"{before}{begin}{table}{end}{after}".split("\n")
     for row in rows:
-        begin = f"| {row.what} | {row.against} |"
-        lines = [cells(row) if line.startswith(begin) else line for line in lines]
+        lines = [cells(row) if line.startswith(_first(row)) else line for line in lines]
     return "\n".join(lines)
 
 
+def _first(row: Row) -> str:
+    return f"| {row.what} | {row.against} |"
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """The table as it stands in docs/benchmarks.md."""
+    """The rows as a table of their own."""
     lines = [
         f"Measured on {machine()}.",
         "",

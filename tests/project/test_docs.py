@@ -15,7 +15,7 @@ import pytest
 import readme_pictures
 import yaml
 
-from benchmarks.table import Row, cells, with_rows
+from benchmarks.table import BEGIN, END, Row, cells, with_rows
 from tests.checks.test_borders import MAY
 from tests.project.test_worked_example import FILES as EXAMPLE
 
@@ -188,12 +188,20 @@ def test_the_readme_counts_the_rows_that_miss_their_reach() -> None:
     assert f"Of all rows there, {words[missed]} exceed" in " ".join(README.split())
 
 
-def test_rows_that_were_measured_again_are_replaced() -> None:
+def test_rows_that_were_measured_again_are_replaced_in_every_table() -> None:
     old, new = Row("a step", "DDP", 1.5, 2.0), Row("a step", "DDP", 2.5, 2.0, detail="5 s, 2 s")
-    page = f"before\n{cells(old)}\n| a step of two | DDP | 1.00 | 2.00 |\nafter\n"
-    assert with_rows(page, [new]) == page.replace(
-        cells(old), "| a step | DDP | 2.50 (missed) (5 s, 2 s) | 2.00 |"
+    another = Row("a step of two", "DDP", 1.0, 2.0)
+    page = (
+        f"first\n{BEGIN}\nMeasured on a day.\n\n{cells(another)}\n{END}\n\n"
+        f"Measured on another day.\n\n{cells(old)}\nlast\n"
     )
+    replaced = page.replace(cells(old), "| a step | DDP | 2.50 (missed) (5 s, 2 s) | 2.00 |")
+    assert with_rows(page, [new]) == replaced
+    assert with_rows(page, [new], "Monday") == replaced.replace("a day.", "Monday.", 1)
+    added = Row("a launch", "", 3.0, 4.0, "s")
+    assert with_rows(page, [added]) == page.replace(END, f"{cells(added)}\n{END}")
+    with pytest.raises(ValueError, match="no <!-- benchmarks: begin"):
+        with_rows("a page", [new])
 
 
 # --- versions and workflows ----------------------------------------------------------------------
