@@ -196,6 +196,39 @@ run_e = ("straggler", 6)
 run_f = ("memory", 4)
 
 
+# %% wrong: late input where none is late
+# is: slip
+# says: `data` is at most 0.2 % of the step
+run_a = ("data", None)
+run_b = ("latency", None)
+run_c = ("data", 3)
+run_d = ("healthy", None)
+run_e = ("straggler", 6)
+run_f = ("memory", 4)
+
+
+# %% wrong: memory where there is enough
+# is: slip
+# says: The fullest rank has 59 of 80 GB
+run_a = ("unequal work", None)
+run_b = ("memory", 0)
+run_c = ("data", 3)
+run_d = ("healthy", None)
+run_e = ("straggler", 6)
+run_f = ("memory", 4)
+
+
+# %% wrong: a straggler where no rank is late
+# is: slip
+# says: no rank is last more often than chance explains
+run_a = ("unequal work", None)
+run_b = ("latency", None)
+run_c = ("data", 3)
+run_d = ("healthy", None)
+run_e = ("straggler", 6)
+run_f = ("straggler", 4)
+
+
 # %% right: as the text has it
 run_a = ("unequal work", None)
 run_b = ("latency", None)

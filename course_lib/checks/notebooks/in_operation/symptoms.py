@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from statistics import mean
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
@@ -67,12 +68,27 @@ def runs() -> dict[str, tuple[Profile, tuple[str, int | None]]]:
     }
 
 
-def why_kind(right: str, said: str) -> str:
+def why_kind(profile: Profile, right: str, said: str) -> str:
     if right == HEALTHY:
         return CAUSE_OF_NOTHING
-    return SAYS[right].get(said) or (
-        NOT_HEALTHY if said == HEALTHY else "Compare the rows of the table with the rows of a healthy run."
-    )
+    return SAYS[right].get(said) or (NOT_HEALTHY if said == HEALTHY else against(profile, said))
+
+
+def against(profile: Profile, said: str) -> str:
+    """The row in which a kind would show, and what this run has there."""
+    if said == "straggler":
+        return "`late` is None, so no rank is last more often than chance explains."
+    if said == "unequal work":
+        times = max(profile.computing) / mean(profile.computing)
+        return f"The busiest rank computes for only {times:.2f} times the mean."
+    if said == "bubble":
+        return "`bubble` is 0 in this run, so no stage waits for a microbatch."
+    if said == "memory":
+        peak, limit = max(profile.peak_memory) / 1e9, profile.memory / 1e9
+        return f"The fullest rank has {peak:.0f} of {limit:.0f} GB, and no rank has twice the others' peak."
+    row = "moving" if said in ("latency", "bandwidth") else said
+    share = max(getattr(profile, row)) / profile.step()
+    return f"`{row}` is at most {share:.1%} of the step on every rank.".replace("%", " %")
 
 
 def why_rank(profile: Profile, right: int | None, said: int | None) -> str:
@@ -100,7 +116,7 @@ def judge_run(name: str, index: int, profile: Profile, right: tuple) -> Callable
         if answer[1] is not None and rank not in ranks:
             return kit.wrong(f"the rank of {name} must be None or a number from 0 to {len(ranks) - 1}.")
         if kind != right[0]:
-            return kit.wrong(f"{name}: {kind!r} is not right.", why_kind(right[0], kind))
+            return kit.wrong(f"{name}: {kind!r} is not right.", why_kind(profile, right[0], kind))
         if rank != right[1]:
             said = "None" if rank is None else f"rank {rank:.0f}"
             place = None if rank is None else int(rank)
