@@ -13,7 +13,7 @@
 #
 # The price is time. A layer needs the output of the layer before it, so while rank 0 works, rank 1 has to
 # wait. The order in which ranks do their work is called the *schedule*. You begin with a schedule in which
-# only one rank works at any time, and end, in the optional §11, with the schedule that trained DeepSeek-V3.
+# only one rank works at any time, and end, in the optional §11, with the schedule used to train DeepSeek-V3.
 #
 # | | |
 # |---|---|
@@ -48,8 +48,8 @@
 # | I, W | the two halves of B. I computes the gradient of the stage's input, and W the gradient of its weights, so B = I + W |
 # | chunk | one of several stages that a rank holds. Their number is v |
 # | bubble | the time in which a rank has nothing to do, between the first and the last action of the step |
-# | ideal time | the whole step without the bubble, so the time a rank's own actions take |
-# | in flight | A microbatch is in flight on a rank between its forward and its backward there. Until then, the rank keeps its activations |
+# | ideal time | the time a rank's own actions take, so the whole step without the bubble |
+# | in flight | A microbatch is in flight on a rank between its forward and its backward there. In between, the rank keeps its activations |
 #
 # Unless the text says otherwise, F = I = W = 1 and B = 2, because each matrix product in a forward leads to
 # two in its backward.
@@ -108,17 +108,18 @@ print(one_microbatch[2])
 gantt(simulate(one_microbatch), "a model cut over four ranks")
 
 # %% [markdown]
-# The same happens in one process whose layers are spread over four GPUs by `.to(...)`, so three of the four
-# are always idle.
+# If one process spreads its layers over four GPUs with `.to(...)`, you get the same chart, so three of the
+# four GPUs are always idle.
 #
-# In the next cell, `drawn` draws the schedule your function returns. If the schedule is wrong, `drawn`
-# instead names the first action its rank cannot do. Begin each of your schedules with `counted(stages,
-# microbatches)`, because it raises a ValueError for numbers that allow no schedule.
+# In the next cell, `drawn` draws the schedule your function returns. If the schedule is wrong, it prints the
+# first action a rank cannot do. `counted(stages, microbatches)` raises a ValueError for numbers that allow no
+# schedule, so call it first in each of your schedules.
 
 
 # %%
 def counted(stages: int, microbatches: int, least: int = 1, unit: int = 1) -> None:
-    """Raise ValueError unless there are stages, and enough microbatches in a multiple of `unit`."""
+    """Raise ValueError if there is no stage, if there are fewer microbatches than `least`,
+    or if their number is not a multiple of `unit`."""
     if stages < 1:
         raise ValueError(f"stages={stages}: a pipeline has at least one stage")
     if microbatches < least or microbatches % unit:
@@ -147,7 +148,7 @@ def drawn(generator, *args, durations=None, copies=1, title=None, critical=False
 
 def held(schedule, rank=0, weight=0.0):
     """Return the most microbatches a rank keeps at the same time.
-    Between its I and its W, a microbatch counts `weight`."""
+    Between its I and its W, a microbatch counts as `weight`."""
     now = most = 0
     for action in schedule[rank]:
         now += {"F": 1, "B": -1, "I": weight - 1, "W": -weight}[action.kind]
@@ -174,16 +175,16 @@ def said(prediction, *args):
 # | difficulty, importance | 1 and 3 of 5 |
 # | points | 3 |
 #
-# Begin with the simplest order. One microbatch goes down all stages and up again, and only then the next one
-# starts.
+# Begin with the simplest order. One microbatch goes down all stages and up again, and only then does the next
+# one start.
 #
 # **Predict.** For what share of the time does a rank work, with 4 ranks and one microbatch? And with 4 ranks
 # and 100 microbatches?
 #
-# <details><summary>Answer</summary>1/4 in both cases, because one rank works at any time, however large m
+# <details><summary>Answer</summary>1/4 in both cases, because only one rank works at a time, however large m
 # is.</details>
 #
-# **Build.** Rank i holds stage i. Return one list per rank, with the actions *this* rank does: `Action(rank,
+# **Build.** Rank i holds stage i. Return one list per rank, with the actions of *this* rank: `Action(rank,
 # "F", k)` and `Action(rank, "B", k)`.
 
 
@@ -191,7 +192,7 @@ def said(prediction, *args):
 def naive(stages: int, microbatches: int) -> list:
     """Schedule one microbatch at a time, down all stages and up again before the next one starts.
 
-    Return, for each rank, the list of its Actions. One rank of p works at any time.
+    Return, for each rank, the list of its Actions. Only one rank of p works at a time.
     """
     ### BEGIN SOLUTION
     counted(stages, microbatches)
@@ -202,8 +203,8 @@ def naive(stages: int, microbatches: int) -> list:
 
 # %% [markdown]
 # <details><summary>Hint</summary>The list is F0, B0, F1, B1, ... on all ranks, and only the number of the
-# stage differs. The next microbatch then waits by itself, because rank 0 does not begin F1 before its own
-# B0.</details>
+# stage differs. You don't have to delay the next microbatch yourself, because rank 0 begins F1 only after its
+# own B0.</details>
 #
 # **Check.**
 
@@ -215,14 +216,14 @@ report = check("07_pipeline/naive", naive, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** The cell draws your schedule, and the line below the chart states its numbers.
+# **Measure.** The cell draws your schedule, and the line below the chart gives its numbers.
 
 # %% tags=["skip-in-grading"]
 drawn(naive, 4, 3)
 
 # %% [markdown]
-# **Break it.** Each of these two schedules for two ranks contains a mistake. At which actions will the ranks
-# stop?
+# **Break it.** Each of these two schedules for two ranks contains a mistake. At which action will each rank
+# get stuck?
 
 # %% tags=["skip-in-grading"]
 print(violation(from_text("0F0,0B0\n1B0,1F0")))
@@ -230,10 +231,10 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% [markdown]
 # In the first schedule, rank 1 cannot follow its own list. In the second, each list is sensible by itself,
-# but each rank waits for an action the other rank would do only later, so on real ranks they deadlock.
+# but each rank waits for an action the other rank would do only later, so real ranks would deadlock.
 # `violation` finds such mistakes without starting a rank (and counts actions from 0).
 #
-# **In production.** `torch.distributed.pipelining` stores its schedules as the same rows of text, so it can
+# **In production.** `torch.distributed.pipelining` stores its schedules in the same text format, so it can
 # run yours in §7.
 
 # %% [markdown]
@@ -248,16 +249,17 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # | points | 4, and the predictions count in §6 |
 #
 # While microbatch 0 is on rank 1, rank 0 could already do microbatch 1. So GPipe (Huang et al. 2019) does all
-# forwards first, and then all backwards. The backwards may begin with the first microbatch or with the last,
-# but on all stages with the same one. Gradients are still added up over the microbatches, and the weights
-# change once, at the *flush*, when the pipeline has run empty.
+# forwards first, and then all backwards. The backwards can begin with the first microbatch or with the last,
+# but all stages must do the same. Gradients are still added up over the microbatches, and the weights change
+# once, at the *flush*, when the pipeline has run empty.
 #
 # **Predict.** Sketch the chart for p = 4. How long is the bubble of one rank? Does it depend on m, or on the
 # rank?
 #
-# <details><summary>Answer</summary>It is (p − 1)(F + B) on every rank. Rank i waits i F for its first input,
-# (p − 1 − i)(F + B) between its last forward and its first gradient, and is done i B before rank 0. m does
-# not occur in it. So the more microbatches, the smaller the bubble's share of the time.</details>
+# <details><summary>Answer</summary>It is (p − 1)(F + B) on every rank. Rank i waits for i F before its first
+# input arrives, and for (p − 1 − i)(F + B) between its last forward and its first gradient, and it finishes i
+# B before rank 0. Since m does not appear in this sum, the bubble's share of the time shrinks as you add
+# microbatches.</details>
 #
 # **Build.**
 
@@ -292,17 +294,17 @@ report.points(4)
 drawn(gpipe, 4, 8)
 
 # %% [markdown]
-# A bubble can be stated in two ways. Divided by the *ideal* time, it is (p−1)/m, here 3/8 = 37.5 %. As a
+# A bubble can be stated in two ways. As a share of the *ideal* time, it is (p−1)/m, here 3/8 = 37.5 %. As a
 # share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %. Megatron-LM's papers give the first
 # number, which can exceed 1, and the GPipe paper gives the second.
 #
 # **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and add one case in
-# each of the next sections. §6 checks all of them. The fourth function, `pipeline_bytes_sent`, is for §4.
+# each of the next sections. §6 checks them. Leave the fourth function, `pipeline_bytes_sent`, for §4.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
 def bubble_of_ideal(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Return a rank's bubble over the time it computes, with F = I = W = 1.
+    """Return a rank's bubble divided by its computing time, with F = I = W = 1.
 
     schedule: "naive", "gpipe", "one_f_one_b", "interleaved_one_f_one_b" or "zero_bubble_h1".
     """
@@ -320,7 +322,7 @@ def bubble_of_ideal(schedule: str, stages: int, microbatches: int, chunks: int =
 
 
 def bubble_of_total(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Return a rank's bubble over the total time of the step."""
+    """Return a rank's bubble divided by the total time of the step."""
     ### BEGIN SOLUTION
     ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
     return ratio / (1 + ratio)
@@ -330,10 +332,10 @@ def bubble_of_total(schedule: str, stages: int, microbatches: int, chunks: int =
 def peak_activations(
     schedule: str, stages: int, microbatches: int, rank: int, chunks: int = 1
 ) -> int:
-    """Return the most activations a rank keeps at the same time, while they wait for B or I.
+    """Return the largest number of activations that wait for B or I on a rank at the same time.
 
-    One activation is what a microbatch leaves in one stage. With chunks, a stage is 1/v
-    of the rank's layers.
+    One activation is all that the forward of a microbatch keeps in one stage. With chunks,
+    a stage is 1/v of the rank's layers.
     """
     ### BEGIN SOLUTION
     p, m, below = stages, microbatches, stages - 1 - rank
@@ -350,7 +352,7 @@ def peak_activations(
 def pipeline_bytes_sent(
     stages: int, microbatches: int, rank: int, nbytes: float, chunks: int = 1
 ) -> float:
-    """Return the bytes a rank sends in a step, as activations down and gradients up.
+    """Return the bytes a rank sends in a step, with activations going down and gradients up.
 
     nbytes: the size of a microbatch's activation at a border. chunks: how many
     chunks each rank holds (§4).
@@ -367,10 +369,10 @@ def pipeline_bytes_sent(
 
 # %% [markdown]
 # <details><summary>Hint: from one fraction to the other</summary>If r is the bubble divided by the ideal
-# time, the whole step takes 1 + r ideal times.</details>
+# time, the whole step takes 1 + r times the ideal time.</details>
 #
-# How many microbatches are enough? In the chart, dots come from your schedule under the clock, and lines from
-# your formulas.
+# How many microbatches are enough? In the chart, dots are simulations of your schedule, and lines are your
+# formulas.
 
 # %% tags=["skip-in-grading"]
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -408,17 +410,17 @@ over_microbatches() if made(gpipe, 4, 8) else None
 
 # %% [markdown]
 # GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But m is limited,
-# because training suffers from a batch that is too large, and small microbatches leave a GPU idle.
+# because training suffers if the batch is too large, and GPUs idle if the microbatches are too small.
 #
 # **Break it.** Does m = 64 fit into memory? The line below your chart shows that every rank keeps the
 # activations of all m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash
-# attention and bf16, shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t
-# bytes per layer, for s tokens, b sequences, width h and t GPUs). With m = 64 this makes 91 GB, but an H100
-# has only 80, and needs 17 of them for weights, gradients and optimizer states (16 bytes per parameter). So
-# the cure for the bubble does not fit.
+# attention and bf16, shared by 8 GPUs as in notebook 06. Each microbatch needs 1.4 GB on a GPU (34 s·b·h/t
+# bytes per layer, for s tokens, b sequences, width h and t GPUs). For m = 64 that is 91 GB. But an H100 has
+# only 80 GB, of which weights, gradients and optimizer states take 17 (16 bytes per parameter). So the cure
+# for the bubble does not fit.
 #
 # **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only m small tensors, the activations
-# at the borders, and computed the rest again in backward, for a third more computing.
+# at the borders, and computed the rest again in backward, at the cost of a third more computing.
 #
 # <details><summary>In the lectures</summary>Lecture 001 gives the pipeline of §1 "only 25% utilization". It
 # says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches. This is the bubble divided by
@@ -435,8 +437,8 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
-# The last rank could go backward right away, because it has the loss of microbatch 0 after its first forward.
-# Then rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one forward, one
+# The last rank has the loss of microbatch 0 after its first forward, so it could go backward right away. Then
+# rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one forward, one
 # backward**, as soon as it can. A rank further up (with a smaller i) waits longer for its first gradient, and
 # does more forwards while it waits. These are its *warm-up*.
 #
@@ -445,9 +447,9 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # microbatches does it have in flight, at most? And how long is its bubble?
 #
 # <details><summary>Answer</summary>The warm-up has p − 1 − i forwards: none on the last rank, and one more
-# for each rank further up. In the steady state, one more forward comes before each backward. So p − i
+# for each rank further up. In the steady state, a rank does one more forward before each backward, so p − i
 # microbatches are in flight, however large m is (but never more than m). The bubble is (p − 1)(F + B), as for
-# GPipe, because neither the first input nor the last gradient comes any earlier. 1F1B saves memory, but no
+# GPipe, because neither the first input nor the last gradient comes any earlier. 1F1B saves memory, but not
 # time.</details>
 #
 # **Build.** Forwards take the microbatches in order, and so do backwards. If m is smaller than the warm-up,
@@ -488,8 +490,8 @@ def one_f_one_b(stages: int, microbatches: int) -> list:
 
 # %% [markdown]
 # <details><summary>Hint: three parts</summary>Make a list of all forwards and one of all backwards. Take the
-# warm-up from the front of the first list. Then take one from each list in turn, as long as there are
-# forwards. Finally, take the backwards that are left.</details>
+# warm-up from the front of the first list. Then take one from each list in turn, as long as forwards are
+# left. Finally, take the backwards that are left.</details>
 # <details><summary>Hint: look at two rows</summary>For p = 4 and m = 5, rank 3 does F0 B0 F1 B1 F2 B2 F3 B3
 # F4 B4, and rank 2 does F0 F1 B0 F2 B1 F3 B2 F4 B3 B4.</details>
 #
@@ -514,12 +516,12 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
 drawn(one_f_one_b, 4, 8)
 
 # %% [markdown]
-# The step still takes 33, but rank 0 has 4 microbatches in flight instead of 8. These are p microbatches on
-# 1/p of the layers, so rank 0 keeps as much as *one* microbatch leaves in the whole model.
+# The step still takes 33, but rank 0 has 4 microbatches in flight instead of 8. These p microbatches on 1/p
+# of the layers take as much memory as *one* microbatch in the whole model.
 #
 # **Break it.** What if the warm-up has the wrong length? For p = 4 and m = 8, the cell makes it up to three
 # forwards shorter and up to four longer, first on all ranks and then only on rank 0. Which of these schedules
-# will hang, cost time, or cost memory?
+# will hang, and which will cost time or memory?
 
 
 # %% tags=["skip-in-grading"]
@@ -543,11 +545,11 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 
 # %% [markdown]
 # With three forwards fewer on all ranks, you get the naive schedule, and with many more, you get GPipe. 1F1B
-# is the point between the two, because every shorter warm-up is slower, and every longer one needs more
-# memory. If only rank 0's warm-up is one forward too short, the other ranks wait for it. If it is two
-# forwards too short, the run deadlocks, because rank 1 waits for a forward that rank 0 would do only after a
-# backward. But a warm-up that is too long on all ranks, or only on rank 0, costs no time, so you do not
-# notice it until the memory is full.
+# is the best point in between, because every shorter warm-up is slower, and every longer one needs more
+# memory. If only rank 0's warm-up is one forward too short, the other ranks wait for rank 0. If it is two too
+# short, the run deadlocks, because rank 1 waits for a forward that rank 0 would do only after a backward. But
+# a warm-up that is too long on all ranks, or only on rank 0, costs no time, so you do not notice it until
+# memory runs out.
 #
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
 # It is also called PipeDream-Flush, because its order comes from the asynchronous schedule of §8.
@@ -566,10 +568,10 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 8 |
 #
-# The bubble is the time in which the pipeline fills and empties, which takes the forwards and the backwards
-# of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0 to 3 *and* 16
-# to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i holds stages i,
-# p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times.
+# The bubble is the time in which the pipeline fills and drains. Together these take the forwards and
+# backwards of p − 1 stages, so let's make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers
+# 0 to 3 *and* 16 to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i
+# holds stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times.
 #
 # **Predict.** How long is the bubble with v chunks? And how many bytes does a rank send, with m microbatches
 # and an activation of M bytes at each border? Add this schedule to your predictions in §2, and write the
@@ -581,17 +583,17 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # − 1 each send m M less, since the first stage has no gradient to send on, and the last stage has no
 # activation.</details>
 #
-# In which order does a rank take its chunks? In Megatron-LM's order, microbatches go in *groups of p*. The
-# first p microbatches go through the rank's first chunk, then the same p through its second, and so on. A
-# group has p microbatches, because microbatch 0 returns to rank 0 just when rank 0 has done stage 0 for the
-# whole group. Backwards go in the same groups of p, but through the chunks from the last to the first. After
-# its warm-up, a rank alternates forwards and backwards as before, but the warm-up is longer:
+# In which order does a rank take its chunks? Megatron-LM sends microbatches in *groups of p*. The first p
+# microbatches go through the rank's first chunk, then the same p through its second, and so on. A group has p
+# microbatches, because microbatch 0 returns to rank 0 just when rank 0 has done stage 0 for the whole group.
+# Backwards go in the same groups of p, but through the chunks from the last to the first. After its warm-up,
+# a rank alternates forwards and backwards as before, but the warm-up is longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
 # The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Rank i needs at
-# least one more forward than rank i + 1, since its gradient comes from one stage further away. Megatron-LM's
-# formula gives it two more, and you will see below what the second one is for.
+# least one more forward than rank i + 1, since its first gradient has to come through one more stage.
+# Megatron-LM's formula gives it two more, and you will see below what the second one is for.
 #
 # **Build.** `stages` is p, the number of *ranks*, whereas an Action's stage counts along the model, from 0 to
 # v p − 1. m has to be a multiple of p, so refuse other numbers with a ValueError (`counted(stages,
@@ -639,17 +641,17 @@ report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws two chunks on each rank, and the second one is paler. Every action takes half as
+# **Measure.** The cell draws two chunks on each rank (the second one is paler), so every action takes half as
 # long.
 
 # %% tags=["skip-in-grading"]
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# Rank 0 keeps up to 11 activations of one chunk, so as much as 5.5 microbatches leave on all its layers. With
-# 1F1B it was 4. Is this the price of interleaving? In the column *shorter* of the next cell, the warm-up is
-# (p − 1 − i) + (v − 1) p, so it grows by only one forward instead of two for each rank further up. Each
-# message takes a time c, and c = 1 is the time of a forward through *all* layers of a rank.
+# Rank 0 keeps up to 11 activations of one chunk, so as much as 5.5 microbatches need on all its layers,
+# whereas 1F1B kept 4. Is this the price of interleaving? In the column *shorter* of the next cell, the
+# warm-up is (p − 1 − i) + (v − 1) p, so it grows by only one forward instead of two for each rank further up.
+# Each message takes a time c, where c = 1 is the time of a forward through *all* layers of a rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -685,13 +687,13 @@ if plain and schedule:
         print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
 
 # %% [markdown]
-# If messages are free, the second forward saves no time but costs memory. Without it, rank 0 keeps as much as
-# with 1F1B. If a message takes a quarter of F, the second forward saves 4 of 36, because a rank then has a
-# forward to do while an activation and a gradient are on their way. And the longer a message takes, the fewer
-# chunks are best.
+# If messages are free, the second extra forward saves no time but costs memory, because without it, rank 0
+# keeps only as much as with 1F1B. If a message takes a quarter of F, that forward saves 4 of the 36, because
+# the rank then has work to do while an activation and a gradient are on their way. The longer a message
+# takes, the fewer chunks you should use.
 #
-# **Break it.** Let the backwards go through the chunks in the order of the forwards, first chunk first. Which
-# rank then waits for which?
+# **Break it.** In the next cell, backwards take the chunks in the order of the forwards, first chunk first.
+# Which rank then waits for which?
 
 
 # %% tags=["skip-in-grading"]
@@ -736,30 +738,31 @@ if schedule:
 # computes dx, and **W**, which computes dA. A rank does each I immediately, and a W whenever it would
 # otherwise idle. (The idea is from Qi et al. 2024, who call I "B".)
 #
-# *ZB-H1* takes the order of 1F1B, with I instead of B. Rank i delays its W's until i of them are in store,
-# and from then on it does one W after each I. So rank 0 does each W right after its I, whereas rank 3 does
-# its first W, for microbatch 0, after its fourth I. When no forwards and I's are left, rank i still has i W's
-# with which to fill the white at the end.
+# *ZB-H1* keeps the order of 1F1B, with I instead of B. Rank i first saves up i W's, and from then on it does
+# one W after each I. So rank 0 does each W right after its I, whereas rank 3 does its first W, for microbatch
+# 0, after its fourth I. When it has no forwards and I's left, rank i still has i W's with which to fill the
+# white space at the end.
 #
-# **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this is left, and what
-# happens to the memory? A forward keeps 34 s·b·h bytes per layer, if attention's scores are computed again or
-# never stored. But between I and W, 32 s·b·h of them remain, for x and dy of each linear layer (Qi et al.,
-# table 1). So count a microbatch as kept until its W.
+# **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this is left in ZB-H1,
+# and what happens to the memory? If attention's scores are computed again or never stored, a forward keeps 34
+# s·b·h bytes per layer. Between I and W, 32 s·b·h of them are still needed, for x and dy of each linear layer
+# (Qi et al., table 1), so count a microbatch as kept until its W.
 #
 # <details><summary>Answer</summary>The bubble shrinks to (p − 1)(F + I − W). If F = I = W, this is a third of
-# 1F1B's bubble, and easy to see. Rank i waits i F for its first input and (p − 1 − i) I for its first
-# gradient, since no rank below does a W before it sends that gradient. The W's fill the rest. On rank i, p −
-# i microbatches await I, as before, and up to i more await W. So every rank keeps up to p microbatches, as
-# many as rank 0 of 1F1B. (`peak_activations` counts only the microbatches that await I.)</details>
+# 1F1B's bubble, and easy to derive. Rank i waits for i F before its first input arrives. It then waits for (p
+# − 1 − i) I before its first gradient, since the ranks below do no W before they pass this gradient on. The
+# W's fill the rest. On rank i, p − i microbatches await I, as before, and up to i more await W. So every rank
+# keeps up to p microbatches, as many as rank 0 in 1F1B. (`peak_activations` counts only the microbatches that
+# await I.)</details>
 #
 # **Build.** m has to be at least p, because with fewer microbatches the bubble is longer than the formula
-# says. So refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are
+# says. So refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). The kinds are
 # `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
 def zero_bubble_h1(stages: int, microbatches: int) -> list:
-    """Schedule 1F1B with halved backwards, and W so late that rank i keeps i of them for the end.
+    """Schedule 1F1B with halved backwards. Rank i delays its W's, and keeps i of them for the end.
 
     Return, for each rank, the list of its Actions. Each rank idles for (p-1)(F+I-W), if W is
     not longer than F and I.
@@ -802,9 +805,9 @@ report.points(7)
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** It matters *when* a rank does a W. The cell compares your order with two others, in which each
-# W comes right after its I, or all W's come at the end. Which step is the shortest, and which one keeps the
-# most?
+# **Break it.** It matters *when* a rank does a W. The cell compares your order with two others. In the first,
+# each W comes right after its I, and in the second, all W's come at the end. Which order is fastest, and
+# which needs the most memory?
 
 
 # %% tags=["skip-in-grading"]
@@ -836,17 +839,17 @@ if schedule:
 #
 # <details><summary>Does autograd do this by itself?</summary>No, because it computes dx and dA of a layer one
 # after the other, so a stage's input gradient is ready only when the whole stage is done.
-# <code>course_lib/pipeline/halves.py</code> shows how to take the two apart.</details>
+# <code>course_lib/pipeline/halves.py</code> shows how to separate the two.</details>
 #
-# Which white is left in your chart? Rank i waits i F for its first input, and (p − 1 − i) I for its first
-# gradient. A longer warm-up fills the white before the gradient, but costs memory. The white before the input
-# can go only if each rank begins its step later, and ends it later, than the rank before.
+# Where is your chart still white? Rank i waits for i F before its first input, and for (p − 1 − i) I before
+# its first gradient. A longer warm-up fills the second gap, but costs memory. The first gap closes only if
+# each rank begins and ends its step later than the rank before.
 #
-# *ZB-H2* does both, with a warm-up twice as long. So rank 0 has 2p − 1 microbatches in flight, but each rank
-# is busy from its first action to its last. Since the next step begins on rank 0 while the last rank is still
-# at work on this one, there can be no barrier, and no global gradient norm before the optimizer's step.
-# *ZB-V* does the same, but in the memory of 1F1B. Each rank has two chunks, laid out as a V, so rank 0 holds
-# both the first stage and the last.
+# *ZB-H2* does both. With its double warm-up, rank 0 has 2p − 1 microbatches in flight, but each rank is busy
+# from its first action to its last. Since the next step begins on rank 0 while the last rank is still at work
+# on this one, there can be no barrier, and no global gradient norm before the optimizer's step. *ZB-V* does
+# the same with only the memory of 1F1B. Each rank has two chunks, laid out as a V, so rank 0 holds both the
+# first stage and the last.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -855,11 +858,12 @@ display(drawn(zero_bubble_h2, 4, 8))
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
-# The total of H2 is 27, as for H1, because it counts from the first rank's beginning to the last rank's end.
-# But the white at both sides belongs to the neighbouring steps. In the V, the 8 activations in flight are
-# half as large, so together they are the 4 microbatches of 1F1B.
+# The total of H2 is 27, as for H1, because the clock runs from the first rank's start to the last rank's end.
+# But the white space on both sides belongs to the neighbouring steps. In the V, 8 activations are in flight,
+# but each is half as large, so they need the memory of 1F1B's 4 microbatches.
 #
-# Are F, I and W equal? The next cell measures them on this machine, with two blocks of a GPT and one thread.
+# Do F, I and W really take equally long? The next cell measures them on this machine, with two blocks of a
+# GPT and one thread.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -909,9 +913,9 @@ for name, generator in generators.items():
 
 # %% [markdown]
 # W is the shortest of the three, here and in the models of the paper, because the scores of attention, the
-# norms and the activation functions have an input gradient, but hardly any weights. So there is less work
-# with which to fill the white, and Qi et al. let a program search for the best order, with the measured times
-# of real models.
+# norms and the activation functions have an input gradient, but hardly any weights. So the W's cannot fill
+# all of the white space, and Qi et al. let a program search for the best order, given the measured times of
+# real models.
 #
 # **In production.** PyTorch provides `ScheduleZBVZeroBubble`.
 #
@@ -929,8 +933,8 @@ SCHEDULES = [
 explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe": 2})
 
 # %% [markdown]
-# **Try it.** Place a schedule by hand. A button places the next microbatch of its kind on its rank, or the
-# bench says why this is not possible. Can you end at 15 or earlier, with at most three activations on a rank?
+# **Try it.** Build a schedule by hand. Each button places the next microbatch of its kind on its rank, or
+# tells you why that is impossible. Can you end at 15 or earlier, with at most three activations on a rank?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_workbench import Workbench
@@ -947,8 +951,8 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 # | time | 5 minutes |
 # | points | 7 |
 #
-# The table shows the numbers of your schedules under the clock. If your formulas give others, the end of the
-# row shows them.
+# The table shows the simulated numbers of your schedules. If your formulas give other numbers, the row ends
+# with these.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
@@ -1006,8 +1010,8 @@ report.points(7)
 # | points | 13 |
 #
 # So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank.
-# The schedule gives the order of the computing, but not the order of the messages, and a wrong order of
-# messages hangs the pipeline.
+# The schedule gives the order of the computing, but not of the messages, and a wrong order of messages hangs
+# the pipeline.
 #
 # In the obvious program, each rank goes through its own list. For each action it receives the input,
 # computes, and sends the output. The next cell does this without a model, so each message is a single number.
@@ -1042,19 +1046,19 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # %% [markdown]
 # In GPipe, all messages go one way, and then all go back. In 1F1B's steady state, however, rank 0 sends an
 # activation down while rank 1 sends a gradient up, so each waits for the other to receive. `isend` helps on
-# gloo, but on NCCL the run can still hang, because NCCL does a rank's operations in a group *one after the
-# other*, in the order in which the rank posted them. So if two ranks both post a send first, they can wait
-# for each other again.
+# gloo, but on NCCL the run can still hang, because NCCL runs a rank's operations in a group *one after the
+# other*, in the order in which it posted them. So if two ranks both post a send first, they can wait for each
+# other again.
 #
-# **One order for all ranks** helps everywhere. You have it, because `simulate(actions).events` is the list of
-# all actions of all ranks, sorted by the time at which they start. Each event has `rank`, `action`, `start`
-# and `end`. Let each rank walk through this *whole* list. At each action:
+# **One order for all ranks** helps everywhere. You already have such an order, because
+# `simulate(actions).events` lists all actions of all ranks, sorted by start time. Each event has `rank`,
+# `action`, `start` and `end`. Let each rank walk through this *whole* list. At each action:
 #
-# 1. If the action is this rank's own, the rank waits for the message the action needs (it has posted the
-#    receive before), and then does the action.
-# 2. Then comes the message with the action's output, if there is one. If this rank sends it, it posts an
-#    `isend`. If the message is for this rank, it posts an `irecv` into an empty tensor and remembers the
-#    handle, but does not wait for the message now.
+# 1. If the action is its own, the rank waits for the message the action needs (it has posted the receive
+#    before), and then does the action.
+# 2. Then the action's output is sent, if another rank needs it. If this rank is the sender, it posts an
+#    `isend`. If it is the receiver, it posts an `irecv` into an empty tensor and remembers the handle, but
+#    does not wait for the message yet.
 #
 # This order cannot deadlock, even if every call blocks. And since events are sorted by their *start*, a rank
 # posts each receive before it begins its next action, so the message can travel while the rank computes.
@@ -1062,15 +1066,15 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # <details><summary>Why can it not deadlock?</summary>Put each message into the list, right behind its action,
 # and take the first entry that is not done yet. If it is an action, its input has arrived, because that
 # message is earlier in the list. If it is a message, its sender and its receiver have done everything before
-# it, so both are ready. Either way this entry can be done, and then the next one, so no rank waits for
-# ever.</details>
+# it, so both are ready. Either way, this entry can be done, and after it the next one, so no rank waits
+# forever.</details>
 #
 # **Predict.** Does a rank send more bytes in a step than a replica sends in its all-reduce of the gradients?
 #
 # <details><summary>Answer</summary>Your <code>pipeline_bytes_sent</code> gives 2 m M for a rank in the
-# middle, for every schedule with one stage per rank. The number of parameters does not occur in it. So with
-# many tokens and few parameters this is more than an all-reduce sends, and with few tokens and many
-# parameters it is less.</details>
+# middle, for every schedule with one stage per rank. This does not depend on the number of parameters. So
+# with many tokens and few parameters, the rank sends more than a replica in its all-reduce, and with few
+# tokens and many parameters, it sends less.</details>
 #
 # **Build.** `stage` is this rank's part of the model:
 #
@@ -1082,19 +1086,21 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # | `stage.count(targets)` | is the number of targets that count, because some may be masked |
 # | `stage.shape(inputs)`, `stage.dtype` | are the shape and dtype of the activations between stages, for a microbatch with these inputs |
 #
-# - Stage i is on rank i of `group`, whose ranks do not have to be the ranks of the world. So write
+# - Stage i is on rank i of `group`, whose ranks can have other numbers than in the world. So write
 #   `dist.isend(tensor, group=group, group_dst=...)` and `dist.irecv(tensor, group=group, group_src=...)`.
 # - `microbatches` is a list of (inputs, targets), the same on every rank. The microbatches have *different
 #   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum by
 #   the count of **all** targets.
-# - At the backward of a microbatch, drop everything you kept of it. The check counts the tensors that forward
-#   keeps for backward, and in one run it measures the memory of each rank's process, including clones.
-#   A tensor that is being sent lives until its `wait`, together with its graph. So send `output.detach()`,
-#   and before you send an activation, wait for the activation you sent before it. Do the same with gradients.
+# - In the backward of a microbatch, drop everything you kept for it. The check counts the tensors that
+#   forward keeps for backward. In one run it measures the memory of each rank's process, so it sees clones as
+#   well. A tensor that is being sent lives until its `wait`, together with its graph. So send
+#   `output.detach()`, and before you send an activation, wait for the activation you sent before it. Do the
+#   same with gradients.
 # - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
-# The check runs over gloo. If your order of messages can hang on NCCL, you get a remark, but lose no points.
+# The check runs over gloo. If your order of messages could hang on NCCL, you get a remark, but lose no
+# points.
 
 
 # %% nbgrader={"grade_id": "run_schedule", "solution": true}
@@ -1184,8 +1190,8 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
-# float64. Loss and gradients are compared with the results of one process, and bytes with your formula (with
-# the number of sequences as m).
+# float64. It compares the loss and gradients with those of one process, and the bytes with your formula
+# (where m is the number of sequences).
 
 
 # %% tags=["skip-in-grading"]
@@ -1258,11 +1264,11 @@ for generator in (naive, gpipe, one_f_one_b):
             )
 
 # %% [markdown]
-# How much memory do the ranks need? The next cell prints the peak of the tensors alive on rank 0 of 2,
+# How much memory do the ranks need? The next cell prints the most memory taken by tensors on rank 0 of 2,
 # including weights and gradients.
 #
-# **Break it.** In the last row, a list keeps every tensor that autograd saves, as code for debugging or a
-# copied `retain_graph=True` might. The gradients are still right. Is the memory?
+# **Break it.** In the last row, a list keeps every tensor saved by autograd, as debugging code or a copied
+# `retain_graph=True` might. The gradients are still right. Is the memory?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1299,8 +1305,8 @@ for name, generator, keep in (
 # A schedule only *allows* memory to be freed. If you keep the graphs anyway, you get the complexity of 1F1B
 # but the memory of GPipe.
 #
-# How long do the actions take? The next cell shows the shortest of twelve steps of two schedules on two
-# ranks. Below each is a simulation with the medians of the run's own F and B, and the time a message took.
+# How long do the actions take? The next cell runs twelve steps of two schedules on two ranks, and draws the
+# shortest of each. The simulation below it uses the run's own median F and B and message time.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.gantt import gantts
@@ -1336,9 +1342,9 @@ gantts(charts, seconds=True) if charts else None
 # If a run and its simulation differ, the simulator did not know of something slow, such as another process on
 # the same cores, or a message that waited for its receiver.
 #
-# **Break it.** In the classic mistake, the code takes each microbatch's own mean, as a loop without a
-# pipeline does, but forgets to divide by m, so gradients are m times too large. Which optimizer will notice
-# in forty steps with m = 4?
+# **Break it.** In the classic mistake, you take the mean loss of each microbatch, as a loop without a
+# pipeline does, but forget to divide it by m, so gradients are m times too large. Will AdamW or SGD show it
+# within forty steps, for m = 4?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1377,8 +1383,8 @@ for name, make_optimizer in OPTIMIZERS.items():
 
 # %% [markdown]
 # AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
-# norms of two runs. SGD takes steps four times as long, so its curve is different. Therefore check gradients
-# rather than losses.
+# norms of two runs. SGD's updates are four times too large, so its curve is different. Therefore check
+# gradients rather than losses.
 #
 # **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
 # rank *and* on the last. In one process, autograd adds up the gradients of the two uses. Here each end has
@@ -1450,10 +1456,10 @@ for how, generator in cases if ours else ():
 # By default, PyTorch divides gradients by m, whatever your loss does (`scale_grads`).
 #
 # <details><summary>More about PyTorch's version, and the errors of 2.9</summary>It cuts the batch into
-# microbatches for you, but needs all of them to have one size. It can find the stages by tracing
+# microbatches for you, but they must all have the same size. It can find the stages by tracing
 # (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and reductions, which
-# are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because there each stage begins
-# with a message of 8 bytes for a neighbour that receives 4, and <code>launch</code> stops both.</details>
+# are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because in that version each
+# stage first sends 8 bytes to a neighbour that expects 4, so <code>launch</code> stops both.</details>
 
 # %% [markdown]
 # ## 8 · PipeDream: no flush
@@ -1467,36 +1473,35 @@ for how, generator in cases if ours else ():
 # | points | 6 |
 #
 # Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills it once and never flushes.
-# It does 1F1B over the whole stream of data, with **an update after every backward**. So you pay for the
-# bubble only once in a whole training run.
+# It does 1F1B over the whole stream of data, with **an update after every backward**, so it pays for the
+# bubble only once.
 #
 # But now the weights change while microbatches are in flight. In the steady state, rank i makes p − 1 − i
 # updates between the forward and the backward of a microbatch. The activations come from the old weights, but
-# a backward through the *new* ones gives dx = dy A_new. This mixes the two, so it is the gradient of no
-# function at all.
+# a backward through the *new* ones gives dx = dy A_new. Such a mixture is not the gradient of any function.
 #
 # So for each microbatch in flight, a stage keeps the version of the weights its forward saw (*weight
 # stashing*). Backward uses that version, but the optimizer applies the gradient to the newest weights.
 #
 # **Predict.** How many versions does rank i of p keep? And is the gradient then the same as in ordinary SGD?
 #
-# <details><summary>Answer</summary>It keeps p − i versions, one for each microbatch in flight (on the last
-# rank only the newest). And no, the gradient is taken at weights up to p − 1 updates old, and their age
-# differs from rank to rank. Versions make the forward and the backward of one microbatch agree, but the
-# gradient is as stale as before (§3.3 of the paper).</details>
+# <details><summary>Answer</summary>It keeps p − i versions, one for each microbatch in flight (so the last
+# rank keeps only the newest). The gradient is not the same, because it is taken at weights up to p − 1
+# updates old, and their age differs from rank to rank. Versions make the forward and the backward of one
+# microbatch agree, but the gradient is as stale as before (§3.3 of the paper).</details>
 #
-# **Build.** There is one process, so there are no messages. The caller calls `forward` and `backward` in the
-# order of 1F1B.
+# **Build.** Everything runs in one process, so there are no messages. The caller calls `forward` and
+# `backward` in the order of 1F1B.
 #
 # - `optimizer` was made over `module.parameters()`, so `step()` changes the module's own weights in place.
-#   Therefore the weights a forward runs with have to be a *copy*.
+#   Therefore each forward has to use a *copy* of the weights.
 # - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor}
 #   instead of its parameters.
 # - After a backward, the module holds the newest weights. The gradient of one microbatch must not enter the
 #   step of another.
-# - x belongs to the caller, and so does its `requires_grad`. But `x.detach()` is a tensor of your own, so it
-#   can require a gradient. You don't have to detach the output you return, because the next stage's `forward`
-#   detaches its x.
+# - x belongs to the caller, so do not change its `requires_grad`. But `x.detach()` is a tensor of your own,
+#   so it can require a gradient. You don't have to detach the output you return, because the next stage's
+#   `forward` detaches its x.
 
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
@@ -1635,8 +1640,8 @@ except RuntimeError as error:
     print(str(error).partition(":")[0])
 
 # %% [markdown]
-# PyTorch counts the changes of every tensor saved by autograd, and refuses a backward through a changed one.
-# To make the mistake, you have to get around that count, as older code and custom kernels do with
+# PyTorch counts the changes to every tensor saved by autograd, and refuses a backward through a changed one.
+# To make the mistake anyway, you have to bypass this counter, as older code and custom kernels do with
 # `weight.data`.
 
 
@@ -1716,10 +1721,10 @@ if run:
 figure if run else None
 
 # %% [markdown]
-# Since there are eight stages, stage 0 makes seven updates between a forward and its backward. On the *left*,
-# they change the weights only a little, so you would not notice that the dotted curve follows gradients of no
-# function at all. On the *right*, the learning rate is five times as large. With versions, the loss is about
-# as low as with one microbatch at a time. But without versions, the loss is soon not finite (the cross).
+# With eight stages, stage 0 makes seven updates between a forward and its backward. On the *left*, they
+# change the weights only a little, so you would not notice that the dotted curve follows wrong gradients. On
+# the *right*, the learning rate is five times as large. There, the loss with versions is about as low as with
+# one microbatch at a time. But without versions, the loss soon stops being finite (the cross).
 #
 # **In production.** No large language model is trained this way. The versions cost the most memory on the
 # first ranks, which have the least to spare. But PipeDream's order is still in use, with a flush (§3).
@@ -1748,8 +1753,8 @@ figure if run else None
 # form the pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s.
 #
 # Which schedule is best for which p, m and link? The next cell simulates all of them, messages included. A
-# schedule must fit into 80 GB per GPU, with 16 bytes per parameter (32 with the two copies of DualPipe, §11),
-# and 34 s·b·h/t bytes for each microbatch in flight in each layer, of which W needs 32.
+# schedule must fit into 80 GB per GPU. Each parameter takes 16 bytes (32 with the two copies of DualPipe,
+# §11). Each microbatch in flight takes 34 s·b·h/t bytes in each layer, of which W needs 32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1840,16 +1845,16 @@ for name, *setting in candidates(8, 16):
 # GPipe do this.
 #
 # <details><summary>When is it ZB-H2, and when GPipe?</summary>With 10 Gb/s, a message takes 1.2 F with 4
-# nodes, 2.3 F with 8, and 4.7 F with 16. On 4 and 8 nodes ZB-H2, with twice the warm-up, is best if m is at
-# least the 2p − 1 it needs. With a smaller m, GPipe is best. On 16 nodes GPipe is best with both m. For m =
-# 16 there is no ZB-H2, since it needs 31. For m = 64 even its warm-up is too short, whereas all 64
-# microbatches fit into memory.</details>
+# nodes, 2.3 F with 8, and 4.7 F with 16. ZB-H2 needs at least 2p − 1 microbatches. If m allows it, ZB-H2 with
+# its double warm-up is best on 4 and 8 nodes, and otherwise GPipe is best. On 16 nodes, GPipe is best for
+# both values of m. For m = 16, there is no ZB-H2, since it needs 31. For m = 64, even the warm-up of ZB-H2 is
+# too short, whereas GPipe starts with 64 forwards, which all fit into memory.</details>
 #
-# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even on the fast wire, and your
-# formula says 30.4 %. So when people call pipelining unwise, they mean this schedule, or the naive one. On
-# the fast wire, the newer ones work for 82 to 92 % of the time.
+# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even on the fast wire, where your
+# formula says 30.4 %. So when people call pipelining unwise, they mean this schedule, or the naive one. With
+# the newer schedules, ranks on the fast wire work for 82 to 92 % of the time.
 #
-# And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
+# What is the alternative? Let each node hold a replica of the model, with ZeRO-1 (notebook 04):
 
 # %% tags=["skip-in-grading"]
 SIZES = {"70B": PARAMETERS, "405B": 405e9}
@@ -1867,20 +1872,20 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 
 # %% [markdown]
 # For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit. They take 47 GB plus
-# 11 GB of activations, and send for 0.6 s. Even with nothing hidden, this is only 14 % of the step's 4.4 s,
-# and replicas have no bubble.
+# 11 GB of activations, and send for 0.6 s. Even if none of this is hidden, it is only 14 % of the step's 4.4
+# s, and replicas have no bubble.
 #
-# <details><summary>How much of the 0.6 s can hide?</summary>The activations are 34 s·b·h/t bytes for each of
-# 80 layers. Half of the 0.6 s, which are 0.3 s for the gradients, can hide behind the backward of the last of
-# a replica's eight sequences, which takes 0.37 s. The other half, for the new weights, can hide in part
-# behind the next forward, which takes 0.18 s.</details>
+# <details><summary>How much of the 0.6 s can hide?</summary>Half of it, 0.3 s for the gradients, can hide
+# behind the last backward of the step. A replica has eight sequences, and the backward of each takes 0.37 s.
+# The other half, for the new weights, can partly hide behind the next forward, which takes 0.18 s. (The
+# activations above are 34 s·b·h/t bytes for each of 80 layers.)</details>
 #
-# With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) are 200 GB per
-# GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
+# With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) take 200 GB
+# per GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
 #
 # So use a pipeline if the model does not fit into a node even with ZeRO-1, or if the wire between nodes is
-# thin, because replicas send nearly thirty times as much. Take as many microbatches as the batch allows, and
-# measure F, I, W and the message before you choose the schedule.
+# slow, because replicas send nearly thirty times as much. Take as many microbatches as the batch allows, and
+# measure F, I, W and the message time before you choose the schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # Lecture 001 calls a utilization of 80-90 % typical.</details>
@@ -1892,7 +1897,7 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # one.*
 #
 # **Predict.** The cell times F, I and W of four blocks of width 2,048 on a GPU, in 16 bits. On the CPU, W was
-# the shortest. Is it here as well?
+# the shortest. Is it the shortest here as well?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1902,7 +1907,7 @@ on_gpus = on_your_gpus(ACTIONS)
 
 # %% [markdown]
 # **Predict.** Now 1F1B runs over all your GPUs, with microbatches of one size. A step of m microbatches takes
-# m slots and the bubble. The slot comes from the step with one microbatch, and the bubble from your
+# m slots plus the bubble. The slot is taken from the step with one microbatch, and the bubble from your
 # `bubble_of_ideal`.
 
 
@@ -1916,9 +1921,9 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # %% [markdown]
 # <details><summary>If the run differs from your prediction</summary>The prediction assumes that all stages
 # are equal. But the head of GPT-2 small weighs as much as 5.5 of its blocks, so with four GPUs or more the
-# last stage is slower than the mean, and many microbatches take longer than predicted. The single microbatch
-# also pays for the start of kernels, for messages, and for the sum of the tied embedding's gradients, once
-# per step. If many microbatches take less than predicted, look for the reason among these.</details>
+# last stage is slower than the mean, and many microbatches take longer than predicted. The step with one
+# microbatch also pays for starting kernels, for messages, and for summing the tied embedding's gradients. So
+# its slot can be too long, and if many microbatches take less than predicted, this is probably why.</details>
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1932,10 +1937,10 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # You may write a number as arithmetic. In questions 1, 2 and 4, forwards take equally long on all stages, and
 # so do backwards.
 #
-# 1. With 8 stages, 32 microbatches and 1F1B, for which **share of the total** time (0 to 1) does a rank idle?
+# 1. With 8 stages, 32 microbatches and 1F1B, for what **share of the total** time (0 to 1) does a rank idle?
 # 2. With 8 stages and 1F1B, how many **microbatches** are needed at least, if no more than a tenth of the
 #    total time may be idle?
-# 3. With 1F1B instead of GPipe, and the same p and m, what gets smaller? `"the bubble"`, `"the peak of
+# 3. What gets smaller with 1F1B instead of GPipe, for the same p and m? `"the bubble"`, `"the peak of
 #    activations"` or `"the bytes sent"`
 # 4. Take 8 stages, 32 microbatches and 1F1B. The activations of one microbatch on one stage take 1.5 GB. How
 #    many **GB** does stage 2, counted from 0, hold at most?
@@ -1979,19 +1984,19 @@ report.points(4)
 # A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They are spread over
 # many nodes, and sending tokens to them and back takes as long as the computing. But a forward and a backward
 # of *different* microbatches do not need each other's results. So the two can be computed as one block, in
-# which each hides its messages behind the other's computing. Since a rank then always needs a forward and a
-# backward, DualPipe feeds the pipeline from **both ends**. There are two copies of the model, in opposite
-# directions, and half of the microbatches go into each.
+# which each hides its messages behind the other's computing. Since a rank then always needs a forward to pair
+# with a backward, DualPipe feeds the pipeline from **both ends**. There are two copies of the model, in
+# opposite directions, and half of the microbatches go into each.
 #
 # Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
 # numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, and
-# the others through p to 2p − 1. p is even, and m is even and at least 2p. A forward and a backward as one
-# block are a `Pair(forward, backward)`, and its backward is a whole B.
+# the others through p to 2p − 1. Both p and m are even, and m is at least 2p. A `Pair(forward, backward)` is
+# one such block, whose backward is a whole B.
 #
-# A rank's list has eight phases. Each copy of the model begins at one end of the pipeline. Of the rank's two
-# stages, *near* is the stage whose copy begins at the closer end (on rank 0 it is stage 0), and *far* is the
-# other stage. `place` is the distance to the closer end, min(i, p − 1 − i). `below` = p/2 − 1 − place is the
-# number of ranks between this one and the middle.
+# A rank's list has the eight phases in the table. Each copy of the model begins at one end of the pipeline.
+# Of the rank's two stages, *near* is the stage whose copy begins at the closer end (on rank 0 it is stage 0),
+# and *far* is the other stage. `place` is the distance to the closer end, min(i, p − 1 − i). `below` = p/2 −
+# 1 − place is the number of ranks between this one and the middle.
 #
 # | phase | times | what |
 # |---|---|---|
@@ -2006,19 +2011,19 @@ report.points(4)
 #
 # The two ranks in the middle (below = 0) do the first pair of phase 4 as two actions, F near and then B far,
 # because a pair would make the backward wait. Phase 6 has 2 (place + 1) backwards in all. The first place + 1
-# of them are a whole B each, and the others an I, whose W comes in phases 7 and 8. W is always the oldest one
-# waiting.
+# of them are whole B's, and the others are I's, whose W's come in phases 7 and 8. A W always takes the
+# microbatch that has waited longest.
 #
 # `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, and then the next one of
-# far. It leaves out actions after the last microbatch.
+# far. If a stage has no microbatch left, it appends nothing.
 
 
 # %%
 class Row:
     """One rank's list, `actions`, while it is being written.
 
-    microbatches: the microbatches of each stage, in order. Each stage's passes of a kind take
-    them one after the other.
+    microbatches: the microbatches of each stage, in order. The forwards of a stage
+    take them one after the other, and so do its backwards.
     """
 
     def __init__(self, microbatches: dict[int, range]):
@@ -2117,8 +2122,8 @@ def dualpipe(stages: int, microbatches: int) -> list:
 # %% [markdown]
 # <details><summary>Hint</summary>Each phase is one loop with the calls for its row of the table
 # (<code>row.do</code>, <code>row.pair</code>, <code>row.weight</code>). On the first half of the ranks,
-# <code>near</code> is the stage with the lower number of the rank's two, and on the second half it is the
-# other one.</details>
+# <code>near</code> is the rank's stage with the lower number, and on the second half it is the stage with the
+# higher number.</details>
 #
 # **Check.**
 
@@ -2131,7 +2136,7 @@ report = check("07_pipeline/dualpipe", dualpipe, cases="hidden")
 
 # %% [markdown]
 # **Measure.** In the chart, a box in two halves is a pair, and the paler colours belong to the second copy.
-# How long is the step if a pair takes as long as its parts? And if it takes a quarter less?
+# How long is the step if a pair takes as long as its two parts together? And if it takes a quarter less?
 
 # %% tags=["skip-in-grading"]
 schedule = made(dualpipe, 4, 12, copies=2)
@@ -2144,17 +2149,18 @@ if plain:
 drawn(dualpipe, 4, 12, copies=2) if schedule else None
 
 # %% [markdown]
-# The bubble of the ranks in the middle is (p/2 − 1)(F&B + B − 3W). Here F&B is the block and B a whole
-# backward (DeepSeek-V3, table 2). The price is two copies of the weights, and p + 1 microbatches in flight.
-# If you fold DualPipe at the middle, you get DualPipeV, which has only one copy (`library.dualpipe_v`).
+# The bubble of the ranks in the middle is (p/2 − 1)(F&B + B − 3W). Here F&B is the time of a pair, and B the
+# time of a whole backward (DeepSeek-V3, table 2). The price is two copies of the weights, and p + 1
+# microbatches in flight. If you fold DualPipe at the middle, you get DualPipeV, which has only one copy
+# (`library.dualpipe_v`).
 
 # %% [markdown]
 # ## Scorecard
 #
 # The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
 # with 3.3 million parameters, and the batch has 8 sequences of 128 tokens each. M is the size of the model's
-# *parameters*. Replicas and ZeRO-3 get two sequences each, whereas ranks that share layers get all eight, and
-# a pipeline gets them as eight microbatches.
+# *parameters*. With replicas and ZeRO-3, a rank gets two sequences. Ranks that share layers get all eight,
+# and so does a pipeline, as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2252,13 +2258,13 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
 # No strategy *computes* a matrix product twice. In *memory*, a rank of the pipeline holds a quarter of the
-# weights, the gradients and Adam's two moments, and the activations of the microbatches in flight, which make
-# the difference between the last two lines. The pipeline sends the fewest *bytes*, one activation at each
-# border and one gradient back. But the card does not show the time lost in the bubble.
+# weights, the gradients and Adam's two moments. It also holds the activations of the microbatches in flight,
+# which make the difference between the last two lines. The pipeline sends the fewest *bytes*, one activation
+# across each border and one gradient back. But the card does not show the time lost in the bubble.
 #
 # **You have built** five schedules, the formulas for their idle time, memory and bytes, an executor for whole
 # forwards and backwards, and a stage of a pipeline that never runs empty. (The library's executor,
-# `course_lib.pipeline.run`, also does chunks, halves and pairs.)
+# `course_lib.pipeline.run`, also runs chunks, halves and pairs.)
 #
 # **Read on.**
 # - Huang et al. (2019), *GPipe*: §2.3 explains the bubble, and recomputation.
