@@ -7,9 +7,9 @@
 # out to ranks as a batch is in data parallelism. Only attention needs other ranks, because every query meets
 # every key before it, whichever rank holds that key.
 #
-# This notebook begins on one rank, with attention that never stores its N×N matrix, which is the algorithm
-# inside FlashAttention. It works because a softmax can be computed in pieces and put together. For the same
-# reason attention works across ranks, because a piece can also come from another rank.
+# This notebook begins on one rank, with the algorithm inside FlashAttention, which never stores attention's
+# N×N matrix. It works because a softmax can be computed in pieces, then put together. The same idea works
+# across ranks, because a piece can also come from another rank.
 #
 # | | |
 # |---|---|
@@ -38,14 +38,14 @@
 # | | |
 # |---|---|
 # | N | the number of ranks that share a sequence; in code `n` |
-# | N×N | the matrix of scores of all tokens with all tokens. In this name N counts *tokens*, so the matrix is `seq` × `seq` |
+# | N×N | the matrix of scores between all pairs of tokens. In this name N counts *tokens*, so the matrix is `seq` × `seq` |
 # | c | the number of tokens one rank holds |
 # | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3, however, s is a score, and in §3 p is the softmax of the scores |
 # | q, k, v | (batch, seq, heads, head_dim), but k and v may have fewer heads, `kv_heads`. In formulas, d is head_dim |
 # | lse | one number for each query and head: log Σ exp(its scores) |
 # | block | a rank's keys and values, and also the scores of some queries with some keys. A *tile* (§3) is such a block of scores, of a chosen size |
 # | layout | for each rank, the positions it holds, as a list of ranges (*spans*) |
-# | contiguous | the layout *in succession*, in which rank 0 has the first tokens, rank 1 the next ones, and so on |
+# | contiguous | the layout in which rank 0 has the first tokens, rank 1 the next ones, and so on |
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
@@ -140,7 +140,7 @@ for seq in (4096, 32768, 131072, 1048576):
     print(f"{seq:8,}{34 * seq * WIDTH / 1e9:11,.1f}{5 * HEADS * seq**2 / 1e9:12,.1f}")
 
 # %% [markdown]
-# FlashAttention, which you build in §3, removes the second term, because it makes the scores again in
+# FlashAttention, which you build in §3, removes the second term, because it computes the scores again in
 # backward. (That takes *more* FLOPs, but it is faster all the same, because fewer bytes go to the GPU's main
 # memory and back.) But the first term stays. At 131,072 tokens, the context of Llama 3, it is 36.5 GB in each
 # of 80 layers. How much do the other axes help?
@@ -152,10 +152,10 @@ for seq in (4096, 32768, 131072, 1048576):
 # | pipeline, 1F1B | It does nothing. With p stages, rank 0 holds 1/p of the layers, but for p microbatches at the same time (notebook 07) |
 # | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits if a GPU has 40 GB left for activations, but costs a third more computing. Eight times the tokens do not fit |
 #
-# Time is the other reason. A batch has a fixed number of *tokens*, say 16 million, which are 128 sequences of
-# 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context on 16,384 GPUs: 8
-# for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama 3, table 4). The
-# new factor, 16, divides both the activations and the time of one sequence.
+# The other reason for a new axis is time. A batch has a fixed number of *tokens*, say 16 million, which are
+# 128 sequences of 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context
+# on 16,384 GPUs: 8 for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama
+# 3, table 4). The new factor, 16, divides both the activations and the time of one sequence.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)",
 # where N counts tokens. That is right.</details>
@@ -176,25 +176,25 @@ for seq in (4096, 32768, 131072, 1048576):
 #
 # > Z = Σ exp(sⱼ) and out = Σ exp(sⱼ) vⱼ / Z
 #
-# Now cut the keys into a part A and a part B, and compute attention to each part separately. You get out_A
-# and out_B, each divided by its own sum. If you kept Z_A and Z_B, you can undo the division:
+# Now cut the keys into two parts A and B, and compute attention to each part separately. You get out_A and
+# out_B, each divided by its own sum. If you kept Z_A and Z_B, you can undo the division:
 #
 # > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
 #
 # This is an average, weighted by the sums. For example, Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 give
-# (4+24)/4, which is 7. The result is again a pair (out, Z), so a third part can be merged into it, in any
-# order.
+# (4+24)/4, which is 7. The result is again a pair (out, Z), so you can merge a third part into it, and the
+# order does not matter.
 #
-# Sums of exponentials soon leave the range of numbers, since exp(89) is already infinite in float32. So keep
-# the logarithm instead, **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
+# Sums of exponentials overflow quickly, since exp(89) is already infinite in float32. So keep the logarithm
+# instead, **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
 #
 # > w_A = Z_A / (Z_A + Z_B) = 1 / (1 + exp(lse_B − lse_A)) = sigmoid(lse_A − lse_B)
 #
 # The helper `block_attention` computes attention of some queries to only some keys, and returns out and lse.
-# You will also use it in §3 and §4, so read it. Two ranges give the positions of queries and keys in the
-# *whole* sequence, so that `scores_of` can mask a key that comes after its query. Queries that share a head
-# of keys are rows of one product (`by_head`; `by_token` is the way back). `SEEN` notes the ranges of each
-# call, for pictures below.
+# You will also use it in §3 and §4, so read it. Its two ranges are the positions of the queries and keys in
+# the *whole* sequence, so that `scores_of` can mask a key that comes after its query. Queries that share a
+# head of keys become rows of one product (`by_head`; `by_token` undoes this). `SEEN` records the ranges of
+# each call, for the pictures below.
 
 
 # %%
@@ -243,7 +243,7 @@ def block_attention(q, k, v, queries, keys, causal=False):
 
 # %% [markdown]
 # **Predict.** Three keys have the scores 0, 0 and log 2, and the values 1, 2 and 8. What are out and lse of
-# the first two keys, of the third, and of all?
+# the first two keys, of the third, and of all three?
 #
 # <details><summary>Answer</summary>The first two have Z = 2, out = 1.5, lse = log 2. The third has Z = 2,
 # out = 8, lse = log 2. All three have Z = 4, out = (3 + 16) / 4 = 4.75, lse = log 4.</details>
@@ -255,17 +255,17 @@ def block_attention(q, k, v, queries, keys, causal=False):
 # - A block that a mask hides completely has lse = −inf and must not count. But −inf − (−inf) is nan, and in
 #   *backward* a nan times a gradient of 0 is still nan. So replace −inf with the lowest finite number
 #   *before* you subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If a query sees no key of either part,
-#   its lse is −inf again at the end.
+#   set its lse back to −inf at the end.
 
 
 # %% nbgrader={"grade_id": "online_softmax_merge", "solution": true}
 def online_softmax_merge(out, lse, block_out, block_lse):
     """Return (out, lse) of attention to the keys of both parts, as new tensors.
 
-    out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log of the
-    sum of the exponentials of its scores, (...), or -inf if a query has seen no key, and then out
-    is 0. Gradients pass to all four tensors. They are 0 for a part with no seen key, finite if
-    neither part has one, and never nan.
+    out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: (...), the
+    log of the sum of exp(score) over the part's keys. If a query has seen no key of a part, its lse
+    is -inf and its out is 0. Gradients reach all four tensors. They are 0 for a part with no seen
+    key, finite if neither part has such a key, and never nan.
     """
     ### BEGIN SOLUTION
     lowest = torch.finfo(lse.dtype).min  # instead of -inf, so that differences stay numbers
@@ -281,8 +281,8 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 # and <code>block_lse</code>, both clamped. Then <code>(old - new).sigmoid()</code> is the weight of
 # <code>out</code>, and <code>(new - old).sigmoid()</code> is the weight of <code>block_out</code>, each with
 # <code>[..., None]</code>.</details>
-# <details><summary>Hint: the new lse</summary>Use <code>torch.logaddexp(old, new)</code>. Then make it -inf
-# again, by <code>masked_fill</code>, if it is not above the lowest number.</details>
+# <details><summary>Hint: the new lse</summary>Use <code>torch.logaddexp(old, new)</code>. Then set it back to
+# -inf with <code>masked_fill</code>, if it is not above the lowest number.</details>
 #
 # **Check.**
 
@@ -318,9 +318,9 @@ for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else (
     print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
 
 # %% [markdown]
-# **Break it.** In the classic mistake, the new block gets its right weight, but the old out keeps the weight
-# that it had when it came. Here all scores are 0 and all values 1, so 1 is right. Which number do four blocks
-# of the same size give? (The weight of the second block is 1/2, of the third 1/3, ...)
+# **Break it.** In the classic mistake, the new block gets the right weight, but the old out keeps its full
+# weight. Here all scores are 0 and all values 1, so the output should be 1. What do four blocks of the same
+# size give? (The second block gets the weight 1/2, the third 1/3, ...)
 
 
 # %% tags=["skip-in-grading"]
@@ -335,12 +335,12 @@ for size in (12, 6, 3, 1):
     print(f"{12 // size:2} blocks: {out[0, 0, 0, 0]:.4f}")
 
 # %% [markdown]
-# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. Values of ones are a good test of any attention, because for
-# any scores the output must be 1.
+# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. Values of one test any attention well, because its output must
+# then be 1, whatever the scores.
 #
-# **In production.** Every attention that is computed in parts contains the merge you wrote, for example
-# FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). This is why kernels return
-# lse, for example as the second result of `aten::_scaled_dot_product_flash_attention`.
+# **In production.** Every algorithm that computes attention in parts contains the merge you wrote, for
+# example FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). This is why kernels
+# return lse, for example as the second result of `aten::_scaled_dot_product_flash_attention`.
 
 # %% [markdown]
 # ## 3 · Attention in tiles
@@ -355,15 +355,15 @@ for size in (12, 6, 3, 1):
 #
 # Take one rank and a long sequence. 131,072 tokens have 17 billion scores for each head, which take 34 GB in
 # 16 bits, while the head's q, k, v and out have only 34 MB each (128 features). So go through the scores in
-# tiles of `block` × `block`. Make a tile, use it, and forget it.
+# tiles of `block` × `block`. Compute a tile, use it, and forget it.
 #
-# For *forward* you have all that you need. For each tile of queries, go through all tiles of keys, compute
+# You already have all you need for *forward*. For each tile of queries, go through all tiles of keys, compute
 # each with `block_attention`, and add it with `online_softmax_merge`.
 #
-# *Backward* is the harder half. Autograd would keep every tile, and so the N×N matrix in small pieces.
-# Instead, the scores are made **again**. This time lse is known, so p = exp(s − lse) is the finished softmax,
-# tile by tile, in any order. The table shows the chain rule, with g as the gradient of out, and ∘ for a
-# product element by element:
+# *Backward* is the harder half. Autograd would keep every tile, and therefore the N×N matrix in small pieces.
+# Instead, compute the scores **again**. This time lse is known, so p = exp(s − lse) gives the finished
+# softmax tile by tile, in any order. The table shows the chain rule, where g is the gradient of out, and ∘
+# multiplies element by element:
 #
 # | from | follows |
 # |---|---|
@@ -371,28 +371,27 @@ for size in (12, 6, 3, 1):
 # | p = softmax(s) | ds = p ∘ (dp − δ), where δ of a query is Σⱼ pⱼ dpⱼ over *all* keys |
 # | s = q kᵀ / √d | dq += ds k / √d and dk += dsᵀ q / √d |
 #
-# It seems that δ needs a pass over all tiles before the first ds. But it doesn't, because Σⱼ pⱼ dpⱼ = Σⱼ pⱼ
-# (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g · out**. So δ is computed before the loop, one number for each query. (Dao
-# 2023, FlashAttention-2, §3.1.2.)
+# You don't need a pass over all tiles to get δ first, because Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g
+# · out**. So compute δ before the loop, as one number for each query. (Dao 2023, FlashAttention-2, §3.1.2.)
 #
 # **Predict.** How much has to be kept for backward, in units of the size of q (with as many heads of keys as
-# of queries)? How many products of matrices does a tile need forward, and how many backward? Under a causal
-# mask, which share of the tiles is needed?
+# of queries)? How many matrix products does a tile need in forward, and how many in backward? Under a causal
+# mask, what share of the tiles is needed?
 #
 # <details><summary>Answer</summary>q, k, v and out are 4 units, and lse is one number for each query and
-# head. A tile needs 2 products forward and 5 backward (the scores again, dv, dp, dq, dk). So backward costs
-# 2.5 times as much as forward, instead of the usual 2. Under a causal mask, a little more than half of the
-# tiles is needed, because a tile above the diagonal is not computed at all.</details>
+# head. A tile needs 2 products in forward and 5 in backward (the scores again, dv, dp, dq, dk). So backward
+# costs 2.5 times as much as forward, instead of the usual 2. Under a causal mask, a little more than half of
+# the tiles are needed, because tiles above the diagonal are not computed at all.</details>
 #
 # **Build.** Write a `torch.autograd.Function` whose forward has two loops, and whose backward has the same
-# two. Do not call PyTorch's own attention or `torch.compile`, neither here nor in §4 and §6.
+# two. Do not call PyTorch's own attention or `torch.compile`, here or in §4 and §6.
 #
 # - `tiles(spans, block)` gives each tile's place in the tensor (a slice) and its positions in the sequence (a
 #   range). Here `spans` is `[range(seq)]`, whereas a rank of §4 can have two spans.
 # - Under a causal mask, `queries[-1] < keys[0]` means that no query sees a key, so go on to the next tile.
-# - Keep sums in float32 at least, also for bf16 inputs. Make `out` and the three gradients with
-#   `torch.zeros_like(in_float32(q))` and the like, and `lse` in the same dtype. Round out and the gradients
-#   once, at the end, but do not round lse.
+# - Keep sums in float32 at least, even for bf16 inputs. Create `out` and the three gradients with
+#   `torch.zeros_like(in_float32(q))` and the like, and `lse` in the same dtype. At the end, round `out` and
+#   the gradients once, but do not round `lse`.
 # - Give q, k, v, out and lse to `save_for_backward`, and nothing of a tile.
 
 
@@ -481,8 +480,8 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% [markdown]
-# <details><summary>Hint: forward</summary>Begin with <code>out</code> of zeros and <code>lse</code> of -inf,
-# because the first tile that is merged into them then comes out as it is. Then, for each tile of queries and
+# <details><summary>Hint: forward</summary>Fill <code>out</code> with zeros and <code>lse</code> with -inf at
+# first, so that merging the first tile into them gives just this tile. Then, for each tile of queries and
 # each tile of keys, write <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows],
 # *block_attention(...))</code>.</details>
 # <details><summary>Hint: shapes in backward</summary><code>scores_of</code> returns scores of shape (batch,
@@ -490,8 +489,8 @@ def tiled_attention(q, k, v, block=256, causal=False):
 # kv_heads)</code>, and lse and δ with <code>by_head(lse[:, rows, :, None], kv_heads)</code>. Then the table's
 # lines are products with <code>@</code> and <code>.mT</code>, and <code>by_token</code> brings the results
 # back.</details>
-# <details><summary>Hint: the factor</summary><code>scores_of</code> has already divided by √d. dq and dk need
-# the factor once more, because k and q themselves are not divided.</details>
+# <details><summary>Hint: the factor</summary><code>scores_of</code> has already divided the scores by √d. But
+# dq and dk need the factor once more, because k and q themselves have not been divided.</details>
 #
 # **Check.**
 
@@ -504,7 +503,7 @@ report.points(12)
 
 # %% [markdown]
 # **Measure.** The cell runs a forward and a backward, for full attention and for yours, and measures the most
-# bytes alive at the same time, without the tensors of `drawn`. There are two heads of 64 features, in
+# bytes alive at the same time, not counting the tensors of `drawn`. There are two heads of 64 features, in
 # float32.
 
 
@@ -539,12 +538,12 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# With twice the tokens, the bytes grow by a factor that comes nearer to four for full attention, but nearer
-# to two for yours, because the few MB of one tile don't grow.
+# Each time the tokens double, the bytes grow by a factor that approaches four for full attention, but two for
+# yours, because the few MB of one tile don't grow.
 #
-# **Break it.** Run the same loops without a Function of your own. Then autograd goes through them by itself,
-# and results and gradients are right. But how much is kept for backward, with 512 tokens in tiles of 64 and
-# two heads of 16 features, in units of the size of q?
+# **Break it.** The cell runs the same loops without a Function of your own. Autograd then goes through them
+# by itself, so results and gradients are right. But how many times the size of q does it keep for backward,
+# with 512 tokens in tiles of 64 and two heads of 16 features?
 
 
 # %% tags=["skip-in-grading"]
@@ -582,14 +581,14 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 
 # %% [markdown]
 # The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16, so the
-# matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, which makes 64 units.
-# (The rest is the inputs of each product and merge.) Tiles therefore save memory only if backward makes them
-# again.
+# matrix is 32 units. For every tile, autograd keeps the scores *and* their exponentials, which makes 64
+# units. (The rest is the inputs of each product and merge.) Tiles therefore save memory only if backward
+# computes them again.
 #
 # **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
-# and a CPU also has a kernel that works in tiles. Its tiles fit into the processor's caches (on a GPU, into
-# the fast memory of one multiprocessor), and the speed comes from *that*. The cell compares the same
-# computation, forward and backward, with 2,048 tokens on one thread:
+# and one of its kernels for CPUs works in tiles. These tiles fit into the processor's caches (on a GPU, into
+# the fast memory of one multiprocessor), and the speed comes from *that*. The cell compares it with your
+# function and full attention, forward and backward, with 2,048 tokens on one thread:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -623,7 +622,7 @@ for name, (seconds, apart) in zip(
     print(f"{name:10} {1e3 * seconds:7.0f} ms, largest difference {apart:.0e}")
 
 # %% [markdown]
-# In Hugging Face's library Transformers you call FlashAttention with
+# In Hugging Face's library Transformers, you ask for FlashAttention with
 # `attn_implementation="flash_attention_2"`, whereas in PyTorch you get it without asking.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that FlashAttention is 2 to 4 times as fast as
@@ -641,11 +640,11 @@ for name, (seconds, apart) in zip(
 # | points | 8 for forward, 7 for backward; §7 gives the points for predictions |
 #
 # Now the sequence is divided among N ranks, with c tokens on each. Every rank's queries need all keys. If the
-# ranks gathered the keys, every rank would hold the whole sequence again. But §2 says that a query can meet
-# them in parts. So the parts go **around**. In step i, rank r has the keys and values that belong to rank r −
-# i (modulo N). It computes attention of its queries to them and merges the result. *Meanwhile* it passes them
-# on to rank r + 1 and receives the next ones from rank r − 1. The table says whose keys each rank has in each
-# step:
+# ranks gathered the keys, every rank would hold the whole sequence again. But §2 showed that a query can meet
+# the keys in parts. So the parts go **around**. In step i, rank r has the keys and values that belong to rank
+# r − i (modulo N). It computes attention of its queries to them and merges the result. *Meanwhile*, it passes
+# these keys and values on to rank r + 1 and receives the next ones from rank r − 1. The table shows whose
+# keys each rank has in each step:
 #
 # | step | rank 0 | rank 1 | rank 2 | rank 3 |
 # |---|---|---|---|---|
@@ -657,25 +656,26 @@ for name, (seconds, apart) in zip(
 # There are N steps, 0 to N − 1, but only N − 1 transfers, because after the last step no rank needs the keys.
 #
 # **Build forward.** `ring_forward` is a plain function that returns out and lse, because backward comes later
-# and has a check of its own. A rank has no more than one block of scores at a time.
+# and has a check of its own. A rank must not hold more than one block of scores at a time.
 #
-# - `layout[r]` are the spans of rank r: one such as `[range(0, 4)]`, or two, or one with gaps, `[range(0, 12,
-#   3)]`. The mask goes by positions in the *whole* sequence, so give `block_attention` the ranges made by
-#   `tiles(layout[rank])` for the queries and by `tiles(layout[owner])` for the keys, with `owner` as the rank
-#   to which the keys of this step belong. If a causal mask leaves nothing of a pair of spans, skip the pair
-#   instead of computing and masking it. Skipped keys still travel on to the next rank.
+# - `layout[r]` lists the spans of rank r. There can be one, such as `[range(0, 4)]`, or two, and a span can
+#   have gaps, as in `[range(0, 12, 3)]`. The mask goes by positions in the *whole* sequence, so give
+#   `block_attention` the ranges made by `tiles(layout[rank])` for the queries and by `tiles(layout[owner])`
+#   for the keys, where `owner` is the rank that owns the keys of this step. If a causal mask hides all of a
+#   pair of spans, skip the pair instead of computing and masking it. Skipped keys still travel on to the next
+#   rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
-# - Parts can differ in length. The keys that arrive in step i have as many tokens as their owner's spans.
-# - Put keys and values into one tensor, `torch.stack((k, v))`, so that they are one message. Post its send
-#   and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait *after*
-#   it. Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for
-#   each handle only once, because with gloo a second `wait` on the handle of a send never returns.
-# - Keep `out` and `lse` in float32 at least (`in_float32`), because in bf16 their error grows with the ring.
-#   But *send* keys and values in the dtype of the inputs, because float32 would double the bytes. Round out
-#   once, at the end, but do not round lse.
+# - Parts can differ in length, so the keys that arrive have as many tokens as their owner's spans.
+# - Put keys and values into one tensor, `torch.stack((k, v))`, so that they travel as one message. Post its
+#   send and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait
+#   *after* it. Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`.
+#   Wait for each handle only once, because with gloo a second `wait` on the handle of a send never returns.
+# - Keep `out` and `lse` in float32 at least (`in_float32`), because in bf16 their error grows with the number
+#   of ranks. But *send* keys and values in the dtype of the inputs, because float32 would double the bytes.
+#   Round `out` once, at the end, but do not round `lse`.
 # - With one rank, send nothing.
-# - You are free to write your own function instead of `block_attention`. But the pictures of this section and
-#   of §5 are drawn from its notes, so let your function also do
+# - You are free to write your own function instead of `block_attention`. But the pictures in this section and
+#   in §5 are drawn from `SEEN`, so let your function also call
 #   `SEEN.append((began, time.perf_counter(), queries, keys))`.
 
 
@@ -779,14 +779,14 @@ report.points(8)
 # %% [markdown]
 # In *backward* the keys go around once more, because no rank has kept them. With lse and δ known, each block
 # gives a share of dq and a share of dk and dv. The share of dq stays, but the share of dk and dv must go to
-# the rank whose keys these are. So a *sum* travels after the keys. It starts on the keys' own rank r, and
-# every rank adds its share and passes the sum on. When all ranks have added, the sum is on rank r − 1, one
-# place before home. One more transfer brings it home, so there are **N** transfers in all, whereas the keys
-# had N − 1.
+# the rank whose keys these are. So a *sum* travels behind the keys. It starts on rank r, which owns the keys,
+# and every rank adds its share and passes the sum on. When all ranks have added their shares, the sum is on
+# rank r − 1, one place before home. One more transfer brings it home, so the sum makes **N** transfers,
+# whereas the keys make N − 1.
 #
 # <details><summary>Would N − 1 transfers do?</summary>Yes, if the keys' own rank did not send its share, but
-# added it at the end, when the sum of the others arrives. PyTorch's ring and
-# <code>ring-flash-attention</code> also send N times.</details>
+# added it at the end, when the sum of the others arrives. But PyTorch's ring and
+# <code>ring-flash-attention</code> send the sum N times as well.</details>
 #
 # **Predict**, as functions. Keys and values have 16 bits here, but sums of gradients travel in float32, so
 # they have twice as many bytes. Return the formula's number without rounding it. The other three functions
@@ -809,8 +809,8 @@ def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> floa
 
 
 def causal_idle_share(rank: int, n: int) -> float:
-    """Return the share of the time in which one of n ranks idles, with a causal mask, long parts
-    and a contiguous layout (§5)."""
+    """Return the share of the time for which this rank of n idles, with a causal mask, long parts
+    and the contiguous layout (§5)."""
     ### BEGIN SOLUTION
     return (n - 1 - rank) / (n - 1 / 2)
     ### END SOLUTION
@@ -850,13 +850,13 @@ def hiding_block(
 
 # %% [markdown]
 # **Build backward.** Write a `torch.autograd.Function` again, as in §3. Its forward calls `ring_forward`, and
-# its backward begins with δ, as there. The function `block_gradients`, which is given, is the table of §3 for
-# one block.
+# its backward begins with δ, as before. The function `block_gradients`, which is given, computes the table of
+# §3 for one block.
 #
 # - Save q, k, v, out and lse, but nothing of the other ranks' keys.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
-#   step can also travel meanwhile (the check does not ask for that). When the sum has arrived, add your share
-#   to it and pass it on.
+#   step can also travel during that time (the check does not ask for this). When the sum has arrived, add
+#   your share to it and pass it on.
 # - Skip the pairs of spans that forward skips.
 # - Keep all sums in float32 at least (`in_float32`), including those that are sent.
 # - backward returns one value for each argument of forward, and None for arguments that are not tensors.
@@ -941,9 +941,9 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 
 # %% [markdown]
-# <details><summary>Hint: the sums of backward</summary>In each step, make the block's dk and dv while the sum
-# of the ranks that had these keys before is on its way here. Then wait for it, add, and pass the sum on. The
-# sum that arrives after the last step is for the rank's own keys.</details>
+# <details><summary>Hint: the sums of backward</summary>In each step, compute the block's dk and dv while the
+# sum from the ranks that had these keys before is on its way here. Then wait for this sum, add to it, and
+# pass it on. The sum that arrives after the last step is for the rank's own keys.</details>
 # <details><summary>Hint: a step of backward</summary><pre># the next keys under way, as in forward
 # dkv = torch.zeros_like(in_float32(kv))
 # ...   # block_gradients of each pair of spans, into dq[:, rows], dkv[0][:, columns], dkv[1][:, columns]
@@ -963,7 +963,7 @@ report.points(7)
 
 # %% [markdown]
 # **Measure.** The cell runs sixteen tokens on four ranks, once without a mask and once under a causal mask.
-# It compares the results with one process, and the bytes sent by a causal run in bfloat16 with your
+# It compares the results with those of one process, and the bytes sent by a causal run in bfloat16 with your
 # prediction.
 
 
@@ -1037,11 +1037,11 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask does not change the bytes, because a rank must also pass on keys that none of its queries sees.
+# The mask does not change the bytes, because a rank must pass keys on even if none of its queries sees them.
 #
 # The next cell draws the ring from the first two runs. Rows are ranks with their queries, and columns are the
-# keys, by the rank they belong to. A dashed frame is a block that arrived and was skipped, so in this step
-# the rank idles. Below each step are the bytes counted by the ledger.
+# keys, by the rank they belong to. A dashed frame is a block that arrived but was skipped, so the rank idles
+# in this step. Below each step are the bytes counted by the ledger.
 
 
 # %% tags=["skip-in-grading"]
@@ -1112,14 +1112,14 @@ if full and masked and not noted:
 step_by_step(full, masked) if noted else None
 
 # %% [markdown]
-# Each colour walks down the rows. From the last rank, keys go on to the first, whose queries are not allowed
-# to see them, so there the frame is dashed. And the rows are not equally busy, because rank r has work in
-# only r + 1 of the N steps. §5 mends that.
+# Each colour walks down the rows. From the last rank, keys go on to the first rank, whose queries are not
+# allowed to see them, so the frame there is dashed. Some rows are busier than others, because rank r has work
+# in only r + 1 of the N steps. §5 fixes that.
 #
-# **Break it.** Mask by *local* positions, as code for one rank does. Every rank then numbers its queries and
-# the keys that have arrived from 0. Your function does that if `layout` says that all ranks hold the same
-# positions. Before you run it: for how many of the 16 tokens on 4 ranks will the output be right, and for
-# which?
+# **Break it.** What if ranks mask by *local* positions, as code for one rank does? Every rank then counts
+# positions from 0, both in its queries and in the keys that arrive. Your function does this if `layout`
+# claims that all ranks hold the same positions. How many of the 16 tokens on 4 ranks will get the right
+# output, and which?
 
 
 # %% tags=["skip-in-grading"]
@@ -1140,10 +1140,10 @@ if run:
     print(f"right: {right}; token 0 is off by {off[0]:.2f}")
 
 # %% [markdown]
-# It is right for one token, the last, which is allowed to see everything. The token at place i of its part
-# saw the places 0 to i of *every* part. So all tokens of rank 0 looked into the future, and all of rank 3
-# except the last missed a part of their past. A model that is trained in this way learns to use tokens that
-# do not exist yet when it writes text. But all shapes are right, and on one rank all tests pass.
+# Only the last token gets the right output, because it is allowed to see everything. Token i of a part saw
+# tokens 0 to i of *every* part. So all tokens of rank 0 looked into the future, and all tokens of rank 3
+# except the last missed a part of their past. A model trained in this way learns to use tokens that do not
+# exist yet when it writes text. But all shapes are right, and on one rank all tests pass.
 #
 # **In production.** Megatron-LM's context parallelism is such a ring (with FlashAttention as its block), and
 # so is `ring-flash-attention`. PyTorch's version is in §9.
@@ -1167,17 +1167,18 @@ if run:
 # mask, although only half of the scores are needed.
 #
 # **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks, and
-# remember that only half of a block on the diagonal is needed. How long does the ring take, for how much of
-# that does rank r work, and for which share of the time does it idle? That share is `causal_idle_share`, in
-# §4. And what is the ratio of the ring's time to the time it would take if all ranks had equal work?
+# remember that only half of a block on the diagonal is needed. How long does the ring take, and for how much
+# of this time does rank r work? For what share of it does rank r idle? Return this share from
+# `causal_idle_share`, in §4. And how many times as long does the ring take as it would if all ranks had equal
+# work?
 #
-# <details><summary>Answer</summary>The last rank always works, which takes N − 1/2 blocks of time. Rank r
-# works r + 1/2 of them, so it idles for (N − 1 − r) / (N − 1/2) of the time. With 4 ranks that is 86 %, 57 %,
-# 29 % and 0. On average a rank works N/2 blocks, so the ratio is (N − 1/2) / (N/2) = 2 − 1/N. The more ranks,
-# the nearer it is to twice.</details>
+# <details><summary>Answer</summary>The ring takes N − 1/2 blocks of time, because the last rank always works.
+# Rank r works for r + 1/2 of them, so it idles for (N − 1 − r) / (N − 1/2) of the time. With 4 ranks that is
+# 86 %, 57 %, 29 % and 0. On average a rank works for N/2 blocks, so the ratio is (N − 1/2) / (N/2) = 2 − 1/N.
+# It approaches two as you add ranks.</details>
 #
-# The ring doesn't have to change. Tokens can be on any rank, as long as the mask knows their positions. The
-# table shows for 16 tokens on 4 ranks which rank holds each:
+# To balance the work, you don't have to change the ring, because tokens can be on any rank, as long as the
+# mask knows their positions. The table shows, for 16 tokens on 4 ranks, which rank holds each token:
 #
 # | layout | |
 # |---|---|
@@ -1186,15 +1187,14 @@ if run:
 # | zigzag | `0011 2233 3322 1100` |
 #
 # *Striped* (Brandon et al. 2023) gives every rank tokens from the whole sequence, so in each step every block
-# is half masked. Only a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3,
-# §3.3.2) pairs a chunk from the beginning, which sees little, with a chunk from the end, which sees much. A
-# rank's two chunks of queries and another rank's two chunks of keys make four pairs. For any two ranks, every
-# query sees every key in two of the pairs, and no query sees a key in the other two.
+# is half masked. Only a kernel that skips scores *within* a block gains from this. *Zigzag* (Zhu 2024; Llama
+# 3, §3.3.2) pairs a chunk from the beginning, which sees little, with a chunk from the end, which sees much.
+# A rank's two chunks of queries and another rank's two chunks of keys make four pairs. For any two ranks,
+# every query sees every key in two of the pairs, and no query sees a key in the other two.
 #
 # **Build.** Cut the sequence into 2N chunks. Rank r gets chunk r and chunk 2N − 1 − r, in this order. The
-# helper `chunks(length, n)` makes n ranges in succession, and if n does not divide the length, the first ones
-# are one longer. The helper `without_empty(spans)` leaves out chunks without a token, which short sequences
-# have.
+# helper `chunks(length, n)` makes n consecutive ranges, and if n does not divide the length, the first ones
+# are longer by one. For short sequences, the helper `without_empty(spans)` leaves out chunks without tokens.
 
 
 # %% tags=["skip-in-grading"]
@@ -1227,9 +1227,9 @@ report = check("08_context_parallel/zigzag", zigzag, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The cell runs your ring in the three layouts, with 64 tokens on 4 ranks, causal. It counts the
-# scores that are not masked in the blocks computed by your run. In the figure, all ranks begin a step
-# together, and one unit is a block.
+# **Measure.** The cell runs your ring in the three layouts, with 64 tokens on 4 ranks and a causal mask. It
+# counts the unmasked scores in the blocks your run computed. In the figure, all ranks begin a step together,
+# and the unit of time is a block.
 
 
 # %% tags=["skip-in-grading"]
@@ -1303,14 +1303,13 @@ if "contiguous" in table:
 idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
-# The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work, and zigzag
-# only 1.00. (Long parts would give 1.75, as you predicted.)
+# The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work would, and
+# zigzag only 1.00 times. (Long parts would give 1.75, as you predicted.)
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
-# blocks are computed whole, also on the diagonal, so "computed" counts whole blocks, for the busiest rank in
-# each step. The ledger says how long each rank was blocked, because it waited for a message, or at the end
-# for the other rank. Before you run it: in the contiguous layout, for which share of the time is rank 0
-# blocked?
+# code computes whole blocks, even on the diagonal, so "computed" counts whole blocks, for the busiest rank in
+# each step. The ledger tells how long each rank was blocked, because it waited for a message or, at the end,
+# for the other rank. In the contiguous layout, for what share of the time will rank 0 be blocked?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1359,14 +1358,14 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# With the contiguous layout, 2 blocks are computed one after the other, but with zigzag only 1.25, which are
-# three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (With kernels
-# that cut the diagonal finer, it would be 1.5 against 1.) Blocks are counted, but milliseconds are measured,
-# so another program on the machine changes them, and the waiting as well.
+# With the contiguous layout, 2 blocks are computed one after the other, but with zigzag only 1.25, namely
+# three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (Kernels that
+# cut the diagonal more finely would compute 1.5 and 1.) Blocks are counted, but milliseconds and waiting are
+# measured, so other programs on the machine change them.
 #
-# Of the contiguous layout's blocks, rank 0 has one and rank 1 has two, so you may expect that rank 0 waits
-# for half of the time. But on a quiet machine it waits for less, because blocks on the diagonal take longer
-# than the others.
+# In the contiguous layout, rank 0 computes one block and rank 1 two, so you might expect rank 0 to wait for
+# half of the time. But on a quiet machine it waits for less, because blocks on the diagonal take longer than
+# the others.
 #
 # <details><summary>Why a block on the diagonal takes longer, and striped can take longest</summary>Blocks on
 # the diagonal are masked, and in forward a CPU needs about as long to apply the mask as for the rest of the
@@ -1375,15 +1374,15 @@ for i, name in enumerate(LAYOUTS if run else ()):
 # busy machine, rank 0 waited for 5 % of the time in one of our runs, and for half of it in
 # another.)</details>
 #
-# **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for
-# its rotation or its embedding. *Targets* are shifted before they are dealt out, because the token after a
-# rank's last token is on another rank. And every rank has all parameters but only a part of the tokens, so
+# **Train with it.** A GPT needs three more things. Each token must know its *position* in the whole sequence,
+# for its rotation or its embedding. *Targets* are shifted before they are dealt out, because the token after
+# a rank's last token is on another rank. And every rank has all parameters but only a part of the tokens, so
 # gradients are summed as for replicas, and the loss is divided by the count of all tokens.
-# `ContextParallelGPT` does these three with your attention. The next cell trains it with SGD for 25 steps, on
+# `ContextParallelGPT` does all three around your attention. The next cell trains it with SGD for 25 steps, on
 # one rank and on four.
 #
-# **Break it**, in the same cell. The code forgets the last transfer of backward, so that rank r has the
-# gradients of the keys of rank r + 1. The shapes fit. Will the loss fall?
+# **Break it**, in the same cell. The third run leaves out the last transfer of backward, so rank r keeps the
+# gradients for rank r + 1's keys. The shapes fit. Will the loss fall?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1451,16 +1450,16 @@ if curves:
 figure if curves else None
 
 # %% [markdown]
-# The loss falls, because a small model at first learns mostly without attention, and the queries' gradients
-# are right. It can even end a little lower than with the right code, so compare *gradients* with one process
-# before you train.
+# The loss still falls, because a small model at first learns mostly without attention, and the queries'
+# gradients are right. It can even end a little lower than with the right code, so compare *gradients* with
+# one process before you train.
 #
-# **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
-# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks.
+# **In production.** Megatron-LM uses zigzag whenever context parallelism is on (`get_batch_on_this_cp_rank`).
+# So did Llama 3, with 2 × 16 chunks.
 #
-# <details><summary>Did Llama 3's keys go around?</summary>They did not. With 8 heads of keys for 128 of
-# queries, keys are small, and an all-gather of them made other masks simpler, such as those that keep
-# documents apart (Llama 3, §3.3.2).</details>
+# <details><summary>Did Llama 3's keys go around?</summary>They did not. With 8 heads of keys for 128 heads of
+# queries, the keys are small, so Llama 3 used an all-gather. This also made other masks simpler, such as
+# masks that keep documents apart (Llama 3, §3.3.2).</details>
 
 # %% [markdown]
 # ## 6 · Ulysses: tokens for heads *(optional)*
@@ -1473,9 +1472,10 @@ figure if curves else None
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 9; §7 gives the points for the prediction |
 #
-# Ulysses is another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other, so you can
-# trade tokens for heads. Each rank gives away its tokens of most heads, and gets all tokens of a few. Then it
-# attends on its own, with any kernel, and finally the ranks trade back.
+# Ulysses divides attention in another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each
+# other, so ranks can trade tokens for heads. Each rank gives away most heads of its own tokens, and gets all
+# tokens for a few heads. Then it computes attention on its own, with any kernel, and finally the ranks trade
+# back.
 #
 # | | has | after an all-to-all |
 # |---|---|---|
@@ -1483,28 +1483,25 @@ figure if curves else None
 # | k, v | (b, c, kv_heads, d) | (b, N c, kv_heads / N, d) |
 # | out | (b, N c, heads / N, d) | (b, c, heads, d) |
 #
-# Under a causal mask all ranks have the same work, even with tokens in succession, because each has the whole
-# sequence.
+# Even under a causal mask, all ranks have the same work, because each has the whole sequence.
 #
 # **Predict.** How many bytes does a rank send in forward (in backward it sends as many), and how do they
-# change with N? Write `ulysses_bytes_sent` in §4. Which number limits N?
+# change with N? Write `ulysses_bytes_sent` in §4. What limits N?
 #
-# <details><summary>Answer</summary>Of each of q, k, v and out, a rank holds 1/N and sends (N−1)/N of that. So
-# from two ranks on, the more ranks there are, the less each of them sends. In a ring, by contrast, a rank
-# sends (N−1)/N of *all* keys and values, which is half of them with two ranks and nearly all with many. N
-# must divide the number of heads of queries and also of keys, so N is at most the number of heads of
-# keys.</details>
+# <details><summary>Answer</summary>A rank holds 1/N of q, k, v and out, and sends (N−1)/N of what it holds.
+# So from two ranks on, each rank sends less as N grows. In a ring, by contrast, a rank sends (N−1)/N of *all*
+# keys and values, which is half of them with two ranks and nearly all with many. N must divide both the
+# number of heads of queries and the number of heads of keys, so it is at most the latter.</details>
 #
 # **Build.**
 #
-# - Do one all-to-all for each of q, k, v and out. Backward does the same in the other direction, so a
-#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both
-#   directions.
+# - Do one all-to-all for each of q, k, v and out. Backward does the same in the other direction, so write a
+#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back.
 # - Rank r attends with heads/N heads of queries, beginning with head r·heads/N. If you cut the heads of keys
 #   in the same way, query heads and their key heads arrive on the same rank.
 # - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0, so stack the pieces. (gloo
 #   has no all-to-all of lists.)
-# - Send k and v with the heads that they have, and do not repeat heads.
+# - Send k and v with their own heads, and do not repeat heads.
 # - If N does not divide `heads` or `kv_heads`, raise a `ValueError` before anything is sent. Its message
 #   names N and the number of heads that N does not divide.
 # - Attend with your `tiled_attention`, because each rank has the whole sequence now, and must not make the
@@ -1573,8 +1570,8 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** The cell runs 8 heads of queries and 4 of keys on four ranks, in float64. It compares the
-# results with one process, and the bytes with your formula. Then your formulas say how many MB a rank sends
-# for one layer of LLaMA 3 70B with 131,072 tokens.
+# results with those of one process, and the bytes with your formula. Then your formulas tell how many MB a
+# rank sends for one layer of LLaMA 3 70B with 131,072 tokens.
 
 
 # %% tags=["skip-in-grading"]
@@ -1603,9 +1600,9 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries, Ulysses sends far less, from four ranks on. With few heads of
-# keys, a ring carries few keys around, while Ulysses also exchanges q and the output, which stay as large. So
-# up to 8 ranks the ring sends less forward. In backward, however, it sends more, because the keys go around
+# With as many heads of keys as of queries, Ulysses sends far less from four ranks on. With few heads of keys,
+# a ring carries few keys around, while Ulysses also exchanges q and the output, which stay as large. So up to
+# 8 ranks, the ring sends less in forward. In backward, however, it sends more, because the keys go around
 # again and the sums of gradients travel N times, in float32. (But a ring's messages can hide behind
 # computing. An all-to-all can't, because the operation after it needs all of its result.)
 #
@@ -1615,9 +1612,9 @@ for kv_heads in (64, 8):
 _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
-# What now? You can repeat keys until there are enough heads (and also send the copies). Or groups of u ranks
-# trade tokens for heads, inside a node, and the N/u groups make a ring across nodes. The library does both in
-# `ulysses_ring_attention`, which takes two groups instead of one:
+# What now? You can repeat keys until there are enough heads, but then you also send the copies. Or you
+# combine the two methods. Groups of u ranks trade tokens for heads inside a node, and the N/u groups form a
+# ring across nodes. `ulysses_ring_attention` does this, with two groups instead of one:
 
 
 # %% tags=["skip-in-grading"]
@@ -1632,8 +1629,8 @@ if run:
     print("2 x 2 ranks:", compared_with_one(run, causal=True, heads=8, kv_heads=2))
 
 # %% [markdown]
-# **In production.** DeepSpeed has `DistributedAttention`, and "USP" (Fang and Zhao 2024) does both together.
-# In Megatron-LM you choose with `--cp-comm-type a2a`, `p2p` or `a2a+p2p`.
+# **In production.** DeepSpeed provides `DistributedAttention`, and "USP" (Fang and Zhao 2024) combines
+# Ulysses with a ring. In Megatron-LM you choose with `--cp-comm-type a2a`, `p2p` or `a2a+p2p`.
 
 # %% [markdown]
 # ## 7 · When messages hide, and what you predicted
@@ -1646,15 +1643,15 @@ if run:
 # | difficulty, importance | 2 and 3 of 5 |
 # | points | 7 |
 #
-# In each step of the ring, a rank computes a block and sends one, both at the same time. The message hides if
-# the block takes longer. With c tokens on each rank, forward, in 16 bits (width is heads · head_dim, kv_width
-# is kv_heads · head_dim):
+# In each step of the ring, a rank computes attention to a block of keys and values, and sends this block on
+# at the same time. The message is hidden if the computing takes longer. For c tokens on each rank, in forward
+# and in 16 bits (width is heads · head_dim, kv_width is kv_heads · head_dim):
 #
 # > computing: 4 · c² · width FLOPs; sending: 2 · c · kv_width · 2 bytes
 #
-# One grows with c², but the other only with c, and therefore **long enough parts always hide the message.**
+# Computing grows with c², but sending only with c, so **long enough parts always hide the message.**
 #
-# **Predict.** From which c on does the message hide? Answer for three cases: with as many heads of keys as of
+# **Predict.** From which c on is the message hidden? Answer for three cases: with as many heads of keys as of
 # queries; with fewer; and under a causal mask in zigzag, which needs half of each block's scores. An A100 has
 # 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
 #
@@ -1688,9 +1685,9 @@ report = check(
 report.points(7)
 
 # %% [markdown]
-# **Measure.** On this machine, the cell measures the seconds for a block of c queries and c keys, on one
-# thread in float32, and for messages as in the ping-pong of notebook 00. Numbers have 4 bytes here, so your
-# formula gets a link that is half as fast.
+# **Measure.** The cell measures how long a block of c queries and c keys takes on this machine, on one thread
+# in float32, and how long a message takes, as in the ping-pong of notebook 00. Numbers have 4 bytes here, so
+# your formula gets a link that is half as fast.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1758,10 +1755,10 @@ figure
 # %% [markdown]
 # A CPU computes so slowly that few tokens are enough to hide the *bytes*, often fewer than the 32 with which
 # the curves begin. But the formula leaves out all times that do not grow with c. These are α for a message,
-# and for a block the time in which Python starts a few operations. On the left, where both lines are flat,
-# these times decide, as they do on a GPU with short parts.
+# and the time Python takes to start the operations of a block. On the left, where both lines are flat, these
+# times dominate, as they do on a GPU with short parts.
 #
-# The next cell measures your ring on two ranks. For how much of one forward was rank 0 blocked in messages?
+# The next cell measures your ring on two ranks. For what share of a forward is rank 0 blocked by messages?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1790,10 +1787,10 @@ if run:
 # With few tokens, most of the time goes neither to a block nor to a message, but to the Python around them.
 # (If the cores have other work, a rank can be blocked mostly because its neighbour is late.)
 #
-# The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2),
-# in thousands of tokens. The paper calls the c from which on messages hide the *block*. Its second column is
-# six times the block, because a rank has six of them at the same time: its queries, its output, its keys, its
-# values, and the keys and values that arrive.
+# The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2).
+# The paper calls the smallest c that hides messages the *block*, here in thousands of tokens. Its second
+# column is six times the block, because a rank holds six blocks at the same time: its queries, its output,
+# its keys, its values, and the keys and values that arrive.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1820,7 +1817,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # %% [markdown]
 # This number assumes the data sheet's speed, so a GPU that reaches 40 % of that speed needs only 40 % of the
 # tokens. A ring can therefore hide its messages even between nodes, whereas tensor parallelism (notebook 06)
-# could not. So keep NVLink, inside the node, for traffic that can't overlap.
+# cannot. So keep NVLink, inside the node, for traffic that can't overlap.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits *(optional)*
@@ -1835,8 +1832,8 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # matrix?
 #
 # <details><summary>Answer</summary>With tiles it can be N times as long, because the memory is linear in the
-# tokens and divided among the ranks. With the matrix it can be about √N times as long, as N ranks share a
-# memory that grows with the square.</details>
+# tokens and divided among the ranks. With the matrix it can be about √N times as long, because the N ranks
+# share a memory that grows with the square.</details>
 #
 # **Measure.** The cell prints the bytes your ring keeps for backward on each rank, with 1,024 tokens in
 # float32, next to the formula for q, k, v, out and lse.
@@ -1885,7 +1882,7 @@ figure
 
 # %% [markdown]
 # The line with the matrix rises only a little faster than √N, 4.4 times from 1 node to 16. But with tiles,
-# memory does not limit the sequence any more, because N times the machines hold a sequence N times as long.
+# memory no longer limits the sequence, because N times the machines hold a sequence N times as long.
 # Attention's computing, however, grows with the square. On a sequence eight times as long, with eight times
 # the ranks, attention takes eight times as long.
 
@@ -1898,14 +1895,14 @@ figure
 # | builds on | §4 |
 # | time | 5 minutes |
 #
-# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors that you name, in place. Inside
-# its `with` block it replaces `scaled_dot_product_attention` (SDPA) by a version that spans the ranks, so
-# your model needs no change. By default it deals out in zigzag, on the assumption of a causal mask, and it
-# gathers keys and values instead of a ring (`set_rotate_method` chooses).
+# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors you name, in place. Inside its
+# `with` block, it replaces `scaled_dot_product_attention` (SDPA) with a version that spans the ranks, so your
+# model needs no change. By default, it assumes a causal mask and deals tokens out in zigzag. It gathers keys
+# and values instead of sending them around (`set_rotate_method` chooses).
 #
 # It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask, and only
 # with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts can't be merged, and
-# all keys are gathered first. The cell runs it without a mask on two ranks, next to yours.
+# all keys are gathered first. The cell runs it without a mask on two ranks, and compares it with yours.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1953,10 +1950,10 @@ if run:
         print(f"theirs, {name}: {', '.join(done)}")
 
 # %% [markdown]
-# Instead of your messages, PyTorch has all-gathers. They send as many bytes as a ring's forward, but all in
-# two calls, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
-# then two reduce-scatters bring home the gradients. These are N − 1 shares of them, in the inputs' dtype,
-# while your ring sends N, in float32 at least. With a causal mask, PyTorch's version ends in an error:
+# PyTorch calls all-gathers instead of sending messages. They send as many bytes as a ring's forward, but in
+# only two calls, and the keys of all ranks are in memory while they are used. In backward it gathers again,
+# and then two reduce-scatters bring the gradients home. They send N − 1 shares of gradients, in the inputs'
+# dtype, while your ring sends N, in float32 at least. With a causal mask, PyTorch's version ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1971,9 +1968,9 @@ except RankError as error:
 # one.*
 #
 # **Predict.** Three kernels compute the same attention. One stores the whole matrix of scores, but the other
-# two, *memory-efficient* and *flash*, do not. Twice as many tokens are 4 times the FLOPs. By which factor do
-# the bytes at the peak grow, with the matrix and without it? The prediction continues each kernel's first row
-# by such factors.
+# two, *memory-efficient* and *flash*, do not. Twice as many tokens take 4 times the FLOPs. By what factor
+# does the peak memory grow, with the matrix and without it? Each kernel's rows are predicted from its first
+# row and these factors.
 #
 # <details><summary>Answer</summary>The matrix has 4 times as many scores, so the bytes grow by a factor of
 # nearly 4. Without the matrix they grow only by 2, as q, k, v and the output do. The seconds grow by 4 with
@@ -1994,13 +1991,13 @@ def grown(of, run):
 on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 
 # %% [markdown]
-# A row with a dash has no number, since a T4 has no flash kernel and the matrix of 16,384 tokens does not fit
-# on every card.
+# A dash means that a kernel did not run. A T4 has no flash kernel, and the matrix of 16,384 tokens does not
+# fit on every card.
 #
-# **Predict.** The cell runs a block of the ring and its message between two GPUs. From which length on does
-# the block take longer? Each row is predicted from the speed of the longest one, in FLOPs for the blocks and
-# in bytes for the messages, so the prediction leaves out α and the start of a kernel. Below, `hiding_block`
-# gets these two speeds.
+# **Predict.** The cell times a block of the ring and its message between two GPUs. From which length on does
+# the block take longer than the message? Each row is predicted from the speed in the longest row, in FLOPs
+# for blocks and in bytes for messages, so the prediction leaves out α and the start of a kernel. Below,
+# `hiding_block` gets these two speeds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2029,16 +2026,17 @@ if ring_run:
 #
 # You can write a number as arithmetic.
 #
-# 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. A ring's time is how many
-#    **times** the time it would take if all ranks had equal work?
+# 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long does a
+#    ring take as it would if all ranks had equal work?
 # 2. There are 16 ranks. How many **times** does each of them pass keys and values on in a forward?
-# 3. An A100 has 312 TFLOP/s in 16 bits and 100 Gb/s (12.5 GB/s each way), with as many heads of keys as of
-#    queries, and no mask. How many **tokens** must a rank hold for the ring's messages to hide, forward?
+# 3. An A100 computes 312 TFLOP/s in 16 bits and sends 100 Gb/s (12.5 GB/s each way). There are as many heads
+#    of keys as of queries, and no mask. How many **tokens** must a rank hold so that the ring hides its
+#    messages in forward?
 # 4. A model has 32 heads of queries, and 8 of keys and values. How many **ranks** at most can share a
 #    sequence by Ulysses, without repeating keys?
-# 5. Zigzag replaces the contiguous layout, under a causal mask, with kernels that compute no masked score.
-#    What gets smaller: `"the time of the slowest rank"`, `"the bytes sent"` or `"the number of scores that
-#    all ranks compute"`?
+# 5. Under a causal mask, you switch from the contiguous layout to zigzag, and your kernels compute no masked
+#    score. What gets smaller: `"the time of the slowest rank"`, `"the bytes sent"` or `"the number of scores
+#    that all ranks compute"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # times
@@ -2073,10 +2071,10 @@ report.points(5)
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria (computation, memory, bytes sent) for one step of AdamW of a GPT with 3.3
-# million parameters, 4 sequences of 128 tokens in all, on 4 ranks. In the card, M is the size of its
-# *parameters*, in bytes. With replicas and ZeRO-3, each rank gets one sequence, with tensor parallelism all
-# four, and with context parallelism a quarter of each.
+# The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
+# with 3.3 million parameters, and the batch has 4 sequences of 128 tokens. M is the size of the *parameters*
+# in bytes. With replicas and ZeRO-3, each rank gets one sequence, with tensor parallelism all four, and with
+# context parallelism a quarter of each.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2171,20 +2169,20 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation.* For one process, the card counts all scores, also masked ones. A ring leaves out wholly
-# masked blocks, so it comes out a little below one process, although its backward makes the scores again.
+# *Computation.* For one process, the card counts all scores, including masked ones. A ring leaves out wholly
+# masked blocks, so it comes out a little below one process, although its backward computes the scores again.
 # (Ulysses computes the most, because your `tiled_attention` puts these 128 tokens into one tile, and masks
 # half of it.)
 #
 # *Memory.* Every rank holds all of the weights, gradients, m and v (ZeRO or tensor parallelism divides them,
 # and can be combined with context parallelism). Only the activations are divided, which matters little for
-# 128 tokens, but most for 131,072.
+# 128 tokens, but a great deal for 131,072.
 #
-# *Bytes.* A rank sends 2(N−1)/N of M for the sum of gradients, and in addition the bytes of attention. The
-# card does not show the use of zigzag, which is less idle time.
+# *Bytes.* A rank sends 2(N−1)/N of M for the sum of gradients, plus the bytes of attention. The card does not
+# show the benefit of zigzag, which is less idle time.
 #
-# **You have built** attention that never has its matrix, on one rank and on many. You can say how much a rank
-# sends, when the messages hide, and which rank waits.
+# **You have built** attention that never stores its matrix, on one rank and on many. You can say how much a
+# rank sends, when the messages hide, and which rank waits.
 #
 # **Read on.**
 # - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, presents §2 in its first form
@@ -2194,13 +2192,14 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, has table 2, and the MLP in
 #   blocks as well.
 # - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*, for zigzag.
-# - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*, which does both together.
+# - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*, which combines Ulysses with a
+#   ring.
 # - Llama Team (2024), *The Llama 3 Herd of Models*, describes context parallelism by all-gather in §3.3.2,
 #   and lists its sizes in table 4.
 # - `course_lib/context_parallel/` is the reference. Read it after you have written yours, and begin with
 #   `ring.py`.
 #
-# <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
+# <details><summary>In the lectures</summary>The card's three criteria are from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
