@@ -12,7 +12,7 @@
 # alone how many parameters, FLOPs, bytes and days the plan takes. In this notebook you build the instruments,
 # calibrate each of them on a model that runs on this machine, and then turn them on the plan. At the end you
 # know which of its numbers can't be right. You also have a map of models against GPUs, with a colour for each
-# layout that shards or checkpoints (notebooks 04, 05 and 09), and white if another way out is needed
+# layout that shards or checkpoints (notebooks 04, 05 and 09), and white if you need another way out
 # (notebooks 06 to 09).
 #
 # | | |
@@ -89,7 +89,7 @@ from course_lib.unfinished import ready, said, tried
 SMALL = PRESETS["0.8M"]  # 4 layers of width 128, sequences of up to 256 bytes
 
 # %% [markdown]
-# `GPTConfig` has the sizes of a model: `layers`, `heads`, `width`, `vocab_size`, `context`, and the derived
+# `GPTConfig` holds the sizes of a model: `layers`, `heads`, `width`, `vocab_size`, `context`, and the derived
 # `head_dim`, `key_value_heads` and `mlp_width`. Five switches, `mlp`, `norm`, `positions`, `bias` and `tied`,
 # choose between the parts of GPT-2 and the parts of LLaMA. `PUBLISHED` holds the configurations of ten
 # models. Look at two of them.
@@ -105,8 +105,8 @@ for name in ("GPT-2 small", "Llama-3-70B"):
 
 # %% [markdown]
 # The next cell holds the tools of this notebook, and you don't have to read it now. `bars` draws horizontal
-# bars with several parts. In later cells, `ready`, `said` and `tried` ask whether a function of yours is
-# written. Until then its results print as "?".
+# bars with several parts. In later cells, `ready`, `said` and `tried` check whether you have written a
+# function. Until you have, its results print as "?".
 
 
 # %%
@@ -151,7 +151,7 @@ def bars(rows, unit="", line=None):
 # | difficulty, importance | 1 and 4 of 5 |
 # | points | 6 |
 #
-# Every bill below begins with P. But the name of a model rounds it ("70B" is 68,976,648,192 or
+# Every bill below begins with P. But the name of a model rounds P ("70B" is 68,976,648,192 or
 # 70,553,706,496), and the rule of thumb 12 L h² leaves out the embedding and does not know the parts of
 # LLaMA. The exact number takes only ten lines.
 #
@@ -227,8 +227,9 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** PyTorch can build a model without memory, because on the device `meta` tensors have shapes but
-# no numbers. The cell builds Llama-3-8B this way, which would take 32 GB in float32, and compares it with
-# your count. To **break it**, the cell also counts the head as a matrix of its own, even if the head is tied.
+# no numbers. In this way, the cell builds Llama-3-8B, whose weights would take 32 GB in float32, and compares
+# its size with your count. To **break it**, the cell also counts the head as a matrix of its own, even if the
+# head is tied.
 
 # %% tags=["skip-in-grading"]
 with torch.device("meta"):
@@ -256,7 +257,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 #
 # **In production.** `model.num_parameters()` (Hugging Face) and `sum(p.numel() for p in model.parameters())`
 # count a shared matrix once. `torch.device("meta")` and `accelerate`'s `init_empty_weights` build a model of
-# any size in no memory.
+# any size without using memory.
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that most FLOPs and most parameters are in the
 # MLP. For parameters this is true in large models (66 % and 80 % above), but not in GPT-2 small (46 %). For
@@ -303,14 +304,14 @@ bars(forward, "% of forward's FLOPs")
 
 # %% [markdown]
 # **Predict.** By how many percent is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
-# Llama-3-8B with 8,192? The bars hold the answer. Which part of them does 6ND leave out?
+# Llama-3-8B with 8,192? You can read the answer off the bars. Which part of each bar does 6ND leave out?
 #
 # **Build.** Count only the products of matrices. Norms, softmax and activation functions do not count. The
-# numbers of one block's matrices are given.
+# cell already computes how many numbers the matrices of one block have.
 #
 # - Count every matrix of every block, and the head (tied or not), with 2 FLOPs for each of its numbers and
-#   each token. Biases are added, but not multiplied. A token is looked up in the embedding, which multiplies
-#   nothing.
+#   each token. Biases do not count, because they are added. The embedding does not count either, because a
+#   token is only looked up in it.
 # - Attention takes 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True`, count only scores
 #   that are not masked, because a token sees only itself and the tokens before it.
 # - `backward=True` adds twice the forward.
@@ -514,7 +515,7 @@ memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 toke
 
 # %% [markdown]
 # After a step, until `zero_grad`, there are 4 + 4 + 8 = 16 bytes per parameter, which you get from P alone.
-# (The 0.0003 more are Adam's count of steps, one number for each tensor.) The mountains are activations. They
+# (The extra 0.0003 is Adam's count of steps, one number for each tensor.) The mountains are activations. They
 # are the largest part at the peak, they are not proportional to P, and they grow with the batch. So they need
 # a meter.
 #
@@ -522,7 +523,7 @@ memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 toke
 # forward, and hands the result to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
 # unpack)` is a context manager. Three things make counting harder than adding up sizes:
 #
-# - **Two operations may keep the same memory**, perhaps as different views. The memory is a *storage*, which
+# - **Two operations can keep the same memory**, perhaps as different views. The memory is a *storage*, which
 #   you get as `tensor.untyped_storage()`, with `.nbytes()`. Count each storage once, and all of it, even if
 #   only a slice is kept.
 # - **Parameters and buffers are also kept** (often as `weight.t()`, another tensor on the same storage), but
@@ -648,7 +649,7 @@ if ready(SavedBytes):
     print(f"{'together':18}" + "".join(f"{total / unit:9.3f}" for total, _ in meters.values()))
 
 # %% [markdown]
-# Read the table as a list. A norm keeps its input (1) and two statistics per token. `attention.query` keeps
+# Read the table row by row. A norm keeps its input (1) and two statistics per token. `attention.query` keeps
 # the norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the
 # fused kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and
 # its inner features *twice*, before GELU and after it. Together these are a little more than 16 rows. Instead
@@ -700,9 +701,9 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** The cell compares your meter with your formula, for five shapes. The last column has to be
-# 1.000, which means that two instruments you built in different ways agree to the byte. Below, the formula
-# goes to a model that does not fit here, GPT-3 with one sequence of 2,048 tokens, in 16 bits, as PyTorch
-# keeps it, and as Korthikanti et al. (2022, §4) count it.
+# 1.000, which means that two instruments you built in different ways agree to the byte. Below, it applies the
+# formula to a model that does not fit here, GPT-3 in 16 bits with one sequence of 2,048 tokens. It counts the
+# activations as PyTorch keeps them, and as Korthikanti et al. (2022, §4) count them.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FIVE = {
@@ -741,7 +742,7 @@ for name, (yours, paper) in options.items():
 # are kept, and also drops attention weights. (In the row `flash` you see its selective recomputation, which
 # keeps no scores either.)
 #
-# **Break it.** This is a classic leak. You evaluate a model on eight batches and collect the losses in a
+# **Break it.** Here is a classic leak. You evaluate a model on eight batches and collect the losses in a
 # list, to average them afterwards. How large is the peak, compared with a list of numbers?
 
 
@@ -774,8 +775,8 @@ for name, nbytes in peaks.items():
 # once.) With `.item()` each graph is freed immediately, and under `no_grad` there is none.
 #
 # **In production.** On a GPU, PyTorch keeps the same record. Call
-# `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`, which
-# pytorch.org/memory_viz draws like the picture above.
+# `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`. The page
+# pytorch.org/memory_viz draws this file like the picture above.
 #
 # <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
 # namely the gate before and after SiLU, up, and their product. On the CPU, PyTorch composes RMSNorm from
@@ -804,24 +805,24 @@ for name, nbytes in peaks.items():
 #
 # The model states were 16 bytes per parameter above, 4 + 4 + 0 + 8 for weights, gradients, no copy of the
 # weights, and two moments. But papers and frameworks arrive at 8, 10, 12, 13, 16, 18 or 20, because they keep
-# other things in other formats. A recipe is easiest to read as code. Here are nine. fp16 and bf16 have 2
-# bytes per number, but uint8 and fp8 only one.
+# different tensors in different formats. A recipe is easiest to read as code. Here are nine. fp16 and bf16
+# have 2 bytes per number, but uint8 and fp8 only one.
 
 # %% tags=["skip-in-grading"]
 for recipe in RECIPES:
     print(f"--- {recipe.name}   ({recipe.source})\n{recipe.code}\n")
 
 # %% [markdown]
-# **Predict.** Which of them has the smallest sum? Which of them have a larger sum than plain float32? The
+# **Predict.** Which recipe has the smallest sum? Which recipes have a larger sum than plain float32? The
 # chart below the check will tell you.
 #
-# **Build.** Count the bytes per parameter after a step, while its gradients are still in memory. These are
-# the bytes of the weights that forward multiplies by, the gradients (all copies of them that exist), the
-# master copy of the weights, which the optimizer changes, and the moments. If the optimizer changes the
-# model's own weights, there is no master copy, so write 0. Count a second copy of the gradients only if it
-# stays next to the first, as in `megatron fp16`, but not if a step makes it and drops it, as in `zero`.
-# Scales also count. They are a float32 for each block, so 4/256 bytes per number for blocks of 256. In
-# `deepseek-v3`, count the weights of linear layers, whose working copy is fp8.
+# **Build.** Count the bytes per parameter after a step, while its gradients are still in memory. There are
+# four numbers, namely the bytes of the weights that forward multiplies by, of the gradients (all copies that
+# exist), of the master copy of the weights (which the optimizer changes), and of the moments. If the
+# optimizer changes the model's own weights, there is no master copy, so write 0. Count a second copy of the
+# gradients only if it stays next to the first, as in `megatron fp16`, but not if a step makes it and drops
+# it, as in `zero`. Scales also count. They are a float32 for each block, so 4/256 bytes per number for blocks
+# of 256. In `deepseek-v3`, count the weights of linear layers, whose working copy is fp8.
 
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
@@ -923,8 +924,8 @@ for name, options in RUN.items():
 # activations, and it multiplies faster. Ranks that exchange gradients send half as much with `zero`, but with
 # `autocast` as much as before, because its gradients are float32.
 #
-# **Break it.** "Two savings are better than one", so put the model into bf16 *and* autocast around it. Which
-# of the 16 bytes are left, and what does the step do to a weight near 1?
+# **Break it.** "Two savings are better than one", so convert the model to bf16 *and* run it under autocast.
+# Which of the 16 bytes are left, and what does the step do to a weight near 1?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 print("bytes a parameter:", sum(one_step(torch.bfloat16, autocast=True)))
@@ -1013,8 +1014,9 @@ reach()
 # %% [markdown]
 # **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the least number of FLOPs
 # per byte at which arithmetic is the bound. `least_tokens` is the least m at which arithmetic is the bound of
-# a product with a very large weight (if k and n go to infinity, only k n is fetched). An H100 has 989e12
-# FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its m in your head.
+# a product with a very large weight (as k and n go to infinity, only the k n numbers of the weight matter as
+# traffic). An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its m in your
+# head.
 
 
 # %% nbgrader={"grade_id": "roofline", "solution": true}
@@ -1029,22 +1031,22 @@ def matmul_seconds(
 
 
 def ridge(flops: float, bandwidth: float) -> float:
-    """FLOPs for each byte moved from which on arithmetic takes longer than memory."""
+    """The FLOPs per byte above which arithmetic takes longer than memory."""
     ### BEGIN SOLUTION
     return flops / bandwidth
     ### END SOLUTION
 
 
 def least_tokens(flops: float, bandwidth: float, itemsize: float = 2) -> float:
-    """The least m from which on (m, k) @ (k, n) is bound by arithmetic, for large k and n."""
+    """The least m at which (m, k) @ (k, n) is bound by arithmetic, for large k and n."""
     ### BEGIN SOLUTION
     return flops * itemsize / (2 * bandwidth)
     ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint: least_tokens</summary>Write both times with only k n as bytes, and set them equal. k
-# n is on both sides.</details>
+# <details><summary>Hint: least_tokens</summary>Write down both times, counting only the k n numbers of the
+# weight as memory traffic, and set them equal. Then k n cancels.</details>
 #
 # **Check.**
 
@@ -1076,8 +1078,8 @@ for card in (A100, H100, gpu("B200")):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def timed(function, clock=time.thread_time):
-    """Seconds in which this thread had a core: if other programs take it away,
-    they do not count."""
+    """Seconds in which this thread had a core. Time in which another program
+    has the core does not count."""
     began = clock()
     function()
     return clock() - began
@@ -1280,9 +1282,9 @@ def compared_with_papers():
 tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
-# So LLaMA-65B trained at nearly 48 % of the peak, by its days as well as by its speed. DeepSeek-V3 multiplies
-# in fp8. (A token uses 37B of its 671B parameters, and these are N.) If you divide by the peak of bf16, it
-# reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
+# So LLaMA-65B trained at nearly 48 % of the peak, whether you go by its days or by its speed. DeepSeek-V3
+# multiplies in fp8. (A token uses 37B of its 671B parameters, and these are N.) If you divide by the peak of
+# bf16, it reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
 #
 # **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
 # tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
@@ -1292,9 +1294,9 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 #
 # Chinchilla (Hoffmann et al. 2022) is the paper that every plan cites. It has 70B parameters and 1.4T tokens,
 # 20 tokens per parameter, and is said to be compute-optimal for Gopher's budget, 5.76e23 FLOPs. Here is the
-# loss along the line 6 N D = C for this budget by two laws. One is the law its paper prints, and the other is a
-# second fit of the same data by Besiroglu et al. (2024). Above the picture, your function gives the lowest
-# point of each law.
+# loss along the line 6 N D = C for this budget, according to two laws. One is the law its paper prints, and
+# the other is a second fit of the same data by Besiroglu et al. (2024). Above the picture, your function
+# gives the lowest point of each law.
 
 
 # %% tags=["skip-in-grading"]
@@ -1328,13 +1330,14 @@ for name, law in LAWS.items():
 along_the_budget()
 
 # %% [markdown]
-# 32B and 93 tokens per parameter mean that the printed law contradicts the model of its own paper. But your
-# function is right, and there are two causes. `TeX source` has the exponents with four digits, from the
+# The printed law gives 32B and 93 tokens per parameter, so it contradicts the model of its own paper. But
+# your function is right, and there are two causes. `TeX source` has the exponents with four digits, from the
 # source text of the same paper (Besiroglu et al. found them). It gives 40B, and figure 4 of the paper also
-# projects 40B. So **rounding** to two digits is the step from 40 to 32. `replication` is fitted to the points
-# in the paper's own figures, and gives 72B and 18 tokens. So **the fit** is the step from 40 to 72. Besiroglu
-# et al. found the cause. The optimizer of the paper's fit stopped early, because the losses were averaged
-# instead of summed. Their own constants are uncertain as well, since B has a standard error of 1,293.
+# projects 40B. So **rounding** to two digits explains the step from 40 to 32. `replication` is fitted to the
+# points in the paper's own figures, and gives 72B and 18 tokens. So **the fit** explains the step from 40 to
+# 72. Besiroglu et al. found the cause. The optimizer of the paper's fit stopped early, because the losses
+# were averaged instead of summed. Their own constants are uncertain as well, since B has a standard error of
+# 1,293.
 #
 # What does the difference mean for other budgets? Each dot is a real model, with the parameters and tokens
 # its authors chose.
@@ -1465,12 +1468,12 @@ def first_that_fits(
 
 # %% [markdown]
 # <details><summary>Hint: one block</summary>Take <code>parameters(replace(config, layers=1))</code> and
-# <code>layers=2</code>. The difference of the sums is a block.</details>
+# <code>layers=2</code>. The difference between the two sums is one block.</details>
 # <details><summary>Hint: the order</summary>Write two loops, with checkpoint outside and stage inside. Return
 # the first that fits.</details>
 #
-# **Check.** Sixty plans are on the borders, where a layout just fits or just doesn't. A wrong answer comes
-# with its bill.
+# **Check.** It includes sixty plans on the borders, where a layout just fits or just doesn't. For a wrong
+# answer, it shows the bill.
 
 # %% nbgrader={"grade_id": "first_that_fits_check", "points": 8}
 report = check("01_why_distribute/first_that_fits", first_that_fits)
@@ -1481,10 +1484,10 @@ report.points(8)
 
 # %% [markdown]
 # **Measure: the map.** The cell answers the prediction, and then draws models against GPUs, coloured by your
-# own answers, for 70 GB of room and one sequence of 4,096 tokens on each GPU. Blue is without checkpointing,
-# orange with it, and white is None. In a live notebook, sliders change the room and the tokens. (Your formula
-# counts the activations of GPT-2's parts. But LLaMA's parts keep half as much again, 24.3 GB instead of 16.1
-# for Llama-3-8B, so the rows of LLaMA models are too optimistic.)
+# own answers, for 70 GB of room and one sequence of 4,096 tokens on each GPU. Blue means without
+# checkpointing, orange means with it, and white means None. In a live notebook, sliders change the room and
+# the tokens. (Your formula counts the activations of GPT-2's parts. But LLaMA's parts keep half as much
+# again, 24.3 GB instead of 16.1 for Llama-3-8B, so the rows of LLaMA models are too optimistic.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for gpus in (8, 1):
@@ -1515,8 +1518,8 @@ calculator(measured=globals().get("timeline"))  # of §3, if it has run
 # With stage 3 two sequences fit, in 71.7 of the 80 GB. Three need 99, and stages 0 to 2 have room for one at
 # most.
 #
-# **Break it.** Plan with all of the 80 GB that the name of the card promises. How many answers of the map
-# would be different with 70?
+# **Break it.** Suppose you plan with all of the 80 GB that the name of the card promises. How many answers on
+# the map would change with 70?
 
 
 # %% tags=["skip-in-grading"]
@@ -1703,8 +1706,8 @@ if answer_1 is not ...:
 # %% [markdown]
 # So do not sign. The throughput is off by a factor of 314 to 471, and so is every date that follows from it.
 # The checkpoints of a microbatch alone need more memory than the card has. And the scale is not GPT-3's. But
-# the model itself is possible. The last line has a layout that fits 64 GPUs without splitting a layer, and at
-# 40 % Chinchilla's tokens take nearly nine months.
+# the model itself is possible. The last line names a layout that fits 64 GPUs without splitting a layer, and
+# at 40 % Chinchilla's tokens take nearly nine months.
 #
 # <details><summary>In the lectures</summary>The plan is lecture 001's recipe 2, which also calls it "GPT-3
 # scale" and gives each GPU "32" sequences. With sequence parallelism (notebook 06) the checkpoints would be
@@ -1726,7 +1729,7 @@ if answer_1 is not ...:
 # logarithmic axes, because the best N is a power of the budget, with the exponent β/(α + β). So the ratio of
 # two laws' N is a power of the budget as well.
 #
-# **Predict.** Which of the three laws lets N grow fastest?
+# **Predict.** With which of the three laws does N grow fastest?
 #
 # **Build.** `crossover` returns the budget in FLOPs *above which* the N of the two laws differ by a factor of
 # 2 or more, whichever N is larger. The laws may cross below it, but above it they have to stay apart.
@@ -1772,7 +1775,7 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 #
 # Each notebook ends with the same three criteria, measured on the ranks. They are redundant computation
 # (FLOPs of all ranks over the FLOPs of one), the peak of memory on a rank, and the bytes a rank sends. This
-# notebook has the row with which all others are compared. M is the 4P bytes of the parameters.
+# notebook measures the row with which you will compare all others. M is the 4P bytes of the parameters.
 #
 # How much do replicas save? Above the table, the cell trains the small model on one rank, and then as two
 # replicas, with half of the batch each.
