@@ -165,7 +165,7 @@ class Saved:
 
 
 def passes(make, shape=(2, 32, 64), cut=False):
-    """Run the layer `make()` builds forward and backward, and return this rank's results.
+    """Run the layer made by `make()`, forward and backward, and return this rank's results.
 
     cut: the layer takes and returns the rank's part of the sequence (§7).
     """
@@ -265,7 +265,8 @@ def said(prediction, *args):
 # Autograd sees only one process with a smaller matrix.
 #
 # *By columns.* Every rank uses x. If a value is used N times, its gradient is the **sum** of the gradients
-# from all uses. On one GPU, autograd adds them up by itself. But here the uses are on N ranks.
+# from all uses. On one GPU, autograd adds them up by itself. But here the uses are on N ranks, so you have to
+# add them up.
 #
 # *By rows.* The sum hands its gradient on to every term unchanged. And every rank already has that gradient,
 # because all of them compute the same loss from the same y.
@@ -397,11 +398,11 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
         print(f"{name:20} d loss / d x = {run[0]}")
 
 # %% [markdown]
-# 1 is right, because if you raise one rank's x by a little, the loss rises by as much. PyTorch's all-reduce
-# says 4, but this is not a bug. PyTorch treats the losses of the four ranks as *four* losses, each of which
-# contains x, and differentiates their sum. In tensor parallelism, however, the four are copies of one loss.
-# With AdamW this factor N hardly shows in the loss, since Adam divides by the gradient's size (notebook 03),
-# but with gradient clipping or SGD it does.
+# The right gradient is 1, because if you raise one rank's x by a little, the loss rises by as much. PyTorch's
+# all-reduce says 4, but this is not a bug. PyTorch treats the losses of the four ranks as *four* losses, each
+# of which contains x, and differentiates their sum. In tensor parallelism, however, the four are copies of
+# one loss. With AdamW this factor N hardly shows in the loss, since Adam divides by the gradient's size
+# (notebook 03), but with gradient clipping or SGD it does.
 #
 # <details><summary>In production</summary>Megatron-LM calls your functions
 # <code>copy_to_tensor_model_parallel_region</code> and <code>reduce_from_tensor_model_parallel_region</code>.
@@ -422,8 +423,8 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # **row** of `weight`, and `ColwiseParallel`, PyTorch's class for this layer, cuts dimension 0. (If a text
 # cuts "the weight matrix W", ask which of the two it means.)
 #
-# **Predict.** A layer leads from 1,024 features to 4,096, on four ranks. Which shapes do a rank's weight and
-# bias have? Which tensor is communicated in which direction, and how many of its bytes are sent?
+# **Predict.** A layer maps 1,024 features to 4,096, on four ranks. What shapes do a rank's weight and bias
+# have? Which tensor is communicated in which direction, and how many of its bytes are sent?
 #
 # <details><summary>Answer</summary>The shapes are (1,024, 1,024) and (1,024,). Forward sends nothing.
 # Backward adds up the gradient of x, which takes 2 · 3/4 of x's bytes. The bias is cut in the same way as the
@@ -564,8 +565,8 @@ _ = beside(
 # Now let's cut the other way. Each rank has some *input* features, and therefore rows of A, or columns of
 # `weight`. The product is partial, y = y₀ + y₁, and the sum is replicated.
 #
-# **Predict.** And the bias? It belongs to y, which all ranks have, so it is not cut. If every rank adds it to
-# its term, what comes out of the sum on 4 ranks? And what is the bias's gradient then?
+# **Predict.** What about the bias? It belongs to y, which all ranks have, so it is not cut. If every rank
+# adds it to its term, what comes out of the sum on 4 ranks? And what is the bias's gradient then?
 #
 # <details><summary>Answer</summary>The sum has four times the bias. So add it once, afterwards. Every rank
 # keeps all of it and gets the same gradient for it. Therefore nothing has to be sent, and the copies stay
@@ -1517,10 +1518,11 @@ report.points(4)
 #
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
-# The sum of exponentials is a sum of the ranks' sums. The target's logit is on only *one* rank. And since
-# exp(1,000) overflows, the largest logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). So the
-# ranks need three numbers for each position, which are the largest logit, the sum of exponentials, and the
-# target's logit. Since the loss does not depend on m, no gradient goes through it.
+# Each rank can sum its own exponentials, and the ranks' sums add up to the whole sum. The target's logit is
+# on only *one* rank. And since exp(1,000) overflows, the largest logit m is subtracted first: log Σ exp(l) =
+# m + log Σ exp(l − m). So the ranks need three numbers for each position, which are the largest logit, the
+# sum of exponentials, and the target's logit. Since the loss does not depend on m, no gradient goes through
+# it.
 #
 # **Predict.** How many bytes does a rank send for the loss, in float32, with targets at `tokens` positions,
 # on n ranks? §8 checks it.
@@ -1759,7 +1761,7 @@ class SequenceParallelNorm(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint: the pair</summary>Do as in §1, but with the tools <code>joined</code> and
-# <code>summed_part</code>, each once forward and once backward.</details>
+# <code>summed_part</code>. Each class needs one of them in forward and the other one in backward.</details>
 # <details><summary>Hint: the norm</summary>You have a function that does nothing forward and sums gradients
 # backward. You can also apply it to parameters.</details>
 #
@@ -2025,7 +2027,7 @@ figure
 # 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). In
 # Korthikanti et al. (table 2), 10 of the 34 stay whole with tensor parallelism, but none stays whole with
 # sequence parallelism in addition (in the form <code>"regather"</code>). So on 8 ranks the 114 bytes become
-# 10 + 104/8 = 23, and then 114/8 = 14.25. Of the 2.9 GB per layer, this leaves 0.58 GB and 0.36 GB.</details>
+# 10 + 104/8 = 23, and then 114/8 = 14.25. That leaves 0.58 GB and 0.36 GB of the 2.9 GB per layer.</details>
 #
 # **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is still right. But make two steps of
 # SGD, and then compare the ranks:
@@ -2218,8 +2220,8 @@ figure
 #
 # <details><summary>Answer</summary>It sends one all-reduce of M for each block and direction, so 2 L in all.
 # With a gate, backward needs two for each block, as in `Gated` in §4, since gate and up are layers of their
-# own, so there are 3 L. Attention, norms and embedding are whole on every rank, and every rank computes the
-# same with them, so nothing is sent for them.</details>
+# own, so there are 3 L in all. Attention, norms and embedding are whole on every rank, and every rank
+# computes the same with them, so nothing is sent for them.</details>
 
 
 # %%
@@ -2253,8 +2255,8 @@ def parallelize_mlps(model, group: Group = None):
 
 # %% [markdown]
 # <details><summary>Hint</summary>For each block, take the sizes and <code>bias is not None</code> from the
-# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and replace the old one by
-# it.</details>
+# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and put the result in the place
+# of the old layer.</details>
 #
 # **Check.**
 
@@ -2389,7 +2391,7 @@ on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].valu
 # Its two all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Then set
 # `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to see the same layer without direct access between
 # the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set it to 0 afterwards.
-# Which share of the layer is communication? Compare it with §8.
+# What share of the layer's time is communication? Compare it with §8.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(
@@ -2458,7 +2460,7 @@ report.points(3)
 # The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3 million
 # parameters learns from 4 sequences of 32 tokens on 4 ranks. Here M means the bytes of the model's
 # *parameters*. With replicas and with ZeRO-3 (from the reference) each rank gets one sequence, whereas ranks
-# that share layers get all four. The row *tensor parallel* needs §9. Without §9 it is missing, but the next
+# that share layers get all four. The row *tensor parallel* appears only if you have solved §9, but the next
 # two rows, made by the reference, show almost the same.
 
 
@@ -2556,7 +2558,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # against 0.27 M), but little of this traffic can be hidden behind computation.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
-# four replicas makes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
+# four replicas takes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
 # the others share that step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows (flat
 # buffers, notebook 04), because the reference does it by an addition. (Norms and activation functions are not
 # counted. So the card does not show that without sequence parallelism every rank computes all norms.) The
