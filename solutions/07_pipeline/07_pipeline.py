@@ -577,8 +577,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # and an activation of M bytes at each border? Add this schedule to your predictions in §2, and write the
 # fourth function.
 #
-# <details><summary>Answer</summary>The bubble is (p − 1)(F + B)/v. The pipeline is still full after p − 1
-# stages, but each takes only 1/v of the time. There are v·p − 1 instead of p − 1 borders. Without chunks, a
+# <details><summary>Answer</summary>The bubble is (p − 1)(F + B)/v. It still takes p − 1 stages to fill the
+# pipeline, but each takes only 1/v of the time. There are v·p − 1 instead of p − 1 borders. Without chunks, a
 # rank in the middle sends 2 m M, which is m M down and m M up. With v chunks it sends 2 v m M. Ranks 0 and p
 # − 1 each send m M less, since the first stage has no gradient to send on, and the last stage has no
 # activation.</details>
@@ -648,10 +648,10 @@ report.points(8)
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# Rank 0 keeps up to 11 activations of one chunk, so as much as 5.5 microbatches need on all its layers,
-# whereas 1F1B kept 4. Is this the price of interleaving? In the column *shorter* of the next cell, the
-# warm-up is (p − 1 − i) + (v − 1) p, so it grows by only one forward instead of two for each rank further up.
-# Each message takes a time c, where c = 1 is the time of a forward through *all* layers of a rank.
+# Rank 0 keeps up to 11 activations of one chunk, as much as 5.5 microbatches on all its layers, whereas 1F1B
+# kept 4. Is this the price of interleaving? In the column *shorter* of the next cell, the warm-up is (p − 1 −
+# i) + (v − 1) p, so it grows by only one forward instead of two for each rank further up. Each message takes
+# a time c, where c = 1 is the time of a forward through *all* layers of a rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -1981,12 +1981,12 @@ report.points(4)
 # | difficulty, importance | 5 and 1 of 5 |
 # | extra credit | 5 points, on top of the 60 |
 #
-# A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They are spread over
-# many nodes, and sending tokens to them and back takes as long as the computing. But a forward and a backward
-# of *different* microbatches do not need each other's results. So the two can be computed as one block, in
-# which each hides its messages behind the other's computing. Since a rank then always needs a forward to pair
-# with a backward, DualPipe feeds the pipeline from **both ends**. There are two copies of the model, in
-# opposite directions, and half of the microbatches go into each.
+# A layer of DeepSeek-V3 has many networks, its *experts*, but each token uses only a few. They are spread
+# over many nodes, and sending tokens to them and back takes as long as the computing. But a forward and a
+# backward of *different* microbatches do not need each other's results. So the two can be computed as one
+# block, in which each hides its messages behind the other's computing. Since a rank then always needs a
+# forward to pair with a backward, DualPipe feeds the pipeline from **both ends**. There are two copies of the
+# model, in opposite directions, and half of the microbatches go into each.
 #
 # Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
 # numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, and
@@ -2011,7 +2011,7 @@ report.points(4)
 #
 # The two ranks in the middle (below = 0) do the first pair of phase 4 as two actions, F near and then B far,
 # because a pair would make the backward wait. Phase 6 has 2 (place + 1) backwards in all. The first place + 1
-# of them are whole B's, and the others are I's, whose W's come in phases 7 and 8. A W always takes the
+# of them are whole B's, and the others are I's, whose W's come in phases 7 and 8. Each W belongs to the
 # microbatch that has waited longest.
 #
 # `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, and then the next one of

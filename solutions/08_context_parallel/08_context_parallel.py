@@ -15,7 +15,7 @@
 # |---|---|
 # | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
 # | you need | from notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
-# | time | three hours, with a break after §3; the *optional* parts take half an hour more: §6, which has 9 of the points, §8 and §9 |
+# | time | three hours, with a break after §3; the *optional* parts (§6, which has 9 of the points, §8 and §9) take half an hour more |
 # | points | 60 |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
@@ -335,8 +335,8 @@ for size in (12, 6, 3, 1):
     print(f"{12 // size:2} blocks: {out[0, 0, 0, 0]:.4f}")
 
 # %% [markdown]
-# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. Values of one test any attention well, because its output must
-# then be 1, whatever the scores.
+# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. All-one values are a good test of any attention, because its
+# output must then be 1, whatever the scores.
 #
 # **In production.** Every algorithm that computes attention in parts contains the merge you wrote, for
 # example FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). This is why kernels
