@@ -13,7 +13,7 @@
 #
 # The price is time. A layer needs the output of the layer before it, so while rank 0 works, rank 1 has to
 # wait. The order in which ranks do their work is called the *schedule*. You begin with a schedule in which
-# only one rank works at any time, and end, in the optional §11, with the schedule used to train DeepSeek-V3.
+# only one rank works at a time, and end, in the optional §11, with the schedule used to train DeepSeek-V3.
 #
 # | | |
 # |---|---|
@@ -568,7 +568,7 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 8 |
 #
-# The bubble is the time in which the pipeline fills and drains. Together these take the forwards and
+# The bubble is the time in which the pipeline fills and drains. Filling and draining take the forwards and
 # backwards of p − 1 stages, so let's make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers
 # 0 to 3 *and* 16 to 19, rank 1 holds layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i
 # holds stages i, p + i, 2p + i, ..., which are its v *chunks*. A microbatch goes round the ranks v times.
@@ -733,10 +733,10 @@ if schedule:
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 7 |
 #
-# A linear layer y = x Aᵀ has two products in its backward, dx = dy A and dA = dyᵀ x. The stage before it
-# waits for dx, but no rank waits for dA before the optimizer's step. So let's cut B into **I**, which
-# computes dx, and **W**, which computes dA. A rank does each I immediately, and a W whenever it would
-# otherwise idle. (The idea is from Qi et al. 2024, who call I "B".)
+# A linear layer y = x Aᵀ has two products in its backward, dx = dy A and dA = dyᵀ x. The previous stage waits
+# for dx, but no rank waits for dA before the optimizer's step. So let's cut B into **I**, which computes dx,
+# and **W**, which computes dA. A rank does each I immediately, and a W whenever it would otherwise idle. (The
+# idea is from Qi et al. 2024, who call I "B".)
 #
 # *ZB-H1* keeps the order of 1F1B, with I instead of B. Rank i first saves up i W's, and from then on it does
 # one W after each I. So rank 0 does each W right after its I, whereas rank 3 does its first W, for microbatch
@@ -1264,7 +1264,7 @@ for generator in (naive, gpipe, one_f_one_b):
             )
 
 # %% [markdown]
-# How much memory do the ranks need? The next cell prints the most memory taken by tensors on rank 0 of 2,
+# How much memory do the ranks need? The next cell prints the peak memory of the tensors on rank 0 of 2,
 # including weights and gradients.
 #
 # **Break it.** In the last row, a list keeps every tensor saved by autograd, as debugging code or a copied
@@ -1343,8 +1343,8 @@ gantts(charts, seconds=True) if charts else None
 # the same cores, or a message that waited for its receiver.
 #
 # **Break it.** In the classic mistake, you take the mean loss of each microbatch, as a loop without a
-# pipeline does, but forget to divide it by m, so gradients are m times too large. Will AdamW or SGD show it
-# within forty steps, for m = 4?
+# pipeline does, but forget to divide it by m, so gradients are m times too large. Will AdamW or SGD show the
+# mistake within forty steps, for m = 4?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1989,9 +1989,9 @@ report.points(4)
 # model, in opposite directions, and half of the microbatches go into each.
 #
 # Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
-# numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, and
-# the others through p to 2p − 1. Both p and m are even, and m is at least 2p. A `Pair(forward, backward)` is
-# one such block, whose backward is a whole B.
+# numbered from p on, so the latter is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p −
+# 1, and the others through p to 2p − 1. Both p and m are even, and m is at least 2p. A
+# `Pair(forward, backward)` is one such block, whose backward is a whole B.
 #
 # A rank's list has the eight phases in the table. Each copy of the model begins at one end of the pipeline.
 # Of the rank's two stages, *near* is the stage whose copy begins at the closer end (on rank 0 it is stage 0),
