@@ -641,7 +641,7 @@ report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws two chunks on each rank (the second one is paler), so every action takes half as
+# **Measure.** The cell draws two chunks on each rank (the second is paler), so every action takes half as
 # long.
 
 # %% tags=["skip-in-grading"]

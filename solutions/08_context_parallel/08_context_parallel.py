@@ -587,8 +587,8 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 #
 # **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
 # and one of its kernels for CPUs works in tiles. These tiles fit into the processor's caches (on a GPU, into
-# the fast memory of one multiprocessor), and the speed comes from *that*. The cell compares it with your
-# function and full attention, forward and backward, with 2,048 tokens on one thread:
+# the fast memory of one multiprocessor), and the speed comes from *that*. The cell compares this kernel with
+# your function and full attention, forward and backward, with 2,048 tokens on one thread:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
