@@ -957,8 +957,8 @@ for dtype in (torch.float32, torch.bfloat16):
 # | DeepSeek-V3, §3.3 | 13, for linear layers | 5 + 8/d (its §3.2) |
 #
 # </details>
-# <details><summary>In the lectures</summary>Here are four numbers, and the parts they count. Lecture 000 says
-# that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
+# <details><summary>In the lectures</summary>Four numbers in the lectures count different parts. Lecture 000
+# says that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
 # Lecture 002 says that Adam needs 8 bytes, "1B = 10 GB". That is m, v and 2 bytes of weights, without master
 # copy and gradients. Lecture 003 takes 28 GB of weights, times 4, which is right for plain float32. Lecture
 # 001 says that 12P is "momentum and variance". But those are only 8P, and the master copy is the rest. Its
@@ -1583,9 +1583,9 @@ on_gpus = on_your_gpus(ROOFLINE, predicted=least_seconds)
 # tens of microseconds. The roofline knows nothing about that. The row of the copy shows how much of the data
 # sheet's bandwidth a kernel reaches.
 #
-# **Predict.** Now take a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, with arithmetic
-# in 16 bits by autocast. The cell predicts the time at the card's peak, and the bytes of your §3 and §4,
-# which are 16 per parameter and the activations. What MFU do you expect?
+# **Predict.** Now take a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, and autocast to
+# 16 bits. The cell predicts the time at the card's peak, and the bytes of your §3 and §4, which are 16 per
+# parameter and the activations. What MFU do you expect?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1627,8 +1627,8 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 #    tensor of 1,000 × 4,096 × 4,096 numbers in float32, at a batch of 1,000 sequences of 4,096 tokens. Which
 #    tensor is that? `"one activation of the whole batch"`, `"the weights"`, `"one layer's scores"` or `"the
 #    logits"`
-# 4. The plan's model has an MLP of two matrices and 4h. Above how many **tokens** in a sequence do the scores
-#    (both products, masked scores included) take more FLOPs than the MLP?
+# 4. The plan's model has an MLP with two matrices and an inner width of 4h. Above how many **tokens** in a
+#    sequence do the scores (both products, masked scores included) take more FLOPs than the MLP?
 # 5. You take 8 GPUs instead of one, as replicas, and divide the batch among them. Which becomes less on each
 #    GPU, the memory of the model states or the time of a step? `"memory"`, `"time"` or `"both"`
 # 6. Take `GPT_13B` of §7 with one sequence of 8,192 tokens on each of 8 GPUs of 80 GB. Which layout is the
