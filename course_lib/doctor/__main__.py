@@ -1,3 +1,5 @@
+"""python -m course_lib.doctor: see `__init__.py`."""
+
 import sys
 
 from course_lib.doctor import main

@@ -99,6 +99,19 @@ def test_the_table_of_folders_is_whole() -> None:
 # --- the architecture ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("folder", ["autograder", "benchmarks", "course_lib", "tests", "tools"])
+def test_the_first_line_of_a_module_says_what_it_is_for(folder: str) -> None:
+    """docs/architecture.md lists a folder's contents by it, so the sentence may not go on below."""
+    without = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if source.startswith("# %%"):  # a notebook's cells
+            continue
+        if not re.match(r'"""\S.*("""\n|\n\n)', source):
+            without.append(str(path.relative_to(ROOT)))
+    assert not without
+
+
 def test_the_table_of_borders_is_what_the_tests_hold() -> None:
     """Each part of the checks, with the parts that it may import beside itself."""
     table = ARCHITECTURE.partition("<!-- BORDERS: begin -->")[2].partition("<!-- BORDERS: end -->")[

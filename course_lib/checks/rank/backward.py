@@ -1,5 +1,4 @@
-"""In the rank: how backward begins, PyTorch's warnings meanwhile, and a name for an object that is not an
-agreed tensor."""
+"""In the rank: how backward begins, PyTorch's warnings meanwhile, and a value's form in words."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""In the rank: the most bytes of tensors that were alive at any moment, and how much is multiplied, seen at
-each operation of PyTorch's.
+"""In the rank: the most bytes of tensors that were alive at any moment, and how much is multiplied.
 
-An operation's own buffers are not seen; its results are, however briefly any part of the code keeps them.
+Both are seen at each operation of PyTorch's. An operation's own buffers are not seen; its results are,
+however briefly any part of the code keeps them.
 """
 
 from __future__ import annotations

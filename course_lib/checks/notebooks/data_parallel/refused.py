@@ -1,5 +1,7 @@
-"""Parts of PyTorch that would do the exercises' work, and the message to a student who uses one of them (see
-`refusing`)."""
+"""Parts of PyTorch that would do the exercises' work, and the message to a student who uses one of them.
+
+`course_lib.checks.rank.refusing` refuses them.
+"""
 
 from __future__ import annotations
 
