@@ -1,10 +1,11 @@
-"""Results entered into nbgrader's gradebook, which is derived from them and never the other way round.
+"""Results entered into nbgrader's gradebook, and the penalties of its plugin for work that came late.
 
-One process writes, in one transaction for each result, so that the book holds a grade whole or not at
-all; entering the same result again changes nothing. Scores, comments, extra credit and extensions that a
-person entered stay. Extra credit for an exercise is the only field that both write: see `Entries.enter`.
-The tables are read by their columns: nbgrader's objects compute every sum over the class when one of them
-is loaded, and a class of 500 would pay for that 500 times.
+The book is derived from the results, and never the other way round. One process writes, in one
+transaction for each result, so that the book holds a grade whole or not at all; entering the same result
+again changes nothing. Scores, comments, extra credit and extensions that a person entered stay. Extra
+credit for an exercise is the only field that both write: see `Entries.enter`. The tables are read by
+their columns: nbgrader's objects compute every sum over the class when one of them is loaded, and a
+class of 500 would pay for that 500 times.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     on_your_gpus(ROOFLINE, predicted=least)   measured on this machine's GPUs, or else a record
     python -m course_lib.gpu                  every experiment for which there are GPUs, into one JSON file
 
-An experiment is a small body that returns rows. Each file holds the experiments of one subject.
+An experiment is a small body that returns rows. `experiment.py` measures them and reads the records, which
+are in `records/`, and `table.py` shows both in a notebook. Other files hold the experiments of one subject.
 """
 
 from course_lib.gpu.experiment import Experiment, Row

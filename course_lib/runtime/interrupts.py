@@ -2,6 +2,7 @@
 
 KeyboardInterrupt is raised wherever Python is at the moment. In a callback of a weak reference, or in a
 finalizer, exceptions are only printed ("Exception ignored in ..."), and the cell would run on.
+`run.py` ends the ranks of an interrupted call.
 """
 
 from __future__ import annotations
