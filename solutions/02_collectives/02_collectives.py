@@ -93,7 +93,7 @@ NBYTES = 3360  # 840 float32: divisible by 2, 3, 4, 5, 7 and 8
 
 
 def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
-    """Print `cost(n, nbytes)`, a pair (bytes of the busiest rank, rounds), beside what happened."""
+    """Print `cost(n, nbytes)`, a pair (bytes of the busiest rank, rounds), next to a real run."""
     print(f"M = {NBYTES:,} bytes    bytes of the busiest rank          rounds")
     print("              you say       ledger      you say       ledger")
     for n in world_sizes:
@@ -117,7 +117,7 @@ def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
 
 
 def results(exchange):
-    """Run something that may go wrong on four ranks; print each result, or the reason."""
+    """Run something that might fail on four ranks, and print each result, or why it failed."""
     for rank, result in enumerate(try_it(exchange) or []):
         print(f"rank {rank}: {result}")
 
@@ -132,8 +132,8 @@ def results(exchange):
 # | time | 10 minutes |
 # | difficulty, importance | 1 and 3 of 5 |
 #
-# This is the obvious way. Every rank sends its tensor to rank 0, rank 0 adds them up, and then rank 0 sends
-# the sum to every rank.
+# The obvious way has three steps. Every rank sends its tensor to rank 0, rank 0 adds up all tensors, and then
+# rank 0 sends the sum to every rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -154,7 +154,7 @@ def gather_to_one(tensor):
 
 def sum_4_mb(algorithm):
     tensor = torch.ones(1_000_000, device=device())
-    dist.barrier()  # all ranks are ready: the picture begins here
+    dist.barrier()  # all ranks are ready, and the picture begins here
     algorithm(tensor)
     return tensor[0].item()
 
@@ -192,17 +192,17 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 
 # %% [markdown]
 # Let's put numbers on it. Take 8 GPUs with 14 GB each, on links that carry 50 GB/s each way (one 400 Gb/s
-# InfiniBand port). Rank 0 takes in 7 · 14 = 98 GB, which is 1.96 s, and then sends 98 GB, another 1.96 s.
-# (Both count, because it can't send a sum it doesn't have yet. So here B is twice the bytes that rank 0
-# sends.) A step that computes for one second would wait for almost four. With 16 GPUs, the wait more than
-# doubles.
+# InfiniBand port). Rank 0 takes in 7 · 14 = 98 GB, which takes 1.96 s, and then sends 98 GB, which takes
+# another 1.96 s. (Both times count, because it can't send a sum it doesn't have yet. So in this case B is
+# twice the bytes that rank 0 sends.) A step that computes for one second would wait for almost four. With 16
+# GPUs, the wait more than doubles.
 #
 # **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients of
 # the other GPUs. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one
 # machine.
 #
-# Are these four seconds the price of an all-reduce, or only of this way to do it? §1 to §3 build three
-# simpler exchanges. §4 puts two of them together and has the answer.
+# Are these four seconds the price of an all-reduce, or only of this way of doing it? §1 to §3 build three
+# simpler exchanges. §4 puts two of them together and gives the answer.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.2 calls GPU 0 of <code>DataParallel</code> the
 # master GPU. The all-reduce in its §19.3 gives the mean, whereas ours gives the sum.</details>
@@ -222,10 +222,10 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # others wait for 14 GB. In §0, rank 0 served the others one after another, which took 7 rounds. But after the
 # first round, *two* ranks hold the weights. Why should only one of them send?
 #
-# The picture is a real run on 8 ranks, made when you run the cell. Move the slider. The tensor has only two
-# elements here. A row is a rank and a box is one element, whose colour says from which rank its value comes.
-# In every round, each rank that holds rank 0's value passes it on to a rank that doesn't, so the value is on
-# 1, 2, 4 and finally 8 ranks. If you draw each message as an edge from rank to rank, the edges form a
+# The picture shows a real run on 8 ranks, made when you run the cell. Move the slider. The tensor has only
+# two elements here. A row is a rank and a box is one element, whose colour says which rank its value comes
+# from. In every round, each rank that holds rank 0's value passes it on to a rank that doesn't, so the value
+# is on 1, 2, 4 and finally 8 ranks. If you draw each message as an edge from rank to rank, the edges form a
 # *binomial tree*.
 #
 # **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any N?
@@ -242,7 +242,7 @@ def film_broadcast(algorithm):
     return film
 
 
-# Films show rounds and no times, so all of them are made on the CPU.
+# Films show rounds but no times, so all of them are made on the CPU.
 run = launch(film_broadcast, reference.broadcast, world_size=8, backend="gloo")
 stepper(run.ledger, run)
 
@@ -258,8 +258,8 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** Give every rank a *place*, counted from the root. The root has place 0, the rank after it has
-# place 1, and so on around the circle. When round k begins, the ranks with the places 0 to 2^k − 1 hold the
-# value. Each of them sends to the rank whose place is 2^k higher, if that place is below N.
+# place 1, and so on around the circle. When round k begins, the ranks at places 0 to 2^k − 1 hold the value.
+# Each of them sends to the rank whose place is 2^k higher, if that place is below N.
 #
 # Only the ranks of the group call the function. Here no rank sends and receives in the same round, so plain
 # `dist.send` and `dist.recv` will do.
@@ -285,7 +285,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
     """Give every rank of `group` the tensor of global rank `src`, in place, along a binomial tree.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    All ranks together send (N-1) M bytes, in ceil(log2 N) rounds: a rank sends at most one
+    All ranks together send (N-1) M bytes, in ceil(log2 N) rounds. A rank sends at most one
     message in each round.
     """
     ### BEGIN SOLUTION
@@ -305,9 +305,9 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d, a
-# rank is one of three kinds. It holds the value and sends it d further, or it gets the value now, from the
-# rank d before it, or its turn has not come yet.</details>
+# <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d, there
+# are three kinds of ranks. Some hold the value and send it d places further. Others get the value now, from
+# the rank d places before them. The rest have to wait for a later round.</details>
 # <details><summary>Hint: the step</summary>Let <code>root</code> be the rank of <code>src</code> in the
 # group. With <code>place = (rank - root) % n</code>, the ranks with <code>place &lt; d</code> send to
 # <code>place + d</code> (unless that is n or more), and those with <code>d &lt;= place &lt; 2 * d</code>
@@ -334,7 +334,7 @@ def broadcast_840():
 beside(broadcast_cost, broadcast_840)
 
 # %% [markdown]
-# The tree has a weak side, because the root sends ceil(log2 N) · M although one M would do. For a large
+# The tree has a weakness, because the root sends ceil(log2 N) · M although one M would do. For a large
 # tensor, it is better to cut it into pieces that follow each other down a chain of ranks. Then every rank
 # except the last sends M, whatever N is. This is called *pipelining*, and you will meet it again in notebook
 # 07.
@@ -353,20 +353,20 @@ def disagree_on_the_root():
 results(disagree_on_the_root)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Some rank sends to a rank that doesn't expect it. The
-# diagnosis may end with the usual advice for a circle (change the order in one rank, or post the send and the
-# receive together). That advice doesn't help here, because the messages belong to two different trees. Ask
-# first whether all ranks mean the same exchange.</details>
+# <details><summary>After you have run it</summary>Some rank sends to a rank that doesn't expect a message.
+# The diagnosis might end with the usual advice for a circle (change the order in one rank, or post the send
+# and the receive together). That advice doesn't help here, because the messages belong to two different
+# trees. Ask first whether all ranks mean the same exchange.</details>
 #
 # Without a ledger, a job like this hangs until NCCL's time limit, ten minutes by default, and then tells you
-# only that it timed out. Real code usually gets here because `src` was computed from a value that differs
+# only that it timed out. Real code usually gets into this state by computing `src` from a value that differs
 # between ranks.
 #
 # **In production.** `dist.broadcast(tensor, src)` has the same arguments. The ledger can't see how a built-in
-# sends, so it books every built-in at the least any algorithm must send. For a broadcast this is a chain,
-# with M from every rank except the last. Only the operating system knows how many bytes really went over the
-# wire, and Linux counts the bytes of every TCP connection. `show_wire` prints them for the built-in and for
-# your tree. gloo, the CPU backend, also sends a binomial tree, with 2 M from the root of four ranks. (Some
+# sends, so for a built-in it books the least any algorithm must send. A broadcast is booked as a chain, with
+# M from every rank except the last. Only the operating system knows how many bytes really went over the wire,
+# and Linux counts the bytes of every TCP connection. `show_wire` prints these counts for the built-in and for
+# your tree. gloo, the CPU backend, also uses a binomial tree, whose root sends 2 M on four ranks. (Some
 # figures might be a few hundredths above the algorithm's bytes, because Linux counts everything on the
 # connection, or much higher if TCP had to send bytes again. NCCL's bytes don't go over TCP on one machine, so
 # `show_wire` asks for gloo.)
@@ -393,8 +393,8 @@ def wire_bytes():
 
 
 def on_the_wire(collective, numel=1 << 20):
-    """How often this rank sends M in `collective(full, part)`:
-    M is the full tensor, a part is M/N."""
+    """How many times M this rank sends in `collective(full, part)`,
+    if M is the size of the full tensor, and M/N the size of a part."""
     full = torch.ones(numel, device=device())
     part = torch.ones(numel // dist.get_world_size(), device=device())
     dist.barrier()
@@ -436,8 +436,8 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # it holds. A dark frame says that the box changed in this round. A box is still one element, and in this film
 # a chunk is also one element. A number next to a message or in a box says which element it is (0-1 means
 # elements 0 and 1). A box without a number holds the element of its column. Follow your chunk in the
-# *messages* instead of the boxes, because this run uses the reference implementation. It keeps its partial
-# sums alternately in `output` and in a buffer that the film doesn't show.
+# *messages* instead of the boxes, because this run uses the reference implementation, which keeps its partial
+# sums alternately in `output` and in a buffer the film doesn't show.
 #
 # **Predict.** Write the cost in the cell below the film. As everywhere, `nbytes` is the size of the *full*
 # tensor, which here is the input.
@@ -465,9 +465,8 @@ def reduce_scatter_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** Chunk c must end up on rank c. It has to visit all N ranks, so it starts one place further on, at
-# rank c + 1, and makes N − 1 hops. Now look at it from the rank's side. What does rank r send in round k, and
-# what arrives?
+# **Build.** Chunk c must visit all N ranks and end on rank c. So it starts at the next rank, c + 1, and makes
+# N − 1 hops. Now look at this from the side of a rank. What does rank r send in round k, and what arrives?
 #
 # `input` belongs to the caller, so leave it as it was. The partial sums need memory of their own.
 
@@ -499,7 +498,7 @@ def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = Non
     """Write into `output` this rank's chunk of the sum of all ranks' `input`, by a ring.
 
     input: (N*k, ...), contiguous or not; unchanged. output: (k, ...), chunk r of dim 0 of the sum;
-    its earlier values do not count. As dist.reduce_scatter_tensor.
+    its earlier values do not matter. Works like dist.reduce_scatter_tensor.
     Each rank sends (N-1)/N of the input's bytes, in N-1 rounds.
     """
     ### BEGIN SOLUTION
@@ -555,10 +554,10 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # much as an all-reduce because it *is* one. It sums the whole tensor everywhere and then throws (N−1)/N of
 # the sum away, so yours sends half as much. NCCL has true reduce-scatters, among them a ring and, since 2.23,
 # an algorithm called PAT. Keep the difference in mind when you test sharded training on a CPU. For a
-# built-in, the ledger shows the bytes an algorithm must send, but gloo may send more.
+# built-in, the ledger shows the bytes any algorithm must send, but gloo might send more.
 #
-# **Break it.** Here is one round of a ring with *one* buffer. The buffer goes out to the right while the left
-# neighbour's value comes into it. Predict the value rank 1 holds afterwards.
+# **Break it.** Here is one round of a ring with *one* buffer. The buffer is sent to the right while the left
+# neighbour's value is received into it. Predict the value rank 1 holds afterwards.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -577,8 +576,8 @@ results(one_buffer)
 # %% [markdown]
 # The ledger stops this run. Without the ledger, you might not notice the mistake, because rank 1 should end
 # with 0 and quite possibly does. But if a rank's new value arrives before its own has left, the rank passes
-# on the *new* value. Then one value reaches two ranks, and another is lost. This hits a different rank from
-# run to run, so the mistake is hard to find.
+# on the *new* value. Then one value reaches two ranks, and another is lost. The mistake hits different ranks
+# in different runs, so it is hard to find.
 
 # %% [markdown]
 # ## 3 · All-gather on a ring
@@ -624,7 +623,7 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** What do you hold at the start, and what has rank r + 1 not seen yet? This time you don't need a
-# second buffer, because a chunk arrives in the place where it stays.
+# second buffer, because each chunk arrives exactly where it should stay.
 
 
 # %% nbgrader={"grade_id": "all_gather", "solution": true}
@@ -645,7 +644,7 @@ def all_gather(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
     """Write every rank's `input` into `output`, in the order of ranks, by a ring.
 
     input: (k, ...), contiguous or not, the same shape on every rank; unchanged. output: (N*k, ...).
-    As dist.all_gather_into_tensor.
+    Works like dist.all_gather_into_tensor.
     Each rank sends (N-1)/N of the output's bytes, in N-1 rounds.
     """
     ### BEGIN SOLUTION
@@ -689,8 +688,8 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # **In production.** `dist.all_gather_into_tensor(output, input)` gives the same result and sends the same
 # bytes.
 #
-# **Break it.** Cut ten elements over four ranks, and the shards have 3, 3, 2 and 2. Every rank makes room for
-# N times its own shard. What happens when a rank with 2 meets a rank with 3?
+# **Break it.** If ten elements are cut into four shards, the shards have 3, 3, 2 and 2. Here every rank makes
+# room for N shards of its own size. What happens when a rank with 2 meets a rank with 3?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -705,7 +704,7 @@ def uneven_shards():
 results(uneven_shards)
 
 # %% [markdown]
-# gloo itself would have delivered garbage or ended the process. The message above comes from the ledger
+# gloo itself would have delivered garbage or ended the process. The diagnosis above comes from the ledger
 # instead, which compares both ends of every message. The cure in real code is *padding*. FSDP and ZeRO make
 # all shards as long as the longest one.
 
@@ -721,15 +720,15 @@ results(uneven_shards)
 # | points | 2 + 12 |
 #
 # How cheap can an all-reduce be? Consider a single element, in other words N numbers, one on each rank. A
-# message can merge two partial sums into one, but never more than two. So it takes N − 1 messages before the
-# first complete sum exists. The other N − 1 ranks don't have this sum yet, and need one message each.
-# Together these are 2 (N − 1) messages per element, however you arrange them (Patarasuk and Yuan 2009 prove
-# it with care). Share them out evenly over the N ranks, and you have the least that the busiest rank can
-# send. The prediction asks you for this number.
+# message can merge two partial sums into one, but never more than two. So the first complete sum takes N − 1
+# messages. The other N − 1 ranks don't have this sum yet, and need one message each. Together these are 2 (N
+# − 1) messages per element, however you arrange them (Patarasuk and Yuan 2009 prove it with care). If you
+# share them out evenly over the N ranks, you have the least the busiest rank can send. The prediction asks
+# you for this number.
 #
 # In total, §0 sends no more than that. Its flaw is that one rank sends half of it. A reduce-scatter followed
-# by an all-gather puts the same load on every rank instead. This is the ring all-reduce, and no algorithm can
-# get by with a busiest rank that sends less.
+# by an all-gather puts the same load on every rank instead. This is the ring all-reduce, and in no algorithm
+# can the busiest rank send less.
 #
 # **Predict.** How many bytes does each rank send, and in how many rounds, for any N and M?
 
@@ -815,14 +814,14 @@ seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 # *bounded*, because they start at M for N = 2 and approach 2 M without ever reaching it. The rounds, however,
 # grow with N without limit. For 14 GB, the time grows by only 16 % from 64 ranks to 4,096, so over this range
 # the saying nearly holds. For 10 KB, the time grows in proportion to N − 1, because nearly all of it is
-# latency. For 25 MB, the bytes dominate on few ranks and the latency on many.
+# latency. For 25 MB, the bytes dominate if there are few ranks, and the latency dominates if there are many.
 #
 # **Build.** Your function works in place and must handle *any* size: 10 elements over 4 ranks, 2 elements
 # over 3, or none at all. You can put your two halves together, or write the ring in one piece, on the tensor
 # itself.
 #
 # If you write it in one piece, every rank can start by sending the chunk with its own number, r. In round k =
-# 0, 1, ... chunk r − k − 1 then reaches rank r, which adds it to its own and passes the sum on in the next
+# 0, 1, ... chunk r − k − 1 then reaches rank r, which adds its own part and passes the sum on in the next
 # round. (Here it doesn't matter *which* chunk a rank completes. In §2 it had to be chunk r, which is why
 # everything there was shifted by one place.) For four ranks, write down which rank holds which complete sum
 # after the last round of this phase, or look at the film. The second phase continues from there.
@@ -846,7 +845,7 @@ def reduce_chunks(chunks, group):
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
-    """Sum `tensor` over the ranks of `group`, in place, by a ring. As dist.all_reduce.
+    """Sum `tensor` over the ranks of `group`, in place, by a ring. Works like dist.all_reduce.
 
     tensor: any shape, contiguous or not, any size; the same shape and dtype on every rank.
     Each rank sends 2 (N-1)/N of the tensor's bytes, in 2 (N-1) rounds. If N does not divide
@@ -896,16 +895,16 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # %% [markdown]
 # **In production.** The call is `dist.all_reduce(tensor)`. gloo's all-reduce sends as much as yours, because
 # its `allreduce.cc` also has a ring. NCCL chooses among several algorithms (§5). You have built an all-reduce
-# as a reduce-scatter and an all-gather. This is why ZeRO-1 costs no more communication than plain data
-# parallelism. It has the same two halves, with the optimizer step between them (notebook 04).
+# as a reduce-scatter and an all-gather. ZeRO-1 has the same two halves, with the optimizer step between them,
+# so it costs no more communication than plain data parallelism (notebook 04).
 #
 # **Look.** The next two cells show your ring on film and as a timeline. Is the film the same as the film at
 # the top of this section? (If your ring works on a copy, the boxes change only at the end, so compare the
 # messages instead. If your ring is §2 followed by §3, each message carries the chunk one place before the
 # chunk in that film.) In the timeline, count the arrows and ignore the milliseconds. Every rank sends six
 # messages and receives six, of 1 MB each. In §0, by contrast, rank 0 received three messages of 4 MB and sent
-# three, and every other rank sent one and received one. (Grey is waiting, on a laptop mostly for a core. §9
-# shows how that changes the time.)
+# three, and every other rank sent one and received one. (Grey is waiting, and on a laptop most of it is
+# waiting for a core. §9 shows how that changes the time.)
 
 # %% tags=["skip-in-grading"]
 run = try_it(film_in_place, ring_all_reduce, backend="gloo")
@@ -916,11 +915,11 @@ run = try_it(sum_4_mb, ring_all_reduce)
 run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier") if run else None
 
 # %% [markdown]
-# **Break it.** Copy your ring and let its second phase start one place too early. Instead of the chunk the
-# rank has just *finished*, it starts from the chunk before it, whose sum is not complete. If you wrote the
-# ring in one piece, rank r finishes chunk r + 1, so start the second phase from chunk r. If your ring is §2
-# followed by §3, rank r finishes chunk r, so give `all_gather` chunk r − 1 of the rank's own tensor instead.
-# Before you run the check, think about this: is anything right on any rank?
+# **Break it.** Copy your ring and let its second phase start one chunk too early. Each rank then starts from
+# the chunk before the chunk it has just *finished*, and that sum is not complete. If you wrote the ring in
+# one piece, rank r finishes chunk r + 1, so start the second phase from chunk r. If your ring is §2 followed
+# by §3, rank r finishes chunk r, so give `all_gather` chunk r − 1 of the rank's own tensor instead. Before
+# you run the check, decide whether anything is right on any rank.
 
 
 # %% nbgrader={"grade_id": "ring_from_the_wrong_chunk", "solution": true}
@@ -939,13 +938,13 @@ def ring_from_the_wrong_chunk(tensor: torch.Tensor, group: Group = None) -> None
 # %% tags=["skip-in-grading"]
 report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed=4)
 # %% [markdown]
-# <details><summary>After you have run it</summary>Nothing is right, on any rank, because the chunks the
-# second phase passed along the ring held the value of a single rank. But some things are <i>not</i> wrong.
-# The bytes, the rounds and the shape are right, and all ranks agree.</details>
+# <details><summary>After you have run it</summary>No element is right on any rank. The second phase passed
+# chunks along the ring, but each chunk held the values of a single rank. Some things, however, are <i>not</i>
+# wrong. The bytes, the rounds and the shape are right, and all ranks have the same result.</details>
 #
 # A training run with this ring would not crash. It would learn from gradients that are about N times too
-# small, because each of their chunks would come from only one rank's data. You would look for the reason in
-# the learning rate.
+# small, because each of their chunks would come from only one rank's data. You would probably blame the
+# learning rate.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.3 works the example of 8 GPUs and 1 GB: "each GPU
 # sends 1.75GB", 14 hops. It concludes that the cost of communication does not depend on N. Lecture 003 states
@@ -963,15 +962,15 @@ report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed
 # | difficulty, importance | 4 and 2 of 5 |
 # | points | 8 |
 #
-# In every step you log the loss, which is one float of 4 bytes, averaged over 512 ranks. In the ring, that
-# float is one chunk of 512, and the other chunks are empty. But this one chunk must go around twice, which
-# makes 2 · 511 = 1,022 hops, one after another. At 10 µs each they take 10 ms, for one number. So the bytes
-# don't matter here, but the rounds do.
+# Suppose you log the loss in every step. It is one float of 4 bytes, averaged over 512 ranks. In the ring,
+# that float is one chunk of 512, and the other chunks are empty. But this one chunk must go around twice,
+# which makes 2 · 511 = 1,022 hops, one after another. At 10 µs each, they take 10 ms for one number. Here the
+# bytes don't matter, but the rounds do.
 #
-# What is the smallest number of rounds? After one round a rank can have heard from one other, after two
-# rounds from three others, and after k rounds from 2^k − 1. So an all-reduce takes at least log2 N rounds. If
-# N is a power of two, recursive doubling needs no more. In round k, rank r swaps *everything it has* with
-# rank r XOR 2^k, and then both add.
+# What is the smallest number of rounds? After one round, a rank can have heard from one other rank, after two
+# rounds from three others, and after k rounds from 2^k − 1 others. So an all-reduce takes at least log2 N
+# rounds. If N is a power of two, recursive doubling needs no more. In round k, rank r swaps *everything it
+# has* with rank r XOR 2^k, and then both add.
 #
 # **Predict.** Start with powers of two. If you then go on to any N (below), come back and complete your
 # prediction.
@@ -995,12 +994,12 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** For a power of two, it is a loop over the distances 1, 2, 4, .... Send your tensor to the partner
-# `rank ^ distance`, receive the partner's tensor, and add it. Your tensor must not change while it is being
-# sent (§2), so receive into a buffer and add after the wait.
+# **Build.** For a power of two, the algorithm is a loop over the distances 1, 2, 4 and so on. Send your
+# tensor to the partner `rank ^ distance`, receive the partner's tensor, and add it. Your tensor must not
+# change while it is being sent (§2), so receive into a buffer and add after the wait.
 #
 # *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. Then N −
-# P ranks are left over. Each of them, rank P + i, first sends its tensor to rank i and then waits. Rank i
+# P ranks are left over. Each leftover rank, P + i, first sends its tensor to rank i and then waits. Rank i
 # adds this tensor to its own. The first P ranks then do recursive doubling among themselves. Finally, rank i
 # sends the sum back to rank P + i. (Here B is one M larger than the bytes of the busiest rank.)
 
@@ -1017,7 +1016,7 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
     N a power of two: each rank sends M log2 N bytes, in log2 N rounds. Any other N: one round
-    before and one after for the ranks that are left over. These are floor(log2 N) + 2 rounds, and
+    before and one after for the ranks that are left over. That makes floor(log2 N) + 2 rounds, and
     the busiest rank sends M (floor(log2 N) + 1) bytes.
     The result has the same bits on every rank.
     """
@@ -1102,7 +1101,7 @@ for rank, total in enumerate(totals):
     print(f"rank {rank}: {(total != totals[0]).sum():4} of 1,000 elements differ from rank 0's")
 
 # %% [markdown]
-# Floating-point addition rounds, so the order counts. The differences are only in the last bits. But each
+# Floating-point addition rounds, so the order matters. The differences are only in the last bits. But each
 # replica now takes a slightly different step, from slightly different weights, a hundred thousand times, and
 # nothing ever pulls the replicas together again. Your two algorithms avoid this. A ring sums each chunk in
 # one order and copies the result, and in recursive doubling both partners add the same two tensors.
@@ -1110,9 +1109,9 @@ for rank, total in enumerate(totals):
 # **In production.** It is often said that NCCL uses trees for small N and rings for large N, but its
 # developers say otherwise. NCCL has a formula for the time of each algorithm (ring, tree, a sum made by the
 # network switch) with each protocol (how a message is cut and signalled). It computes all these times for the
-# *message size*, the nodes and the links it has, and then chooses the pair with the least time (NCCL issue
-# 457; the code is `tuning.cc`). Trees win when latency counts, which means with small messages or *many*
-# nodes. On two nodes they can also win on large messages (issue 946).
+# *message size*, the nodes and the links it has, and then chooses the combination with the least time (NCCL
+# issue 457; the code is `tuning.cc`). Trees win when latency counts, which means with small messages or
+# *many* nodes. On two nodes they can also win on large messages (issue 946).
 #
 # <details><summary>NCCL's tree</summary>NCCL's tree is not recursive doubling. It is a pair of binary trees
 # that each carry half of the tensor, up to the root and down again, in pieces. A rank sends at most 2 M (a
@@ -1138,10 +1137,10 @@ for rank, total in enumerate(totals):
 # | points | 5 |
 #
 # This time there is nothing to add. Every rank has N chunks, one *for each* rank, and every chunk goes to the
-# rank it is meant for, so chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks
-# as columns, and the exchange is the transpose of a matrix. A mixture-of-experts layer sends each token to
-# the rank that holds its *expert*, one of several networks among which the layer chooses. Ulysses attention
-# (notebook 08) turns "all heads of my tokens" into "all tokens of my heads". Both are all-to-alls.
+# rank it is meant for, so chunk d of rank s becomes chunk s of rank d. If you write the ranks as rows and the
+# chunks as columns, the exchange transposes a matrix. A mixture-of-experts layer sends each token to the rank
+# that holds its *expert*, one of several networks the layer chooses from. Ulysses attention (notebook 08)
+# turns "all heads of my tokens" into "all tokens of my heads". Both are all-to-alls.
 #
 # **Predict** the cost. In each round, every rank sends one message and receives one.
 
@@ -1169,8 +1168,8 @@ def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** If all ranks serve rank 0 first, then rank 1, and so on, then rank 0 has N − 1 senders at its
-# door while the others have none. It is better if in round k rank r sends to r + k and receives from r − k,
+# **Build.** If all ranks first send to rank 0, then to rank 1, and so on, rank 0 has N − 1 senders at its
+# door while the others have none. It is better if, in round k, rank r sends to r + k and receives from r − k,
 # for k = 1, ..., N − 1.
 
 
@@ -1185,7 +1184,7 @@ def all_to_all(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
     """Send chunk d of `input` to rank d; chunk s of `output` comes from rank s.
 
     input, output: (N*k, ...), cut along dim 0 into N equal chunks; contiguous or not; `input` is
-    unchanged. As dist.all_to_all_single with equal splits.
+    unchanged. Works like dist.all_to_all_single with equal splits.
     Each rank sends N-1 messages, (N-1)/N of the input's bytes. Its own chunk is copied.
     """
     ### BEGIN SOLUTION
@@ -1226,8 +1225,8 @@ beside(all_to_all_cost, all_to_all_840)
 # **In production.** The call is `dist.all_to_all_single(output, input)`, with lists of sizes if the chunks
 # differ, as they do when experts are not equally popular.
 #
-# **Break it.** To save memory, let the result arrive in the input with `all_to_all(x, x)`. What can go wrong,
-# and when would it go unnoticed?
+# **Break it.** To save memory, let the result overwrite the input, with `all_to_all(x, x)`. What can go
+# wrong, and when would it go unnoticed?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1241,11 +1240,11 @@ def in_place():
 results(in_place)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Rank 0 should hold 0, 10, 20, 30. There are three outcomes.
-# If the result is right, your function keeps a copy, so no memory is saved. If it is wrong, a chunk was
-# overwritten before it had left. Or the ledger complains, because with an even N there is a round that sends
-# and receives the same chunk. The mistake goes unnoticed when all test data are alike, such as all ones.
-# <code>torch.distributed</code> doesn't promise to notice at all.</details>
+# <details><summary>After you have run it</summary>Rank 0 should hold 0, 10, 20, 30. There are three possible
+# outcomes. If the result is right, your function keeps a copy, so no memory is saved. If the result is wrong,
+# a chunk was overwritten before it had left. If the ledger complains, that is because with an even N there is
+# a round that sends and receives the same chunk. The mistake goes unnoticed when all test data are alike,
+# such as all ones. <code>torch.distributed</code> doesn't promise to notice at all.</details>
 
 # %% [markdown]
 # ## 7 · Two kinds of wire *(optional)*
@@ -1264,7 +1263,8 @@ results(in_place)
 # the nodes. It takes three steps:
 #
 # 1. *reduce-scatter* inside each node, so that GPU i of a node holds 1/8 of the node's sum;
-# 2. *all-reduce* across, in which the eight GPUs with the same place i in their nodes sum only that 1/8;
+# 2. *all-reduce* across nodes, in which the eight GPUs with the same place i in their nodes sum only that
+#    1/8;
 # 3. *all-gather* inside each node.
 #
 # The film shows 2 nodes of 2 ranks, {0, 1} and {2, 3}.
@@ -1305,8 +1305,8 @@ def hierarchical_bytes(per_node: int, nodes: int, nbytes: int) -> tuple[float, f
 
 
 # %% [markdown]
-# **Build.** You already have all the parts. Let g be the number of ranks in a node. Sizes that are not
-# multiples of g need a decision. Either pad, or cut with `tensor_split` as in §4.
+# **Build.** You already have all the parts. Let g be the number of ranks in a node. Decide how to handle
+# sizes that are not multiples of g. Either pad, or cut with `tensor_split` as in §4.
 
 
 # %% nbgrader={"grade_id": "hierarchical_all_reduce", "solution": true}
@@ -1382,9 +1382,9 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>The sum is right, but four times as many bytes cross the
-# slow wires. A test of values can't find this, but a look at the matrix does. On real clusters the same
-# happens when the launcher places ranks round-robin over the nodes, while the code believes that ranks 0 to 7
-# share a node.</details>
+# slow wires. A test that compares values can't find this, but a look at the matrix can. On real clusters, the
+# same thing happens when the launcher places ranks round-robin over the nodes, while the code believes that
+# ranks 0 to 7 share a node.</details>
 #
 # **In production.** This is hybrid sharding (HSDP). `fully_shard` on a two-dimensional mesh (ranks in rows
 # and columns) reduce-scatters gradients along one axis and all-reduces the shards along the other. The
@@ -1394,8 +1394,8 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 # M go out of a node. In the three steps, each of a node's 8 GPUs sends 2 · 7/8 · M/8 = 0.22 M to other nodes.
 # Together this is 1.75 M, which is hardly less. But the eight GPUs can send through eight ports, whereas the
 # one ring pushes all its bytes through *one*. So NCCL builds several rings through all GPUs, each of which
-# leaves the node by a different port (NCCL issue 471). The latency remains, because a ring over 64 GPUs has 2
-# · 63 = 126 rounds, and the three steps have 7 + 14 + 7 = 28.
+# leaves the node by a different port (NCCL issue 471). But the latency remains, because a ring over 64 GPUs
+# has 2 · 63 = 126 rounds, whereas the three steps have 7 + 14 + 7 = 28.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says "NCCL (intra-node), InfiniBand (inter-node)".
 # That compares a library with a wire, although NCCL runs over both kinds of wire. For the lectures' figures
@@ -1416,13 +1416,14 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 # Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,
 # `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`, `"all_to_all"`.
 # `nbytes` is always the full tensor (for `"all_to_all"`, one rank's input), and the bytes are counted for the
-# busiest rank. Here recursive doubling must be right for *any* N, and more than half of the 4 points need it.
-# The docstring in §5 has the formula, so you can do this even if you skipped the optional part there.
+# busiest rank. Here recursive doubling must be right for *any* N, because more than half of the 4 points
+# depend on it. The docstring in §5 has the formula, so you can do this even if you skipped the optional part
+# there.
 #
 # The last function answers the question that decides which algorithm a library chooses. Ring and recursive
 # doubling compute the same thing, but one sends less and the other takes fewer rounds. At how many bytes do
 # they take the same time? Write down *rounds · α + bytes · β* for both, set them equal and solve for the
-# bytes. There is an N for which the ring never wins, and for this N you return `math.inf`.
+# bytes. There is an N for which the ring never wins. For this N, return `math.inf`.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -1495,11 +1496,11 @@ report = check(
 report.points(4)
 
 # %% [markdown]
-# Now you can judge the rule from §5, trees for small N and rings for large N. The cell takes N ranks on links
-# of 10 µs and 50 GB/s.
+# Now you can judge the rule from §5, trees for small N and rings for large N. The cell prints the crossover
+# for several N, on links of 10 µs and 50 GB/s.
 #
-# **Break it.** The classic mistake is in the unit. The last three lines of the output are the time of one
-# ring all-reduce, of 14 GB on 64 ranks, but each line reads the data sheet in another way.
+# **Break it.** The classic mistake is in the unit. The last three lines of the output are three times for the
+# same ring all-reduce, of 14 GB on 64 ranks, from three readings of one data sheet.
 
 # %% tags=["skip-in-grading"]
 for n in (2, 8, 64, 512) if ready(crossover) else ():
@@ -1518,7 +1519,7 @@ for reading, bandwidth in readings.items() if ready(seconds) else ():
     print(f"{reading:34} {seconds('ring_all_reduce', 64, 14e9, 10e-6, 1 / bandwidth):.3f} s")
 
 # %% [markdown]
-# From 8 ranks to 512, the more ranks there are, the larger the message must be before a ring pays. So the
+# From 8 ranks to 512, the more ranks there are, the larger the message must be before a ring pays off. So the
 # rule is the wrong way around, because *many* ranks call for few rounds, and so do *small* messages. (All
 # these N are powers of two. For any other N, recursive doubling has to pay for the ranks that are left over,
 # so the crossover is lower than at the next power of two. NCCL's tree sends 2 M at most, which is closer to
@@ -1540,7 +1541,7 @@ for reading, bandwidth in readings.items() if ready(seconds) else ():
 # At which size do your ring and your recursive doubling take the same time?
 #
 # **Measure.** A run begins when all ranks are ready and ends when the slowest rank is done. Only the best of
-# several runs counts, because any other work of the machine can only add to the time.
+# several runs counts, because any other work on the machine can only add to the time.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RACE_RANKS = 4
@@ -1589,10 +1590,10 @@ for name, times in measured.items():
     print(name.ljust(30), *(f"{1000 * t:7.2f}" for t in times))
 
 # %% [markdown]
-# Now you get α and β in two ways. The first way is a fit, which finds the pair for which your `seconds` comes
+# Now you get α and β in two ways. The first way is a fit. It chooses α and β so that your `seconds` comes
 # closest to the 16 measurements of your two all-reduces (8 sizes each). It counts relative errors, so that 4
-# KB weighs as much as 64 MB. The second way is a ping-pong between two ranks. Here α is the time of its
-# smallest message, and β is the time per byte of its largest.
+# KB weighs as much as 64 MB. The second way is a ping-pong between two ranks, in which α is the time of the
+# smallest message, and β is the time per byte of the largest.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
@@ -1698,38 +1699,38 @@ for name, times in measured.items():
 # *The fit knew the answer, but ping-pong did not.* α and β of the race were chosen to suit these very curves,
 # so their crossover only describes the measurement. The crossover computed from ping-pong is a prediction. If
 # it is far off, the gap is the price of the assumption that every rank has its own wire. Ping-pong keeps two
-# ranks busy and has the memory to itself, whereas in the race four ranks copy and add at the same time.
-# Compare the two 1/β, and you see that α and β belong to a load, not to a computer.
+# ranks busy and has the memory to itself, whereas in the race four ranks copy and add at the same time. If
+# you compare the two 1/β, you see that α and β belong to a load, not to a computer.
 #
-# *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring takes
-# three times as long. If your factor is not three, a round doesn't cost the same in both (see the three lines
-# with the cost of a round). Part of this cost is the wait for a core, because in every round *all* ranks need
-# one.
+# *On the left, only rounds count.* The ring has 6 and recursive doubling has 2, so with one α for both, the
+# ring takes three times as long. If your factor is not three, a round doesn't cost the same in both (see the
+# three lines with the cost of a round). Part of this cost is the wait for a core, because in every round
+# *all* ranks need one.
 #
 # *The built-in* runs its rounds in C++, while yours go through Python and the ledger. (The printed lines
-# count its rounds as if it were a ring. But gloo may use another algorithm for small tensors, and then its
+# count its rounds as if it were a ring. But gloo might use another algorithm for small tensors, and then its
 # time per round means nothing.)
 #
-# *`gather_to_one` may do far too well.* In the model, 3 M come into rank 0 and then 3 M go out. That makes 6
-# M one after another, four times the ring's 1.5 M. But there is no wire here. All ranks share the cores and
+# *`gather_to_one` might do far too well.* In the model, 3 M come into rank 0 and then 3 M go out. That makes
+# 6 M one after another, four times the ring's 1.5 M. But there is no wire here. All ranks share the cores and
 # the memory, so the *sum* of all bytes counts, and that is 6 M for both (§4). And `gather_to_one` keeps only
 # one pair of ranks awake at a time, so two cores are enough for it. On four machines, where every rank has
 # its own wire, the formula holds.
 #
-# *Recursive doubling may bend up at the end.* At 64 MB the bytes decide. The ring sends 1.5 M and recursive
-# doubling 2 M, so the ring should take 1.5 / 2 = 0.75 of doubling's time. If it takes much less, look at the
-# memory, because doubling receives into a buffer as large as the tensor. If that buffer is new in every call,
-# it is fetched from the system each time, page by page, because glibc, the C library of Linux, keeps no freed
-# block of more than 32 MB for the next call (`man mallopt`, M_MMAP_THRESHOLD). α and β know nothing of
-# memory.
+# *Recursive doubling might bend up at the end.* At 64 MB, the bytes decide. The ring sends 1.5 M and
+# recursive doubling 2 M, so the ring should take 1.5 / 2 = 0.75 of doubling's time. If the ring takes much
+# less, look at the memory, because doubling receives into a buffer as large as the tensor. If that buffer is
+# new in every call, it is fetched from the system each time, page by page, because glibc, the C library of
+# Linux, keeps no freed block of more than 32 MB for the next call (`man mallopt`, M_MMAP_THRESHOLD). α and β
+# know nothing of memory.
 #
 # **In production.** `nccl-tests` prints two bandwidths, and so do the last four lines above. The *algorithm
 # bandwidth* is M divided by the time. The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an
 # all-reduce. It is the bandwidth of each wire, provided the algorithm sent the least possible. So you can
-# compare it with the data sheet for any N, and a wasteful algorithm shows as a low number.
+# compare it with the data sheet for any N, and a wasteful algorithm shows up as a low number.
 #
 # On a machine with four GPUs, the race runs over NCCL without a change. There you should also add `1 << 28`
-# and `1 << 30` to `RACE_SIZES`, because 64 MB are little for NVLink.
+# and `1 << 30` to `RACE_SIZES`, because 64 MB is little for NVLink.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1737,9 +1738,9 @@ for name, times in measured.items():
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** NCCL's all-reduce runs from 4 KB to 1 GB. Take α from the smallest message and β from the
-# largest one. Does your formula then meet the sizes between them? And how much slower than NCCL is your own
-# ring?
+# **Predict.** NCCL's all-reduce is timed on sizes from 4 KB to 1 GB. Take α from the smallest message and β
+# from the largest one. Does your formula then fit the sizes between? And how much slower than NCCL is your
+# own ring?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1758,8 +1759,8 @@ on_gpus = on_your_gpus(ALL_REDUCES, predicted=between)
 if on_gpus and on_gpus.here and ready(ring_all_reduce):
     on_gpus = on_your_gpus(ALL_REDUCES, predicted=between, source=False, yours=ring_all_reduce)
 # %% [markdown]
-# NCCL changes its algorithm and its protocol with the size, so one α and one β don't fit everywhere. With
-# `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` it says which it chose. Your ring sends the same bytes. But
+# NCCL changes its algorithm and its protocol with the size, so no single pair of α and β fits all sizes. With
+# `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING`, it says what it chose. Your ring sends the same bytes. But
 # NCCL adds a piece while the next piece arrives, inside one kernel, whereas your ring returns to Python in
 # every round.
 
@@ -1804,9 +1805,9 @@ report.points(4)
 # %% [markdown]
 # ## Scorecard
 #
-# Three criteria judge a way to distribute training: little redundant computation, little peak memory, little
-# communication. Here they are again, measured on your own code. The job is the sum of four tensors of 3.36
-# MB. One process needs 3 additions per element for it.
+# Every way to distribute training is judged by three criteria: little redundant computation, little peak
+# memory, and little communication. Here they are, measured on your own code. The job is to sum four tensors
+# of 3.36 MB. A single process would need 3 additions per element.
 
 
 # %% tags=["skip-in-grading"]
@@ -1829,11 +1830,11 @@ scorecard(
 
 # %% [markdown]
 # Recursive doubling adds everything on every rank, so it pays for its few rounds with more additions than one
-# process needs. `gather_to_one` adds each element as often as it must, but all on one rank. The ring adds no
-# more than that and sends the least. It needs room for one chunk in addition to the tensor, 1.25 M in all, if
-# one buffer serves all rounds. Is your ring's peak higher? Then it holds more buffers at the same time, such
-# as a new one in each round, or a copy of the tensor. The card doesn't show the rounds, which are 6, 2 and 6
-# from the top. In rounds, then, the ring is not better than `gather_to_one`.
+# process needs. `gather_to_one` makes no unnecessary addition, but one rank makes them all. The ring makes no
+# unnecessary addition either, and it sends the least. If one buffer serves all rounds, the ring needs room
+# for only one chunk in addition to the tensor, 1.25 M in all. If your ring's peak is higher, it holds more
+# buffers at the same time, such as a new one in each round, or a copy of the tensor. The card doesn't show
+# the rounds, which are 6, 2 and 6 from the top. In rounds, then, the ring is not better than `gather_to_one`.
 #
 # **You have built** all the exchanges that the rest of the course is made of, and you can predict how much
 # each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
