@@ -5,7 +5,7 @@
 #
 # Eight GPUs hold the same 7B model. Each of them sees its own eighth of the batch, so each gets a different
 # gradient of 14 GB (in bf16). Then all eight take the mean of the eight gradients and make the same step. So
-# the eight replicas stay equal, and the step is the same as a single GPU would have made on the whole batch.
+# the eight replicas stay equal, and each step is the same as the step of a single GPU on the whole batch.
 #
 # Notebook 02 gives the cost. In every step, 2 · 7/8 · 14 GB = 24.5 GB leave each GPU, which takes 0.49 s on a
 # 50 GB/s link. In this notebook you hide most of that time behind the backward pass, and then learn to send
@@ -40,7 +40,7 @@
 # |---|---|
 # | N | the number of ranks. Each of them holds a *replica*, a full copy of the model |
 # | M | the bytes of all gradients of one replica |
-# | microbatch | the samples of one backward pass. The gradients of several microbatches may add up before the optimizer steps (*accumulation*). A GPU's share of the batch is then several microbatches |
+# | microbatch | the samples of one backward pass. The gradients of several microbatches can add up before the optimizer steps (*accumulation*). A GPU's share of the batch is then several microbatches |
 # | bucket | the gradients of a few neighbouring layers in one flat tensor, which travel as one message |
 # | hook | a function that autograd calls, here whenever a parameter's `.grad` is complete |
 # | handle | the object that `dist.all_reduce(t, async_op=True)` returns immediately. Only after `handle.wait()` does `t` hold the sum |
@@ -54,12 +54,12 @@
 # <details><summary>In the lectures</summary>Lecture 001 §19.1 calls a GPU's share of the batch a microbatch.
 # That is right without accumulation.</details>
 #
-# The next cell imports the modules, and also `try_it`, which runs a function that may fail and prints the
-# errors of the ranks. The cell after it defines the other tools. `network` makes a small model, and every
-# seed gives a different one. `samples` draws data that can be learned (a fixed layer makes the targets from
-# the inputs). `one_step` runs forward, backward and the averaging on a rank, without an optimizer, and
-# returns the gradients. Its argument `wrap` is a data-parallel class, such as yours. Finally, `predicted` and
-# `said` call your prediction functions.
+# The next cell imports the modules, and also `try_it`, which runs a function that might fail and prints the
+# errors of the ranks. The cell after it defines the other tools. `network` makes a small model, which is
+# different for every seed. `samples` draws data that can be learned (a fixed layer makes the targets from the
+# inputs). `one_step` runs forward, backward and the averaging on a rank, without an optimizer, and returns
+# the gradients. Its argument `wrap` is a data-parallel class, such as yours. Finally, `predicted` and `said`
+# call your prediction functions.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
@@ -104,8 +104,8 @@ def samples(seed, count, width=64):
 
 
 def one_step(wrap, width=64, count=16, before=0):
-    """Run `before` backwards and then one more, on each rank's own model and data,
-    and return the gradients of the last, by name."""
+    """Run `before` + 1 backwards on each rank's own model and data,
+    and return the gradients of the last backward, by name."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
@@ -149,12 +149,13 @@ def said(prediction, *args):
 # | you will write | nothing |
 # | time | 5 minutes |
 #
-# PyTorch has had two ways to use several GPUs. `nn.DataParallel` is one process that drives all GPUs. In
-# *every* step it cuts the batch up, copies the weights to the other GPUs, runs a thread for each of them,
-# gathers the outputs, and adds the gradients up on GPU 0, the only GPU that runs the optimizer.
+# PyTorch has two ways to train replicas on several GPUs. `nn.DataParallel` is one process that drives all
+# GPUs. In *every* step it cuts the batch up, copies the weights to the other GPUs, runs a thread for each of
+# them, gathers the outputs, and adds the gradients up on GPU 0, the only GPU that runs the optimizer.
 # `DistributedDataParallel` instead uses one process for each GPU, and one all-reduce of the gradients.
 #
-# The cell runs both as collectives, on four ranks. In the first, rank 0 is the master and plays GPU 0.
+# The cell imitates both with collectives, on four ranks. In the first, rank 0 is the master and plays the
+# part of GPU 0.
 
 
 # %% tags=["skip-in-grading"]
@@ -188,28 +189,29 @@ for step in (master_step, replica_step):
     print(f"{step.__name__:13} {total / run[0]:.2f} M sent by all ranks together")
 
 # %% [markdown]
-# Both move the same bytes, if you don't count batch and outputs. With a master, the weights must reach N−1
-# ranks, and N−1 gradients must come back, which makes 2 (N−1) M together. In the all-reduce, each of N ranks
-# sends 2 (N−1)/N · M, and together that is also 2 (N−1) M. A master that sends and receives every copy itself
-# has all of these bytes on its own link, so they take N times as long as the all-reduce. But a good broadcast
-# goes along a chain, in which every rank except the last sends M, and the gradients come back in the same
-# way. So the bytes are not why `nn.DataParallel` lost. It lost for these reasons:
+# Both ways move the same number of bytes, if you don't count the batch and the outputs. With a master, the
+# weights must reach N−1 ranks, and N−1 gradients must come back, which makes 2 (N−1) M in total. In the
+# all-reduce, each of N ranks sends 2 (N−1)/N · M, which also makes 2 (N−1) M in total. A master that sends
+# and receives every copy itself has all of these bytes on its own link, so they take N times as long as the
+# all-reduce. But a good broadcast goes along a chain, in which every rank except the last sends M, and the
+# gradients come back in the same way. So the bytes are not why `nn.DataParallel` lost. It lost for these
+# reasons:
 #
 # - **The weights must arrive before forward begins.** The GPUs have nothing to compute in the meantime.
 #   Gradients, however, can leave while backward still runs (§3), and DDP sends nothing else.
-# - **One Python drives all GPUs.** N threads share one interpreter lock (GIL), so the kernels of eight GPUs
-#   are launched one after another. With 1,000 kernels per pass, and 10 µs to launch each, that takes 10 ms
-#   for one GPU and 80 ms for eight.
+# - **One Python process drives all GPUs.** N threads share one interpreter lock (GIL), so the kernels of
+#   eight GPUs are launched one after another. With 1,000 kernels per pass, and 10 µs to launch each, that
+#   takes 10 ms for one GPU and 80 ms for eight.
 # - **GPU 0 does more.** It holds the optimizer state (8 bytes per parameter in plain fp32 Adam, which is 56
 #   GB for 7B) and all outputs. It also makes the step while the other GPUs wait.
-# - **It is limited to one machine.** Threads do not reach the next node.
+# - **It is limited to one machine.** Threads cannot reach another node.
 #
 # PyTorch's own documentation recommends DDP even on one machine.
 #
 # <details><summary>In the lectures</summary>In lecture 001 §19.2 the master broadcasts "updated params" after
-# the step, whereas <code>nn.DataParallel</code> copies them again in each forward. The lecture also calls DDP
-# up to 2 to 3 times as fast as DP. But no such factor holds for all models, because it depends on the bytes
-# and launches counted above, compared with the computing time.</details>
+# the step, whereas <code>nn.DataParallel</code> copies them again in each forward. The lecture also says that
+# DDP is up to 2 to 3 times as fast as DP. But no such factor holds for all models, because the gain depends
+# on how the bytes and launches counted above compare with the computing time.</details>
 
 # %% [markdown]
 # ## 1 · Who sees which samples
@@ -222,11 +224,11 @@ for step in (master_step, replica_step):
 # | points | 6 |
 #
 # Take four ranks and ten samples. Every sample must be seen, and no two ranks should see the same one. But
-# above all, *all ranks must have equally many samples*, because a rank with one more would wait in its
+# above all, *all ranks must have equally many samples*, because a rank with an extra sample would wait in its
 # all-reduce forever. So each rank gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
 #
-# In the picture, a row is an epoch and a column is a sample. Number and colour say which rank sees the
-# sample. Two numbers mean that two ranks see it.
+# In the picture, a row is an epoch and a column is a sample. The number and the colour of a box say which
+# rank sees the sample. Two numbers in a box mean that two ranks see the sample.
 
 # %% tags=["skip-in-grading"]
 from course_lib import data_parallel as reference  # the course's own classes, for the pictures
@@ -261,14 +263,14 @@ def dealt(sampler, n, world_size, epochs):
 dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
-# **Predict.** How many samples does each rank get, and how many are given out again so that all ranks get
-# equally many? (You will see both numbers after the check of your sampler. If a prediction gives points, it
-# is checked in §7.)
+# **Predict.** How many samples does each rank get, and how many samples are repeated so that all ranks get
+# equally many? (You will see both numbers after the check of your sampler. Predictions that give points are
+# checked in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
 def samples_each(n: int, world_size: int) -> tuple[int, int]:
-    """Return (samples per rank, how many of the samples on all ranks together are repetitions)."""
+    """Return (samples per rank, repetitions among the samples of all ranks together)."""
     ### BEGIN SOLUTION
     each = -(-n // world_size)
     return each, each * world_size - n
@@ -277,9 +279,9 @@ def samples_each(n: int, world_size: int) -> tuple[int, int]:
 
 # %% [markdown]
 # **Build.** Nothing is sent. All ranks draw the *same* permutation with `torch.randperm(n, generator=...)`,
-# from a `torch.Generator` that is seeded with `seed + epoch`. Rank r takes place r of it, and every N-th
-# place after that. If N does not divide the number of samples, the permutation continues from its own
-# beginning.
+# from a `torch.Generator` that is seeded with `seed + epoch`. Rank r takes position r of the permutation, and
+# every N-th position after that. If N does not divide the number of samples, the permutation continues from
+# its own beginning.
 
 
 # %% nbgrader={"grade_id": "shard_indices", "solution": true}
@@ -342,7 +344,7 @@ for n, world_size in cases if ready(shard_indices, samples_each) else ():
 
 # %% [markdown]
 # **Break it.** This sampler repeats no samples. It deals out ten samples to four ranks, so ranks 0 and 1 have
-# three, but ranks 2 and 3 have two. Before you run it, predict what happens, and at which sample.
+# three, but ranks 2 and 3 have only two. Before you run it, predict what happens, and at which sample.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -362,7 +364,7 @@ try_it(uneven)
 # and the hang comes at the end of an epoch, hours after the start.</details>
 #
 # **In production.** PyTorch provides `torch.utils.data.DistributedSampler`. You set its epoch from outside,
-# with `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
+# with `sampler.set_epoch(epoch)`. If you forget this call, every epoch has the same order as the first.
 
 # %% tags=["skip-in-grading"]
 from torch.utils.data import DistributedSampler
@@ -383,17 +385,18 @@ for epoch in (0, 1):
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 10 |
 #
-# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. Replicas start
-# equal, average their gradients and make the same step. So they stay equal forever, and don't have to compare
+# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. If replicas start
+# equal, average their gradients and make the same step, they stay equal forever and don't have to compare
 # their weights.
 #
 # The picture shows one step of the reference on four ranks. For each rank you see its computation, and below
-# it the all-reduces. The bar of an all-reduce runs from the call until the rank has waited for the result.
+# it the all-reduces. The bar of an all-reduce runs from the call until the rank has finished waiting for the
+# result.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def phases(wrap, width=256, count=256):
-    """Return the seconds on this rank from the barrier to the end of forward, and of backward."""
+    """Return the seconds from the barrier to the end of forward, and to the end of backward."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
@@ -444,8 +447,9 @@ def one_step_drawn(wrap, title):
 one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, after backward")
 
 # %% [markdown]
-# First come forward and backward. Then twelve all-reduces follow, one after another (in three lines, to tell
-# them apart), while no rank computes. If the first one is long, its rank came early and waits for the others.
+# After forward and backward, twelve all-reduces follow, one after another, while no rank computes. (They are
+# drawn on three lines, so that you can tell them apart.) If a rank's first all-reduce is long, that rank came
+# early and waits for the others.
 #
 # **Predict.** A replica has M bytes of gradients, and a step has K microbatches. How many bytes does each
 # rank send in a step? With `no_sync` (§3), the gradients of the first K − 1 microbatches only add up on their
@@ -464,17 +468,18 @@ def gradient_bytes_sent(
 
 # %% [markdown]
 # For 7B parameters in bf16, each of 8 ranks sends 24.5 GB, and each of 64 ranks sends 27.6 GB. It is often
-# said that the cost is independent of N. In fact it is M for two ranks and grows with N, but it stays below
-# 2M.
+# said that the cost is independent of N. In fact, a rank sends M if there are two ranks, and more if there
+# are more ranks, but always less than 2M.
 #
-# **Build.** Your class is a module around a module. `__init__` makes all replicas equal. After backward, the
-# training loop calls `finish_gradient_synchronization()`.
+# **Build.** Your class is a module that wraps another module. `__init__` makes all replicas equal. After
+# backward, the training loop calls `finish_gradient_synchronization()`.
 #
-# Real models have four things you must handle:
+# Real models have four peculiarities you must handle:
 #
-# - *Frozen* parameters have `requires_grad=False`. Broadcast them, but they have no gradient.
-# - *Tied* parameters are one tensor under two names. `parameters()` gives it once.
-# - *Buffers* are part of the model, but have no gradients.
+# - *Frozen* parameters have `requires_grad=False`. They must be broadcast like the others, but they have no
+#   gradient to average.
+# - *Tied* parameters are one tensor under two names. `parameters()` gives this tensor only once.
+# - *Buffers* are part of the model, so they must be broadcast, but they have no gradients.
 # - Some parameters got *no gradient on this rank* (`.grad` is `None`), because the rank's samples took
 #   another branch. The other ranks still wait for this rank in the all-reduce of that gradient.
 
@@ -514,12 +519,14 @@ class NaiveDataParallel(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: broadcasting</summary>A parameter is a leaf that requires a gradient, but a
-# broadcast writes into it in place. <code>p.detach()</code> shares its memory, and you can write into it.
-# <code>dist.broadcast(t, group_src=0, group=group)</code> starts from the first rank of the group.</details>
+# <details><summary>Hint: broadcasting</summary>A broadcast writes into a tensor in place, which autograd does
+# not allow if the tensor is a parameter that requires a gradient. But <code>p.detach()</code> shares the
+# parameter's memory, and you can write into it. <code>dist.broadcast(t, group_src=0, group=group)</code>
+# starts from the first rank of the group.</details>
 # <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums, so divide by
-# <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> sums and
-# divides. NCCL always has it, but gloo only in some versions.)</details>
+# <code>dist.get_world_size(group)</code>, but only once, before or after the call.
+# (<code>op=dist.ReduceOp.AVG</code> sums and divides. NCCL always has it, but gloo only in some
+# versions.)</details>
 #
 # **Check.** The cell after the check prints the bytes of your run next to your formula. The bytes before the
 # barrier in `one_step` are from the broadcast, so they don't count.
@@ -594,14 +601,13 @@ for optimizer in ("SGD", "AdamW"):
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>AdamW divides the running mean of the gradient by the root
-# of the running mean of its square, so a constant factor cancels, except in eps. With SGD, a sum has the
-# effect of a learning rate that is N times as large. If the learning rate was small, the sum may even look
-# better. If it was well chosen, however, training breaks. So training with Adam does not test your averaging.
-# Compare gradients instead, or train with SGD, as the checks do.</details>
+# of the running mean of its square, so a constant factor cancels, except in eps. This is why training with
+# Adam does not test your averaging. With SGD, a sum has the effect of a learning rate that is N times as
+# large. If the learning rate was small, the sum might even look better, but if it was well chosen, training
+# breaks. To test your averaging, compare gradients or train with SGD, as the checks do.</details>
 #
-# The second class takes the hook's argument for the gradient. But autograd calls a hook of
-# `register_post_accumulate_grad_hook` with the *parameter*. A tired engineer reduces the argument, and asks
-# the check:
+# The second class mistakes the hook's argument for the gradient. But autograd passes the *parameter* to a
+# hook of `register_post_accumulate_grad_hook`, so this class averages parameters. What will the check say?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -628,13 +634,13 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # <details><summary>After you have run it</summary>In step 1, the weights that the hook averages are already
 # equal, so the hook changes nothing. Each rank keeps its own gradients, and after the step the replicas
 # differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
-# trains, but worse. If you run <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, you get rank 0's
-# loss before the last of forty steps. It is 0.18, but with your class it was 0.05 (the mean with SGD above).
-# No rank raises an error.</details>
+# still trains, but worse. If you run <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, you get rank
+# 0's loss before the last of forty steps. It is 0.18, but with your class it was 0.05 (the mean with SGD
+# above). No rank raises an error.</details>
 #
-# **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
-# reduces in buckets of 25 MB (the first of 1 MB). The gradients of this model have only 0.1 MB, so they go in
-# one message.
+# **In production.** The next cell compares your class with `DistributedDataParallel`, on the same model and
+# data. DDP reduces gradients in buckets of 25 MB (only the first has 1 MB). The gradients of this model take
+# only 0.1 MB, so DDP sends them in one message.
 
 
 # %% tags=["skip-in-grading"]
@@ -663,11 +669,11 @@ def compared(ours, theirs=ddp, before=0):
 compared(NaiveDataParallel)
 
 # %% [markdown]
-# The bytes are equal, but one all-reduce of all gradients in one flat tensor (`reference.FlatDataParallel`)
-# pays the latency once instead of twelve times. For example, take a model of 300 parameter tensors on 8
-# ranks. A ring all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is
-# 14 · 20 µs = 0.28 ms instead of 300 · 0.28 = 84 ms. But a flat all-reduce hides nothing, and neither does
-# your class, because all gradients are sent after backward.
+# The bytes are equal, but your class pays the latency twelve times. A single all-reduce of all gradients in
+# one flat tensor (`reference.FlatDataParallel`) pays it only once. For example, take a model of 300 parameter
+# tensors on 8 ranks. A ring all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then
+# the flat all-reduce has a latency of 14 · 20 µs = 0.28 ms, instead of 300 · 0.28 = 84 ms. But a flat
+# all-reduce hides nothing, and neither does your class, because all gradients are sent after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N". Its DDP also takes <code>device_ids=[local_rank]</code>, the rank's GPU. You can leave this out, but
@@ -685,9 +691,9 @@ compared(NaiveDataParallel)
 # | points | 16 |
 #
 # Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
-# is still ahead, so send the gradient immediately. Then the gradient of layer i travels while backward
-# computes layer i − 1. But one message for each parameter pays too much latency, and one message for all of
-# them can leave only at the end. Buckets of a few megabytes are the middle way.
+# is still ahead, so you can send that gradient immediately. Then the gradient of layer i travels while
+# backward computes layer i − 1. But one message for each parameter pays too much latency, and one message for
+# all parameters can leave only at the end. Buckets of a few megabytes are a compromise.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 one_step_drawn(
@@ -696,21 +702,21 @@ one_step_drawn(
 
 # %% [markdown]
 # A grey bar begins when its bucket is handed over, while the orange backward still runs. The bar ends when
-# the rank has waited for the bucket. This is always after backward, because the ledger does not record when
-# the sum really arrived. The grey to the right of the orange is exposed. (On a laptop, ranks and messages
-# share the cores, so you win little time, and backward itself takes longer. Overlap pays when the network
-# needs no CPU core.)
+# the rank has finished waiting for the bucket. That is always after backward, even if the sum arrived
+# earlier, because the ledger does not record the arrival. The grey to the right of the orange is exposed. (On
+# a laptop, ranks and messages share the cores, so you win little time, and backward itself takes longer.
+# Overlap pays off when the network needs no CPU core.)
 #
 # **Predict.** Backward takes t seconds and makes gradients at an even pace, in B equal buckets. All of the
-# communication takes c seconds, one bucket after another. Bucket k = 1, 2, ..., B is full at k/B · t. When
-# backward has ended, how long does the step wait? There are two cases, because either backward or
-# communication is the slower. The *scaling efficiency* is the share of the step in which a rank computes. The
-# cell after yours applies both functions to the 0.49 s from the top of this notebook. In that cell, backward
-# takes 1 s, and in a step each rank computes for 1.5 s.
+# communication takes c seconds, one bucket after another. Bucket k = 1, 2, ..., B is full at time k/B · t.
+# How long does the step wait after backward has ended? There are two cases, because backward can be slower
+# than communication or faster. The *scaling efficiency* is the share of the step in which a rank computes.
+# The cell after yours applies both functions to the 0.49 s from the top of this notebook. In that cell,
+# backward takes 1 s, and each rank computes for 1.5 s per step.
 #
-# <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket except the last has
-# arrived before the last one leaves. If communication is the slower, the wire is never idle from the moment
-# when the first bucket leaves. When is that, and when is the wire done?</details>
+# <details><summary>Hint: the two cases</summary>If backward is slower, every bucket except the last has
+# arrived before the last one leaves. If communication is slower, the wire is never idle after the first
+# bucket has left. When does the first bucket leave, and when is the wire done?</details>
 
 
 # %% nbgrader={"grade_id": "exposed_seconds", "solution": true}
@@ -741,11 +747,12 @@ for buckets in (1, 4, 20):
 # %% [markdown]
 # **Build.** In `__init__`, broadcast as before. Then go through the parameters that require a gradient, *in
 # reverse order of registration*, and fill buckets. If the next parameter would make a bucket larger than
-# `bucket_bytes`, begin a new bucket (a parameter larger than that has a bucket to itself). Give each of these
-# parameters a hook with `register_post_accumulate_grad_hook` (a frozen one would refuse it).
+# `bucket_bytes`, begin a new bucket (so a parameter that is larger than a bucket has a bucket to itself).
+# Give each of these parameters a hook with `register_post_accumulate_grad_hook` (a frozen parameter would
+# refuse the hook).
 #
-# In the picture, `bucket_bytes` is 400. The numbers say in which order the hooks fire. The colours are
-# buckets, which leave from left to right.
+# In the picture, `bucket_bytes` is 400. The numbers give the order in which the hooks fire. The colours mark
+# the buckets, which leave from left to right.
 
 # %% tags=["skip-in-grading"]
 layers = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
@@ -782,22 +789,23 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=3, frameon=Fal
 figure
 
 # %% [markdown]
-# `2.weight` is larger than a bucket is allowed to be, so it has one to itself. The last layer's parameters
-# were registered last, but their gradients are complete first and leave first.
+# `2.weight` is larger than a bucket is allowed to be, so it has a bucket to itself. The last layer's
+# parameters were registered last, but their gradients are complete first, so they leave first.
 #
 # When autograd calls the hook, the parameter's gradient is complete. A bucket is full when the gradients of
 # all its parameters are complete. To send a full bucket, copy its gradients into a flat tensor and start the
 # all-reduce with `async_op=True`. Keep the handle, and do not wait.
 #
-# *All ranks must start the same all-reduces in the same order*, but gradients may become ready in another
-# order on another rank. So the hook looks at the first bucket that has not left. While that bucket is full,
-# the hook sends it and goes on to the next. One hook may therefore send several buckets, or none.
+# *All ranks must start the same all-reduces in the same order*, but gradients can become ready in different
+# orders on different ranks. So the hook looks at the first bucket that has not left yet. While that bucket is
+# full, the hook sends it and goes on to the next. A single call of the hook can therefore send several
+# buckets, or none.
 #
 # In `finish_gradient_synchronization()`, send the buckets that have not been sent yet (parameters without a
 # gradient count as zeros), wait for each handle, divide, and copy back.
 #
-# Under `no_sync()` hooks do nothing, so gradients of several microbatches add up in `.grad`. The first
-# backward outside then sends the total.
+# Under `no_sync()`, hooks do nothing, so the gradients of several microbatches add up in `.grad`. The first
+# backward after that sends the total.
 
 
 # %% nbgrader={"grade_id": "bucketed_data_parallel", "solution": true}
@@ -886,15 +894,16 @@ class BucketedDataParallel(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the things to remember</summary>Remember the buckets (lists of parameters), the
-# bucket of each parameter, the parameters of each bucket whose gradients are still missing, and the flat
-# tensor and the handle of each bucket that has left. Start again with empty ones at the end of
-# <code>finish</code>.</details>
-# <details><summary>Hint: flat and back</summary>Use <code>torch.cat([g.flatten() for g in grads])</code>, and
-# to get back <code>flat.split([p.numel() for p in bucket])</code> and <code>view_as(p)</code>.</details>
+# <details><summary>Hint: the things to remember</summary>Remember the buckets (lists of parameters) and the
+# bucket of each parameter. For each bucket, remember the parameters whose gradients are still missing. For
+# each bucket that has left, remember the flat tensor and the handle. At the end of <code>finish</code>, reset
+# the last two for the next step.</details>
+# <details><summary>Hint: flat and back</summary>To flatten, use <code>torch.cat([g.flatten() for g in
+# grads])</code>. To get back, use <code>flat.split([p.numel() for p in bucket])</code> and
+# <code>view_as(p)</code>.</details>
 # <details><summary>Hint: it hangs, or values are mixed up</summary>Print the order of all-reduces on each
-# rank. A rank whose samples skip a layer fills its buckets in another order. So launch in the order of the
-# list, and let <code>finish</code> send the rest.</details>
+# rank. A rank whose samples skip a layer fills its buckets in a different order. So launch the buckets in the
+# order of your list, and let <code>finish</code> send the rest.</details>
 #
 # **Check.**
 
@@ -907,10 +916,10 @@ report.points(16)
 
 # %% [markdown]
 # **Measure.** On this machine, ranks compute on the cores that also copy their messages. So overlap wins
-# little here, and the gain changes with the other programs on the machine. The next cell therefore imitates a
-# cluster in slow motion. The backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and
-# neither needs a core. Ranks, gradients (1 MB per layer) and the order of events are real. Grey is exposed,
-# and the black line marks the end your `exposed_seconds` predicts.
+# little here, and the gain depends on what else is running. The next cell therefore imitates a cluster in
+# slow motion. The backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither needs
+# a core. Ranks, gradients (1 MB per layer) and the order of events are real. Grey is exposed communication,
+# and a black line marks where it ends according to your `exposed_seconds`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -973,7 +982,7 @@ contestants = {  # name: (class, buckets in your exposed_seconds)
 }
 wraps = {name: wrap for name, (wrap, _) in contestants.items()}
 figure = None
-# on the CPU, because the wire is a host that sleeps
+# on the CPU, because a process that sleeps imitates the wire
 run = try_it(clocked, wraps, world_size=2, backend="gloo")
 if run is not None:
     figure = picture(7.5, 2.2)
@@ -994,15 +1003,16 @@ figure
 
 # %% [markdown]
 # A bucket of 25 MB holds the whole model, so it leaves when backward ends, and nothing overlaps. With a
-# bucket for each layer, all buckets except the last have arrived by then. The naive class sends one message
-# for each parameter after backward, so it waits for all the bytes, and for sixteen latencies.
+# bucket for each layer, all buckets except the last have arrived by the time backward ends. The naive class
+# sends one message for each parameter after backward, so it waits for all the bytes, and for sixteen
+# latencies.
 #
-# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. With buckets,
-# the exposed part may be shorter and backward longer, since the same cores do both. Run it more than once,
-# because the numbers vary.
+# To measure your machine as it is, run `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)`, and
+# run it more than once, because the numbers vary. With buckets, the exposed part might be shorter and
+# backward longer, since the same cores do both.
 #
-# **Break it, twice.** The first class *synchronises only the last microbatch*. After each `no_sync()` it
-# takes the rank's gradients away, and adds them again only after the last all-reduce. Before you run it,
+# **Break it, twice.** The first class *synchronises only the last microbatch*. After each `no_sync()`, it
+# sets the rank's gradients aside, and it adds them back only after the last all-reduce. Before you run it,
 # predict which lines of the check will notice.
 
 
@@ -1031,17 +1041,17 @@ class LastOnly(BucketedDataParallel):
 check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>With one microbatch all is right, and the bytes are also
-# right, so only the run with accumulation shows the mistake. The check computes the gradients this mistake
-# would give, and finds exactly those.</details>
+# <details><summary>After you have run it</summary>With one microbatch everything is right, and the number of
+# bytes is always right, so only the run with accumulation shows the mistake. The check computes the gradients
+# this mistake would give, and finds exactly those.</details>
 #
-# Accumulation loops often contain two other mistakes. Either they forget to divide by K, although the sum g =
-# Σ gᵢ over K microbatches is K times the mean. Or they forget `no_sync()`, and then DDP sends the gradients K
-# times, K · 24.5 GB for the 7B model.
+# Accumulation loops often contain one of two other mistakes. Either they forget to divide by K, although the
+# sum g = Σ gᵢ over K microbatches is K times the mean. Or they forget `no_sync()`, and then DDP sends the
+# gradients K times, K · 24.5 GB for the 7B model.
 #
-# The second program *reads a bucket too early*. Without `wait()` the flat tensor may hold anything: the
-# rank's own values, half a sum, the sum. Which values could the four ranks see? And which value must all of
-# them see after `wait()`?
+# The second program *reads a bucket too early*. Without `wait()`, the flat tensor might hold anything: the
+# rank's own values, half a sum, or the sum. Which values could the four ranks see? And which value must all
+# of them see after `wait()`?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1061,14 +1071,14 @@ if run is not None:
 
 # %% [markdown]
 # The sum is 6. A rank that divides or copies before `wait()` trains on some other value. No exception is
-# raised, and the next run may give yet another value.
+# raised, and the next run might give yet another value.
 #
 # **In production.** DDP does what you have built, in C++, and a little more. In its first step, all gradients
-# are one bucket. DDP watches in which order they arrive, and then divides them into buckets in that order for
-# the later steps. With `find_unused_parameters=True` it also walks the graph to see which gradients will
-# never come. The cell first prints a later step of DDP next to a later step of yours, both in buckets of 20
-# KB. Then it gives DDP a *comm hook*, which says what DDP does with a full bucket. This hook is PyTorch's
-# own, and sends 16 bits per element:
+# are one bucket. DDP watches in which order the gradients arrive, and for later steps it divides them into
+# buckets in that order. With `find_unused_parameters=True`, it also walks the graph to see which gradients
+# will never come. The cell first prints a later step of DDP next to a later step of yours, both in buckets of
+# 20 KB. Then it gives DDP a *comm hook*, which says what DDP does with a full bucket. This hook comes with
+# PyTorch, and it sends 16 bits per element:
 
 
 # %% tags=["skip-in-grading"]
@@ -1090,13 +1100,14 @@ print("DDP with a hook for 16 bits")
 compared(BucketedDataParallel, in_half)
 
 # %% [markdown]
-# In the first comparison the bytes are the same. The number of buckets differs, because DDP closes a bucket
-# once it has reached the limit, whereas yours closes before it would pass the limit. In the second, DDP sends
-# half the bytes, but its gradients differ in the fourth digit. §5 and §6 continue from here.
+# In the first comparison, the bytes are the same. The number of buckets differs, because DDP closes a bucket
+# once the bucket has reached the limit, whereas your class closes a bucket before it would exceed the limit.
+# In the second comparison, DDP sends half the bytes, but its gradients differ in the fourth digit. §5 and §6
+# continue from here.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.2 sends layer i "while computing layer i+1", but
-# it should be i − 1. Its accumulation loop writes g = Σ gᵢ, though its code divides, rightly. Under DDP that
-# code would send K times, since it does not use <code>no_sync()</code>.</details>
+# it should be i − 1. Its formula for accumulation is g = Σ gᵢ, although its code rightly divides. Under DDP,
+# that code would send K times, since it does not use <code>no_sync()</code>.</details>
 
 # %% [markdown]
 # ## 4 · A mean of means is wrong
@@ -1112,8 +1123,8 @@ compared(BucketedDataParallel, in_half)
 # 50 tokens with a mean gradient of 1, and rank 1 has 10 tokens with a mean gradient of 7. Then the mean of
 # all 60 tokens is (50 · 1 + 10 · 7)/60 = 2, but the mean of the means is 4.
 #
-# **Break it.** The cell computes both on two ranks, with three samples and one. The right gradient is the
-# gradient of one process with all four samples.
+# **Break it.** The cell computes both means on two ranks, which have three samples and one sample. The right
+# gradient is the gradient of one process with all four samples.
 
 
 # %% tags=["skip-in-grading"]
@@ -1144,10 +1155,10 @@ for counted in (False, True):
     )
 
 # %% [markdown]
-# The cure has three steps. First, every rank takes the *sum* over its samples. Then the gradients are summed
-# over the ranks. Finally, they are divided by the number of samples on all ranks together. That number is
-# also a sum over the ranks, which needs one more all-reduce, of 8 bytes. `reference`'s wrappers do it with
-# `finish_gradient_synchronization(count=...)`.
+# The cure has three steps. First, every rank takes the *sum* of the losses of its samples. Then the gradients
+# are summed over the ranks. Finally, they are divided by the number of samples on all ranks together. That
+# number is also a sum over the ranks, which needs one more all-reduce, of 8 bytes. `reference`'s wrappers do
+# it with `finish_gradient_synchronization(count=...)`.
 #
 # **In production.** DDP divides by N, whatever the counts are. With unequal counts, you have to multiply each
 # rank's mean loss by N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same
@@ -1170,9 +1181,9 @@ for counted in (False, True):
 # | difficulty, importance | 3 and 2 of 5 |
 # | points | 8 |
 #
-# Between machines, a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, so 24.5 GB take 8 s. Then
-# it pays to send less. Most of a gradient is concentrated in few elements. The picture shows how much of the
-# squared norm, Σ g², the largest elements hold, for one step of our network.
+# Between machines, a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, so 24.5 GB take 8 s. On
+# such a link, it pays to send less. Most of a gradient is concentrated in a few elements. For one step of our
+# network, the picture shows how much of the squared norm, Σ g², is in the largest elements.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 gradients = launch(one_step, reference.NaiveDataParallel, world_size=1)[0]
@@ -1188,9 +1199,9 @@ print(f"1 % of the elements hold {100 * share[len(share) // 100].item():.0f} % o
 figure
 
 # %% [markdown]
-# Each rank sends its k largest elements and **keeps the rest**, so that next time it starts from gradient +
-# rest. An element that is small but points the same way in every step adds up until it is sent. That is
-# *error feedback*.
+# With top-k, each rank sends its k largest elements and **keeps the rest**, so that next time it starts from
+# gradient + rest. An element that is small but has the same sign in every step adds up until it is large
+# enough to be sent. This is called *error feedback*.
 #
 # Ranks pick different elements, so the messages can't be added up on their way around a ring. Instead, an
 # element travels as a pair of index and value, and every rank gets the pairs of all ranks, by all-gather.
@@ -1218,10 +1229,11 @@ for n in (2, 8, 64, 100, 512):
     print(f"1 % on {n:3} ranks: {whole / pairs:6.2f} times less than an all-reduce")
 
 # %% [markdown]
-# It is often said that top-k compresses 10 to 100 times. At 1 % it sends 50 times less on two ranks, since
-# indices cost as much as values. But on 100 ranks it sends no less than the all-reduce.
+# It is often said that top-k compresses 10 to 100 times. At 1 %, it sends only 50 times less on two ranks,
+# since indices cost as much as values. And on 100 ranks, it sends no less than the all-reduce.
 #
-# **Build.** `error` is the rest. It belongs to the caller, which keeps it from step to step.
+# **Build.** `error` is the rest that was not sent. It belongs to the caller, which keeps it from step to
+# step.
 
 
 # %% nbgrader={"grade_id": "topk_all_reduce", "solution": true}
@@ -1261,10 +1273,11 @@ def topk_all_reduce(
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Compute <code>asked = tensor + error</code>, and pick its largest
 # elements. Then gather indices and values of all ranks, add each value at its index, and divide by N. The new
-# error is <code>asked</code> with zeros at the elements that were sent. Both arguments are overwritten in
-# place, as by <code>tensor.copy_(...)</code>.</details>
+# error is <code>asked</code> with zeros at the elements that were sent. Overwrite both arguments in place,
+# for example with <code>tensor.copy_(...)</code>.</details>
 # <details><summary>Hint: the step</summary>Use <code>asked.abs().topk(k).indices</code>.
-# <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds if an index comes twice.</details>
+# <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds up the values of an index that
+# occurs twice.</details>
 #
 # **Check.** The cell after the check compares your bytes with your formula.
 
@@ -1387,10 +1400,11 @@ curves(
 # | difficulty, importance | 3 and 2 of 5 |
 # | points | 8 |
 #
-# Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is its largest
-# magnitude over 127. The block is divided by its scale and then rounded. That makes 256 bytes and 4 for the
-# scale, 3.94 times less than float32. (Against the 16 bits of bf16, it is 1.97 times less.) The next cell
-# defines `quantize` and `dequantize` for you, and shows a row before and after.
+# Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is the largest
+# magnitude in the block, divided by 127. The block is divided by its scale and then rounded. So the block
+# takes 256 bytes, and 4 for the scale, which is 3.94 times less than in float32. (Against the 16 bits of
+# bf16, it is 1.97 times less.) The next cell defines `quantize` and `dequantize` for you, and shows a row
+# before and after.
 #
 # How far off is each value if one element is large? The picture of the second cell compares a scale for each
 # block with one scale for all. (In the block of the large element, the two curves coincide.)
@@ -1443,21 +1457,21 @@ figure
 
 # %% [markdown]
 # Now for the sum. int8 can't be summed as int8 (100 + 100 is −56), and blocks with different scales can't be
-# added at all. Gathering everything would cost (N−1) · M/4, which at N = 8 is as much as float32's
-# all-reduce. So work in two steps, as a reduce-scatter and an all-gather do:
+# added at all. Gathering everything would cost (N−1) · M/4, which at N = 8 is as much as an all-reduce in
+# float32. So work in two steps, as a reduce-scatter and an all-gather do:
 #
 # 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r, by **all-to-all**.
 # 2. Rank r receives its parts, turns them into float32 again, takes their mean, quantises *the mean*, and
-#    gives it to all, by **all-gather**.
+#    gives it to all ranks, by **all-gather**.
 #
-# The picture is a run of the reference on three ranks, with six elements on each. All its numbers come from
-# that run. Ranks are rows, and time runs right. Follow shard 2 of rank 0, the last two of its blue elements.
-# On which rank does it meet shard 2 of the other ranks, and where does the mean of the three go?
+# The picture shows a run of the reference on three ranks, with six elements on each. All its numbers come
+# from that run. Ranks are rows, and time runs right. Follow shard 2 of rank 0, the last two of its blue
+# elements. On which rank does it meet shard 2 of the other ranks, and where does the mean of the three go?
 
 
 # %% tags=["skip-in-grading"]
 def eight_bit_run():
-    """Return the input, collectives' tensors and mean of an int8_all_reduce of six elements."""
+    """Return input, tensors of the collectives, and mean of an int8_all_reduce of six elements."""
     from course_lib.compression import int8_all_reduce as library
 
     passed = []
@@ -1537,8 +1551,8 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=Fa
 figure
 
 # %% [markdown]
-# <details><summary>Where did shard 2 meet the others?</summary>On rank 2, since shard r goes to rank r. The
-# all-gather then gives the mean to all three ranks.</details>
+# <details><summary>Where did shard 2 meet the others?</summary>They met on rank 2, since shard r goes to rank
+# r. The all-gather then gives the mean to all three ranks.</details>
 #
 # **Predict.** How many bytes does a rank send? A shard of s = ceil(size/N) elements takes s bytes, and 4
 # ceil(s/256) bytes for its scales. A rank sends N−1 such shards in each of the two steps.
@@ -1556,8 +1570,9 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 # %% [markdown]
 # **Build.** There are two roundings, and the errors of both must be remembered. The first error is easy,
 # because it is `tensor + error` minus the values the receivers decode. Only rank r, the *owner* of shard r,
-# makes the second rounding, and it rounds the *mean*. The next mean divides the owner's `error` by N. So the
-# owner adds N times the error of the second rounding to its `error`. Then nothing is lost:
+# makes the second rounding, and it rounds the *mean*. When the next mean is taken, the owner's `error` is
+# divided by N. So the owner must add N times the error of the second rounding to its `error`. Then nothing is
+# lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
 #
@@ -1647,8 +1662,8 @@ curves(
 
 # %% [markdown]
 # The curve of int8 coincides with the curve of float32, at a quarter of the bytes. Top-k sends less here, but
-# its loss falls later. Set your two formulas equal, and you find that from 26 ranks on top-k would send more
-# than int8. With PowerSGD a rank sends less than twice the bytes of the two matrices, for any N.
+# its loss falls later. If you set your two formulas equal, you find that top-k would send more than int8 from
+# 26 ranks on. With PowerSGD, a rank sends less than twice the bytes of the two matrices, for any N.
 #
 # **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
 
@@ -1663,11 +1678,11 @@ def overflow():
 print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 
 # %% [markdown]
-# 400 − 2 · 256 = −112. There is no exception.
+# The first element is 400 − 2 · 256 = −112, and no exception is raised.
 #
 # **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
-# the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
-# gathers everything and so sends (N−1) · M/4. It also has `powerSGD_hook` (§9).
+# the node and then across nodes (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`,
+# which gathers everything and so sends (N−1) · M/4. It also has `powerSGD_hook` (§9).
 
 # %% [markdown]
 # ## 7 · What it costs
@@ -1680,7 +1695,7 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 # | points | 6 |
 #
 # The check takes your formulas from the sections above. The cell after it prints their numbers for 7B
-# parameters in bf16. Forward, backward and step take 1.5 s together, and backward takes 1 s of it, with 20
+# parameters in bf16. Forward, backward and step take 1.5 s together. Backward takes 1 s of this, with 20
 # buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, and 3.1 GB/s is a network of 25
 # Gb/s.
 
@@ -1721,10 +1736,10 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
     )
 
 # %% [markdown]
-# Each rank keeps its batch in this table, however many ranks there are. This is called *weak scaling*. In
-# *strong scaling*, all ranks share a fixed batch, so a rank computes less and less but still sends all
-# gradients. If 64 ranks each compute for only an eighth of the time, the overlapped efficiency at 50 GB/s
-# falls from 0.98 to 0.30.
+# In this table, the batch of a rank stays the same, however many ranks there are. This is called *weak
+# scaling*. In *strong scaling*, all ranks share a fixed batch, so a rank computes less and less but still
+# sends all gradients. If 64 ranks each compute for only an eighth of the time, the overlapped efficiency at
+# 50 GB/s falls from 0.98 to 0.30.
 #
 # Overlap hides as much as fits behind backward, but no more. At 3.1 GB/s, you must send less, or less often.
 # For example, take K = 8 microbatches, each as large as a rank's share was before, and seven of them under
@@ -1733,9 +1748,9 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
 # backward begins, and sending takes 7.84 s. So 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the
 # step computes for about 8 · 1.5 = 12 s, so the efficiency is about 0.6 instead of 0.18.
 #
-# You may read two rules that need a correction. The first is "Accumulation makes training K times as long".
-# It makes one *optimizer step* K times as long, but a sample takes the same time or less. The second is "A
-# step uses (batch of one rank) × (world size) samples". That is true only if all ranks are replicas.
+# Two rules that you will often read need a correction. The first is "Accumulation makes training K times as
+# long". It makes one *optimizer step* K times as long, but a sample takes the same time or less. The second
+# is "A step uses (batch of one rank) × (world size) samples". That is true only if all ranks are replicas.
 # Tensor-parallel ranks (notebook 06), which hold parts of one replica, share their samples.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
@@ -1760,9 +1775,10 @@ on_gpus = on_your_gpus(
 )
 
 # %% [markdown]
-# **Predict.** The gradients of GPT-2 small are 498 MB in float32. The prediction is your `exposed_seconds`,
-# with the measured seconds of the messages, two thirds of a step without a message as backward, and the
-# number of buckets that DDP made. Where is DDP fastest, with buckets of 1 MB, of 25 MB or in one?
+# **Predict.** The gradients of GPT-2 small are 498 MB in float32. The prediction comes from your
+# `exposed_seconds`. Its backward is two thirds of a step without messages, its communication is the measured
+# time of the messages, and its buckets are as many as DDP made. Is DDP fastest with buckets of 1 MB, with
+# buckets of 25 MB, or with a single bucket?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1777,11 +1793,11 @@ def with_exposed(of, run):
 
 on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # %% [markdown]
-# Many small buckets pay α many times, which `exposed_seconds` leaves out, whereas one bucket hides nothing. A
-# message also occupies some of the GPU's multiprocessors and memory bandwidth, so backward can get slower
-# while the message travels. And because the embedding is tied to the head, its gradient, 154 of the 498 MB,
-# is complete only when backward ends. So this third stays exposed with any buckets, although
-# `exposed_seconds` takes all buckets as equal.
+# With many small buckets, DDP pays α many times, a cost that `exposed_seconds` leaves out. With a single
+# bucket, it hides nothing. A message also occupies some of the GPU's multiprocessors and memory bandwidth, so
+# backward can get slower while the message travels. And because the embedding is tied to the head, its
+# gradient, 154 of the 498 MB, is complete only when backward ends. So this third stays exposed with any
+# buckets, but `exposed_seconds` does not know this, because it assumes equal buckets.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1794,8 +1810,8 @@ on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 #
 # You can write a number as arithmetic.
 #
-# 1. A 7B-parameter model has gradients in bf16, 8 ranks, and links that carry 50 GB/s each way. Backward
-#    takes 1 s, in 20 equal buckets. How many **seconds** are exposed?
+# 1. A 7B-parameter model with bf16 gradients is trained on 8 ranks, over links that carry 50 GB/s each way.
+#    Backward takes 1 s, in 20 equal buckets. How many **seconds** are exposed?
 # 2. The links now carry only 10 GB/s. Forward, backward and step take 1.5 s together. What is the scaling
 #    **efficiency** (0 to 1)?
 # 3. A program forgets the division by N. Which optimizer's loss curve shows it plainly: `"sgd"`, `"adamw"`,
@@ -1803,7 +1819,7 @@ on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # 4. Rank 0 has 30 tokens with a mean gradient of 2, and rank 1 has 10 tokens with a mean gradient of 6. What
 #    is the mean **gradient** of all tokens?
 # 5. Top-k sends 2 % of the elements, in float32 with 4-byte indices. From how many **ranks** on does it send
-#    no less than a plain ring all-reduce?
+#    at least as much as a plain ring all-reduce?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # seconds
@@ -1842,7 +1858,7 @@ report.points(6)
 # Top-k and int8 share a flaw. Their messages can't be added on the way, so no all-reduce can carry them. A
 # message that is a linear function of the gradient, however, can be added on the way. An example is the
 # product of a gradient G of (rows, columns) and a thin matrix Q of (columns, r), which is linear in G. If all
-# ranks have the same Q, the mean of their products G·Q is the mean gradient times Q. And r columns may be
+# ranks have the same Q, the mean of their products G·Q is the mean gradient times Q. And r columns might be
 # enough to keep most of G. Here are the singular values of one gradient of our network, the largest first:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1859,7 +1875,7 @@ figure
 # Only 16 of the 64 are not zero, because a gradient is a sum of outer products, one for each sample, and 16
 # samples went in. The first few hold most of the norm.
 #
-# This is one step for a matrix, with Q kept from the last step (in the first step it is random):
+# Here is one step for a matrix. It uses Q from the last step (in the first step, Q is random):
 #
 # ```
 # G = gradient + error
@@ -1869,7 +1885,7 @@ figure
 # error = G − P Qᵀ
 # ```
 #
-# Here G is the rank's own, and Ḡ is the mean of all G's. Because the columns of P are orthonormal, P Pᵀ
+# Each rank has its own G, and Ḡ is the mean of all G's. Because the columns of P are orthonormal, P Pᵀ
 # projects onto the space they span. P Qᵀ = P Pᵀ Ḡ is therefore the best approximation of Ḡ in that space.
 # Because gradients change slowly, the last Q already points in the directions in which Ḡ is strong. That is
 # the *warm start*. With it, the two multiplications of each step are nearly as good as a singular value
@@ -1879,8 +1895,9 @@ figure
 # send, and how many times less is that than the all-reduce? What changes on 800 ranks?
 #
 # <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, which are
-# 131,072 bytes. Two all-reduces send 2 · 7/8 of that, so 229,376 bytes, 512 times less. On 800 ranks it is
-# 261,816 bytes, still 512 times less. Top-k at 1 %, however, saves nothing from 100 ranks on.</details>
+# 131,072 bytes. Their two all-reduces send 2 · 7/8 of that, which is 229,376 bytes, 512 times less. On 800
+# ranks they send 261,816 bytes, still 512 times less. Top-k at 1 %, however, saves nothing from 100 ranks
+# on.</details>
 #
 # **Build.** A gradient that is not a matrix (such as the gradient of a bias) travels whole, and so does a
 # matrix with at most r rows or at most r columns. The argument `rank` is r, the number of columns of P and Q,
@@ -1933,10 +1950,10 @@ class PowerSGD:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Each rank multiplies its own G, error included. Only the products
-# are averaged, never G. After the first average, every rank has the same P, and then each multiplies its own
-# G again. A rank can compute its error with its own Q or with the averaged Q, because the sum of the errors
-# over the ranks is the same.</details>
+# <details><summary>Hint: the idea</summary>Each rank multiplies its own G, which includes its error. Only the
+# products are averaged, never G. After the first average, every rank has the same P, and then each multiplies
+# its own G again. A rank can compute its error with its own Q or with the averaged Q, because the sum of the
+# errors over the ranks is the same.</details>
 # <details><summary>Hint: the step</summary><code>torch.linalg.qr(p).Q</code> has orthonormal columns that
 # span the same space as the columns of p, and <code>asked.T @ p</code> is Q. Keep both by the gradient's
 # position in the list.</details>
@@ -1956,10 +1973,10 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 #
 # **Measure.** The cell shows your loss and bytes next to the loss and bytes of the other methods. The last
 # curve is the reference without error feedback, which forgets the part of G that P Qᵀ missed. Before you run
-# it: does it cost more to forget the rest here than with top-k, or less?
+# it, guess whether forgetting the rest costs more here than with top-k, or less.
 #
-# <details><summary>Answer</summary>About as much. In our run it raises the last loss from 0.26 to 0.51, about
-# 2 times. With top-k (§5) it raised the loss from 0.31 to 0.58, about 1.9 times.</details>
+# <details><summary>Answer</summary>It costs about as much. In our run, it raises the last loss from 0.26 to
+# 0.51, about 2 times. With top-k (§5), it raised the loss from 0.31 to 0.58, about 1.9 times.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves(
@@ -1982,30 +1999,30 @@ curves(
 # | difficulty, importance | 4 and 1 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# How few bits are enough? You can send the sign of each element, and one number for their size, the mean of
-# |x|. That is 32 times less than float32. SGD with error feedback tolerates this, but Adam does not. Adam
-# divides by the root of the variance (the running mean of g²), so its step is not linear in the gradient. A
-# part of the gradient that arrives late therefore does not repair the steps that were made without it. Tang
-# et al. (2021) looked at the variance of BERT in training, and found that after a while it hardly changes. So
-# *1-bit Adam*
+# How few bits are enough? You can send only the sign of each element, and a single number for the size of all
+# elements, the mean of |x|. That is 32 times less than in float32. SGD with error feedback tolerates this,
+# but Adam does not. Adam divides by the root of the variance (the running mean of g²), so its step is not
+# linear in the gradient. A part of the gradient that arrives late therefore does not repair the steps that
+# were made without it. Tang et al. (2021) looked at the variance of BERT in training, and found that after a
+# while it hardly changes. So *1-bit Adam*
 #
 # - begins as Adam, with gradients averaged in full precision (`warmup_steps`),
 # - then leaves the variance as it is. Only the momentum still changes, and it is linear. Each rank adds its
 #   own gradient to the momentum, and **the momentum** is averaged, as signs.
 #
 # As in §6, each shard has an owner, here called its *server*. Rank r gets all ranks' signs of shard r,
-# averages, and sends signs of the mean to all. Both steps make an error, but neither error is lost, because a
-# rank keeps `error`, of the whole tensor, and a server keeps `server_error`, of its shard. The server adds
-# `server_error` to the mean itself, so it needs no factor N.
+# averages them, and sends the signs of the mean to all ranks. Both steps make an error, but neither error is
+# lost, because each rank keeps `error` for the whole tensor, and each server keeps `server_error` for its
+# shard. The server adds `server_error` to the mean itself, so it needs no factor N.
 #
 # **Predict.** Take 1 million elements on 8 ranks. How many bytes does each rank send? How many times less
 # does a whole run send if the first 15 % of its steps are in full precision?
 #
 # <details><summary>After you have said it</summary>A shard has 125,000 elements, which take 15,625 bytes of
-# signs, and 4 bytes for the scale. A rank sends 7 · 15,629 bytes in the all-to-all and as many in the
+# signs and 4 bytes for the scale. A rank sends 7 · 15,629 bytes in the all-to-all and as many in the
 # all-gather. That makes 218,806 bytes in all, 32 times less. A run of which 15 % is not compressed sends
-# 0.15 + 0.85/32 = 0.177 of the full bytes, so 5.7 times less. Better packing of the bits can't make it 7,
-# because 1/0.15 = 6.7 is the limit.</details>
+# 0.15 + 0.85/32 = 0.177 of the full bytes, so 5.7 times less. Better packing of the bits can't raise this to
+# 7, because 1/0.15 = 6.7 is the limit.</details>
 #
 # **Build.** Tensors and gradients can be float32 or float64, but a scale travels as float32. You don't have
 # to write these three functions:
@@ -2083,10 +2100,10 @@ class OneBitAdam:
     and then of the momentum by sign_all_reduce.
 
     params: a list with the same values on every rank, but each `.grad` is this rank's own. Keep
-    momentum, variance and both errors for each parameter. In the warm-up, step() sends an
-    all-reduce for each, and afterwards a sign_all_reduce for each. The bias corrections are as in
-    Adam. After the warm-up, the variance no longer changes, and neither does its correction,
-    1 - beta2 ** min(steps, warmup_steps).
+    momentum, variance and both errors for each parameter. In the warm-up, step() makes an
+    all-reduce for each parameter, and afterwards a sign_all_reduce for each. The bias corrections
+    are as in Adam. After the warm-up, the variance no longer changes, and neither does its
+    correction, 1 - beta2 ** min(steps, warmup_steps).
     """
 
     def __init__(
@@ -2193,8 +2210,8 @@ figure
 # ## Scorecard
 #
 # Here are the three criteria (computation, peak memory, bytes sent), on one step of a network of 256 x 256
-# matrices, with 64 samples in all, AdamW and four ranks. M is the gradients' size. One process does the same
-# step on all 64 samples.
+# matrices, with 64 samples in all, AdamW and four ranks. M is the size of the gradients. For comparison, one
+# process does the same step on all 64 samples.
 
 
 # %% tags=["skip-in-grading"]
@@ -2222,10 +2239,10 @@ scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 # Read the card column by column. In *computation*, forward and backward are shared out without loss, but
 # every rank repeats the optimizer's step and the averaging. The *memory* per rank hardly shrinks, because
 # every rank holds weights, gradients and Adam's two states, and only activations are shared out. (The buckets
-# take one M more while backward runs. The peak comes later, in the optimizer's step.) The *bytes* include the
-# broadcast at the start, for which the first rank sends 1 M, in addition to 1.5 M for the gradients. There
-# are *four copies of weights, gradients and optimizer states*. Did we need all of them? Notebook 04 asks
-# that.
+# take one M more while backward runs, but the peak comes later, in the optimizer's step.) The *bytes* include
+# the broadcast at the start, for which the first rank sends 1 M, in addition to 1.5 M for the gradients.
+# There are *four copies of weights, gradients and optimizer states*. Did we need all of them? Notebook 04
+# asks this question.
 #
 # **You have built** the algorithm of `DistributedDataParallel`, and several algorithms that can replace its
 # all-reduce. You can also predict how much communication is exposed.
