@@ -207,10 +207,9 @@ def memory_picture(runs):
 # | points | 6 |
 #
 # Where do the 16 bytes per parameter come from? Weights and gradients in 16 bits take 2 + 2. Adam keeps a
-# mean m and a variance v in float32, which take 4 + 4. But Adam also needs the weights themselves in
-# float32, because a step of 1e-5 on a weight of 1 is lost in bf16. They take 4 more. Plain float32
-# training takes 4 for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by
-# coincidence.
+# mean m and a variance v in float32, which take 4 + 4. Adam also needs the weights themselves in float32,
+# because a step of 1e-5 on a weight of 1 is lost in bf16. They take 4 more. Plain float32 training takes 4
+# for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by coincidence.
 #
 # You will also read that the optimizer's state takes 4 or 8 bytes per parameter. These are m and v without
 # the master copy, in 16 bits or in float32. So always say which parts you count.
@@ -246,10 +245,10 @@ for when in ("after backward", "after step"):
 # | 2 | state, gradients | weights |
 # | 3 | state, gradients, weights | nothing |
 #
-# With `offload`, some of the tensors are in the memory of the host, which is the computer around the GPU,
-# so they do not count. In every stage, this is the optimizer's state. From stage 2 on, it is also the
-# gradient shard (ZeRO-Offload), and in stage 3 also the shard of the weights (ZeRO-Infinity). Count the
-# bytes that stay on the GPU between backward and step.
+# With `offload`, some of the tensors move to the memory of the host, the computer around the GPU, so they do
+# not count. The optimizer's state moves in every stage, the gradient shard from stage 2 on (ZeRO-Offload),
+# and the shard of the weights in stage 3 (ZeRO-Infinity). Count the bytes that stay on the GPU between
+# backward and step.
 
 # %%
 WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes per parameter
@@ -324,14 +323,14 @@ with contextlib.suppress(NotImplementedError):
         print(f"GPUs: {n}, for model states: {room} GB, stages 0 to 3:", "  ".join(largest))
 
 # %% [markdown]
-# <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which
-# are m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001
-# counts the 12, but shows 2 + 2 + 12 as PyTorch's numbers, and once calls the 12 "fp32
-# momentum + variance", although these are only 8. It shows parts of the table for 7B, and recommends
-# "FSDP or ZeRO-2" for 10 to 70B, and its "&lt;10B" for one GPU without parallelism is more than fits. Its
-# 5.5 GB for 175B on 64 GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they
-# would fit into 80 GB, so "out of memory" does not follow. The sum that counts is 16P/N = 43.75 GB, plus the
-# activations, plus one gathered block.</details>
+# <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which are
+# m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001 counts
+# the 12, but shows 2 + 2 + 12 as PyTorch's numbers, and once calls the 12 "fp32 momentum + variance",
+# although these are only 8. It shows parts of the table for 7B, and recommends "FSDP or ZeRO-2" for 10 to
+# 70B. For one GPU without parallelism it says "&lt;10B", which is more than fits. Its 5.5 GB for 175B on 64
+# GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they would fit into 80 GB,
+# so "out of memory" does not follow. The sum that counts is 16P/N = 43.75 GB, plus the activations, plus one
+# gathered block.</details>
 
 # %% [markdown]
 # ## 2 · Flat shards
@@ -351,8 +350,8 @@ with contextlib.suppress(NotImplementedError):
 #     parameters   [ a a a a a | b b | c c c c ]
 #     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
 #
-# **Predict.** For 14 parameters and 4 ranks, how long is a shard, and how many zeros are there? At most
-# how many zeros can there ever be? (4 elements, 2 zeros; N − 1.)
+# **Predict.** For 14 parameters and 4 ranks, how long is a shard, and how many zeros are there? How many
+# zeros can there be at most? (4 elements and 2 zeros, and at most N − 1.)
 #
 # **Build.**
 
@@ -421,7 +420,7 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** Padding costs little. For example, a 7B model on 1,024 ranks has at most 1,023 zeros, which
-# take 2 kB in bf16. But it costs more if you cut *small* tensors separately on many ranks:
+# take 2 kB in bf16. But it costs more if you cut *small* tensors separately for many ranks:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -445,9 +444,9 @@ try_it(uneven, world_size=2)
 
 # %% [markdown]
 # **In production.** FSDP1 calls this a `FlatParameter`, and DeepSpeed a `flat` partition. FSDP2
-# (`fully_shard`) cuts each parameter along its first dimension instead. This costs some more padding and
-# one more copy, between the parameters and the buffer of the collective. In return, every shard is still
-# a parameter with a name.
+# (`fully_shard`) cuts each parameter along its first dimension instead. This costs a little more padding and
+# one more copy, between the parameters and the buffer of the collective. In return, every shard is still a
+# parameter with a name.
 #
 # <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g.
 # layers 0-3 of 32)". But FSDP cuts each block by itself, as you will in §5, so every GPU holds a part of
@@ -464,20 +463,20 @@ try_it(uneven, world_size=2)
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
-# The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement
-# of all tensors of the rank. There is one when forward leaves each of the eight blocks, one when backward
-# enters each of them, and two at the end.
+# The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement of
+# all tensors of the rank. Each of the eight blocks has one bar when forward leaves it and one when backward
+# enters it. Two bars follow at the end.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 measured = {0: launch(train, replicas, world_size=1)}
 memory_picture({"replicas": measured[0]})
 
 # %% [markdown]
-# 4 bytes are weights, and 4 are gradients, which are made in backward and freed after the step. The other
-# 8 are Adam's state. It takes up memory all the time, although only the step uses it.
+# 4 bytes are weights, and 4 are gradients, which are made in backward and freed after the step. The other 8
+# are Adam's state, which takes up memory all the time, although only the step uses it.
 #
-# So let rank r keep the state of its shard, and take the step only for its shard. For this it needs the
-# mean gradient of *its shard*, and then the other ranks need its new weights.
+# So let rank r keep the state and take the step only for its shard. For this it needs the mean gradient of
+# *its shard*, and then the other ranks need its new weights.
 #
 # | | from | to | sent |
 # |---|---|---|---|
@@ -485,11 +484,11 @@ memory_picture({"replicas": measured[0]})
 # | 2. take the optimizer's step, on the shard | sharded | sharded | 0 |
 # | 3. all-gather the shards. Then every rank has all new weights | sharded | replicated | 1 |
 #
-# Together they send 2 units of traffic. Replicas need only an all-reduce of the gradients, but it also
-# sends 2. So you save the memory without any more traffic.
+# Together, these steps send 2 units of traffic. Replicas need only an all-reduce of the gradients, but it
+# also sends 2. So you save the memory without extra traffic.
 #
-# Over K microbatches the traffic is still 2, because the partial gradients add up on each rank, and only
-# the step sends them.
+# Over K microbatches, the traffic is still 2, because the partial gradients add up on each rank, and only the
+# step sends them.
 #
 # **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather
 # the parameters. How many times as many bytes does it send as the workflow above? Write your number down
@@ -578,18 +577,18 @@ class Zero1Optimizer:
 # <details><summary>Hint: the two collectives</summary>Call <code>dist.reduce_scatter_tensor(shard,
 # whole)</code> and then <code>dist.all_gather_into_tensor(whole, shard)</code>.
 # <code>torch.cat(flatten_and_shard(grads, n))</code> is the whole row.</details>
-# <details><summary>Hint: the inner optimizer</summary>Write <code>shard =
-# nn.Parameter(own.clone())</code> and <code>optimizer_cls([shard], **defaults)</code>. Before its step,
-# give it the mean: <code>shard.grad = ...</code>. It never sees a parameter of the model.</details>
+# <details><summary>Hint: the inner optimizer</summary>Write <code>shard = nn.Parameter(own.clone())</code>
+# and <code>optimizer_cls([shard], **defaults)</code>. Before its step, give it the mean: <code>shard.grad =
+# ...</code>. The inner optimizer never sees a parameter of the model.</details>
 # <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in
 # the same order: <code>param.copy_(whole[offset :
 # offset + param.numel()].view_as(param))</code>.</details>
 #
-# **Check.** The check compares your values with the values of one process on all data, and your bytes
-# with the formula. It also limits the memory the operating system counts for the process. In its
-# messages, P stands for the bytes of the parameters in float32. Its memory runs use SGD with momentum, so
-# P is the weights, and 2P/N is the shard and its momentum. A further P/N is the shard's gradient, which
-# only the step needs. After backward, the full gradients are a further P.
+# **Check.** The check compares your values with the values of one process on all data, and your bytes with
+# the formula. It also limits the memory the operating system counts for the process. In its messages, P
+# stands for the bytes of the parameters in float32. Its memory runs use SGD with momentum, so the weights
+# take P, and the shard and its momentum take 2P/N. The shard's gradient, which only the step needs, takes
+# another P/N. After backward, the full gradients take another P.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -623,8 +622,8 @@ def show(name, make, expected, world_size=4, **options):
 measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
 
 # %% [markdown]
-# **Break it.** In practice, the replicas of notebook 03 are wrapped in `DistributedDataParallel`. Keep
-# the model in it, and give the model's parameters to your optimizer. Will the values still be right?
+# **Break it.** In practice, the replicas of notebook 03 are wrapped in `DistributedDataParallel`. Leave the
+# model wrapped, and give its parameters to your optimizer. Will the values still be right?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -636,12 +635,16 @@ def under_ddp(model):
 _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 # %% [markdown]
-# The mean of equal gradients is the same gradient again, so the values do not show the waste. But the
-# bytes do, because DDP sends 2 and then your optimizer sends 2. (DDP also keeps its buckets, a second
-# copy of the gradients, which takes 4 bytes more.) If you cut the shards out of DDP's result instead, you
-# send 3. That is the other workflow. A test that looks only at values accepts both programs. It also
-# accepts plain AdamW behind an all-reduce, which sends 2 and keeps all of the state. Which line of the
-# check refuses which of these three?
+# The mean of equal gradients is the same gradient again, so the values do not show the waste. But the bytes
+# do, because DDP sends 2 and then your optimizer sends 2. (DDP also keeps its buckets, a second copy of the
+# gradients, which takes 4 bytes more.) If you cut the shards out of DDP's result instead, you send 3. That is
+# the other workflow. A test that looks only at values accepts both programs. It also accepts a third, plain
+# AdamW behind an all-reduce, which sends 2 but keeps all of the state. Which lines of the check refuse which
+# of these three programs?
+#
+# <details><summary>Answer</summary>The two lines that begin with <i>bytes</i> refuse the first two programs,
+# which send 4 and 3 units instead of 2. Plain AdamW sends 2, so these lines accept it. But it keeps the state
+# of all parameters on every rank, so the three lines on memory refuse it.</details>
 #
 # **In production.** PyTorch provides `torch.distributed.optim.ZeroRedundancyOptimizer`, for use under
 # `DistributedDataParallel`. DDP averages all gradients, as it always does, and then the optimizer
@@ -714,9 +717,9 @@ if ours and theirs:
 # throws (N−1)/N of the sum away, which puts 2 on the wire instead of 1 (notebook 02 §2). NCCL sends the
 # booked bytes.
 #
-# The ring you wrote in notebook 02 sends the booked bytes on gloo as well. The next cell puts it in the
-# place of PyTorch's functions, but only in ranks that end with the cell. Linux counts the bytes of every
-# connection. What do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
+# The ring you wrote in notebook 02 sends the booked bytes on gloo as well. In its own ranks, the next cell
+# replaces PyTorch's functions with the ring. Linux counts the bytes of every connection. What do you expect
+# on 2 and on 4 ranks, with PyTorch's functions and with the ring?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -828,18 +831,18 @@ memory_picture(drawn)
 # <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. So in mixed
 # precision a rank keeps 2P + 14P/N bytes. The peak is higher by a bucket or two.</details>
 #
-# Over K microbatches, no rank keeps full gradients to which the gradients of the next microbatch could be
-# added, so every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then
+# Over K microbatches, gradients can't add up on a rank before they are sent, because no rank keeps full
+# gradients. So every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then
 # send? That is `answer_3` in §8.
 #
 # **Build.** The constructor is given. Each bucket has its own row, its own zeros and its own shard, and the
-# inner optimizer gets the list of shards. Backward runs from the last layer to the first, so the buckets
-# are filled in reverse order. You write the hook, and what it calls.
+# inner optimizer gets the list of shards. Backward runs from the last layer to the first, so the buckets are
+# filled in reverse order. You write the hook and the methods it calls.
 #
 # Three rules make the result right on all ranks.
-# 1. Buckets leave *in order*. Gradients can arrive in another order on another rank, and some might not
+# 1. Buckets leave *in order*. Gradients can arrive in different orders on different ranks, and some might not
 #    arrive at all. So a bucket that is full before its turn waits.
-# 2. When backward ends, send the buckets not sent yet, because a missing gradient counts as zeros.
+# 2. When backward ends, send the remaining buckets, because a missing gradient counts as zeros.
 #    `after_backward(function)`, called from a hook, calls `function` when backward ends.
 # 3. The gradient shards of several backwards add up.
 
@@ -883,7 +886,7 @@ class Zero2Optimizer:
         self.turn = None  # the index of the bucket to send next, or None between backwards
 
     def arrived(self, param):
-        """Called when this parameter's gradient is complete. It can be the first of a backward."""
+        """Called when this parameter's gradient is complete, perhaps as the first of a backward."""
         ### BEGIN SOLUTION
         if self.turn is None:
             self.turn = 0
@@ -965,10 +968,10 @@ _ = show("ZeRO-1, 4 microbatches", zero1, {"after backward": 8 + 12 / 4}, microb
 _ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microbatches=4)
 
 # %% [markdown]
-# With four microbatches, ZeRO-2 sends 5 units while ZeRO-1 sends 2, so you pay for memory with traffic.
-# If gradients must add up over many microbatches, as in pipelines (notebook 07), take ZeRO-1.
+# With four microbatches, ZeRO-2 sends 5 units while ZeRO-1 sends 2, so you pay for memory with traffic. If
+# gradients must add up over many microbatches, as in pipelines (notebook 07), choose ZeRO-1.
 #
-# **Break it.** Break rule 1, with two ranks and two buckets. On rank 1 the gradients arrive in another
+# **Break it.** Break rule 1, with two ranks and two buckets. On rank 1, the gradients arrive in the opposite
 # order, and the rank sends each bucket as soon as it is full. The buckets have different sizes here:
 
 
@@ -1024,16 +1027,16 @@ memory_picture(drawn)
 # | backward: reduce-scatter its gradients, keep this rank's shard | partial | sharded | 1 |
 # | step: update the shards. The next forward gathers them | sharded | sharded | 0 |
 #
-# Together they send 3 units of traffic instead of a replica's 2. In return, a rank keeps 16P/N bytes
-# instead of 16P.
+# Together, these collectives send 3 units of traffic instead of a replica's 2. In return, a rank keeps 16P/N
+# bytes instead of 16P.
 #
 # **Predict.** On 64 GPUs, a 7B model needs 1.75 GB on each, plus one block at a time. How large is one of
 # its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
 #
-# The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself,
-# and autograd has kept views of the weights for backward. If you give `param.data` another tensor,
-# autograd still holds the old storage, so nothing is freed. Instead, empty the storage under all views,
-# and fill it again later:
+# The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself, and
+# autograd has kept views of the weights for backward. If you give `param.data` another tensor, autograd still
+# holds the old storage, so nothing is freed. Instead, empty the storage that all views share, and fill it
+# again later:
 
 # %%
 flat = torch.arange(4.0)
@@ -1059,8 +1062,8 @@ print("again:", view)
 # - `reduce()` is called as soon as the parameters' gradients are ready. It adds the mean over the ranks
 #   to `shard.grad`, and then sets the gradients of the parameters to None. A missing gradient counts as
 #   zeros.
-# - Between uses, a rank holds only its shard and the shard's gradient. No attribute keeps a copy of a
-#   whole row of parameters or gradients, since the check measures the rank's process.
+# - Between uses, a rank holds only its shard and the shard's gradient. No attribute keeps a copy of a whole
+#   row of parameters or gradients, since the check measures the memory of the rank's process.
 
 
 # %% nbgrader={"grade_id": "zero3_unit", "solution": true}
@@ -1114,17 +1117,17 @@ class Unit:
 
 
 # %% [markdown]
-# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor. In the constructor, make every
-# parameter a view of it, once: <code>param.data = flat[...].view(shape)</code>. The shard is a copy of
-# 1/N of it, made with <code>.clone()</code>, because a view would be empty after <code>free()</code>.
-# Then <code>gather()</code> and <code>free()</code> resize the storage of the flat tensor and leave the
-# views as they are.</details>
+# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor. In the constructor, and only there,
+# make every parameter a view of it with <code>param.data = flat[...].view(shape)</code>. The shard is a copy
+# of 1/N of the flat tensor, made with <code>.clone()</code>, because a view would be empty after
+# <code>free()</code>. Then <code>gather()</code> and <code>free()</code> resize the storage of the flat
+# tensor and leave the views as they are.</details>
 # <details><summary>Hint: reduce</summary>It works like ZeRO-2's bucket: a row of the gradients, a
 # reduce-scatter, and the mean added to <code>shard.grad</code>. It reads no parameter. Write
 # <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
 # requires a gradient, but autograd must not record these two methods.</details>
 #
-# **Check.** The check takes one unit, without a model. Then it measures the memory of each rank with a
+# **Check.** The check tests a single unit, without a model. Then it measures the memory of each rank with a
 # larger unit, of 4 MB.
 
 # %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
@@ -1140,9 +1143,9 @@ report.points(7)
 # `full_state_dict`. The check asks this of the class:
 #
 # - The module has `blocks`, an `nn.ModuleList`. The parameters of each block are a *unit*. All other
-#   parameters form one more unit, which is gathered for the forward of the whole module, and again for
-#   its backward. *Tied weights*, shared by two blocks or by a block and a module outside the blocks, also
-#   belong to it. The same block can be in the list twice.
+#   parameters form one more unit, which is gathered for the forward of the whole module, and again for its
+#   backward. *Tied weights*, shared by two blocks or by a block and a module outside the blocks, also belong
+#   to this unit. The same block can be in the list twice.
 # - `parameters()` returns this rank's flat shards, so you can give them to any torch optimizer. A unit is
 #   frozen or trained as a whole, so a block with both frozen and trained parameters has two units. The
 #   same holds outside the blocks.
@@ -1156,11 +1159,11 @@ report.points(7)
 #   no block gathered outside its forward or backward, not even after the constructor.
 # - All ranks start with the first rank's values, and all of them run the same blocks in the same order.
 #
-# Your tools are hooks. On a module, there are `register_forward_pre_hook` and `register_forward_hook`. On
-# its output, which is always one tensor here, `output.register_hook(f)` calls `f(grad)` when the gradient
-# of that output is ready, just before the module's backward. On a parameter, there is
-# `register_post_accumulate_grad_hook`. You also have `after_backward`. You are free to write the class
-# in your own way, because the check looks only at the module.
+# Your tools are hooks. A module has `register_forward_pre_hook` and `register_forward_hook`. Its output is
+# always one tensor here, and `output.register_hook(f)` calls `f(grad)` when the gradient of that output is
+# ready, just before the module's backward. A parameter has `register_post_accumulate_grad_hook`. You also
+# have `after_backward`. You are free to write the class in your own way, because the check looks only at the
+# module.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1256,12 +1259,12 @@ class Zero3Module(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the work of each hook</summary>The forward pre-hook has gathered. The forward
-# hook frees, and then puts a hook on the output, in which you gather again. The post-accumulate hook of
-# each parameter reduces and frees if all gradients of the unit are ready. After backward, reduce the
-# units in <code>self.unsent</code>, and free every unit.</details>
-# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Do
-# you free in a full <i>backward</i> hook? If a module's input needs no gradient, like the input of the
+# <details><summary>Hint: the work of each hook</summary>The forward pre-hook has gathered the unit. The
+# forward hook frees it, and then puts a hook on the output, in which you gather the unit again. If all
+# gradients of the unit are ready, the post-accumulate hook of a parameter reduces the unit and frees it.
+# After backward, reduce the units in <code>self.unsent</code>, and free every unit.</details>
+# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. You might
+# free a unit in a full <i>backward</i> hook. But if a module's input needs no gradient, like the input of the
 # first block, this hook fires before the module's own backward.</details>
 #
 # **Check.**
@@ -1274,8 +1277,7 @@ report = check("04_zero/zero3_module", Zero3Module, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** In float32 we expect 16P/N after backward, and 12P/N after the step. And how high is the
-# peak?
+# **Measure.** In float32 we expect 16P/N after backward, and 12P/N after the step. How high is the peak?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1291,15 +1293,16 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# The highest bar of stage 3 is the measurement when backward enters the first block. The rank then holds
-# 12/4 bytes of shard, m and v. It also holds 7/8 of the 4/4 bytes of gradients, since seven of the eight
-# blocks have theirs, and 4/8 for one whole block. Together they are 4.38, but inputs, targets and
-# activations come on top. The measurements miss stage 2's bucket, and in stage 3 also a block's full
-# gradients, because both are made and freed between two measurements.
+# The highest bar of stage 3 is the measurement when backward enters the first block. The rank then holds 12/4
+# bytes of shard, m and v. It also holds 7/8 of the 4/4 bytes of gradients, since seven of the eight blocks
+# have theirs, and 4/8 for one whole block. Together these are 4.38, and inputs, targets and activations add a
+# little. The measurements miss stage 2's bucket, and in stage 3 also a block's full gradients, because both
+# are made and freed between two measurements.
 #
-# In the next picture, the left half is 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. The
-# right half is float32 on 4 ranks, and on one rank for replicas. Its bars are the formulas above, and the dots
-# are your own runs. Stages 1 and 2 have 12 bytes of state instead of 8, because the shard is a copy there.
+# In the next picture, the left half shows 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. The
+# right half shows float32 on 4 ranks, and on one rank for replicas. Its bars are the formulas above, and the
+# dots are your own runs. Stages 1 and 2 have 12 bytes of state instead of 8, because the shard is a copy
+# there.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
@@ -1361,15 +1364,14 @@ try_it(freed_too_early, world_size=2)
 try_it(read_after_free, world_size=2)
 
 # %% [markdown]
-# The first program was lucky, because backward makes a view of the weight before it computes, and a view
-# is checked against its storage. But a kernel checks nothing. So either the second program went on with a
-# number that no rank has computed, or its rank is dead. On a GPU, the memory might belong to another
-# tensor by then, or the kernel ends with "an illegal memory access", after which the rank cannot use its
-# GPU any more. Between uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that
-# you can see a mistake.
+# The first program was lucky, because backward makes a view of the weight before it computes, and a view is
+# checked against its storage. But a kernel checks nothing. So either the second program went on with a number
+# that no rank had computed, or its rank died. On a GPU, the memory might belong to another tensor by then, or
+# the kernel ends with "an illegal memory access", after which the rank cannot use its GPU any more. Between
+# uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that you can see a mistake.
 #
 # **In production.** In FSDP2 you call `fully_shard` on each block and then on the whole model. The cell
-# compares it with yours:
+# compares it with your module:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1416,8 +1418,8 @@ if ours and theirs:
 # | builds on | §3 |
 # | time | 5 minutes |
 #
-# Sharding needs ranks. On *one* GPU it saves nothing, because the only shard is everything. But the
-# optimizer's step reads and writes each byte of its state once and computes next to nothing. So
+# Sharding needs ranks. On *one* GPU it saves nothing, because the only shard is everything. There you can
+# offload. The optimizer's step reads and writes each byte of its state once and computes next to nothing, so
 # ZeRO-Offload runs it on the host's processor, in the host's memory, which is cheaper. Gradients go down and
 # weights come up, 2 + 2 bytes per parameter over PCIe in each step. ZeRO-Infinity also uses NVMe disks.
 #
@@ -1469,9 +1471,9 @@ if run:
 # optimizer should also be vectorised (like DeepSpeed's `CPUAdam`), or its step makes the GPU wait.
 #
 # <details><summary>In the lectures</summary>Lecture 001 states that offload trains 10B at 0.1 to 0.2 tokens
-# per second on each GPU. But the paper's 40e12 / (8 · 10e9) = 500 are 2,500 to 5,000 times as many. The
-# lecture also says in one place that FSDP has no offload, but shows FSDP1's <code>CPUOffload</code> in
-# another. FSDP has had it all along.</details>
+# per second on each GPU. But the paper's 40e12 / (8 · 10e9) = 500 tokens per second are 2,500 to 5,000 times
+# as many. The lecture also says in one place that FSDP has no offload, but shows FSDP1's
+# <code>CPUOffload</code> in another. FSDP has had offload all along.</details>
 
 # %% [markdown]
 # ## 7 · DeepSpeed's configuration, line by line *(optional)*
@@ -1482,7 +1484,7 @@ if run:
 # | builds on | all of it |
 # | time | 5 minutes |
 #
-# The next cell contains a DeepSpeed configuration, and the table below says what each of its lines is in
+# The next cell contains a DeepSpeed configuration, and the table below says what each of its lines means in
 # this notebook.
 
 # %%
@@ -1542,10 +1544,10 @@ except ValueError as error:
     print(f"refused: {error}")
 
 # %% [markdown]
-# Many configurations also contain `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling
-# (notebook 09). And which stage should you take? Take the lowest that fits, because stage 2 sends more with
-# every further microbatch, and stage 3 sends 3 units for every forward and backward. If the activations of
-# a model are too large, stage 3 does *not* help, because it does not shard them at all.
+# Many configurations also contain `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling (notebook
+# 09). And which stage should you use? Use the lowest that fits, because stage 2 sends more with every further
+# microbatch, and stage 3 sends 3 units for every forward and backward. If the activations of a model are too
+# large, stage 3 does *not* help, because it does not shard them at all.
 #
 # <details><summary>In the lectures</summary>The configuration comes from lecture 001, which calls it
 # ZeRO-Offload. The configuration with <code>"fp16"</code> comes from lecture 002.</details>
@@ -1571,8 +1573,8 @@ on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host
 # The system can move or swap pageable memory at any time, so the driver first copies it to a buffer that
 # stays where it is. This is why offloading frameworks pin the memory they copy from.
 #
-# **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, by stage? Here
-# a parameter has 4 bytes of weights, 4 of gradients and 8 of moments, and the stages cut them in the
+# **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, in each stage?
+# Here a parameter has 4 bytes of weights, 4 of gradients and 8 of moments, and the stages shard these in the
 # order of your `memory_per_rank`.
 
 
@@ -1605,8 +1607,8 @@ on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # Adam, with 16 bytes per parameter.
 #
 # 1. A 13B model is trained on 16 GPUs with ZeRO-2. How many **GB** of model states are on each GPU?
-# 2. How many **times** as many bytes as yours does the other ZeRO-1 workflow of §3 (all-reduce, step,
-#    all-gather) send?
+# 2. How many **times** as many bytes does the other ZeRO-1 workflow of §3 (all-reduce, step, all-gather) send
+#    as yours?
 # 3. With eight microbatches per step, how many **times** as many bytes as ZeRO-1 does ZeRO-2 send?
 # 4. You train 70B with ZeRO-3 on 80 GB GPUs, but activations and buffers take 20 GB of each. At least how
 #    many **GPUs** do you need?
@@ -1658,10 +1660,10 @@ report.points(6)
 # | difficulty, importance | 2 and 1 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# In §6 the reference put the optimizer's state into files. Now you write such code, for any optimizer,
-# and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because it is
-# *mapped*, which means its pages appear in the process's address space. The first touch of a page reads it
-# from the disk, and a page that was written goes back when the operating system wants the room. A tensor in
+# In §6 the reference put the optimizer's state into files. Now you write code that does this for any
+# optimizer, and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because
+# it is *mapped*, which means its pages appear in the process's address space. The first touch of a page reads
+# it from the disk, and a changed page is written back when the operating system needs the room. A tensor in
 # these pages works like any other:
 
 # %% tags=["skip-in-grading"]
@@ -1677,24 +1679,24 @@ with tempfile.TemporaryDirectory() as folder:
         print("the tensor:", numbers.tolist(), " the file:", list(struct.unpack("4f", file.read())))
 
 # %% [markdown]
-# `shared=False` is a trap, because the first write to a page makes a private copy of it, in memory, and
-# so the file never gets the new values.
+# `shared=False` is a trap, because the first write to a page makes a private copy of the page in memory, so
+# the file never gets the new values.
 #
 # **Predict.** Take 7B parameters on one GPU, with 12 bytes of state each, on an NVMe disk that reads
 # 6 GB/s and writes 6 GB/s. How long does the optimizer's step take at least? How many tokens must a
 # training step hold so that the optimizer takes no more than a tenth of the step's time? Assume an A100
 # that computes at 40 % of its 312 TFLOP/s.
 #
-# <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14
-# s + 14 s, or 14 s if both happen at the same time. Ten times 28 s is 280 s. In 252 s of them the GPU
-# computes, with 6P FLOPs per token: 252 · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So this does not pay
-# on one GPU. But on 64 GPUs, each with its own disk and shard, the optimizer takes 0.44 s, and a training
-# step needs about 12,000 tokens per GPU. ZeRO-Infinity lives on <i>sharded</i> states.</details>
+# <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14 s +
+# 14 s, or 14 s if both happen at the same time. Ten times 28 s is 280 s. For 252 s of these the GPU computes,
+# with 6P FLOPs per token: 252 · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So this does not pay off on one
+# GPU. But on 64 GPUs, each with its own disk and shard, the optimizer takes 0.44 s, and a training step needs
+# about 12,000 tokens per GPU. ZeRO-Infinity depends on <i>sharded</i> states.</details>
 #
 # **Build.** Your function returns a class of optimizers. In its first step, such an optimizer moves its
-# states into files, and then continues as if nothing had happened. Adam makes its states in this step,
-# but some optimizers make them earlier. Move only tensors with dimensions, because Adam's count of steps
-# is a single number.
+# states into files, and then continues as if nothing had happened. Adam makes its states in its first step,
+# but some optimizers make them earlier. Move only tensors with dimensions, because Adam's count of steps is a
+# single number.
 
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
@@ -1797,9 +1799,9 @@ with tempfile.TemporaryDirectory() as folder:
             )
 
 # %% [markdown]
-# 4 bytes of weights stay in memory, and 4/2 of the shard, but m and v of half the parameters, 2 · 4 / 2
-# bytes, are in files. Their pages still reside in memory while there is room, but the operating system can
-# take these pages back at any time.
+# 4 bytes of weights and 4/2 bytes of the shard stay in memory, but m and v of half the parameters, 2 · 4 / 2
+# bytes, are in files. Their pages stay in memory while there is room, but the operating system can take them
+# back at any time.
 #
 # **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map
 # files, because a mapping reads one page at a time, on first touch, and so would not reach a disk's
@@ -1862,20 +1864,20 @@ for name, update in (("the whole", whole), ("the halves", halves)):
 # | kept on the rank | m and v of the shard, 2 P/N elements | the momentum of the rank's own matrices, P/N elements |
 # | all-gather | the shard's new weights | the new weights of the rank's own matrices |
 #
-# A rank sends as many bytes as in ZeRO-2, 2 (N−1)/N · P elements, if the dealing comes out even.
+# A rank sends as many bytes as in ZeRO-2, 2 (N−1)/N · P elements, if the dealing is even.
 #
-# **Predict.** To orthogonalize a matrix with m rows and n ≥ m columns takes 5 (4 m² n + 2 m³) FLOPs. In a
-# block of the 124M model, four matrices have 768 × 768 elements and two have 768 × 3072. Each rank trains
-# on 8,192 tokens per step, with 6 FLOPs per parameter and token. By how much would the step grow if every
-# rank orthogonalized every matrix, and by how much with 8 owners?
+# **Predict.** Orthogonalizing a matrix with m rows and n ≥ m columns takes 5 (4 m² n + 2 m³) FLOPs. In a
+# block of the 124M model, four matrices have 768 × 768 elements and two have 768 × 3072. Each rank trains on
+# 8,192 tokens per step, with 6 FLOPs per parameter and token. By how much would the step grow if every rank
+# orthogonalized every matrix, and by how much with 8 owners?
 #
 # <details><summary>After you have said it</summary>A square matrix takes 30 · 768 = 23,040 FLOPs per
 # element, and the other matrices take 17,280, so the average is 19,200. Forward and backward take 6 ·
 # 8,192 = 49,152, so the step would grow by 39 %. But with 8 owners it grows by only 5 %.</details>
 #
-# **Build.** First decide which rank owns which matrix. A collective wants rows of one length, and all
-# ranks wait for the slowest, so no rank should hold much more than its share. Take the largest matrix
-# first, and give each matrix to the rank with the fewest elements so far.
+# **Build.** First decide which rank owns which matrix. A collective needs rows of equal length, and all ranks
+# wait for the slowest, so no rank should hold much more than its share. Take the largest matrix first, and
+# give each matrix to the rank with the fewest elements so far.
 
 
 # %% nbgrader={"grade_id": "deal", "solution": true}
@@ -1922,9 +1924,9 @@ with contextlib.suppress(NotImplementedError):
         print(f"{n:2} ranks: yours {fullest(deal(shapes, n)):.2f}, in turn {fullest(in_turn):.2f}")
 
 # %% [markdown]
-# **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6 the same two ranks get all the
-# large ones. On 64 ranks no dealing is even, because the model has 72 matrices and the largest is 1.8
-# times the mean.
+# **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6, the same two ranks get all the large
+# matrices. On 64 ranks no dealing is even, because the model has 72 matrices and the largest is 1.8 times the
+# mean.
 #
 # **Build.** Now take a step. Write the gradients into n rows, with the matrices of rank r in row r, and
 # fill the rows with zeros to the length of the longest. Then one reduce-scatter gives each owner its row
@@ -2085,13 +2087,13 @@ rows = [
 Scorecard(rows, unit=4 * P, flops_alone=alone)
 
 # %% [markdown]
-# Read it row by row. Replicas do the optimizer's work four times, but ZeRO does it once (the 0.02 in its
-# 1.02 are the divisions by N). With more samples, the difference becomes small compared with forward and
+# Read the card row by row. Replicas do the optimizer's work four times, but ZeRO does it once (the 0.02 in
+# its 1.02 are the divisions by N). With more samples, the difference becomes small compared with forward and
 # backward. Stage 1 brings 4 M down to 2.75 without sending any more bytes. But each later stage buys memory
-# with traffic. Stage 2 pays with one more reduce-scatter for every further microbatch. Stage 3 pays with
-# one more gather, and with two more gathers for every further microbatch. However, no stage splits the
-# *computation* of a layer, so the activations stay as they were, and so does the smallest possible batch,
-# one sample per rank. Tensor parallelism (notebook 06) splits this computation.
+# with traffic. Stage 2 pays with one more reduce-scatter for every further microbatch. Stage 3 pays with one
+# more gather, and with two more gathers for every further microbatch. However, no stage splits the
+# *computation* of a layer, so the activations stay as they were, and so does the smallest possible batch, one
+# sample per rank. Tensor parallelism (notebook 06) splits this computation.
 #
 # **You have built** ZeRO in three stages, and you know how much each of them keeps and sends.
 #
