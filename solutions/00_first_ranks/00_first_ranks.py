@@ -28,13 +28,13 @@
 # | 6 In production | 10 | | 3, 5 |
 # | 7 Questions | 5 | 1 | 4, 5 |
 #
-# Work from top to bottom, because cells below an exercise use what you wrote in it.
-# In every notebook, the table at the top of a section marks its exercises from 1 to 5. Difficulty compares them
-# with the other exercises of the course, and importance says how much of what follows builds on them.
+# Work from top to bottom, because cells below an exercise use what you wrote in it. In every notebook, the
+# table at the top of a section rates the section's exercises from 1 to 5. Their difficulty is relative to the
+# other exercises of the course, and their importance says how much of what follows builds on them.
 #
 # <details><summary>In the lectures</summary>This course is built on five texts, the lectures 000 to 004. You
-# do not need them. Folded notes like this one cite them, and correct them if they err. The 112 GB are from
-# lecture 003.</details>
+# do not need them. Folded notes like this one cite the lectures, and correct them if they are wrong. The 112
+# GB are from lecture 003.</details>
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
@@ -50,9 +50,9 @@ from course_lib.unfinished import ready
 
 # %% [markdown]
 # Before anything else, what can this machine do? The doctor starts two ranks, lets them play ping-pong, and
-# reports what it finds. (In a terminal: `python -m course_lib.doctor`.) You don't have to know the words yet,
-# since §4 explains α and β. A line marked `ok` or `note` asks nothing of you, and a `problem` comes with its
-# cure.
+# reports what it finds. (In a terminal, run `python -m course_lib.doctor`.) You don't have to know the words
+# yet, since §4 explains α and β. A line marked `ok` or `note` asks nothing of you, and a line marked
+# `problem` also names a cure.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 doctor.report()
@@ -69,8 +69,8 @@ doctor.report()
 # | points | 1 |
 #
 # A distributed program is one function that several processes run at the same time. Each process is a
-# **rank** and has a number, from 0 to N - 1, and N is the **world size**. They all run the same code, so the
-# number is the only thing that tells them apart.
+# **rank**. The ranks are numbered from 0 to N - 1, and N is the **world size**. They all run the same code,
+# so the number is the only thing that tells them apart.
 #
 # `launch(f, world_size=4)` starts four processes on this machine, calls `f()` in each of them, and returns a
 # list of the four results, in order of rank.
@@ -84,10 +84,10 @@ def who_am_i():
 launch(who_am_i, world_size=4)
 
 # %% [markdown]
-# The second number of each pair is a process id. If you run the cell again, you get four others, because
+# The second number of each pair is a process id. If you run the cell again, you get four other ids, because
 # every `launch` starts fresh ranks. So nothing that a cell does to its ranks can spoil the next cell.
 #
-# Processes share no memory. Before you run this cell: which five numbers will it print?
+# Processes share no memory. Before you run this cell, guess which five numbers it will print.
 
 # %% tags=["skip-in-grading"]
 counter = 10
@@ -103,19 +103,20 @@ print("in the ranks:", list(launch(count, world_size=4)))
 print("in the notebook:", counter)
 
 # %% [markdown]
-# `launch` packs the function and the globals it uses, and sends a copy to each rank. Each rank changed its
-# copy and ended, but the notebook's own counter stayed 10. This is why there are messages at all: *the only
-# thing one rank can do to another is to send it bytes.*
+# `launch` packs the function and the globals it uses, and sends a copy to each rank. Each rank changed only
+# its own copy, so the notebook's counter is still 10. This is why there are messages at all: *the only thing
+# one rank can do to another is to send it bytes.*
 #
 # Why processes, then, and not threads, which share everything? Because Python's global lock lets only one
 # thread at a time run Python code. PyTorch's older `DataParallel` has one process with a thread per GPU,
 # whereas `DistributedDataParallel` has one rank per GPU.
 #
-# **Build.** Who am I, how many are we, and where do my tensors live? `launch` has already made the group of
-# all ranks, as `dist.init_process_group` does in a script, so `torch.distributed` answers immediately. A
-# **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between GPUs. By
-# default, the device is the rank's own GPU if the machine has at least four GPUs, and one for each rank.
-# Otherwise the device is the CPU, as it always is in the notebook itself, outside the ranks.
+# **Build.** Who am I, how many of us are there, and where do my tensors live? `launch` has already made the
+# group of all ranks, as `dist.init_process_group` does in a script, so `torch.distributed` can answer
+# immediately. A **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's)
+# between GPUs. If the machine has at least four GPUs and one for each rank, then by default a rank's device
+# is its own GPU. Otherwise its device is the CPU. In the notebook itself, outside the ranks, the device is
+# always the CPU.
 
 
 # %% nbgrader={"grade_id": "hello", "solution": true}
@@ -140,8 +141,8 @@ report = check("00_first_ranks/hello", hello, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# **Look.** If a rank prints a line, it arrives in the cell with the rank's number in front. Ranks run at the
-# same time, so run the cell a few times and watch the order. If a result matters, return it instead of
+# **Look.** If a rank prints a line, the line arrives in the cell with the rank's number in front. Ranks run
+# at the same time, so run the cell a few times and watch the order. If a result matters, return it instead of
 # printing it.
 #
 # <details><summary>In the lectures</summary>Lecture 001 compares <code>DataParallel</code> and
@@ -166,7 +167,7 @@ if ready(hello):  # a cell that needs your function waits until you have written
 # from rank `src` and writes them *into* the tensor it is given. A message carries no shape and no dtype, so
 # the receiver must already know both and bring a buffer that fits.
 #
-# Before you run the cell: how many bytes are six float32 numbers?
+# Before you run the cell, work out how many bytes six float32 numbers take.
 
 
 # %% tags=["skip-in-grading"]
@@ -196,9 +197,9 @@ run.ledger.matrix()
 # %% [markdown]
 # The cell below shows a second run as a timeline. Ranks are rows, time runs right, and grey means *blocked in
 # communication*. An arrow is a message. It runs from the call of the send to the end of the receive, and most
-# of that time is waiting instead of travelling. Here rank 1 has something else to do for 50 milliseconds
-# before it receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on the CPU, so
-# that the picture is the same on every machine.)
+# of that time is waiting instead of travelling. In this run, rank 1 is busy with something else for 50
+# milliseconds before it receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on
+# the CPU, so that the picture is the same on every machine.)
 
 
 # %% tags=["skip-in-grading"]
@@ -220,8 +221,8 @@ run.ledger.timeline()
 # send of a small message returns immediately, and only the send of a large message waits. A program that
 # relies on the early return works until its tensors grow.)
 #
-# `dist.isend` only *begins* a message and returns a handle. Later, `handle.wait()` waits for the message's
-# end. Between the two calls the rank can work, here for 30 milliseconds.
+# `dist.isend` only *begins* a message and returns a handle. Later, `handle.wait()` waits until the message
+# has ended. Between the two calls the rank can work, and in this run it works for 30 milliseconds.
 
 
 # %% tags=["skip-in-grading"]
@@ -240,10 +241,11 @@ run = launch(early_start, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# The white part, until 30 milliseconds, is work. With `send` the rank would have waited instead. The grey
-# part after it is `handle.wait()`. To make training fast is largely to make the grey shorter (notebook 03).
+# The white part, until 30 milliseconds, is work. With `send`, rank 0 would have spent this time waiting. The
+# grey part after it is `handle.wait()`. Making training fast is largely a matter of making the grey parts
+# shorter (notebook 03).
 #
-# There are six rules. The lab in §5 breaks each of them:
+# Messages obey six rules, and the lab in §5 breaks each of them:
 #
 # 1. Every send needs its receive, and every receive its send.
 # 2. Both ends agree on the number of elements and on the dtype.
@@ -251,7 +253,8 @@ run.ledger.timeline()
 # 4. Your code waits for every handle.
 # 5. Ranks must not wait in a circle. For example, if two partners both send first, neither of them gets to
 #    its receive.
-# 6. If all ranks do something together (§5.3), every rank takes part, and all in the same order.
+# 6. If all ranks do something together (§5.3), every rank must take part, and all ranks must do these things
+#    in the same order.
 
 # %% [markdown]
 # ## 3 · Exchange and shift
@@ -265,33 +268,33 @@ run.ledger.timeline()
 # | points | 1 (prediction) + 1 + 2 |
 #
 # Two patterns are behind nearly everything that follows. In an **exchange**, the ranks pair up, 0 with 1 and
-# 2 with 3, and swap what they hold. The partner of rank r is `r ^ 1`, which is its number with the lowest bit
-# flipped. In a **ring shift**, every rank passes its tensor to the right, and the last rank passes its own to
-# rank 0.
+# 2 with 3, and swap what they hold. The partner of rank r is `r ^ 1`, which is r with its lowest bit flipped.
+# In a **ring shift**, every rank passes its tensor to the right, and the last rank passes its own to rank 0.
 #
 # ```
 # exchange, 5 ranks      0 <-> 1     2 <-> 3     4
 # ring shift, 5 ranks    0 --> 1 --> 2 --> 3 --> 4 --> 0
 # ```
 #
-# With exchanges between partners at distance 1, 2, 4, ... the ranks sum a vector in log2 N rounds, if N is a
-# power of two. With shifts they sum it with the fewest bytes. (A **round** is a set of messages that can
-# travel at the same time, because none of them waits for another.) You will build both sums in notebook 02.
+# If N is a power of two, the ranks can sum a vector in log2 N rounds, with exchanges between partners at
+# distance 1, 2, 4 and so on. With ring shifts, they can sum it with the fewest bytes. (A **round** is a set
+# of messages that can travel at the same time, because none of them waits for another.) You will build both
+# sums in notebook 02.
 #
 # **Predict.** How many messages do all N ranks send together, in one exchange and in one ring shift? Write
-# two functions of n, for any n from 1 on.
+# two functions of n that are right for any n of at least 1.
 
 
 # %% nbgrader={"grade_id": "message_prediction", "solution": true}
 def exchange_messages(n: int) -> int:
-    """Messages that `n` ranks send together in one exchange with rank ^ 1. A swap is two."""
+    """Messages that `n` ranks send together in one exchange with rank ^ 1. A swap counts as two."""
     ### BEGIN SOLUTION
     return 2 * (n // 2)
     ### END SOLUTION
 
 
 def ring_shift_messages(n: int) -> int:
-    """Messages that `n` ranks send together in one ring shift. A rank sends itself none."""
+    """Messages that `n` ranks send together in one ring shift. A rank sends none to itself."""
     ### BEGIN SOLUTION
     return n if n > 1 else 0
     ### END SOLUTION
@@ -312,9 +315,9 @@ report.points(1)
 # *begin* both messages and then wait for both. The second way is better, because its code is the same for
 # even and odd ranks, and it takes one round instead of two.
 #
-# `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* a send or a receive
-# (which is why `dist.isend` has no parentheses). `batch_isend_irecv` takes a list of them, begins all of them
-# and returns handles.
+# `dist.irecv` begins a receive, just as `isend` begins a send. A `P2POp` only *describes* a send or a receive
+# (which is why `dist.isend` is passed without parentheses). `batch_isend_irecv` takes a list of such
+# descriptions, begins all the messages and returns their handles.
 #
 # ```python
 # handles = dist.batch_isend_irecv([
@@ -326,9 +329,9 @@ report.points(1)
 # ```
 #
 # A **group** is a set of ranks (`dist.new_group([1, 3])` makes one), and `group=None` is all of them.
-# `dist.get_rank(group)`, `dist.get_world_size(group)` and `group_peer=` count within the group, so in {1, 3},
-# rank 3 is number 1. The plain `dst` and `src` of `dist.send` and `dist.recv`, however, are numbers in the
-# whole world.
+# `dist.get_rank(group)`, `dist.get_world_size(group)` and `group_peer=` use numbers within the group, so in
+# the group {1, 3}, rank 3 has number 1. The plain `dst` and `src` of `dist.send` and `dist.recv`, however,
+# are numbers in the whole world.
 
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}
@@ -336,7 +339,7 @@ def exchange(tensor: torch.Tensor, group=None) -> None:
     """Swap `tensor` in place with rank r ^ 1, where r is this rank's number in the group.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank. May be empty.
-    With an odd number of ranks the last one has no partner and keeps its own.
+    With an odd number of ranks, the last rank has no partner and keeps its tensor.
     Every rank with a partner sends one message of the tensor's bytes, in one round. Uses
     point-to-point messages (send and receive) only.
     """
@@ -365,8 +368,8 @@ def exchange(tensor: torch.Tensor, group=None) -> None:
 # <code>tensor.copy_(...)</code>.</details>
 # <details><summary>Hint: not contiguous</summary>A backend reads and writes one unbroken piece of memory and
 # knows nothing of strides, so <em>both</em> tensors must be contiguous. <code>tensor.contiguous()</code>
-# copies only if it must. <code>torch.empty_like(x)</code> takes over the strides of a transposed
-# <code>x</code>, so make the second tensor like the contiguous one. <code>copy_</code>, however, knows about
+# copies only if it must. <code>torch.empty_like(x)</code> copies the strides of a transposed <code>x</code>,
+# so make the second tensor like the contiguous one. <code>copy_</code>, however, knows about
 # strides.</details>
 
 # %% nbgrader={"grade_id": "exchange_check", "points": 1}
@@ -393,7 +396,7 @@ if ready(exchange, exchange_messages):
     run = launch(rank_number, exchange, world_size=5)
     sent = [run.ledger.messages_sent(rank) for rank in range(5)]
     print("held afterwards:", list(run))
-    print("messages sent:  ", sent, "together", sum(sent), "predicted", exchange_messages(5))
+    print("messages sent:  ", sent, "in total", sum(sent), "predicted", exchange_messages(5))
     display(run.ledger.table(times=False))
 
 # %% [markdown]
@@ -403,11 +406,11 @@ if ready(exchange, exchange_messages):
 
 # %% nbgrader={"grade_id": "ring_shift", "solution": true}
 def ring_shift(tensor: torch.Tensor, group=None) -> torch.Tensor:
-    """Return the left neighbour's `tensor` as a new tensor;
-    send this rank's to the right neighbour.
+    """Return the left neighbour's `tensor` as a new tensor,
+    and send this rank's tensor to the right neighbour.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank; not changed. May
-    be empty. Every rank sends one message of the tensor's bytes, in one round. One rank alone gets
+    be empty. Every rank sends one message of the tensor's bytes, in one round. A single rank gets
     a copy of its tensor and sends nothing. Uses point-to-point messages (send and receive) only.
     """
     ### BEGIN SOLUTION
@@ -442,11 +445,12 @@ report = check("00_first_ranks/ring_shift", ring_shift, cases="hidden")
 report.points(2)
 
 # %% [markdown]
-# **Look.** There are four ranks with four elements each. Your function is called three times, so that every
-# rank has seen the data of every other rank once. Move the slider. Each box is an element with a stripe. The
-# stripe's colour *and place* say from which rank the element came (so that you can also read the picture in
-# grey). Between the columns are the messages of a round, with the elements they carry (0-3 is all four). The
-# elements are int64, so four of them are 32 bytes. A dark frame marks an element that changed in this round.
+# **Look.** Four ranks have four elements each. Your function is called three times, and after that every rank
+# has seen the data of every other rank once. Move the slider. Each box is an element with a stripe. The
+# stripe's colour *and position* say which rank the element came from (so you can also read the picture in
+# grey). The messages of a round are drawn between the columns, with the elements they carry (0-3 means all
+# four). The elements are int64, so four of them are 32 bytes. A dark frame marks an element that changed in
+# this round.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.ledger.watch import contribution, watch
@@ -454,36 +458,36 @@ from course_lib.pictures.stepper import stepper
 
 
 def three_shifts():
-    tensor = contribution(4)  # int64 codes from which the picture knows owner and element
+    tensor = contribution(4)  # int64 codes that tell the picture the owner and the element
     with watch(tensor) as film:
         for _ in range(3):
             tensor.copy_(ring_shift(tensor))
     return film
 
 
-# a film of four numbers: on the CPU
+# on the CPU, because the film shows only four numbers per rank
 run = launch(three_shifts, world_size=4, backend="gloo") if ready(ring_shift) else None
 stepper(run.ledger, run) if run else None
 
 # %% [markdown]
 # **Measure.** The cell makes one shift on five ranks, and draws it twice. In the timeline, every row has one
-# arrow out and one in. The ranks don't begin at the same moment, so an early rank waits. Real runs look like
-# this. In the matrix, the bytes of ranks 0 to 3 are one place right of the diagonal, and the bytes of rank 4
-# wrap to column 0, so you see the ring at a glance.
+# arrow out and one in. The ranks don't begin at the same moment, so an early rank waits. This is what real
+# runs look like. In the matrix, the bytes of ranks 0 to 3 are one place right of the diagonal, and the bytes
+# of rank 4 wrap around to column 0, so you see the ring at a glance.
 
 # %% tags=["skip-in-grading"]
 if ready(ring_shift, ring_shift_messages):
     run = launch(rank_number, ring_shift, world_size=5)
     sent = [run.ledger.messages_sent(rank) for rank in range(5)]
     print("held afterwards:", list(run))
-    print("messages sent:  ", sent, "together", sum(sent), "predicted", ring_shift_messages(5))
+    print("messages sent:  ", sent, "in total", sum(sent), "predicted", ring_shift_messages(5))
     display(run.ledger.timeline())
     display(run.ledger.matrix_figure())
 
 # %% [markdown]
 # **Break it.** Here is the obvious ring on three ranks, in which each rank sends to the right and then
-# receives from the left. Before you run it: at which call is each rank when nothing moves any more? (This
-# cell is meant to fail.)
+# receives from the left. Before you run it, predict the call at which each rank will be stuck. (This cell is
+# meant to fail.)
 
 
 # %% tags=["raises-exception", "nbval-ignore-output", "skip-in-grading"]
@@ -495,7 +499,7 @@ def naive_shift():
     return received
 
 
-launch(naive_shift, world_size=3, backend="gloo")  # whose sends wait for the receiver
+launch(naive_shift, world_size=3, backend="gloo")  # gloo's sends wait for the receiver
 
 # %% [markdown]
 # No rank has reached the receive. The diagnosis came after about a second. Without the course's runtime, the
@@ -503,8 +507,8 @@ launch(naive_shift, world_size=3, backend="gloo")  # whose sends wait for the re
 # `init_process_group`), and then say only "timed out".
 #
 # **Begun one by one.** Two ranks swap tensors and *begin* their messages one by one, first the send, then the
-# receive. Neither rank waits before it has begun both. Before you run the program over gloo: does it go
-# through?
+# receive. Neither rank waits before it has begun both. Before you run the program over gloo, do you expect it
+# to finish?
 
 
 # %% tags=["skip-in-grading"]
@@ -518,29 +522,29 @@ def swap_one_by_one():
     return received.tolist()
 
 
-launch(swap_one_by_one, world_size=2, backend="gloo")  # the note is on gloo
+launch(swap_one_by_one, world_size=2, backend="gloo")  # over gloo, a note follows the run
 
 # %% [markdown]
-# It goes through, because gloo works at the same time on all messages that have been begun. The note printed
-# above is about GPUs, since over NCCL the same program can hang. There, each rank has one queue, a CUDA
-# stream, for each process group. (`launch` sets its groups up so, as `init_process_group(device_id=...)`
-# does. Without a `device_id`, single messages have a queue for each pair of ranks, and this swap can also
-# hang there.) The queue holds the operations in the order of the calls, and each starts when the one before
-# it is done:
+# The program finishes, because gloo works on all begun messages at the same time. But on GPUs, over NCCL, the
+# same program can hang, and the note printed above says so. Over NCCL, each rank has one queue, a CUDA
+# stream, for each process group. (`launch` sets up its groups in this way, as
+# `init_process_group(device_id=...)` does. Without a `device_id`, single messages have a queue for each pair
+# of ranks, and this swap can hang there as well.) The queue holds the operations in the order of the calls,
+# and each operation starts when the previous one is done:
 #
 # | | queue of rank 0 | queue of rank 1 |
 # |---|---|---|
 # | first | send to 1, done when rank 1 receives | send to 0, done when rank 0 receives |
 # | second | receive from 1 | receive from 0 |
 #
-# Each receive is queued behind a send that waits for the other receive. That is the circle again, but this
-# time in the queues. Another order of the two `wait()` calls does not help. (NCCL has buffers, so a small
-# message may get through. But NCCL does not promise that, and the tensors of a real model are not small.)
+# Each receive is queued behind a send that waits for the other receive. This is the circle again, but now it
+# is in the queues. Swapping the two `wait()` calls does not help. (NCCL has buffers, so a small message might
+# get through. But NCCL does not promise that, and the tensors of a real model are not small.)
 #
-# There are two ways out. One of the ranks can begin the other way around, so that rank 0 sends first and rank
-# 1 receives first. Or each rank can begin its messages as a batch. A batch is *one* entry of the queue, and
-# its messages are processed side by side (NCCL user guide, "Point-to-point communication"). Use a batch on
-# both ranks. Your `exchange` does so if it calls `batch_isend_irecv`:
+# There are two ways out. One of the ranks can begin its messages in the other order, so that rank 0 sends
+# first and rank 1 receives first. Or each rank can begin its messages as a batch. A batch is *one* entry of
+# the queue, and its messages are processed side by side (NCCL user guide, "Point-to-point communication").
+# Use a batch on both ranks. Your `exchange` does so if it calls `batch_isend_irecv`:
 
 
 # %% tags=["skip-in-grading"]
@@ -550,22 +554,22 @@ def swap_together():
     return mine.tolist()
 
 
-# on the CPU, as the run before
+# on the CPU, like the run before
 launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 
 # %% [markdown]
-# With a batch, `launch` prints no note. After a run over gloo that ended well, `launch` replays the
-# operations that were begun (the first 10,000), also collectives, through such queues. It prints a note if
-# ranks would wait in a circle. A check makes the same remark, but takes no points off for it. (Too many
-# notes? Set the environment variable `COURSE_NCCL_NOTES` to `off`, and then `launch` prints none.)
+# With a batch, `launch` prints no note. If a run over gloo ends well, `launch` replays its operations,
+# collectives included, through queues like these (but only the first 10,000). It prints a note if the ranks
+# would wait in a circle. A check makes the same remark, but takes no points off for it. (If you get too many
+# notes, set the environment variable `COURSE_NCCL_NOTES` to `off`.)
 #
-# **On GPUs** one more thing is different. `wait()` makes the GPU's queue of *computations* wait for the
-# message, but Python continues. So a hang shows later, when Python needs a number, in `.item()` or
-# `.tolist()`. `launch` then raises a `Deadlock` that names the operations in the queues.
+# **On GPUs**, one more thing is different. `wait()` makes the GPU's queue of *computations* wait for the
+# message, but Python continues. So a hang shows only later, in `.item()` or `.tolist()`, when Python needs a
+# number. `launch` then raises a `Deadlock` that names the operations in the queues.
 #
 # **In production.** PyTorch's own pipelining calls `batch_isend_irecv` if a rank sends and receives at the
-# same time. Megatron-LM uses both ways out of the circle. It has batches, but also single messages, where
-# even ranks begin the send first and odd ranks the receive (`p2p_communication.py`).
+# same time. Megatron-LM uses both ways out of the circle. It can send a batch, or it can send single
+# messages, and then even ranks begin with the send and odd ranks with the receive (`p2p_communication.py`).
 
 # %% [markdown]
 # ## 4 · What a message costs
@@ -582,10 +586,11 @@ launch(swap_together, world_size=2, backend="gloo") if ready(exchange) else None
 # $$t(n) = \alpha + \beta\, n$$
 #
 # α is the **latency**, which is the time before the first byte arrives. β is the time per byte, so 1/β is the
-# **bandwidth**. (This is from Hockney 1994. It is the cost model of Thakur, Rabenseifner and Gropp 2005, and
-# of every formula in this course.)
+# **bandwidth**. (This cost model is from Hockney 1994. Thakur, Rabenseifner and Gropp 2005 use it, and so
+# does every formula in this course.)
 #
-# **Predict.** From 4 bytes to 16,384 bytes the size grows 4,096 times. How much longer will the message take?
+# **Predict.** A message of 16,384 bytes is 4,096 times as large as a message of 4 bytes. How many times as
+# long will it take?
 #
 # **Measure.** Two ranks play ping-pong. For each size, they make 8 round trips to warm up, and then 24 that
 # are timed. The time of a message is half of the median round trip. The picture shows the line α + βn through
@@ -605,8 +610,8 @@ knee = link.alpha / link.beta
 figure, axes = plt.subplots(figsize=(7, 3.6))
 axes.loglog(sizes, measured, "o", color="#222222", label="measured")
 axes.loglog(curve, link.seconds(curve), "-", color="#0072B2", label="α + β n")
-axes.loglog(curve, link.alpha + 0 * curve, ":", color="#6E6E6E", label="α alone")
-axes.loglog(curve, link.beta * curve, "--", color="#6E6E6E", label="β n alone")
+axes.loglog(curve, link.alpha + 0 * curve, ":", color="#6E6E6E", label="only α")
+axes.loglog(curve, link.beta * curve, "--", color="#6E6E6E", label="only β n")
 if knee < max(sizes):
     axes.axvline(knee, color="#BDBDBD", zorder=0, label="knee: α = β n")
 axes.set(xlabel="bytes", ylabel="seconds, one way", ylim=(min(link.alpha, *measured) / 2, None))
@@ -617,16 +622,15 @@ print(f"α = {link.alpha * 1e6:,.0f} microseconds, 1/β = {link.bandwidth / 1e9:
 if knee < max(sizes):
     print(f"Up to {knee / 1e3:,.0f} KB, α is the larger part of a message's time.")
 else:
-    print(
-        "The large messages took hardly longer than the small ones: β cannot be read from this run."
-    )
-    print("Close what else is running and measure again.")
+    print("The large messages took hardly longer than the small ones, so this run does not show β.")
+    print("Close whatever else is running, and measure again.")
 
 # %% [markdown]
-# With 4,096 times as many bytes, a message takes nowhere near 4,096 times as long, because both sizes are left
-# of the knee. There you pay for the *number* of messages, but right of the knee for their *bytes*.
+# With 4,096 times as many bytes, a message takes nowhere near 4,096 times as long, because both sizes are to
+# the left of the knee. On that side you pay for the *number* of messages, and on the right side for their
+# *bytes*.
 #
-# These are the figures of two ranks on this machine. The next cell lists the wires of training clusters, from
+# So much for two ranks on this machine. The next cell lists the wires of training clusters, with figures from
 # the data sheets:
 
 # %% tags=["skip-in-grading"]
@@ -639,11 +643,11 @@ for wire in LINKS:
     )
 
 # %% [markdown]
-# Pay attention to unit and direction. It is often said that an H100's NVLink carries 600 GB/s. The A100 has
-# 600, with both directions added, and so has the bridge of the H100 NVL. But the H100 SXM has 900, or 450
-# each way. NVLink with 600 GB/s, PCIe 4.0 with 32 GB/s and InfiniBand with 200 Gb/s are also often listed
-# together, although the first counts both directions, the second one direction, and the third bits. Each way
-# they carry 300, 32 and 25 GB/s.
+# Pay attention to units and directions. It is often said that an H100's NVLink carries 600 GB/s. But 600 is
+# the figure of the A100, with both directions added, and of the H100 NVL's bridge. The H100 SXM has 900, or
+# 450 each way. NVLink with 600 GB/s, PCIe 4.0 with 32 GB/s and InfiniBand with 200 Gb/s are also often listed
+# together, although the first figure adds both directions, the second is for one direction, and the third
+# counts bits. Each way, these wires carry 300, 32 and 25 GB/s.
 #
 # <details><summary>In the lectures</summary>Lecture 001 (§25.3) states 600 GB/s for an H100's NVLink. The
 # list of the three wires is from lecture 002.</details>
@@ -659,15 +663,15 @@ for wire in LINKS:
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 1 + 1 + 1 + 1 |
 #
-# These programs are broken in the way real ones are, but small enough to see through. Read each one, say what
-# will happen, run it, and read the diagnosis. You will repair three of them, and finally answer questions
-# about all of them.
+# The programs of this lab are broken in the way real programs are, but they are small enough to see through.
+# Read each program, say what will happen, run it, and read the diagnosis. You will repair three of them, and
+# finally answer questions about all of them.
 #
-# Here is how to read a diagnosis. The first line says what is certain. Then one entry follows for each rank.
-# It says what the rank does, in which operation, at which line, since when, and **for which rank it waits**.
-# A blocked rank can go on only when its partner calls the other half of the message. If the ranks wait in a
-# circle, or for a rank that has returned, the partner never calls it. That is a **deadlock**, and you need no
-# time limit to know it.
+# Here is how to read a diagnosis. The first line says what is certain. Then there is an entry for each rank.
+# It says what the rank is doing, in which operation, at which line, since when, and **which rank it is
+# waiting for**. A blocked rank can go on only when its partner calls the other half of the message. If the
+# ranks wait in a circle, or for a rank that has returned, the partner never makes that call. This is a
+# **deadlock**, and you need no time limit to know it.
 
 # %% tags=["skip-in-grading"]
 import textwrap
@@ -676,7 +680,7 @@ import textwrap
 def run_and_read(program, **options):
     """Launch a program that fails on three ranks, print its diagnosis, return its ledger."""
     try:
-        # the text reads the sentences of runs on the CPU
+        # on the CPU, because the text explains the diagnoses of such runs
         run = launch(program, world_size=3, backend="gloo", **options)
     except RankError as error:
         for line in str(error).splitlines():
@@ -713,13 +717,13 @@ ledger = run_and_read(neighbours)
 ledger.timeline()
 
 # %% [markdown]
-# The timeline shows the same from outside, three receives (circles) for which no rank ever sent anything. The
-# picture ends soon after the last event.
+# The timeline shows the same hang from outside. It has three receives (circles) for which no rank ever sent
+# anything. The picture ends soon after the last event.
 #
 # **Repair it.** Your function has the same name as the broken one, so the cell you ran last decides which of
-# them is used. It returns the result that the broken one should have returned. This is a new tensor, because
-# the given one stays unchanged. With two ranks, the left and the right neighbour are the same rank, so its
-# values count twice.
+# them is used. Return the result that the broken one should have returned, in a new tensor, and leave the
+# given tensor unchanged. With two ranks, the left and the right neighbour are the same rank, so its values
+# count twice.
 
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
@@ -752,7 +756,7 @@ def neighbour_sum(tensor: torch.Tensor) -> torch.Tensor:
 # <details><summary>Hint: four at once</summary>You can give <code>batch_isend_irecv</code> more than two
 # messages. In which four messages does one rank take part?</details>
 # <details><summary>Hint: two ranks</summary>Two messages then go to the same partner. They arrive in the
-# order in which they were sent, but need two buffers.</details>
+# order in which they were sent, but they need two buffers.</details>
 
 # %% nbgrader={"grade_id": "neighbour_sum_check", "points": 1}
 report = check("00_first_ranks/neighbour_sum", neighbour_sum)
@@ -762,11 +766,11 @@ report = check("00_first_ranks/neighbour_sum", neighbour_sum, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# After the repair, each rank sends two messages and gets two. The rows of blocked ranks were hatched, but now
-# no row is. The ranks held 1, 10 and 100.
+# After the repair, each rank sends two messages and gets two. Hatching marked the blocked ranks in the
+# timeline above, but the new timeline has none. The ranks again hold 1, 10 and 100.
 
 # %% tags=["skip-in-grading"]
-# on the CPU, as the run that hung
+# on the CPU, like the run that hung
 run = launch(neighbours, world_size=3, backend="gloo") if ready(neighbour_sum) else None
 print([values.tolist() for values in run]) if run else None
 run.ledger.timeline() if run else None
@@ -775,7 +779,7 @@ run.ledger.timeline() if run else None
 # ### 5.2 Waiting for somebody who has left
 #
 # Every rank has computed some results, and rank 0 wants them all. Ranks 0 and 1 have three, but rank 2 has
-# only two, because the last batch was smaller, as last batches are.
+# only two, because its last batch was smaller, as last batches often are.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -802,8 +806,8 @@ def results_of_each():
 ledger = run_and_read(results_of_each)
 
 # %% [markdown]
-# Rank 0 assumed that the others have as many results as itself. But a message does not say how many messages
-# follow it, so the sender must say that number.
+# Rank 0 assumed that the others have as many results as it has. But a message does not say how many more will
+# follow, so the sender must tell rank 0.
 #
 # **Repair it.** `len(results)` can be different on every rank, and it can be 0.
 
@@ -814,7 +818,7 @@ def collect(results: torch.Tensor) -> torch.Tensor | None:
 
     results: 1-D, of any length, which may differ from rank to rank; the same dtype everywhere.
     Any operation of `torch.distributed` may be used. A message may have no elements. Every
-    message lies on the device of `results`.
+    message is on the device of `results`.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -835,7 +839,7 @@ def collect(results: torch.Tensor) -> torch.Tensor | None:
 
 # %% [markdown]
 # <details><summary>Hint: a number that rank 0 cannot know</summary>How many results will arrive? Which ranks
-# know, and by what means can one rank tell another?</details>
+# know, and how can one rank tell another?</details>
 # <details><summary>Hint: two messages</summary>Send a tensor with the count, then the results in one message.
 # The count is an int64 (<code>torch.tensor(3)</code>), so receive it into a tensor of the same
 # dtype.</details>
@@ -851,8 +855,8 @@ report.points(1)
 # ### 5.3 A collective that one rank skips
 #
 # `dist.all_reduce(tensor)` is a **collective**, which means that *all* ranks of the group call it, and each
-# ends up with the sum. (Notebook 02 shows how.) The program below computes the mean of all ranks' values, but
-# rank 1 has none.
+# ends up with the sum. (Notebook 02 shows how.) The program below should compute the mean of all ranks'
+# values, but rank 1 has none.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -873,11 +877,11 @@ def losses_of_each():
 ledger = run_and_read(losses_of_each)
 
 # %% [markdown]
-# In training, the rank that skips is a rank whose batch was empty, or whose loss was `nan`, or that does the
-# logging. Its code has an `if` around a collective, or a `return` before it.
+# In real training, a rank might skip a collective because its batch was empty, because its loss was `nan`, or
+# because it does the logging. Its code has an `if` around the collective, or a `return` before it.
 #
 # **Repair it.** Every rank returns the mean of all values, even the rank that has none. (Don't return the
-# mean of the ranks' means, because with different counts that is another number.)
+# mean of the ranks' means, because that is a different number if the counts differ.)
 
 
 # %% nbgrader={"grade_id": "global_mean", "solution": true}
@@ -885,7 +889,8 @@ def global_mean(values: torch.Tensor) -> torch.Tensor:
     """The mean of all ranks' values, a 0-dimensional tensor, on every rank.
 
     values: 1-D float32, of any length, which may differ from rank to rank and be 0; not changed. At
-    least one rank has values. All that you reduce, the count too, lies on the device of `values`.
+    least one rank has values. Everything you reduce, including the count, is on the device of
+    `values`.
     """
     ### BEGIN SOLUTION
     total = values.sum()
@@ -897,8 +902,8 @@ def global_mean(values: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown]
-# <details><summary>Hint: a rank without values</summary>Can it give something to the sum and to the count
-# that changes neither?</details>
+# <details><summary>Hint: a rank without values</summary>What can such a rank add to the sum and to the count
+# so that neither changes?</details>
 
 # %% nbgrader={"grade_id": "global_mean_check", "points": 1}
 report = check("00_first_ranks/global_mean", global_mean)
@@ -911,8 +916,8 @@ report.points(1)
 # ### 5.4 Two ranks in different collectives
 #
 # `dist.broadcast(tensor, src)` gives every rank a copy of rank `src`'s tensor. "Rank 1 only needs a copy",
-# thought the author, and called `broadcast` there. But `broadcast` gives a copy of rank 0's values instead of
-# the sum.
+# thought the author, and called `broadcast` there. But `broadcast` gives rank 1 a copy of rank 0's values
+# instead of the sum.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -928,8 +933,8 @@ def average():
 ledger = run_and_read(average)
 
 # %% [markdown]
-# There is no deadlock this time, because the ledger compares each rank's k-th collective with the collectives
-# of the others. It stops the run before the backend gets two that do not match. Collectives have no names and
+# There is no deadlock this time, because the ledger compares the k-th collectives of all ranks with each
+# other. If they do not match, it stops the run before they reach the backend. Collectives have no names and
 # no addresses, so they are matched only by their *order*.
 
 # %% [markdown]
@@ -951,16 +956,16 @@ def hand_over():
 ledger = run_and_read(hand_over)
 
 # %% [markdown]
-# What would gloo have done without the ledger? It would have written the 16 bytes into the buffer of 20
-# without a word, and the fifth number would have kept its old value. Four float64 sent into eight float32
-# also pass, and then the 8 bytes of the float64 1.0 arrive as the two float32 0.0 and 1.875. A buffer that is
-# too *small*, however, ends the whole process.
+# What would gloo have done without the ledger? It would have silently written the 16 bytes into the buffer of
+# 20, and the fifth number would have kept its old value. You can also send four float64 numbers into a buffer
+# of eight float32 numbers. Then, for example, the 8 bytes of a float64 1.0 arrive as two float32 numbers, 0.0
+# and 1.875. A buffer that is too *small*, however, ends the whole process.
 
 # %% [markdown]
 # ### 5.6 Every other column
 #
-# `x[:, ::2]` is a view with gaps, which owns no memory. It reads every other number in the memory of `x`, by
-# its strides.
+# `x[:, ::2]` is a view with gaps. It has no memory of its own, but its strides select every other number in
+# the memory of `x`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -974,22 +979,22 @@ ledger = run_and_read(columns)
 
 # %% [markdown]
 # Without the ledger, gloo sums the first twelve numbers in memory instead of the twelve that the view shows,
-# and reports success. So contiguity matters most in communication. (It is often said that `view` works only
-# on contiguous tensors. In fact `view` works whenever strides can express the new shape, whereas `reshape`
-# copies when they can't.)
+# and reports success. This is why contiguity matters more in communication than anywhere else. (It is often
+# said that `view` works only on contiguous tensors. In fact `view` works whenever strides can express the new
+# shape, whereas `reshape` copies when they can't.)
 #
 # <details><summary>In the lectures</summary>Contiguity is one of lecture 001's interview questions (§28). Its
-# answer says that <code>view</code> works only on contiguous tensors. Its example, <code>y.view(-1)</code> of a
-# transpose, fails because no single stride leads through the rows of <code>y</code>. But here
-# <code>x[:, ::2].view(12)</code> works, although <code>x[:, ::2].is_contiguous()</code> is false. Call
-# <code>contiguous()</code> where a tensor is sent, and not everywhere, since it copies whatever is not
-# contiguous yet.</details>
+# answer says that <code>view</code> works only on contiguous tensors. Its example calls
+# <code>y.view(-1)</code> on a transpose. That call fails because the elements of <code>y</code>, read row by
+# row, are not a constant distance apart in memory. But here <code>x[:, ::2].view(12)</code> works, although
+# <code>x[:, ::2].is_contiguous()</code> is false. Call <code>contiguous()</code> only before a tensor is
+# sent, because it copies every tensor that is not contiguous yet.</details>
 
 # %% [markdown]
 # ### 5.7 Writing too early
 #
 # Each rank except the last passes its tensor on, and then adds 1 to its own copy. Both receivers, ranks 1 and
-# 2, should get 0. But to save time, the author adds before the wait.
+# 2, should get 0. But to save time, the author does the addition before the wait.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1009,7 +1014,7 @@ ledger = run_and_read(relay)
 
 # %% [markdown]
 # This is the worst kind of bug, because the program often works. The bytes leave at some moment between
-# `isend` and `wait`, and the receiver gets the values of that moment.
+# `isend` and `wait`, and the receiver gets the values the tensor has at that moment.
 
 # %% [markdown]
 # ### 5.8 Begun and forgotten
@@ -1031,9 +1036,9 @@ def farewell():
 ledger = run_and_read(farewell)
 
 # %% [markdown]
-# With gloo and no ledger, only the handle keeps such a message alive. We tried it on PyTorch 2.13. If the
-# receiver is already waiting, the message arrives. But if the receiver comes 50 milliseconds later, the
-# message is lost, and the receiver waits forever.
+# Without the ledger, gloo keeps such a message alive only as long as its handle exists. We tried it on
+# PyTorch 2.13. If the receiver is already waiting, the message arrives. But if the receiver comes 50
+# milliseconds later, the message is lost, and the receiver waits forever.
 #
 # **Your diagnoses.** In the three deadlocks, which rank does each blocked rank wait for? (Only the blocked
 # ranks are listed.) And what repairs each of the other five programs? Each remedy is one of
@@ -1084,7 +1089,7 @@ report.points(1)
 # %% [markdown]
 # ### 5.9 Trouble outside communication (optional, 10 minutes)
 #
-# **One rank raises.** The others wait in a collective for it. Which rank is to blame, and which ones only
+# **One rank raises.** The others wait for it in a collective. Which rank is to blame, and which ones only
 # wait? A plain launcher prints the output of every rank, and the error that matters is somewhere in it. (This
 # also happens when a rank's GPU or CPU runs out of memory, because that rank raises and the others wait.)
 
@@ -1100,9 +1105,9 @@ def one_raises():
 ledger = run_and_read(one_raises)
 
 # %% [markdown]
-# **One rank never comes back.** It computes, and `launch` can't know whether it will finish. This is not a
-# deadlock, so only a time limit helps. `launch` allows 60 seconds, but here the limit is two.
-# (`dist.barrier()` waits until all ranks have called it.)
+# **One rank never comes back.** It keeps computing, and `launch` can't know whether it will ever finish. This
+# is not a deadlock, so only a time limit helps. By default `launch` allows 60 seconds, but here the limit is
+# two. (`dist.barrier()` waits until all ranks have called it.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1116,8 +1121,8 @@ def not_converging():
 ledger = run_and_read(not_converging, timeout=2)
 
 # %% [markdown]
-# **One rank dies.** `SIGKILL` is the signal that Linux sends to a process when the machine's memory is full.
-# A rank that leaves by `os._exit`, as some libraries do, looks similar.
+# **One rank dies.** `SIGKILL` is the signal Linux sends to a process when the machine's memory is full. A
+# rank that leaves by `os._exit`, as some libraries do, looks similar.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1132,14 +1137,14 @@ for how in ("killed", "exits"):
     ledger = run_and_read(lambda how=how: dies(how))
 
 # %% [markdown]
-# **A print in the inner loop.** A rank that prints 100,000 lines does not kill the browser, because after its
-# first 500 only the last five are shown.
+# **A print in the inner loop.** A rank that prints 100,000 lines does not kill the browser, because only its
+# first 500 lines and its last five are shown.
 #
 # **You lose patience.** Try this by hand. Open a new cell, run `launch(lambda: time.sleep(1000),
 # world_size=4, timeout=2000)` and press the square button (or `I` twice). `launch` ends the ranks and says
 # where each of them was, and the next `launch` works. Then delete the cell, because your notebook is run from
-# the top when you hand it in. An interrupt of the kernel does not itself reach any other process, so a rank
-# that is not ended keeps its GPU's memory.
+# the top when you hand it in. Interrupting the kernel does not by itself reach any other process, so a rank
+# that is not ended would keep its GPU's memory.
 #
 # **All together.** Come back to this table when it happens in your own code:
 #
@@ -1184,7 +1189,7 @@ import torch.distributed as dist
 {inspect.getsource(ring_shift)}
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")  # with one GPU a rank: "nccl", and tensors there
+    dist.init_process_group("gloo")  # with a GPU for each rank, use "nccl" and tensors on the GPUs
     rank = dist.get_rank()
     received = ring_shift(torch.full((2,), float(rank))).tolist()
     everybody = [None] * dist.get_world_size()
@@ -1204,8 +1209,8 @@ from pathlib import Path
 
 
 def torchrun(script, world_size, **environment):
-    """Run the script on `world_size` ranks; returns what it printed,
-    or its errors when it failed."""
+    """Run the script on `world_size` ranks, and return what it printed,
+    or its errors if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ring.py"
         path.write_text(script)
@@ -1225,12 +1230,12 @@ print(torchrun(script, world_size=3)) if ready(ring_shift) else None
 
 # %% [markdown]
 # As under `launch`, each rank holds its left neighbour's number. Three processes that print at the same time
-# could mix their lines up, so one of them prints for all. Nearly every training script therefore contains `if
-# rank == 0` (around a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a
-# restart of all ranks when one dies (`--max-restarts`). But it does not show which rank waits for which. The
-# next cell runs `average` of §5.4 under `torchrun`, with PyTorch's time limit set to three seconds. The first
-# run leaves PyTorch's debugging off, while the second has `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes
-# PyTorch compare the collectives of the ranks.
+# could mix their lines up, so one of them prints for all. This is why nearly every training script contains
+# `if rank == 0` (but a condition like this around a collective is the bug of §5.3). `torchrun` can also use
+# several machines (`--nnodes`) and restart all ranks when one dies (`--max-restarts`). But it does not show
+# which rank waits for which. The next cell runs `average` of §5.4 under `torchrun`, with PyTorch's time limit
+# set to three seconds. The first run leaves PyTorch's debugging off, while the second has
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare the collectives of the ranks.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 hanging = f"""from datetime import timedelta
@@ -1249,14 +1254,14 @@ for level in ("OFF", "DETAIL"):
     print(f"TORCH_DISTRIBUTED_DEBUG={level}")
     errors = [line for line in said if line.startswith("[rank") and "Error: " in line]
     for line in sorted(errors):
-        line = re.sub(r"\[/\S+\] ", "", line)  # the place in gloo's source
+        line = re.sub(r"\[/\S+\] ", "", line)  # without the position in gloo's source
         print("   ", line if len(line) < 95 else f"{line[:60]} ... {line[-30:]}")
 
 # %% [markdown]
 # Without `DETAIL`, each rank says only that *it* timed out, and torchrun's summary (not shown here) then
 # calls the first such rank the root cause. With `DETAIL` you get the mismatch, at the price of an extra check
 # before every collective. On GPUs, `NCCL_DEBUG=WARN` prints NCCL's errors, and `NCCL_DEBUG=INFO` also prints
-# which wires it uses. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` you see which algorithm NCCL
+# which wires NCCL uses. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` you see which algorithm NCCL
 # chooses (NCCL user guide, "Logging").
 #
 # | | `launch` | `torchrun` |
@@ -1277,10 +1282,10 @@ for level in ("OFF", "DETAIL"):
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** On the CPU, a product is ready when its call returns. But a GPU is only *asked* for the work,
-# and Python goes on. The product of two matrices of 8,192 x 8,192 in float32 takes between 10 milliseconds
-# and a quarter of a second, depending on the GPU. How long does the call take? And how long does it take
-# until `.item()` has returned a number of the result?
+# **Predict.** On the CPU, a product is ready when its call returns. But a GPU is only *asked* to do the work,
+# and Python goes on. The product of two 8,192 x 8,192 matrices in float32 takes between 10 milliseconds and a
+# quarter of a second, depending on the GPU. How long does the call take? And how long does it take until
+# `.item()` has returned one number of the result?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1293,14 +1298,14 @@ on_gpus = on_your_gpus(CALL_AND_WORK)
 # number, so it also has to wait. The same holds for messages, because over NCCL `dist.send` returns as soon
 # as the message is queued on the GPU, long before the last byte has left.
 #
-# **Predict.** What happens to α and to β if your two ranks are GPUs and NCCL carries their messages? The
+# **Predict.** What happens to α and to β if your two ranks have GPUs and NCCL carries their messages? The
 # column *predicted* is your line α + βn of §4.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(PING_PONG, predicted=lambda of, run: link.seconds(of["bytes"]))
 # %% [markdown]
-# The last rows give 1/β, which is bytes over seconds. Compare it with the table of wires in §4. Is there
-# NVLink between your GPUs, or PCIe?
+# You can read 1/β from the last rows, because it is bytes divided by seconds. Compare it with the table of
+# wires in §4. Are your GPUs connected by NVLink or by PCIe?
 
 # %% [markdown]
 # ## 7 · Questions
@@ -1340,9 +1345,9 @@ report.points(1)
 # %% [markdown]
 # ## Scorecard
 #
-# Three criteria judge every way to distribute training: little redundant computation, a small peak of memory,
-# and little communication. Notebooks 00 to 09 and 11 each end with a scorecard, which measures what you wrote
-# by them. M is the tensor, here a million float32.
+# Every way to distribute training is judged by three criteria: little redundant computation, a small peak of
+# memory, and little communication. Notebooks 00 to 09 and 11 each end with a scorecard, which measures your
+# code by these criteria. M is the size of the tensor, here a million float32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.scorecard import costs, scorecard
@@ -1361,12 +1366,12 @@ scorecard(runs, unit=4_000_000) if runs else None
 
 # %% [markdown]
 # Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment,
-# because the tensor that arrives can't be written over the tensor that is still leaving. Notebook 02 cuts
-# tensors into chunks so that the room for the tensor that arrives shrinks from M to M/N.
+# because the tensor that arrives can't be written over the tensor that is still leaving. In notebook 02,
+# tensors are cut into chunks, and then the room for what arrives shrinks from M to M/N.
 #
 # **You have built** an exchange and a ring shift without a circle of waits, for any group, shape and dtype,
 # and you can read a hang. **You have measured** α and β of this machine. Notebook 02 fits both again, to the
-# times of its race.
+# times of a race between your collectives and PyTorch's.
 #
 # <details><summary>In the lectures</summary>The three criteria of the scorecards are from lecture
 # 003.</details>
@@ -1382,8 +1387,8 @@ scorecard(runs, unit=4_000_000) if runs else None
 # how N ranks agree on a sum, and what is the least they must send.
 
 # %% [markdown]
-# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
+# In a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
 
 # %% tags=["skip-in-grading"]
