@@ -69,7 +69,7 @@ doctor.report()
 # | points | 1 |
 #
 # A distributed program is one function that several processes run at the same time. Each process is a
-# **rank**. The ranks are numbered from 0 to N - 1, and N is the **world size**. They all run the same code,
+# **rank**. The ranks are numbered from 0 to N - 1, and N is the **world size**. All ranks run the same code,
 # so the number is the only thing that tells them apart.
 #
 # `launch(f, world_size=4)` starts four processes on this machine, calls `f()` in each of them, and returns a
@@ -253,8 +253,8 @@ run.ledger.timeline()
 # 4. Your code waits for every handle.
 # 5. Ranks must not wait in a circle. For example, if two partners both send first, neither of them gets to
 #    its receive.
-# 6. If all ranks do something together (§5.3), every rank must take part, and all ranks must do these things
-#    in the same order.
+# 6. If all ranks do something together (§5.3), every rank must take part, and all ranks must keep the same
+#    order.
 
 # %% [markdown]
 # ## 3 · Exchange and shift
@@ -669,9 +669,9 @@ for wire in LINKS:
 #
 # Here is how to read a diagnosis. The first line says what is certain. Then there is an entry for each rank.
 # It says what the rank is doing, in which operation, at which line, since when, and **which rank it is
-# waiting for**. A blocked rank can go on only when its partner calls the other half of the message. If the
-# ranks wait in a circle, or for a rank that has returned, the partner never makes that call. This is a
-# **deadlock**, and you need no time limit to know it.
+# waiting for**. A blocked rank can go on only when its partner makes the matching call. If the ranks wait in
+# a circle, or for a rank that has returned, the partner never makes that call. This is a **deadlock**, and
+# you need no time limit to know it.
 
 # %% tags=["skip-in-grading"]
 import textwrap
@@ -753,7 +753,7 @@ def neighbour_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown]
-# <details><summary>Hint: four at once</summary>You can give <code>batch_isend_irecv</code> more than two
+# <details><summary>Hint: four together</summary>You can give <code>batch_isend_irecv</code> more than two
 # messages. In which four messages does one rank take part?</details>
 # <details><summary>Hint: two ranks</summary>Two messages then go to the same partner. They arrive in the
 # order in which they were sent, but they need two buffers.</details>
