@@ -67,7 +67,8 @@
 # all ranks. All sums are plain sums. If you want a *mean*, divide by N yourself.
 #
 # The second cell below defines two tools. `beside` prints your prediction next to the ledger of a real run.
-# `results` runs a function that may fail, and prints the result of every rank or the reason for the failure.
+# `results` runs a function that might fail, and prints the result of every rank or the reason for the
+# failure.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
@@ -946,9 +947,9 @@ report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed
 # small, because each of their chunks would come from only one rank's data. You would probably blame the
 # learning rate.
 #
-# <details><summary>In the lectures</summary>Lecture 001 §19.3 works the example of 8 GPUs and 1 GB: "each GPU
-# sends 1.75GB", 14 hops. It concludes that the cost of communication does not depend on N. Lecture 003 states
-# that an all-reduce is a reduce-scatter and an all-gather.</details>
+# <details><summary>In the lectures</summary>Lecture 001 §19.3 works through the example of 8 GPUs and 1 GB:
+# "each GPU sends 1.75GB", 14 hops. It concludes that the cost of communication does not depend on N. Lecture
+# 003 states that an all-reduce is a reduce-scatter and an all-gather.</details>
 
 
 # %% [markdown]
@@ -1049,8 +1050,8 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
 # <details><summary>Hint: all ranks wait</summary>As in §2, post the send and the receive together, wait for
 # both, then add.</details>
 # <details><summary>Hint: the ranks that are left over</summary>P = <code>1 &lt;&lt; (n.bit_length() -
-# 1)</code>. With N = 5, rank 4 gives to rank 0, ranks 0 to 3 double, and finally rank 0 sends the sum to rank
-# 4.</details>
+# 1)</code>. With N = 5, rank 4 gives to rank 0, ranks 0 to 3 do recursive doubling, and finally rank 0 sends
+# the sum to rank 4.</details>
 # <details><summary>Hint: the same bits</summary><code>a + b</code> and <code>b + a</code> have the same bits.
 # So if both partners add the same two tensors, they get the same result, and after every round whole groups
 # of ranks agree.</details>
@@ -1394,8 +1395,8 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 # M go out of a node. In the three steps, each of a node's 8 GPUs sends 2 · 7/8 · M/8 = 0.22 M to other nodes.
 # Together this is 1.75 M, which is hardly less. But the eight GPUs can send through eight ports, whereas the
 # one ring pushes all its bytes through *one*. So NCCL builds several rings through all GPUs, each of which
-# leaves the node by a different port (NCCL issue 471). But the latency remains, because a ring over 64 GPUs
-# has 2 · 63 = 126 rounds, whereas the three steps have 7 + 14 + 7 = 28.
+# leaves the node by a different port (NCCL issue 471). The latency remains, however, because a ring over 64
+# GPUs has 2 · 63 = 126 rounds, whereas the three steps have 7 + 14 + 7 = 28.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says "NCCL (intra-node), InfiniBand (inter-node)".
 # That compares a library with a wire, although NCCL runs over both kinds of wire. For the lectures' figures
@@ -1499,8 +1500,8 @@ report.points(4)
 # Now you can judge the rule from §5, trees for small N and rings for large N. The cell prints the crossover
 # for several N, on links of 10 µs and 50 GB/s.
 #
-# **Break it.** The classic mistake is in the unit. The last three lines of the output are three times for the
-# same ring all-reduce, of 14 GB on 64 ranks, from three readings of one data sheet.
+# **Break it.** The classic mistake is in the unit. The last three lines of the output show how long one ring
+# all-reduce takes (14 GB on 64 ranks), according to three readings of the same data sheet.
 
 # %% tags=["skip-in-grading"]
 for n in (2, 8, 64, 512) if ready(crossover) else ():
@@ -1806,8 +1807,8 @@ report.points(4)
 # ## Scorecard
 #
 # Every way to distribute training is judged by three criteria: little redundant computation, little peak
-# memory, and little communication. Here they are, measured on your own code. The job is to sum four tensors
-# of 3.36 MB. A single process would need 3 additions per element.
+# memory, and little communication. Here is what your own code costs. The job is to sum four tensors of 3.36
+# MB. A single process would need 3 additions per element.
 
 
 # %% tags=["skip-in-grading"]
