@@ -1181,7 +1181,7 @@ for counted in (False, True):
 # | difficulty, importance | 3 and 2 of 5 |
 # | points | 8 |
 #
-# Between machines, a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, so 24.5 GB take 8 s. On
+# Between machines, a link might carry only 25 Gb/s. That is 3.1 GB/s instead of 50, so 24.5 GB take 8 s. On
 # such a link, it pays to send less. Most of a gradient is concentrated in a few elements. For one step of our
 # network, the picture shows how much of the squared norm, Σ g², is in the largest elements.
 
@@ -2020,9 +2020,9 @@ curves(
 #
 # <details><summary>After you have said it</summary>A shard has 125,000 elements, which take 15,625 bytes of
 # signs and 4 bytes for the scale. A rank sends 7 · 15,629 bytes in the all-to-all and as many in the
-# all-gather. That makes 218,806 bytes in all, 32 times less. A run of which 15 % is not compressed sends
-# 0.15 + 0.85/32 = 0.177 of the full bytes, so 5.7 times less. Better packing of the bits can't raise this to
-# 7, because 1/0.15 = 6.7 is the limit.</details>
+# all-gather. That makes 218,806 bytes in all, 32 times less. A run in which 15 % of the steps are not
+# compressed sends 0.15 + 0.85/32 = 0.177 of the full bytes, so 5.7 times less. Better packing of the bits
+# can't raise this to 7, because 1/0.15 = 6.7 is the limit.</details>
 #
 # **Build.** Tensors and gradients can be float32 or float64, but a scale travels as float32. You don't have
 # to write these three functions:
