@@ -497,11 +497,10 @@ memory_picture({"replicas": measured[0]})
 # **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an
 # ordinary optimizer, which knows only a single parameter, the shard.
 #
-# - `params`: all parameters of the model, without parameter groups. Often `params` is
-#   `model.parameters()`, an iterator that can be used only once, so make a list of it. Some parameters
-#   can be frozen (`requires_grad` is False). These belong to no shard, and a step sends nothing for them.
-#   All parameters, including the frozen ones, get the values of the first rank of `group`, which is not
-#   necessarily rank 0.
+# - `params`: all parameters of the model, without parameter groups. Often `params` is `model.parameters()`,
+#   an iterator that can be used only once, so make a list of it. Some parameters can be frozen
+#   (`requires_grad` is False). These belong to no shard, and a step sends nothing for them. All parameters,
+#   including the frozen ones, get the values of the first rank of `group` (not necessarily rank 0).
 # - A missing gradient counts as zeros, because a rank does not have to use every part of the model.
 # - After the step, keep no large tensor except the shard and the inner optimizer's state. Free the
 #   shard's gradient as well.
@@ -1049,7 +1048,7 @@ print("again:", view)
 
 # %% [markdown]
 # **Build a unit first.** A `Unit(params)` does all the work for one block. Then the module of the next
-# exercise is just a list of units and the hooks that call them. The check asks this of a unit:
+# exercise is just a list of units and the hooks that call them. The check expects this of a unit:
 #
 # - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2.
 #   The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, which is frozen if `params`
@@ -1121,7 +1120,7 @@ class Unit:
 # make every parameter a view of it with <code>param.data = flat[...].view(shape)</code>. The shard is a copy
 # of 1/N of the flat tensor, made with <code>.clone()</code>, because a view would be empty after
 # <code>free()</code>. Then <code>gather()</code> and <code>free()</code> resize the storage of the flat
-# tensor and leave the views as they are.</details>
+# tensor and leave the views unchanged.</details>
 # <details><summary>Hint: reduce</summary>It works like ZeRO-2's bucket: a row of the gradients, a
 # reduce-scatter, and the mean added to <code>shard.grad</code>. It reads no parameter. Write
 # <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
@@ -1140,7 +1139,7 @@ report.points(7)
 # %% [markdown]
 # **Build the module.** The constructor is given. It makes the units and registers the hooks, which call
 # `after_forward`, `before_backward` and `arrived`. You write these, `end`, and the middle of
-# `full_state_dict`. The check asks this of the class:
+# `full_state_dict`. The check expects this of the class:
 #
 # - The module has `blocks`, an `nn.ModuleList`. The parameters of each block are a *unit*. All other
 #   parameters form one more unit, which is gathered for the forward of the whole module, and again for its
@@ -1682,10 +1681,10 @@ with tempfile.TemporaryDirectory() as folder:
 # `shared=False` is a trap, because the first write to a page makes a private copy of the page in memory, so
 # the file never gets the new values.
 #
-# **Predict.** Take 7B parameters on one GPU, with 12 bytes of state each, on an NVMe disk that reads
-# 6 GB/s and writes 6 GB/s. How long does the optimizer's step take at least? How many tokens must a
-# training step hold so that the optimizer takes no more than a tenth of the step's time? Assume an A100
-# that computes at 40 % of its 312 TFLOP/s.
+# **Predict.** Take 7B parameters on one GPU, with 12 bytes of state each, on an NVMe disk that reads 6 GB/s
+# and writes 6 GB/s. What is the least time the optimizer's step can take? How many tokens must a training
+# step hold so that the optimizer takes no more than a tenth of the step's time? Assume an A100 that computes
+# at 40 % of its 312 TFLOP/s.
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14 s +
 # 14 s, or 14 s if both happen at the same time. Ten times 28 s is 280 s. For 252 s of these the GPU computes,
