@@ -29,7 +29,7 @@ TWO = (
 )
 NO_GRAD = "The matrices are parameters, which autograd watches. Decorate the function with @torch.no_grad()."
 UNEQUAL = (
-    "A collective wants rows of one length. Fill the rows of all ranks with zeros up to the longest, "
+    "A collective needs rows of one length. Fill the rows of all ranks with zeros up to the longest, "
     "even the row of a rank that owns nothing."
 )
 HELD = "A matrix's momentum belongs to its owner, so `momenta` gets entries only for the rank's own matrices."
