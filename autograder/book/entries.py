@@ -157,11 +157,10 @@ class Entries:
         cell = self._find(student, cells)
         if cell is None:
             raise MissingEntry(f"no submission of {assignment} by {student}")
-        row = select(SUBMITTED.c.late_submission_penalty).where(SUBMITTED.c.id == cell[1])
-        return self._total(cell[1], cells, self.db.execute(row).scalar() or 0.0)
+        return self._total(cell[1], cells, self._penalty(cell[1]))
 
     def standing(self, student: str, assignment: str) -> Standing:
-        """A person's points for the submission, without the comments."""
+        """A person's points for the submission, without the comments, and its penalty."""
         cells = self.cells(assignment)
         cell = self._find(student, cells)
         grades = self._grades(cell[1], cells.graded) if cell is not None else []
@@ -172,7 +171,8 @@ class Entries:
                 )
                 for row in grades
                 if row.manual_score is not None or row.extra_credit
-            }
+            },
+            0.0 if cell is None else self._penalty(cell[1]),
         )
 
     def maximum(self, assignment: str) -> float:
@@ -221,6 +221,10 @@ class Entries:
         # The index of this table begins with the cell: without it, every row of the class is read.
         query = select(GRADE).where(GRADE.c.cell_id.in_(list(cells)))
         return list(self.db.execute(query.where(GRADE.c.notebook_id == notebook)))
+
+    def _penalty(self, notebook: str) -> float:
+        row = select(SUBMITTED.c.late_submission_penalty).where(SUBMITTED.c.id == notebook)
+        return self.db.execute(row).scalar() or 0.0
 
     def _total(self, notebook: str, cells: Cells, penalty: float) -> Total:
         points = sum(map(_points, self._grades(notebook, cells.graded)))

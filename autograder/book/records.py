@@ -24,7 +24,7 @@ from traitlets.log import get_logger
 from autograder.book.entries import Entries
 from autograder.book.standing import reason as reason_with
 from autograder.book.store import Store
-from autograder.book.table import Row, with_penalty, write_csv
+from autograder.book.table import Row, write_csv
 from autograder.book.work import Done, untouched_answers
 from autograder.outcome import statuses
 from autograder.outcome.result import Result, write_whole
@@ -115,9 +115,10 @@ class Records:
     def changes(self) -> list[str]:
         """Sentences on the grades that differ from the last complete run's; kept in `results/last-changes`.
 
-        Afterwards this run is the last complete one.
+        A grade may also differ because of points by hand or a penalty. Afterwards this run is the last
+        complete one.
         """
-        rows = []
+        rows, last = [], self.store.last_scores()
         for student, assignment in self.rows:
             before = self.store.before(assignment, student)
             now = self.store.find(assignment, student)
@@ -128,9 +129,24 @@ class Records:
                 rows.append(
                     f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now{changed}"
                 )
+            elif now is not None:
+                rows += self._changed_by_hand(self.rows[student, assignment], last)
         write_whole(self.store.folder / "last-changes", "".join(f"{line}\n" for line in rows))
+        self.store.keep_scores({key: row.score for key, row in self.rows.items()})
         self.store.settle()
         return rows
+
+    def _changed_by_hand(self, row: Row, last: dict[tuple[str, str], float | None]) -> list[str]:
+        """A sentence on a row whose result stayed as it was, and whose score did not."""
+        before = last.get((row.student, row.assignment))
+        if before is None or row.score is None or abs(before - row.score) < 1e-9:
+            return []
+        penalty = self.entries.standing(row.student, row.assignment).penalty
+        why = f", {shown(penalty)} taken off for being late" if penalty else ""
+        return [
+            f"{row.student} {row.assignment}: {_points(before)} before, {_points(row.score)} now, with what "
+            f"was entered in the gradebook{why}"
+        ]
 
     def _keep(self, result: Result, stamp: str) -> None:
         """See that the gradebook holds a grade of an earlier run, which may have been interrupted."""
@@ -150,10 +166,8 @@ class Records:
             return Row(student, assignment, None, maximum, result.status, result.reason)
         score, reason = result.score, result.reason
         if self.entries.holds(result):
-            total = self.entries.total(student, assignment)
-            score = total.score
+            score = self.entries.total(student, assignment).score
             reason = reason_with(result, self.entries.standing(student, assignment))
-            reason = with_penalty(reason, total.penalty)
         return Row(student, assignment, score, maximum, result.status, reason)
 
     def _write_table(self) -> None:

@@ -107,7 +107,13 @@ def answer_of(exercise: Exercise) -> str:
 
 
 def reason(result: Result, standing: Standing) -> str:
-    """The result's reason, which is the first exercise that lost points, after a person's points."""
+    """Why points are missing: a penalty, and the first exercise that lost points after a person's points."""
+    said = _lost(result, standing)
+    late = f"{wording.shown(standing.penalty)} taken off for being late."
+    return f"{late} {said}".strip() if standing.penalty else said
+
+
+def _lost(result: Result, standing: Standing) -> str:
     graded_by_hand = any(
         own.points is not None or own.extra
         for exercise in result.exercises

@@ -7,14 +7,16 @@ listed, also if the run that replaces it is interrupted and continued.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from autograder.outcome.result import Result, read_result, write_result
+from autograder.outcome.result import Result, read_result, write_result, write_whole
 
 LAST = ".last"
+LAST_SCORES = "last-scores"
 
 
 class Store:
@@ -68,6 +70,17 @@ class Store:
         """The result of the last complete run, if it has been set aside since."""
         return read_result(self._before(assignment, student))
 
+    def keep_scores(self, scores: Mapping[tuple[str, str], float | None]) -> None:
+        """Keep the table's scores of a complete run, by (student, assignment), for the next one."""
+        rows = [[*key, score] for key, score in scores.items()]
+        write_whole(self.folder / LAST_SCORES, json.dumps(rows))
+
+    def last_scores(self) -> dict[tuple[str, str], float | None]:
+        """The scores that `keep_scores` kept last, if there was a complete run."""
+        path = self.folder / LAST_SCORES
+        rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        return {(student, assignment): score for student, assignment, score in rows}
+
     def settle(self) -> None:
         """End a complete run: the results that were set aside are not needed any more."""
         if (self.folder / LAST).exists():
@@ -80,3 +93,11 @@ class Store:
                 (path / f"{student}.json").unlink(missing_ok=True)
                 if not any(path.iterdir()):
                     path.rmdir()
+        scores = self.last_scores()
+        left = {
+            (who, name): score
+            for (who, name), score in scores.items()
+            if who != student or assignment not in ("*", name)
+        }
+        if left != scores:
+            self.keep_scores(left)

@@ -93,13 +93,9 @@ def read_csv(path: Path) -> list[Row]:
 
 def row_of(result: Result, standing: Standing, maximum: float) -> Row:
     """The row of a result, after what a person added to it and the points taken off for being late."""
-    said = with_penalty(reason(result, standing), standing.penalty)
     score = final_score(result, standing)
+    said = reason(result, standing)
     return Row(result.student, result.assignment, score, maximum, result.status, said)
-
-
-def with_penalty(said: str, penalty: float) -> str:
-    return f"{shown(penalty)} taken off for being late. {said}".strip() if penalty else said
 
 
 def write_points(

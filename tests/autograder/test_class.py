@@ -38,6 +38,7 @@ from autograder.course.twin import read_twin
 from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Exercise, Result
+from autograder.report.write import read_class, write_reports
 from autograder.run.jobs import LocalWorkers, TaskError
 from autograder.run.lock import BusyError, only_one
 from autograder.run.progress import Progress
@@ -976,6 +977,29 @@ def test_a_penalty_shows_in_the_table(toy: Class) -> None:
     for _ in range(2):  # when it is graded, and when its grade is kept
         (row,) = toy.grade(config=config).rows
         assert (row.score, row.reason) == (0, "10 taken off for being late.")
+    write_reports(read_class(toy.out, Store(toy.out).all()), notebooks=toy.folder / "notebooks")
+    assert "10 taken off for being late." in (toy.out / "class.html").read_text()
+
+
+def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again(
+    toy: Class,
+) -> None:
+    entries = entered(toy)
+    entries.book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
+    toy.hand_in("ann", ALL, ALL, stamp="2026-11-21 10:00:00 UTC")
+    toy.hand_in("ben", ALL, HALF)
+    assert toy.grade().changes == []
+    type_a_score(toy, "ben", 5)
+    config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
+    summary = toy.grade(config=config)
+    by_hand = "with what was entered in the gradebook"
+    assert summary.graded == 0 and summary.changes == [
+        f"ann 00_toy: 10 points before, 0 points now, {by_hand}, 10 taken off for being late",
+        f"ben 00_toy: 7 points before, 8 points now, {by_hand}",
+    ]
+    assert toy.grade(config=config).changes == []
+    Store(toy.out).forget("ann")
+    assert "ann" not in (toy.out / "results/last-scores").read_text()
 
 
 def test_a_grade_that_the_book_lost_is_entered_again(toy: Class) -> None:
