@@ -43,6 +43,7 @@ from autograder.submission.walk import Event, Judge, Means
 from course_lib.checks.judge.find import find
 from course_lib.checks.judge.masks import exported_from
 
+MOST_EVENTS = 2  # that a result's reason tells
 CRASHES = (
     statuses.KERNEL_DIED, statuses.OUT_OF_MEMORY, statuses.TIMED_OUT,
     statuses.TOO_MANY_PROCESSES, statuses.TOO_MANY_FILES,
@@ -172,12 +173,12 @@ def _is_solution(cell: NotebookNode) -> bool:
 
 
 def _reason(result: Result, events: list[Event]) -> str:
-    """The first event of the status, or else the first reason for missing points."""
+    """All events of the status, or else the first reason for missing points."""
     if result.status == statuses.BLANK:
         return "nothing was written into any exercise"
-    for event in events:
-        if event.status == result.status:
-            return str(event)
+    if said := dict.fromkeys(str(event) for event in events if event.status == result.status):
+        more = len(said) - MOST_EVENTS
+        return "; ".join([*said][:MOST_EVENTS] + ([f"and {more} more"] if more > 0 else []))
     return next((_loss(exercise) for exercise in result.exercises if _lost(exercise)), "")
 
 

@@ -298,6 +298,7 @@ def test_several_deaths_leave_what_they_do_not_touch(course: Toy) -> None:
     assert (result.status, points(result)) == (statuses.KERNEL_DIED, [4, 0])
     assert course.outputs("last")[0].data["text/plain"] == "['imports']"
     assert len(result.eyes) == 3
+    assert result.reason == f"{result.eyes[0]}; {result.eyes[1]}; and 1 more"
 
 
 def test_a_cell_that_dies_only_when_it_is_run_again_is_left_out(course: Toy, tmp_path) -> None:
