@@ -173,10 +173,13 @@ def _is_solution(cell: NotebookNode) -> bool:
 
 
 def _reason(result: Result, events: list[Event]) -> str:
-    """All events of the status, or else the first reason for missing points."""
+    """The events of the status, or else the first reason for missing points."""
     if result.status == statuses.BLANK:
         return "nothing was written into any exercise"
-    if said := dict.fromkeys(str(event) for event in events if event.status == result.status):
+    telling = [event for event in events if event.status == result.status]
+    if of_all := [event for event in telling if not event.where]:  # the submission's own limit
+        return str(of_all[0])
+    if said := dict.fromkeys(map(str, telling)):
         more = len(said) - MOST_EVENTS
         return "; ".join([*said][:MOST_EVENTS] + ([f"and {more} more"] if more > 0 else []))
     return next((_loss(exercise) for exercise in result.exercises if _lost(exercise)), "")
