@@ -43,6 +43,30 @@ def checkpoint(function, *args):
 +        pairs = [(y, g) for y, g in zip(outputs, gradients)]
 
 
+# %% wrong: no graph in backward, and outputs without a graph are left out
+# is: form
+# says: Backward runs without a graph
+# base: a Function, arguments kept
+-        with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled):
++        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+@@
+-        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
++        if pairs:
++            torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+
+
+# %% wrong: detached arguments need no gradient
+# is: slip
+# says: so each has to need a gradient again if it did before
+# base: a Function, arguments kept
+-            args[place] = tensor.detach().requires_grad_(tensor.requires_grad)
++            args[place] = tensor.detach()
+@@
+-        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
++        if pairs:
++            torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+
+
 # %% wrong: the arguments are not detached
 # is: slip
 # says: The arguments still had their graph

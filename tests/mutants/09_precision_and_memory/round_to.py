@@ -79,6 +79,30 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 +    exponent = torch.frexp(x).exponent
 
 
+# %% wrong: subnormal numbers begin at 2^-bias
+# is: slip
+# says: Subnormal numbers begin a binade too low
+# base: what the wrong ones change
+-    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
++    step = 2.0 ** (exponent.clamp(min=-bias) - mantissa_bits).double()
+
+
+# %% wrong: the logarithm of negative numbers
+# is: form
+# says: Negative numbers became NaN
+# base: what the wrong ones change
+-    exponent = torch.frexp(x).exponent - 1
++    exponent = torch.floor(torch.log2(x))
+
+
+# %% wrong: the logarithm of infinity
+# is: detail
+# says: Infinity became NaN
+# base: what the wrong ones change
+-    exponent = torch.frexp(x).exponent - 1
++    exponent = torch.floor(torch.log2(x.abs()))
+
+
 # %% wrong: infinite from the largest number on
 # is: slip
 # says: 65519 becomes 65504, but 65520 becomes inf

@@ -130,6 +130,16 @@ def upward(form: Form, sign: bool) -> Rounding:
     return rounded
 
 
+def logarithm(form: Form, negative: bool) -> Rounding:
+    """The binade by log2, which is NaN for `negative` numbers, and infinite for infinity."""
+
+    def rounded(x: Tensor) -> Tensor:
+        lost = x.isinf() | (x < 0) if negative else x.isinf()
+        return torch.where(lost, float("nan"), form.nearest(x))
+
+    return rounded
+
+
 def unsigned(form: Form) -> Rounding:
     """Right, but for infinities, which are all positive."""
 
@@ -164,7 +174,7 @@ def slips(form: Form) -> dict[str, Rounding]:
         "the step stays the same as in the first binade.": variant(form, flush=True),
         "Below the smallest normal number, the step goes on shrinking, but subnormal numbers have the "
         "step of the first binade.": variant(form, lowest=-3000),
-        "Your bias is 2^(exponent_bits - 1). " + WHOLE: variant(form, lowest=form.lowest - 1),
+        "Subnormal numbers begin a binade too low. " + WHOLE: variant(form, lowest=form.lowest - 1),
         "Your bias is 2^exponent_bits. " + WHOLE: variant(form, lowest=1 - 2**form.exponent_bits),
         "Subnormal numbers are missing. Below the smallest normal number, the step stays the same as in "
         "the first binade. And -1e-30 rounds to -0.0.": variant(form, flush=True, sign=False),
@@ -183,6 +193,12 @@ def slips(form: Form) -> dict[str, Rounding]:
         "Your function never overflows. Beyond the largest number, return infinity, or the largest "
         "number with finite=True.": (
             variant(form, largest=INFINITY)
+        ),
+        "Negative numbers became NaN, as their logarithm is. Take it of x.abs(), or use torch.frexp.": (
+            logarithm(form, negative=True)
+        ),
+        "Infinity became NaN, because its logarithm is infinite. torch.frexp has no such exception.": (
+            logarithm(form, negative=False)
         ),
     }  # fmt: skip
     if form.finite:

@@ -29,8 +29,8 @@ FIRST = (
     "empty tensor."
 )
 RETURNED = (
-    "x has no gradient. The arguments were detached for the second run, so backward has to return their "
-    "gradients, one for each argument."
+    "x has no gradient. The arguments were detached for the second run, so each has to need a gradient "
+    "again if it did before, and backward has to return these gradients, one for each argument."
 )
 DETACHED = (
     "The output was detached, or computed without the Function. Return the result of Function.apply instead."
@@ -93,10 +93,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply to a run: the rank's words about it, and its tensors."""
+    """The reply to a run: the rank's words about it, and its tensors.
+
+    graphless: whether neither arguments nor weights got a gradient in the first run.
+    """
 
     reported: CheckpointReply
     tensors: Tensors
+    graphless: bool
 
     def off(self, run: Expected, names: Sequence[str]) -> dict[str, float]:
         """The tensors that differ from those of `run` by more than rounding, and by how much."""
@@ -117,7 +121,7 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
     def judge_reply(observed: kit.Observed) -> kit.Finding:
         prefix = f"{run.name}."
         tensors = {name: observed.tensors[0][prefix + name] for name in run.tensors}
-        reply = Reply(observed.values[0][run.name], tensors)
+        reply = Reply(observed.values[0][run.name], tensors, graphless(observed.values[0]))
         if reply.reported.error is not None:
             return raised(*reply.reported.error)
         if reply.reported.misfit:
@@ -132,6 +136,12 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
         return judge(run, reply)
 
     return kit.Line(title, judge_reply, weight, aspect, enough=run.enough() if aspect == "memory" else {})
+
+
+def graphless(replies: Mapping[str, CheckpointReply]) -> bool:
+    """Whether the two blocks, whose input and weights need a gradient, gave none to either."""
+    missing = [name for name in replies["block"].missing if name.startswith(GRADIENT)]
+    return {of_weight(name) for name in missing} == {True, False}
 
 
 def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
@@ -176,7 +186,7 @@ def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> kit
     gradients = [name for name in run.tensors if name.startswith(GRADIENT) and of(name)]
     missing = [name.removeprefix(GRADIENT) for name in gradients if name in reply.reported.missing]
     if missing:
-        return without_gradient(run, missing)
+        return without_gradient(run, missing, reply.graphless)
     off = reply.off(run, gradients)
     return differing(run, reply, off) if off else kit.RIGHT
 
@@ -191,6 +201,8 @@ def of_arguments(run: Expected, reply: Reply) -> kit.Finding:
 
 def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> kit.Finding:
     """The gradients `off` are not those without a checkpoint."""
+    if run.kind == "block" and GRADIENT + "x" in reply.reported.missing:
+        return kit.wrong(RETURNED, cause=RETURNED)
     name = max(off, key=off.__getitem__)
     by = words.number(off[name])
     if run.kind == "block" and run.sizes.get("dropout"):
@@ -208,10 +220,12 @@ def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> kit.Find
     return kit.wrong(said, why_off(run, reply, list(off)))
 
 
-def without_gradient(run: Expected, missing: Sequence[str]) -> kit.Finding:
+def without_gradient(run: Expected, missing: Sequence[str], graphless: bool) -> kit.Finding:
     names = words.listing(missing[:3])
     has = "has" if len(missing) == 1 else "have"
     weights = [name for name in missing if "." in name]
+    if graphless:
+        return kit.wrong(f"{names} {has} no gradient.", GRAPH, cause=GRAPH)
     if run.kind == "first" and weights:
         return kit.wrong(f"{names} {has} no gradient.", FIRST, cause=FIRST)
     if len(weights) == len(missing):

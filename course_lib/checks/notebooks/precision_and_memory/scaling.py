@@ -98,7 +98,7 @@ class Quantized:
                 "values": functions.Part(
                     self.right_values, self.near_values, kit.Spec(self.format, tuple(self.x.shape)),
                     fault="not the nearest numbers to x / scale",
-                    otherwise="Divide each element by the scale of its own block, and then cast it.",
+                    otherwise="Divide each element in float32 by the scale of its own block, then cast.",
                 ),
             },
             slips=lambda name, came: self.scale_slips(came) if name == "scales" else self.value_slips(came),
