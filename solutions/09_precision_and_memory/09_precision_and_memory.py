@@ -7,29 +7,28 @@
 # Could a number have fewer bits? Could it be stored elsewhere, or later? Does it have to be stored at all?
 #
 # Each answer breaks something at first, and you will see how. For example, 95 % of all gradients become zero,
-# weights stop moving, one element takes a step of 10¹⁵ learning rates, and dropout draws other masks. Each
-# answer also has a form that only N ranks can break, such as a single rank that skips a step, replicas that
-# round differently, or a recomputation that sends its messages again.
+# weights stop moving, and dropout draws other masks. With N ranks there is one more way for each answer to
+# fail: a single rank skips a step, replicas round differently, or a recomputation sends its messages again.
 #
 # | | |
 # |---|---|
-# | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; tiles of eight bits with their scales; Adam with two bytes of state; checkpoints, functions that are run again instead of being remembered, and the distance between them; optionally a loss without logits |
+# | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; tiles of eight bits with their scales; Adam with two bytes of state; checkpoints, which run a function again instead of keeping what is inside it, and the distance between them; optionally a loss without logits |
 # | you need | the tensors autograd keeps (notebook 01 §3); `all_reduce` (notebook 02); all-reduces of a block (notebook 06) |
-# | time | three hours, with a break after §4; the *optional* parts (§5, which has 8 of the points, §7, §9, and the ends of §4 and §6) take an hour and a half more |
+# | time | three hours, with a break after §4; the *optional* parts (§5, which has 8 of the points, §7, §9, and the ends of §2, §4 and §6) take two hours more |
 # | points | 60, and 4 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 A float from its bits | 25 | 8 | |
-# | 2 Loss scaling, and the ranks that must agree on it | 30 | 10 | 1 |
-# | 3 Updates that are lost | 20 | 6 | 1 |
-# | 4 Eight bits and their scales | 30, and 10 *optional* | 8 | 1 |
-# | 5 Adam in 8 bits *(optional)* | 35 | 8 | 4 |
-# | 6 Not stored: checkpointing | 60, and 10 *optional* | 14 | notebook 01 |
+# | 2 Loss scaling, and the ranks that must agree on it | 35, and 8 *optional* | 10 | 1 |
+# | 3 Updates that are lost | 21 | 6 | 1 |
+# | 4 Eight bits and their scales | 30, and 7 *optional* | 8 | 1 |
+# | 5 Adam in 8 bits *(optional)* | 55 | 8 | 4 |
+# | 6 Not stored: checkpointing | 52, and 7 *optional* | 14 | notebook 01 |
 # | 7 Later, and not at all *(optional)* | 10 | | 6 |
 # | 8 Questions | 10 | 6 | 1 to 4, 6 |
-# | 9 Optional: the loss in pieces | 25 | 4 extra | |
+# | 9 Optional: the loss in pieces | 40 | 4 extra | |
 
 # %% [markdown]
 # ### Words
@@ -63,7 +62,7 @@ import torch.nn.functional as F
 from IPython.display import display
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint as of_pytorch, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint as of_pytorch
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_lib import check, device, launch, precision, recompute
@@ -78,10 +77,10 @@ from course_lib.unfinished import ready, said
 torch.set_num_threads(1)  # the last digits of a loss depend on the number of threads
 
 # %% [markdown]
-# The next cell holds the tools of this notebook, and you don't have to read it now. In later cells, `ready`
-# and `said` ask whether a function of yours is written, and until then its results print as "?". The
-# exercises are yours to write, but if a later cell needs a function of an earlier section, it uses
-# `precision` and `recompute`, the course's own versions. So you can begin with any section.
+# The next cell holds the pictures and training loops of this notebook, and you don't have to read it. In
+# later cells, `ready` and `said` ask whether a function of yours is written, and until then its results print
+# as "?". If a later cell needs a function of an earlier section, it uses `precision` and `recompute`, the
+# course's own versions. So you can begin with any section.
 
 
 # %%
@@ -131,6 +130,205 @@ class Blocks:
         return saved.total, spent.peak_bytes - weights
 
 
+FORMS = {"bf16": (8, 7, FORWARD), "fp16": (5, 10, BACKWARD), "e5m2": (5, 2, WEIGHT_GRADIENT)}
+
+
+def errors_picture():
+    """Plot the mean relative error of the numbers of each binade, by format."""
+    figure, axes = plot()
+    binades = torch.arange(-30, 20)
+    values = torch.exp2(binades.double())[:, None] * torch.linspace(1, 2, 400).double()
+    for name, (exponent, mantissa, colour) in FORMS.items():
+        error = ((round_to(values, exponent, mantissa) - values).abs() / values).mean(1)
+        axes.step(binades, error.clamp(max=1), label=name, color=colour, where="post")
+    axes.set_yscale("log")
+    axes.set_xlabel("log2 of the number", fontsize=8)
+    axes.set_ylabel("relative error", fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def curves_picture(curves):
+    """Plot the first weight of each run, (steps, weights)."""
+    figure, axes = plot(7.0, 2.4)
+    for (name, rows), colour in zip(curves.items(), (QUIET, ALARM, FORWARD), strict=False):
+        axes.plot(rows[:, 0], color=colour, label=name, linewidth=1)
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("one weight", fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def losses_picture(clipped):
+    """Plot the losses of both orders."""
+    figure, axes = plot(7.0, 2.4)
+    for order, colour in ((("unscale", "clip"), FORWARD), (("clip", "unscale"), ALARM)):
+        axes.plot(clipped(order), color=colour, label=", then ".join(order))
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("loss", fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+PARTS = 4096  # microbatches of 1,024 tokens
+
+
+def gradients_of(model, parts, dtype=torch.float32, step=0, scaler=None):
+    """Run backward from a microbatch's loss / `parts`, and return the loss of the microbatch."""
+    inputs, targets = batch(library_text(), step, batch_size=8, length=128)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        logits = model(inputs)
+    loss = next_token_loss(logits.float(), targets) / parts
+    (scaler.scale_loss(loss) if scaler else loss).backward()
+    return loss.item() * parts
+
+
+def thirty_steps(dtype, scaler=None, parts=PARTS):
+    """On a rank, return the last loss, and the share of the first step's gradients that are 0."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = GPT(SMALL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    zeros = []
+    for step in range(30):
+        loss = gradients_of(model, parts, dtype, step, scaler)
+        if scaler:
+            scaler.unscale_(optimizer)
+        grads = torch.cat([param.grad.flatten() for param in model.parameters()])
+        zeros.append((grads == 0).double().mean().item())
+        for param in model.parameters():
+            param.grad *= parts
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+    return loss, zeros[0]
+
+
+def rounded_weights(rounding, steps=120):
+    """Return the loss of the last step."""
+    torch.manual_seed(0)
+    model = GPT(SMALL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(steps):
+        inputs, targets = batch(library_text(), step, batch_size=8, length=64)
+        loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for param in model.parameters():
+                param.copy_(rounding(param))
+    return loss.item()
+
+
+def back_and_forth(x, block, dtype=torch.float8_e4m3fn):
+    """Convert x to 8 bits and back with the course's functions."""
+    return precision.dequantize(*precision.quantize(x, block, dtype), block)
+
+
+def blocks_picture(x, blocks):
+    """Plot the relative errors of elements of x in e4m3, with a scale for each block."""
+    figure = picture(8.0, 3.0)
+    for axes, (name, block) in zip(figure.subplots(1, 2), blocks.items(), strict=True):
+        off = (back_and_forth(x, block) - x).abs() / x.abs()
+        shown = axes.imshow(
+            off[:12, 96:288].clamp(1e-3, 1).log10(), aspect="auto", cmap="cividis", vmin=-3, vmax=0,
+            extent=(96, 288, 11.5, -0.5), interpolation="nearest",
+        )  # fmt: skip
+        axes.set_title(name, fontsize=9, loc="left")
+        axes.set_xlabel("column", fontsize=8)
+        axes.set_ylabel("row", fontsize=8)
+        axes.tick_params(labelsize=8)
+    figure.colorbar(shown, ax=figure.axes, label="log10 of the relative error")
+    return figure
+
+
+def mx(x):
+    return precision.dequantize_mx(*precision.quantize_mx(x))
+
+
+def in_blocks(*blocks, dtype=torch.float8_e4m3fn):
+    """Return a function for each side of a product, which rounds it with a scale for each block."""
+    return [partial(back_and_forth, block=block, dtype=dtype) for block in blocks]
+
+
+PICTURED = GPTConfig(layers=6, heads=4, width=64, context=256)
+
+
+def pictured(every, config=PICTURED, batch=2):
+    """Return the timeline of one forward and backward. every: 0 means no checkpoints."""
+    torch.manual_seed(0)
+    model, tokens = GPT(config), torch.randint(256, (batch, config.context))
+    positions = torch.arange(config.context)
+    with MemoryTimeline(model, resident=[tokens, positions]) as timeline:
+        x = model.embed(tokens, positions)
+        if every:
+            x = recompute.run_segments(
+                model.blocks, x, positions, every=every, checkpoint=recompute.checkpoint
+            )
+        else:
+            for block in model.blocks:
+                x = block(x, positions)
+        loss = next_token_loss(model.logits(x), tokens)
+        timeline.mark("backward")
+        loss.backward()
+    return timeline
+
+
+def a_step(every=0, autocast=False, eight=False, chunks=0):
+    """Return the costs of two steps. The peak is in the second, since it has optimizer state."""
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=4096, layers=8, heads=4, width=128, context=256)
+    model, tokens = GPT(config), torch.randint(4096, (4, 256))
+    positions = torch.arange(256)
+    optimizer = (
+        precision.Adam8bit(model.parameters(), lr=1e-3)
+        if eight
+        else torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    )
+    with costs(*model.parameters(), tokens, positions) as first:
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                x = model.embed(tokens, positions)
+                if every:
+                    x = recompute.run_segments(
+                        model.blocks, x, positions, every=every, checkpoint=recompute.checkpoint
+                    )
+                else:
+                    for block in model.blocks:
+                        x = block(x, positions)
+                hidden, targets = model.norm(x)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+                if chunks:
+                    loss = recompute.chunked_loss(
+                        hidden.float(), model.head.weight, targets, chunks
+                    )
+                else:
+                    loss = F.cross_entropy(model.head(hidden).float(), targets)
+            loss.backward()
+            del x, hidden
+            optimizer.step()
+            optimizer.zero_grad()
+    return first
+
+
+def scorecard(ways):
+    """Return the costs of a step in each of the ways, and print a dot for each."""
+    spent = {}
+    for name, options in ways.items():
+        spent[name] = a_step(**options)
+        print(".", end="", flush=True)
+    model = GPT(GPTConfig(vocab_size=4096, layers=8, heads=4, width=128))
+    rows = [
+        Row(strategy=name, ranks=1, flops=cost.flops, peak_bytes=cost.peak_bytes, bytes_sent=0)
+        for name, cost in spent.items()
+    ]
+    unit = sum(param.nbytes for param in model.parameters())
+    return Scorecard(rows, unit=unit, flops_alone=spent["float32"].flops)
+
+
 # %% [markdown]
 # ## 1 · A float from its bits
 #
@@ -141,8 +339,8 @@ class Blocks:
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 8 |
 #
-# A float has a sign, some bits e of *exponent* and some bits m of *mantissa*. With
-# bias = 2^(exponent bits − 1) − 1 its value is
+# A float has a sign, an *exponent* e and a *mantissa* m, which are integers of some bits each. With bias =
+# 2^(exponent bits − 1) − 1 its value is
 #
 # (1 + m / 2^(mantissa bits)) · 2^(e − bias), or for e = 0: (m / 2^(mantissa bits)) · 2^(1 − bias).
 #
@@ -182,10 +380,9 @@ number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
 
 # %% [markdown]
 # The lower picture has no row for bf16, because its numbers there are too close to be told apart. Up to 2⁻¹³,
-# the numbers of fp16 are 2⁻²⁴ apart and the numbers of e5m2 2⁻¹⁶. Above 2⁻¹³, the gaps are twice as wide.
-# e4m3 has only 0, since its smallest number is 2⁻⁹. Below, switch the bits of a number on and off. (The table
-# there has three more formats, tf32, e2m1 and e8m0. The last is only an exponent, and section 4's MX uses it
-# for scales.)
+# the numbers of fp16 are 2⁻²⁴ apart and the numbers of e5m2 2⁻¹⁶. e4m3 has only 0, since its smallest number
+# is 2⁻⁹. Below, switch the bits of a number on and off. (In the table there, e8m0 is only an exponent.
+# Section 4's MX uses it for scales.)
 
 # %% tags=["skip-in-grading"]
 formats(0.1, "fp16")
@@ -232,7 +429,7 @@ def round_to(
 # %% [markdown]
 # <details><summary>Hint: the binade</summary><code>torch.frexp(x)</code> reads the exponent from the bits.
 # Its mantissa is between ½ and 1. So how far is its exponent from the one you want? (<code>torch.log2</code>
-# works as well, except that the logarithm of 0 is minus infinity.)</details>
+# of |x| works as well, except for infinity, which then needs a case of its own.)</details>
 # <details><summary>Hint: to even</summary><code>torch.round</code> rounds halves to the even integer. A power of two
 # divides without rounding.</details>
 #
@@ -260,28 +457,11 @@ if ready(round_to):
     ):
         equal = round_to(everywhere.double(), *sizes) == everywhere.to(dtype).double()
         print(f"{name}: {int(equal.sum()):,} of {len(equal):,} equal")
-FORMS = {"bf16": (8, 7, FORWARD), "fp16": (5, 10, BACKWARD), "e5m2": (5, 2, WEIGHT_GRADIENT)}
-
-
-def errors_picture():
-    """Plot the mean relative error of the numbers of each binade, by format."""
-    figure, axes = plot()
-    binades = torch.arange(-30, 20)
-    values = torch.exp2(binades.double())[:, None] * torch.linspace(1, 2, 400).double()
-    for name, (exponent, mantissa, colour) in FORMS.items():
-        error = ((round_to(values, exponent, mantissa) - values).abs() / values).mean(1)
-        axes.step(binades, error.clamp(max=1), label=name, color=colour, where="post")
-    axes.set_yscale("log")
-    axes.set_xlabel("log2 of the number", fontsize=8)
-    axes.set_ylabel("relative error", fontsize=8)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
-
-
+FORMATS_16 = {"bf16": (8, 7), "fp16": (5, 10)}
 for number in (3e-1, 1e-6, 2e-8):
-    for name, (exponent, mantissa, _) in list(FORMS.items())[:2]:
+    for name, sizes in FORMATS_16.items():
         x = torch.tensor(number).double()
-        if (near := said(round_to, x, exponent, mantissa)) or near == 0:
+        if (near := said(round_to, x, *sizes)) or near == 0:
             print(f"{number:g} in {name}: {near.item():.6g}, off by {abs(near - x) / x:.2%}")
 errors_picture() if ready(round_to) else None
 
@@ -290,29 +470,15 @@ errors_picture() if ready(round_to) else None
 # costs it one bit. So at 10⁻⁶ it is off by 1.33 %, whereas bf16 is off by only 0.16 %, and 2 · 10⁻⁸
 # becomes 0.
 #
-# **Break it.** What happens at the edges, to 65,519 and 65,520 in fp16, 449 and 465 in e4m3, and 61,440 in
-# e5m2? Predict all five.
-
-# %% tags=["skip-in-grading"]
-for value, dtype in (
-    (65519.0, torch.float16),
-    (65520.0, torch.float16),
-    (449.0, torch.float8_e4m3fn),
-    (465.0, torch.float8_e4m3fn),
-    (61440.0, torch.float8_e5m2),
-):
-    print(f"{value:,.0f} in {str(dtype)[6:]}: {torch.tensor(value).to(dtype).item():,.0f}")
-
-# %% [markdown]
-# 449 becomes 448 in every version. But 465 becomes 448 in PyTorch 2.13, which ran here, whereas it became NaN
-# before [a change of April 2026](https://github.com/pytorch/pytorch/pull/178817), so the same line of code
-# gives two results. A program that stores fp8 should therefore clamp the values itself.
-#
 # <details><summary>In production</summary>
 #
-# `torch.finfo(dtype)` gives a format's largest number, its `eps` and its smallest normal
-# number. tf32 isn't a format to store, because it only means that tensor cores read 10 bits of a float32's
-# mantissa. bf16 needs an Ampere GPU or a newer one, and fp8 needs Ada or Hopper.
+# `torch.finfo(dtype)` gives a format's largest number, its `eps` and its smallest normal number. tf32 isn't a
+# format to store, because it only means that tensor cores read 10 bits of a float32's mantissa. bf16 needs an
+# Ampere GPU or a newer one, and fp8 needs Ada or Hopper.
+#
+# The cast to e4m3 turns 449 into 448 in every version of PyTorch. But 465 becomes 448 in PyTorch 2.13,
+# whereas it became NaN before a [change of April 2026](https://github.com/pytorch/pytorch/pull/178817). So a
+# program that stores fp8 should clamp the values itself.
 #
 # </details>
 #
@@ -327,7 +493,7 @@ for value, dtype in (
 # |---|---|
 # | you will write | `LossScaler` |
 # | builds on | §1 |
-# | time | 30 minutes |
+# | time | 35 minutes, and 8 for the *optional* end |
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 10 |
 #
@@ -339,22 +505,9 @@ for value, dtype in (
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.format_explorer import gradients
 
-PARTS = 4096  # microbatches of 1,024 tokens
-
-
-def gradients_of(model, parts, dtype=torch.float32, step=0, scaler=None):
-    """Run backward from a microbatch's loss / `parts`, and return the loss of the microbatch."""
-    inputs, targets = batch(library_text(), step, batch_size=8, length=128)
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        logits = model(inputs)
-    loss = next_token_loss(logits.float(), targets) / parts
-    (scaler.scale_loss(loss) if scaler else loss).backward()
-    return loss.item() * parts
-
-
 torch.manual_seed(0)
 model = GPT(SMALL)
-gradients_of(model, PARTS)
+gradients_of(model, PARTS)  # backward from the loss / 4,096
 magnitudes = torch.cat([param.grad.flatten() for param in model.parameters()])
 gradients(magnitudes)
 
@@ -366,9 +519,9 @@ gradients(magnitudes)
 # the largest gradient it is 2^28.8.</details>
 #
 # The loss is multiplied by the scale, and so is every gradient, by the chain rule. There is room between a
-# scale at which the small gradients survive and the scale at which the largest overflows. Where this room is
-# depends on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius
-# et al. 2018 choose it by hand, §3.2, and propose the search, §5):
+# scale at which the small gradients survive and the scale at which the largest overflows. Its place depends
+# on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius et al.
+# 2018 choose it by hand, §3.2, and propose the search, §5):
 #
 # - If a gradient is infinite or NaN, the step is **skipped**, and the scale is multiplied by `backoff`.
 # - If `interval` steps in a row were good, the scale is multiplied by `growth`.
@@ -377,7 +530,7 @@ gradients(magnitudes)
 #
 # ### N ranks
 #
-# With ZeRO or FSDP, each rank has a shard of the gradients, so an infinity is in only one rank's shard. If
+# With ZeRO or FSDP, each rank has a shard of the gradients, so an infinity can be in a single rank's shard. If
 # that rank skips the step but the others take it, their shards belong to two models, and no message says so.
 # **All ranks skip together, or none does.** What is the least they have to send for that?
 #
@@ -388,7 +541,7 @@ gradients(magnitudes)
 #     scaler.step(optimizer)         # unscales, if that has not been done
 #     scaler.update()
 #
-# The state and the search are given. Write `unscale_` and `step`.
+# The state and the search are given. Write the rest of `unscale_` and of `step`.
 
 
 # %% nbgrader={"grade_id": "loss_scaler", "solution": true}
@@ -416,11 +569,11 @@ class LossScaler:
         This happens once per step, so raise RuntimeError for a second call before `update`. Send
         an all-reduce of at most 4 bytes.
         """
-        ### BEGIN SOLUTION
         if self.bad is not None:
             raise RuntimeError("unscale_ was called already: call update() after the step")
         params = [param for group in optimizer.param_groups for param in group["params"]]
         grads = [param.grad for param in params if param.grad is not None]
+        ### BEGIN SOLUTION
         bad = torch.zeros(1, device=device())
         for grad in grads:
             grad /= self.scale
@@ -432,9 +585,9 @@ class LossScaler:
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Take the optimizer's step, or do nothing at all. Return whether the step was taken."""
-        ### BEGIN SOLUTION
         if self.bad is None:
             self.unscale_(optimizer)
+        ### BEGIN SOLUTION
         if not self.bad:
             optimizer.step()
         return not self.bad
@@ -469,42 +622,17 @@ report.points(10)
 
 # %% [markdown]
 # **Measure.** The cell trains thirty steps under autocast, with gradients over 4 million tokens, in float32,
-# fp16, fp16 with your scaler, and bf16. (4,096 microbatches are added up. But here all of them are the same
-# one, so the gradient is multiplied by 4,096 after backward. A CPU is slow in fp16.)
-
+# fp16, fp16 with your scaler, and bf16. (A step adds up 4,096 microbatches. Here all of them are the same, so
+# the cell multiplies the gradient by 4,096 after backward. A CPU is slow in fp16.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def trained(dtype, scaler=None, parts=PARTS, steps=30):
-    """On a rank, return the last loss, and the share of the first step's gradients that are 0."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = GPT(SMALL)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    zeros = []
-    for step in range(steps):
-        loss = gradients_of(model, parts, dtype, step, scaler)
-        if scaler:
-            scaler.unscale_(optimizer)
-        grads = torch.cat([param.grad.flatten() for param in model.parameters()])
-        zeros.append((grads == 0).double().mean().item())
-        for param in model.parameters():
-            param.grad *= parts
-        if scaler:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
-    return loss, zeros[0]
-
-
 RUNS = {"float32": (torch.float32,), "fp16": (torch.float16,), "bf16": (torch.bfloat16,)}
 scaler = LossScaler() if ready(LossScaler) else None
 if scaler:
     RUNS["fp16, scale 2^16"] = (torch.float16, scaler)
 for name, options in RUNS.items():
     # on the CPU, because the text quotes the losses of its autocast
-    (loss, zeros), *_ = launch(trained, *options, world_size=1, backend="gloo")
+    (loss, zeros), *_ = launch(thirty_steps, *options, world_size=1, backend="gloo")
     print(f"{name:17} loss {loss:.3f}, {zeros:6.1%} of the first gradients are 0")
 
 # %% [markdown]
@@ -554,6 +682,18 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
 # gradients have two scales. (In data parallelism without shards the plain scaler is right, because gradients
 # are summed *before* the scaler looks at them, and an infinity has reached all ranks.)
 #
+# <details><summary>In production</summary>
+#
+# Write `torch.amp.autocast("cuda", dtype=torch.float16)` with
+# `torch.amp.GradScaler("cuda")`, since `torch.cuda.amp.autocast` and its scaler are the deprecated names.
+# FSDP with fp16 needs `ShardedGradScaler`. In DeepSpeed's configuration, `"loss_scale": 0` stands for a scale
+# that is searched, `initial_scale_power: 16` for 2¹⁶, and `hysteresis` for the number of overflows it
+# tolerates before the scale falls. With bf16, which most runs use now, none of this is needed.
+#
+# </details>
+#
+# ### The wrong order, and autocast's list *(optional)*
+#
 # **Break it.** Clip the gradient to a norm of 1 *before* it is unscaled, while its norm is 65,536 times too
 # large. What becomes of the step, with SGD?
 
@@ -580,31 +720,11 @@ def clipped(order, steps=40, scale=2.0**16):
     return losses
 
 
-def losses_picture():
-    figure, axes = plot(7.0, 2.4)
-    for order, colour in ((("unscale", "clip"), FORWARD), (("clip", "unscale"), ALARM)):
-        axes.plot(clipped(order), color=colour, label=", then ".join(order))
-    axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel("loss", fontsize=8)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
-
-
-losses_picture()
+losses_picture(clipped)
 
 # %% [markdown]
 # Each gradient's norm was clipped to 1 and then unscaled to 1/65,536, so the model stands still. But nothing
 # is infinite, no step is skipped, and no warning is printed.
-#
-# <details><summary>In production</summary>
-#
-# Write `torch.amp.autocast("cuda", dtype=torch.float16)` with
-# `torch.amp.GradScaler("cuda")`, since `torch.cuda.amp.autocast` and its scaler are the deprecated names.
-# FSDP with fp16 needs `ShardedGradScaler`. In DeepSpeed's configuration, `"loss_scale": 0` stands for a scale
-# that is searched, `initial_scale_power: 16` for 2¹⁶, and `hysteresis` for the number of overflows it
-# tolerates before the scale falls. With bf16, which most runs use now, none of this is needed.
-#
-# </details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 imports <code>torch.cuda.amp</code>, and its FSDP
 # example runs in fp16 without a scaler. Lecture 001 also states a speedup of "2-3x" on A100 and H100, and
@@ -639,7 +759,7 @@ for name, output in outputs.items():
 # |---|---|
 # | you will write | `stochastic_round(x, generator=None)` |
 # | builds on | §1 |
-# | time | 20 minutes |
+# | time | 21 minutes |
 # | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
@@ -658,8 +778,8 @@ for name, output in outputs.items():
 # Then the *expected* value is x, and of a thousand small updates, some arrive as a full step.
 #
 # **Build.** A bf16 number is the upper half of a float32 number's bits. So the lower half, an integer from 0
-# to 65,535, *is* the fraction, in 65,536 parts. Which integer do you have to add at random so that the upper
-# half goes up with exactly that probability?
+# to 65,535, *is* that probability, in parts of 65,536. Which integer do you have to add at random so that the
+# upper half goes up with exactly that probability?
 
 
 # %% nbgrader={"grade_id": "stochastic_round", "solution": true}
@@ -713,44 +833,14 @@ if ready(stochastic_round):
 curves = {name: thousand_steps(rounding) for name, rounding in ROUNDINGS.items()}
 for name, rows in curves.items():
     print(f"{name:11} ends at {rows[-1].mean():.4f} ± {rows[-1].std():.4f}")
-
-
-def curves_picture():
-    figure, axes = plot(7.0, 2.4)
-    for (name, rows), colour in zip(curves.items(), (QUIET, ALARM, FORWARD), strict=False):
-        axes.plot(rows[:, 0], color=colour, label=name, linewidth=1)
-    axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel("one weight", fontsize=8)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
-
-
-curves_picture()
+curves_picture(curves)
 
 # %% [markdown]
 # A single weight wanders, but the mean of all of them arrives. Near 0, the steps of bf16 are fine enough for
 # every update. Next, the cell trains a GPT at a learning rate of 10⁻⁴ and rounds its weights after every
 # step, while the moments stay in float32. It takes about 20 s.
 
-
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def rounded_weights(rounding, steps=120):
-    """Return the loss of the last step."""
-    torch.manual_seed(0)
-    model = GPT(SMALL)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for step in range(steps):
-        inputs, targets = batch(library_text(), step, batch_size=8, length=64)
-        loss = next_token_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            for param in model.parameters():
-                param.copy_(rounding(param))
-    return loss.item()
-
-
 for name, rounding in ROUNDINGS.items():
     print(f"{name:11} loss {rounded_weights(rounding):.3f}")
 
@@ -784,8 +874,8 @@ if "stochastic" in ROUNDINGS:
 # %% [markdown]
 # Replicas that round differently train two models. A common seed repairs this. Under ZeRO and FSDP, nothing
 # has to be repaired, because each weight has one owner that rounds it, and the others receive the result.
-# There the shards *should* differ, but if all ranks start their generators from one seed, they round their
-# shards with the same noise.
+# There each shard *should* have noise of its own, so the ranks should start their generators from different
+# seeds.
 #
 # <details><summary>In production</summary>
 #
@@ -802,7 +892,7 @@ if "stochastic" in ROUNDINGS:
 # |---|---|
 # | you will write | `quantize(x, block, dtype, group)` and `dequantize(values, scales, block)` |
 # | builds on | §1 |
-# | time | 30 minutes, and 10 for the *optional* end |
+# | time | 30 minutes, and 7 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -814,16 +904,16 @@ if "stochastic" in ROUNDINGS:
 #
 # The recipes differ in how many elements share a scale, and in how the scale is stored.
 #
-# **Predict.** How many bytes does a value cost, its share of a float32 scale included, in tiles of 1 × 128,
-# in MX's blocks of 32 (whose scale is *one* byte, a power of two), and in blocks of 128 × 128?
+# **Predict.** How many bytes does a value cost with its share of the scale? Take tiles of 1 × 128 and blocks
+# of 128 × 128 with float32 scales, and MX's blocks of 32, whose scale is *one* byte, a power of two.
 #
 # <details><summary>Answer</summary>Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte,
 # 1.0312 bytes, which is 3 % more than the values. Blocks of 128 × 128 cost 1.0002.</details>
 #
 # **Build.** `block` is a pair, the numbers of rows and columns that share a scale. −1 stands for all of them,
-# so (−1, −1) is a scale for the tensor, (1, −1) is one for each row, (1, 128) is DeepSeek-V3's tile of an
-# activation, and (128, 128) its block of weights. `group` is for a weight that is sharded but has one scale,
-# because its ranks hold parts of the same block. Three functions for blocks are given.
+# so (−1, −1) is a scale for the tensor, and (1, −1) a scale for each row. (1, 128) is DeepSeek-V3's tile of
+# an activation, and (128, 128) its block of weights. `group` is for a weight that is sharded but has one
+# scale, because its ranks hold parts of the same block. Three functions for blocks are given.
 
 
 # %% nbgrader={"grade_id": "quantize", "solution": true}
@@ -898,32 +988,12 @@ report.points(8)
 # column 200. On the left, one scale serves the whole tensor, and on the right each tile of 1 × 128 has a
 # scale of its own. Which rows suffer, and which elements of row 3?
 
-
 # %% tags=["skip-in-grading"]
-def back_and_forth(x, block, dtype=torch.float8_e4m3fn):
-    """Convert x to 8 bits and back with the course's functions."""
-    return precision.dequantize(*precision.quantize(x, block, dtype), block)
-
-
 torch.manual_seed(0)
 activations, weight = torch.randn(256, 1024), torch.randn(1024, 256)
 with_outlier = activations.clone()
 with_outlier[3, 200] = 100_000.0
-figure = picture(8.0, 3.0)
-for axes, (name, block) in zip(
-    figure.subplots(1, 2), {"one scale": (-1, -1), "1 x 128": (1, 128)}.items(), strict=True
-):
-    off = (back_and_forth(with_outlier, block) - with_outlier).abs() / with_outlier.abs()
-    shown = axes.imshow(
-        off[:12, 96:288].clamp(1e-3, 1).log10(), aspect="auto", cmap="cividis", vmin=-3, vmax=0,
-        extent=(96, 288, 11.5, -0.5),
-    )  # fmt: skip
-    axes.set_title(name, fontsize=9, loc="left")
-    axes.set_xlabel("column", fontsize=8)
-    axes.set_ylabel("row", fontsize=8)
-    axes.tick_params(labelsize=8)
-figure.colorbar(shown, ax=figure.axes, label="log10 of the relative error")
-figure
+blocks_picture(with_outlier, {"one scale": (-1, -1), "1 x 128": (1, 128)})
 
 # %% [markdown]
 # With one scale, *every* row suffers, because 448 stands for 100,000, and an element of 1 becomes 0.0045, a
@@ -932,25 +1002,14 @@ figure
 # **Measure.** The cell computes a product of 256 × 1,024 × 256 with both sides rounded, and prints the
 # relative error of its rows *without* the outlier.
 
-
 # %% tags=["skip-in-grading"]
-def mx(x):
-    return precision.dequantize_mx(*precision.quantize_mx(x))
-
-
-ROUNDED = {
+ROUNDED = {  # how the product's left and right side are rounded
     "bf16": (lambda x: x.bfloat16().float(), lambda w: w.bfloat16().float()),
-    "e4m3, tensor": (lambda x: back_and_forth(x, (-1, -1)), lambda w: back_and_forth(w, (-1, -1))),
-    "e4m3, row": (lambda x: back_and_forth(x, (1, -1)), lambda w: back_and_forth(w, (-1, 1))),
-    "1x128, 128x128": (
-        lambda x: back_and_forth(x, (1, 128)),
-        lambda w: back_and_forth(w, (128, 128)),
-    ),
+    "e4m3, tensor": in_blocks((-1, -1), (-1, -1)),
+    "e4m3, row": in_blocks((1, -1), (-1, 1)),
+    "1x128, 128x128": in_blocks((1, 128), (128, 128)),
     "MX, 32": (mx, lambda w: mx(w.t()).t()),  # along the dimension the product sums over
-    "int8, tensor": (
-        lambda x: back_and_forth(x, (-1, -1), torch.int8),
-        lambda w: back_and_forth(w, (-1, -1), torch.int8),
-    ),
+    "int8, tensor": in_blocks((-1, -1), (-1, -1), dtype=torch.int8),
 }
 
 
@@ -990,7 +1049,25 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 #
 # **With ranks.** If a weight is sharded and gathered in fp8, it must have one scale, because several would
 # not fit together. So each rank must know the largest magnitude of *all* shards. That is the all-reduce of 4
-# bytes in your function. Here it is missing in the second run:
+# bytes in your function.
+#
+# <details><summary>In production</summary>
+#
+# torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one
+# all-reduce (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8
+# matrices with their scales, after PyTorch 2.6 also on the CPU.
+#
+# </details>
+#
+# Which format? Micikevicius et al. (2022) take e4m3 forward and e5m2 for gradients, because its range is
+# larger. DeepSeek-V3 instead takes e4m3 everywhere, since with a scale for each tile the range comes from the
+# scale, and the third bit of mantissa is free.
+#
+# This is a good place for a break.
+#
+# ### Three more mistakes *(optional)*
+#
+# **Break it.** First, the all-reduce of the scale is missing in the second run.
 
 
 # %% tags=["skip-in-grading"]
@@ -1014,23 +1091,9 @@ for agree in (True, False):
     )
 
 # %% [markdown]
-# <details><summary>In production</summary>
-#
-# torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one
-# all-reduce (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8
-# matrices with their scales, after PyTorch 2.6 also on the CPU.
-#
-# </details>
-#
-# Which format? Micikevicius et al. (2022) take e4m3 forward and e5m2 for gradients, because its range is
-# larger. DeepSeek-V3 instead takes e4m3 everywhere, since with a scale for each tile the range comes from the
-# scale, and the third bit of mantissa is free.
-#
-# ### Two more mistakes *(optional)*
-#
-# **Break it.** Even a right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from
-# the step before, because then the tensor is read only once. But then a gradient that becomes 50 times larger
-# is out of range. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the
+# Even a right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from the step
+# before, because then the tensor is read only once. But a gradient that has become 50 times larger is out of
+# its range. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the
 # point, as a model of a tensor core that keeps about 14 bits.
 
 # %% tags=["skip-in-grading"]
@@ -1070,8 +1133,6 @@ for cut in (False, True):
 # registers after every 128 products (DeepSeek-V3, §3.3.2). The real accumulator isn't public, and this one is
 # only a model. It is off by less than 0.1 % if it rounds and by 8 % if it cuts, so everything depends on how
 # it treats the last bit.
-#
-# This is a good place for a break.
 
 # %% [markdown]
 # ## 5 · Adam in 8 bits *(optional)*
@@ -1080,7 +1141,7 @@ for cut in (False, True):
 # |---|---|
 # | you will write | `class Adam8bit(ByteStates)` |
 # | builds on | §4; Adam's update |
-# | time | 35 minutes |
+# | time | 55 minutes |
 # | difficulty, importance | 4 and 2 of 5 |
 # | points | 8 |
 #
@@ -1350,7 +1411,7 @@ figure
 # |---|---|
 # | you will write | `best_segment(layers, kept, inside)` and `checkpoint(function, *args)` |
 # | builds on | notebook 01 §3 |
-# | time | 60 minutes, and 10 for the *optional* end |
+# | time | 52 minutes, and 7 for the *optional* end |
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 14 |
 #
@@ -1364,29 +1425,6 @@ figure
 # segment, made and given back.
 
 # %% tags=["skip-in-grading"]
-PICTURED = GPTConfig(layers=6, heads=4, width=64, context=256)
-
-
-def pictured(every, config=PICTURED, batch=2):
-    """Return the timeline of one forward and backward. every: 0 means no checkpoints."""
-    torch.manual_seed(0)
-    model, tokens = GPT(config), torch.randint(256, (batch, config.context))
-    positions = torch.arange(config.context)
-    with MemoryTimeline(model, resident=[tokens, positions]) as timeline:
-        x = model.embed(tokens, positions)
-        if every:
-            x = recompute.run_segments(
-                model.blocks, x, positions, every=every, checkpoint=recompute.checkpoint
-            )
-        else:
-            for block in model.blocks:
-                x = block(x, positions)
-        loss = next_token_loss(model.logits(x), tokens)
-        timeline.mark("backward")
-        loss.backward()
-    return timeline
-
-
 DISTANCES = {
     "no checkpoints": 0,
     "a checkpoint for each block": 1,
@@ -1446,18 +1484,19 @@ report = check("09_precision_and_memory/best_segment", best_segment, cases="hidd
 report.points(4)
 
 # %% [markdown]
-# For 80 layers, in bytes per s · b · h at the worst moment, a checkpoint every second layer costs 148. One
-# for each layer costs 194, and every fourth layer (notebook 01's plan) costs 176. The square root, 9, costs
-# 324, which is more than twice the best. (If layers keep only their input, 8, 9 and 10 all cost 18, so your
+# For 80 layers, the worst moment takes 148 bytes per s · b · h with a checkpoint every second layer, 194 with
+# one for each layer, and 176 with one every fourth layer (notebook 01's plan). The square root, 9, costs 324,
+# which is more than twice the best. (If layers keep only their input, 8, 9 and 10 all cost 18, so your
 # function takes the largest.)
 #
 # ### Build it
 #
 # **Build.** `checkpoint` returns what `function(*args)` returns, but keeps the arguments instead of the
 # inside. An `autograd.Function` has the two places you need. Its `forward` runs without a graph, so nothing
-# inside is kept, and its `backward` may run anything, including another forward and another backward.
+# inside is kept, and its `backward` can run anything, including another forward and another backward.
 #
-# The column on forward is given as code. Write `checkpoint` and `backward`.
+# The column on forward and the last row of the table are given as code. Write `checkpoint`, and in `backward`
+# the second run up to its `outputs`.
 #
 # | in forward | in backward |
 # |---|---|
@@ -1466,11 +1505,9 @@ report.points(4)
 # | keep whether autocast is on, and its dtype: `torch.is_autocast_enabled("cpu")`, `torch.get_autocast_dtype("cpu")` | open the same autocast |
 # | run the function | call `torch.autograd.backward` on the new outputs with the gradients that arrived, and return the arguments' gradients |
 #
-# The generator and the autocast of this table are the CPU's. A GPU has a generator and an autocast of its own
-# in addition, and PyTorch's checkpoint keeps both.
-#
 # The weights are not arguments, because `function` reaches them by itself. As ever, `torch.autograd.backward`
-# adds their gradients to `.grad`.
+# adds their gradients to `.grad`. (A GPU has a generator and an autocast of its own in addition to the CPU's,
+# and PyTorch's checkpoint keeps both.)
 #
 # One trap is hidden in `forward`. A Function records itself only if one of its tensor inputs needs a
 # gradient. But the input of a model's first block comes from tokens, or from an embedding that is frozen. How
@@ -1519,12 +1556,13 @@ class Recompute(torch.autograd.Function):
         ):
             torch.set_rng_state(ctx.random)
             outputs = ctx.function(*args)
+        ### END SOLUTION
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
         if pairs:
             torch.autograd.backward(*zip(*pairs, strict=True))
+        # The anchor and the function have no gradient.
         return None, None, *(arg.grad if torch.is_tensor(arg) else None for arg in args)
-        ### END SOLUTION
 
 
 # %% [markdown]
@@ -1551,7 +1589,6 @@ report.points(10)
 # **Measure.** The cell takes eight blocks of width 128 and 1,024 tokens. It prints the bytes that are kept
 # after forward, and the peak of forward and backward, not counting the weights.
 
-
 # %% tags=["skip-in-grading"]
 blocks = Blocks()
 if ready(checkpoint):
@@ -1569,19 +1606,11 @@ if ready(checkpoint):
 # And the price? The cell measures yours and also PyTorch's own checkpoint, in both of its kinds. Attention is
 # computed by two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
 
-
 # %% tags=["skip-in-grading"]
-def to_the_end(function, *args):
-    """Call PyTorch's checkpoint, but do not let its second run stop early."""
-    with set_checkpoint_early_stop(False):
-        return of_pytorch(function, *args, use_reentrant=False)
-
-
 KINDS = {
     **({"yours": checkpoint} if ready(checkpoint) else {}),
     "PyTorch, use_reentrant=True": partial(of_pytorch, use_reentrant=True),
     "PyTorch, use_reentrant=False": partial(of_pytorch, use_reentrant=False),
-    "the same, to the end": to_the_end,
 }
 plain = blocks.flops()
 for name, kind in KINDS.items():
@@ -1635,9 +1664,26 @@ for name, kind in {"no checkpoint": None, **KINDS}.items():
 # can't be hidden. With an early stop there are only five, because no operation keeps the result of the
 # block's last all-reduce.
 #
-# Is it the same for FSDP? There a unit's weights are gathered for backward anyway, *before* the block runs
-# again, so the second forward finds them whole. Therefore `fully_shard` sends three units of traffic with
-# checkpoints and without. (No cell shows it here.)
+# <details><summary>In production</summary>
+#
+# | framework | name | what it checkpoints |
+# |---|---|---|
+# | PyTorch | `torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)` | a function; `context_fn` makes it selective |
+# | FSDP | `checkpoint_wrapper` around each block, inside of `fully_shard` | the same unit as a gather |
+# | Megatron-LM | `--recompute-granularity full` or `selective` | whole layers, or only attention |
+# | DeepSpeed | `activation_checkpointing` | layers, also cut over tensor-parallel ranks, or in the host's memory |
+# | Hugging Face | `model.gradient_checkpointing_enable()` | each block |
+#
+# FSDP gathers a unit's weights for backward anyway, *before* the block runs again, so the second forward
+# finds them whole. Therefore `fully_shard` sends three units of traffic with checkpoints and without.
+#
+# Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06), so a
+# checkpoint also has to keep its state. The course's layers start it from the common generator, so one state
+# is enough.
+#
+# </details>
+#
+# ### Two traps, and selective recomputation *(optional)*
 #
 # **Break it.** Take the generator's state away from PyTorch's checkpoint (it has a switch for it), and train
 # with dropout. Which gradients will be wrong? The cell also shows the other trap, a first block whose input
@@ -1679,22 +1725,6 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # network. And a first block with the older kind of checkpoint gets no gradient at all. If all later blocks
 # get theirs, training goes on, but the first never moves.
 #
-# <details><summary>In production</summary>
-#
-# | framework | name | what it checkpoints |
-# |---|---|---|
-# | PyTorch | `torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)` | a function; `context_fn` makes it selective |
-# | FSDP | `checkpoint_wrapper` around each block, inside of `fully_shard` | the same unit as a gather |
-# | Megatron-LM | `--recompute-granularity full` or `selective` | whole layers, or only attention |
-# | DeepSpeed | `activation_checkpointing` | layers, also cut over tensor-parallel ranks, or in the host's memory |
-# | Hugging Face | `model.gradient_checkpointing_enable()` | each block |
-#
-# Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06), so a
-# checkpoint also has to keep its state. The course's layers start it from the common generator, so one state
-# is enough.
-#
-# </details>
-#
 # <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute", but it
 # costs 4/3, or less with an early stop (5/4 above). It says "√N memory, 10x typical". Above, 16 times fewer
 # bytes are kept, but the peak is a quarter. It checkpoints every fourth layer, which takes 176 bytes although
@@ -1702,12 +1732,9 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # whose layer also has no residual and no activation function. The warning above says that PyTorch raises
 # since 2.9, but 2.13 still takes the older kind. And it calls <code>use_cache=False</code> required, although
 # that is Hugging Face's cache for generation, which has nothing to do with backward.</details>
-
-# %% [markdown]
-# ### Selective recomputation *(optional)*
 #
-# A checkpoint may also keep the expensive results and recompute only the cheap ones. PyTorch asks a policy
-# for each operation, and here the policy keeps every product of matrices.
+# **Look.** A checkpoint can also keep the expensive results and recompute only the cheap ones. PyTorch asks a
+# policy for each operation, and here the policy keeps every product of matrices.
 
 # %% tags=["skip-in-grading"]
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -1880,9 +1907,8 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 # 3. A run has bfloat16 weights with stochastic rounding and no master copy, bfloat16 gradients, and Adam's m
 #    and v in 8 bits with a float32 scale for each block of 256. How many **bytes** does it take per
 #    parameter?
-# 4. Llama-3-405B has 126 layers. Take 34 bytes inside a layer for the 2 of its input, and one sequence on the
-#    GPU. Every how many **layers** should you set a checkpoint, so that the worst moment takes the least
-#    memory?
+# 4. Llama-3-405B has 126 layers. Take 34 bytes inside a layer for each 2 bytes of its input. Every how many
+#    **layers** should you set a checkpoint, so that the worst moment takes the least memory?
 # 5. Replicas round their weights stochastically, and drift apart. Which of these has to be the same on all of
 #    them, but isn't? `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
 # 6. Gradients usually have the format e5m2, because of its range. But DeepSeek-V3 gives them e4m3, as it does
@@ -1930,7 +1956,7 @@ report.points(6)
 # |---|---|
 # | you will write | `chunked_loss(hidden, weight, targets, chunks)` |
 # | builds on | §6 |
-# | time | 25 minutes |
+# | time | 40 minutes |
 # | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 4 points, on top of the others. You lose nothing if you skip it |
 #
@@ -2062,44 +2088,7 @@ if ready(chunked_loss):
 # every answer of this notebook, and then all of them together. M is the 4P bytes of the parameters. The cell
 # takes up to a minute, and prints a dot for each row it has measured.
 
-
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def a_step(every=0, autocast=False, eight=False, chunks=0):
-    """Return the costs of two steps. The peak is in the second, since it has optimizer state."""
-    torch.manual_seed(0)
-    config = GPTConfig(vocab_size=4096, layers=8, heads=4, width=128, context=256)
-    model, tokens = GPT(config), torch.randint(4096, (4, 256))
-    positions = torch.arange(256)
-    optimizer = (
-        precision.Adam8bit(model.parameters(), lr=1e-3)
-        if eight
-        else torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    )
-    with costs(*model.parameters(), tokens, positions) as first:
-        for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                x = model.embed(tokens, positions)
-                if every:
-                    x = recompute.run_segments(
-                        model.blocks, x, positions, every=every, checkpoint=recompute.checkpoint
-                    )
-                else:
-                    for block in model.blocks:
-                        x = block(x, positions)
-                hidden, targets = model.norm(x)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
-                if chunks:
-                    loss = recompute.chunked_loss(
-                        hidden.float(), model.head.weight, targets, chunks
-                    )
-                else:
-                    loss = F.cross_entropy(model.head(hidden).float(), targets)
-            loss.backward()
-            del x, hidden
-            optimizer.step()
-            optimizer.zero_grad()
-    return first
-
-
 WAYS = {
     "float32": {},
     "autocast bfloat16": {"autocast": True},
@@ -2111,19 +2100,7 @@ WAYS = {
     "every third, loss in 8 chunks": {"every": 3, "chunks": 8},
     "all together": {"autocast": True, "every": 1, "eight": True, "chunks": 8},
 }
-spent = {}
-for name, options in WAYS.items():
-    spent[name] = a_step(**options)
-    print(".", end="", flush=True)
-M = 4 * sum(
-    param.numel()
-    for param in GPT(GPTConfig(vocab_size=4096, layers=8, heads=4, width=128)).parameters()
-)
-rows = [
-    Row(strategy=name, ranks=1, flops=cost.flops, peak_bytes=cost.peak_bytes, bytes_sent=0)
-    for name, cost in spent.items()
-]
-Scorecard(rows, unit=M, flops_alone=spent["float32"].flops)
+scorecard(WAYS)
 
 # %% [markdown]
 # Read the column of the peak. Without checkpoints, the peak is in the activations. With one for each block it
