@@ -1067,7 +1067,8 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 #
 # ### Three more mistakes *(optional)*
 #
-# **Break it.** First, the all-reduce of the scale is missing in the second run.
+# **Break it.** The cell gathers a sharded weight twice. The second time, the all-reduce of the scale is
+# missing.
 
 
 # %% tags=["skip-in-grading"]
@@ -1091,7 +1092,7 @@ for agree in (True, False):
     )
 
 # %% [markdown]
-# Even a right `quantize` leaves room for two mistakes. *Delayed scaling* takes the scale from the step
+# Even a right `quantize` leaves room for two more mistakes. *Delayed scaling* takes the scale from the step
 # before, because then the tensor is read only once. But a gradient that has become 50 times larger is out of
 # its range. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the
 # point, as a model of a tensor core that keeps about 14 bits.
