@@ -11,8 +11,8 @@ SAID = {
     statuses.GRADED: "",
     statuses.BLANK: "Nothing was written into any exercise.",
     statuses.TIMED_OUT: "A time limit was reached. Exercises finished in time keep their points. In each "
-    "cell or exercise named here, look for a loop that does not end, for a rank that waits for another, or for "
-    "work that can be made smaller.",
+    "cell or exercise named here, look for a loop that does not end, for a rank that waits for another, or "
+    "for work that can be made smaller.",
     statuses.KERNEL_DIED: "A cell ended the notebook's process. Exercises that do not depend on it "
     "keep their points.",
     statuses.OUT_OF_MEMORY: "The memory limit was reached. The other exercises keep their points.",

@@ -207,7 +207,11 @@ def moodle(
     rows, locked, cut = [], [], []
     called = [_called(row, [*range(min(2, len(row))), key]) for row in table.rows]
     own = [numbered(row, scores) for row in table.rows]
-    keys = [[row[key], mark] for row, mark in zip(table.rows, own, strict=True)]
+    keys = [
+        # A row without a text in the column of the others may still have the folder's name elsewhere.
+        [row[key], mark, *(row if not row[key].strip() else [""] * len(row))]
+        for row, mark in zip(table.rows, own, strict=True)
+    ]
     matched = match(scores, keys, called)
     for k, row in enumerate(table.rows):
         who = matched.students.get(k)
