@@ -347,7 +347,8 @@ def test_moodles_worksheet_is_filled_in_and_nothing_else() -> None:
 
 def test_a_row_without_a_text_in_the_column_of_the_others_is_found_by_another() -> None:
     sheet = WORKSHEET.replace("Participant 4,Dora,dora@uni.example", "Participant 4,Dora Müller,")
-    text, notes = moodle({"anna": 7.0, "ben": 8.0, "Dora Müller": 6.0}, 9.0, sheet)
+    scores = {"anna@uni.example": 7.0, "ben@uni.example": 8.0, "Dora Müller": 6.0}
+    text, notes = moodle(scores, 9.0, sheet)
     assert [row[4] for row in rows_of(text)[1:]] == ["7", "8", "4.00", "6", "1.00"]
     assert not any("not in the worksheet" in note for note in notes)
 
