@@ -76,6 +76,8 @@ lab: $(READY) ## open JupyterLab on the notebooks, in a copy of your own: work/
 	@$(PY) tools/open_lab.py $(ARGS)
 
 formgrader: $(READY) ## open formgrader, to grade by hand (another folder than autograder/out: OUT=folder)
+	@test -z "$(OUT)" || test -f "$(OUT)/gradebook.db" || \
+	  { echo "$(OUT) holds no gradebook.db. Name the folder that make grade wrote."; exit 2; }
 	@COURSE_OUT="$(OUT)" $(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) \
 	  --ServerApp.root_dir=. --LabApp.default_url=/formgrader $(ARGS)
 

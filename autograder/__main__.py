@@ -19,7 +19,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code. 130: it was stopped by Ctrl-C."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _parser(words[0] if words else "").parse_args(words)
+        parser = _parser(words[0] if words else "")
+        options, left = parser.parse_known_args(words)
+        if left:
+            hint = f"; did you mean --submissions {left[0]}?" if words[0] == "grade" else ""
+            parser.error(f"unrecognized arguments: {' '.join(left)}{hint}")
         return options.run(options)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("autograder", "course_lib"):

@@ -164,7 +164,7 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
     """The submissions to grade; none, and a sentence on stderr, if the folder does not hold a class."""
     from autograder.sample.sample_class import make_sample_class
     from autograder.submission.downloads import find_downloaded
-    from autograder.submission.intake import SameNameError, find_submissions
+    from autograder.submission.intake import SameNameError, find_submissions, of_nothing
     from autograder.submission.zips import find_zipped, joined
 
     if options.submissions is None:
@@ -186,6 +186,8 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
         print(f"Nothing was graded: {error}.", file=sys.stderr)
         return []
     submissions, doubles = joined(in_folders, [*downloaded.submissions, *zipped])
+    elsewhere = {of_nothing(folder, submission.student) for submission in submissions}
+    notes = [note for note in notes if note not in elsewhere]  # such as a zip beside the folder
     options.left_out = [*notes, *remarks, *downloaded.notes]
     options.notes = [*options.left_out, *doubles]
     for note in [*downloaded.said, *options.notes]:

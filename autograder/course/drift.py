@@ -17,9 +17,11 @@ FEW = 3  # cells that are named
 
 def remedy(path: Path) -> str:
     """A sentence on the cures for a notebook that differs, first if a person worked in it by mistake."""
+    name = path.parent.name
     return (
         f"If it was run or worked in, keep a copy: `git restore {path}` brings back the course's version. If "
-        "its source was changed, `make notebooks` makes it again."
+        f'its source was changed, `make notebooks ARGS="--text {name}"` takes over texts, comments and '
+        f"docstrings, and `make notebooks ARGS={name}` runs all of it again."
     )
 
 

@@ -24,6 +24,7 @@ from nbformat import NotebookNode
 
 from autograder.outcome.limits import Limits
 
+COPIED = re.compile(r"(?:Copy of )*(.+?)(?:[-_ ]Copy\d*|[ _]?\(\d+\)|_\d)*")
 STAMP = "timestamp.txt"
 STAMP_BYTES = 200
 NAMES_SHOWN = 5
@@ -90,10 +91,10 @@ def find_submissions(
     """(submissions, notes) of `folder/<student>/<assignment>/`, ordered by student.
 
     A notebook straight in the student's folder counts, too, if it has the assignment's name and there is no
-    such folder. notes: sentences about folders and notebooks that are not a student's submission of a `known`
-    assignment, and about students whose names had to be written in another way. taken: paths in `folder` that
-    are passed over, because no student has made them. OSError if `folder` cannot be listed, SameNameError if
-    two students would be one.
+    such folder. If it is all that there is, it may have the name of a copy. notes: sentences about folders
+    and notebooks that are not a student's submission of a `known` assignment, and about students whose names
+    had to be written in another way. taken: paths in `folder` that are passed over, because no student has
+    made them. OSError if `folder` cannot be listed, SameNameError if two students would be one.
     """
     submissions: list[Submission] = []
     notes: list[str] = [
@@ -143,8 +144,9 @@ def find_submissions(
                     f"assignment {printable(entry.name)!r}; there are {', '.join(known)}."
                 )
         for entry in loose:
-            if entry.suffix == ".ipynb" and entry.stem in known:
-                submissions.append(Submission(name, entry.stem, path))
+            assignment = _copy_of(entry, known) if len(loose) == 1 and not inside else entry.stem
+            if entry.suffix == ".ipynb" and assignment in known:
+                submissions.append(Submission(name, assignment, path))
             else:
                 notes.append(
                     f"{folder.name}/{name}/{printable(entry.name)} is left out: move it into a folder named "
@@ -153,8 +155,19 @@ def find_submissions(
         if not inside and not any(
             _is_notebook(entry) or entry.suffix.lower() == ".zip" for entry in _listed(path)
         ):
-            notes.append(f"{folder.name}/{name} holds no assignment's folder and is left out.")
+            notes.append(of_nothing(folder, name))
     return submissions, notes
+
+
+def of_nothing(folder: Path, student: str) -> str:
+    """The note on a student's folder in which there is no work."""
+    return f"{folder.name}/{student} holds no assignment's folder and is left out."
+
+
+def _copy_of(path: Path, known: Collection[str]) -> str:
+    """The assignment whose name a host or a browser changed, as in "Copy of 02_collectives (1).ipynb"."""
+    copied = COPIED.fullmatch(path.stem)
+    return copied[1] if copied and copied[1] in known else path.stem
 
 
 def _is_notebook(path: Path) -> bool:

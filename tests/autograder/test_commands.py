@@ -181,6 +181,7 @@ def test_a_limit_is_a_number_above_zero(seconds: str, capsys: pytest.CaptureFixt
         ("release --questions foo", "'foo' is not an address, such as https://forum.example.org or mailto:"),
         ("report --formgrade", "expected one argument"),
         ("report --formgraders x", "unrecognized arguments: --formgraders"),
+        ("grade class", "unrecognized arguments: class; did you mean --submissions class?"),
         ("reports", "invalid choice: 'reports' (choose from "),
     ],
 )  # fmt: skip

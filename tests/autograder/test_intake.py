@@ -118,6 +118,24 @@ def test_a_notebook_straight_in_the_students_folder_counts(folder: Path) -> None
     assert [collect(one).notes for one in found] == [[], []], "the other one has its own row"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["Copy of 00_toy", "00_toy (1)", "00_toy_1", "00_toy-Copy1", "Copy of Copy of 00_toy(2)"],
+)
+def test_a_copy_straight_in_the_students_folder_counts_if_it_is_all(
+    folder: Path, name: str
+) -> None:
+    students = folder.parent.parent
+    folder.rmdir()
+    (folder.parent / f"{name}.ipynb").write_bytes(TEXT)
+    (work,), notes = find_submissions(students, ["00_toy"])
+    assert (work.student, work.assignment, notes) == ("ann", "00_toy", [])
+    assert collect(work).notes == [f"the notebook was handed in as {name}.ipynb"]
+    (folder.parent / "00_toy (3).ipynb").write_bytes(TEXT)
+    works, notes = find_submissions(students, ["00_toy"])
+    assert works == [] and len(notes) == 2, "nobody says which of two copies is meant"
+
+
 def test_the_notebook_in_its_folder_counts_before_one_beside_the_folder(folder: Path) -> None:
     (folder / "00_toy.ipynb").write_bytes(TEXT)
     (folder.parent / "00_toy.ipynb").write_bytes(b"{")

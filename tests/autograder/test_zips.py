@@ -17,6 +17,7 @@ from autograder.submission.intake import (
     UnreadableError,
     collect,
     find_submissions,
+    of_nothing,
 )
 from autograder.submission.zips import find_zipped, joined
 from course_lib import submit
@@ -206,6 +207,15 @@ def test_an_empty_folder_does_not_count_before_a_zip(folder, tmp_path):
     assert (collect(kim).content, notes) == (b"{}", [])
     with pytest.raises(MissingError):
         collect(lea)
+
+
+def test_a_folder_without_work_is_not_named_if_a_zip_beside_it_counts(folder, tmp_path):
+    for student in ("kim", "lea"):
+        (folder / student).mkdir(parents=True)
+    pack(folder / "kim.zip", **{PLACE: "{}"})
+    options = argparse.Namespace(submissions=folder, out=tmp_path / "out")
+    (kim,) = grade._submissions(options, KNOWN)
+    assert kim.student == "kim" and options.notes == [of_nothing(folder, "lea")]
 
 
 def test_a_folder_of_an_assignment_is_not_one_student_with_many_zips(folder, tmp_path):

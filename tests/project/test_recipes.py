@@ -278,3 +278,12 @@ def test_the_container_is_set_up_by_commands_that_there_are() -> None:
     interpreter = setting.replace("${containerWorkspaceFolder}", str(ROOT))
     ready = re.search(r"^PY := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert ready is not None and Path(interpreter) == ROOT / ready[1]
+
+
+def test_formgrader_needs_a_folder_that_holds_a_gradebook(tmp_path: Path) -> None:
+    line = ["make", "formgrader", f"OUT={tmp_path}", "READY=", "PY=echo started"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"{tmp_path} holds no gradebook.db" in done.stdout
+    (tmp_path / "gradebook.db").touch()
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "started" in done.stdout
