@@ -133,7 +133,7 @@ def test_a_copy_straight_in_the_students_folder_counts_if_it_is_all(
     assert collect(work).notes == [f"the notebook was handed in as {name}.ipynb"]
     (folder.parent / "00_toy (3).ipynb").write_bytes(TEXT)
     works, notes = find_submissions(students, ["00_toy"])
-    assert works == [] and len(notes) == 2, "nobody says which of two copies is meant"
+    assert works == [] and len(notes) == 2, "of two copies, none is chosen"
 
 
 def test_the_notebook_in_its_folder_counts_before_one_beside_the_folder(folder: Path) -> None:

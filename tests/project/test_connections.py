@@ -34,8 +34,8 @@ CONNECTIVE = re.compile(
 )
 CURE = (
     "The unit of colons and openers is 1,000 words, and that of connectives is 100 sentences. Look at the "
-    "sentences that `git diff` shows: write *because*, *so* or *but* where a colon joins two clauses, and say "
-    "how a sentence follows from the one before it."
+    "sentences that `git diff` shows. Write *because*, *so* or *but* where a colon joins two clauses, and "
+    "say how a sentence follows from the one before it."
 )
 SLACK = {"colons": 0.6, "connectives": -2.0, "openers": 0.6}
 NOT_PROSE = re.compile(r"^```.*?^```$|^\|.*?$", re.MULTILINE | re.DOTALL)
