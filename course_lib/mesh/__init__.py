@@ -7,6 +7,7 @@
     step.py          hybrid_step, train_step: all axes, in the order in which they are applied. Begin here
     boxes.py         held_boxes: the part of each tensor that a rank holds, as a checkpoint has to know it
     norm.py          clip_grad_norm: the norm of a gradient that no rank holds
+    trial.py         one_step: a step of a small GPT, for notebooks that measure it
 
     mesh = Mesh({"pp": 2, "dp": 2, "cp": 1, "tp": 2})
     schedule = one_f_one_b(mesh.size("pp"), microbatches)

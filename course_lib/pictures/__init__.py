@@ -25,6 +25,7 @@ One topic each:
     format_explorer.py    formats, gradients: the bits of a number (09)
     mesh_explorer.py      mesh_explorer: a rank's part, groups and wires (10); mesh_figure.py draws it
     strategy_advisor.py   strategy_advisor: all layouts of a cluster (10)
+    hybrid_figures.py     sheet_figure, pieces_figure, nodes_figure, memory_bars, published_figure (10)
     router_playground.py  router_playground: rows, drops and the slowest rank of a mixture (11)
     operations_room.py    operations_room: sixty steps of 16 ranks, five incidents, seven levers (12)
     layouts_figure.py     parity, traffic, field, long_run: several layouts side by side (13)

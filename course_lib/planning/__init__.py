@@ -22,6 +22,7 @@ Two modules take plain numbers, as notebook 10 asks for:
 
     by_hand.py         memory_per_gpu, all_reduce_seconds, step_seconds, best_layout
     replay_by_hand.py  replay: the clock of every rank, from a list of entries
+    table_1.py         TABLE_1, row_tflops: ten published steps in plain numbers
 
 Closed forms and data sheets are in `course_lib.facts`. The figures are in `course_lib.pictures`.
 """

@@ -171,8 +171,8 @@ TP = {
     "The loss is missing on the last stage, although it sums three float32 numbers per token.": slip(
         lambda s: s.right["tp"] - s.loss
     ),
-    "Only the layers are counted. The first stage also sums the embedding. The last stage also sums the "
-    "gradient of the head's input, and three numbers per token.": slip(
+    "Only the layers are counted, so add `tp_ends`. The first stage also sums the embedding. The last stage "
+    "also sums the gradient of the head's input, and three numbers per token.": slip(
         lambda s: s.m * s.sums(4 * s.layers, s.stream)
     ),
     "The layers are right, but a stage at either end sums one more M per microbatch. The first stage sums "
@@ -363,8 +363,8 @@ CP = {
     CP_GRADIENTS: slip(lambda s: s.replicas(s.params, s.cp)),
 }  # fmt: skip
 AXES = {
-    "tp": (TP, "Count four all-reduces per layer and microbatch, and see the table for both ends.", 2),
-    "pp": (PP, "Count M to each neighbour in every microbatch, and see the table for a tied table.", 1.25),
+    "tp": (TP, "Count four all-reduces per layer here and microbatch, and add `tp_ends`.", 2),
+    "pp": (PP, "An end has one neighbour and a middle stage two. Count M for each, and add `pp_ends`.", 1.25),
     "dp": (DP, "Compare your number of parameters per rank with the text, then use n = dp cp.", 1.25),
     "cp": (CP, "Keys and values go around the ring in forward, then again in backward with gradients.", 1.25),
 }  # fmt: skip

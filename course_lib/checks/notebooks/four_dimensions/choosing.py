@@ -407,9 +407,12 @@ def case(tasks: Sequence[Task]) -> kit.Case:
                 if error == "NotImplementedError":
                     return kit.unwritten("best_layout", place)
                 general = f"best_layout raised {kit.error_kind(error)}."
+                empty = error == "ValueError" and "empty" in text  # of min() without a default
+                hint = "If no layout fits, return None." if empty else ""
                 return kit.wrong(
                     kit.Sentence(f"{tasks[index]} raised {kit.error_in_full(error, text)}", general),
                     kit.at(place),
+                    hint,
                     cause=error,
                 )
             plans = [read(observed.answer(k).value) for k in range(len(tasks))]

@@ -194,6 +194,11 @@ class Asked(Answers):
         return replace(line, judge=judge)
 
 
+ALIKE = (
+    "These replicas read the same rows. Their coordinates on dp differ, so take the rows by this coordinate."
+)
+
+
 def why(sheet: Sheet, parts: Parts, index: int, slips: Mapping[str, Formula]) -> str:
     """The mistake that gives every rank's rows (index 0), or positions (index 1)."""
     for says, slip in slips.items():
@@ -226,7 +231,10 @@ def covering(index: int, axis: str, what: str, slips: Mapping[str, Formula]) -> 
             f"of {who}, {what} {place} {state} in calls such as {asked}.",
             f"of ranks that differ only in {axis}, a {what} {state}.",
         )
+        rows = {tuple(parts[rank][0]) for rank in several if rank in parts}
         because = why(sheet, parts, index, slips)
+        if not because and index == 0 and len(several) > 1 and len(rows) == 1:
+            because = ALIKE
         remainder = len(missing) < (1 + index) * sheet.sizes.get(axis, 1) and not often and not outside
         return kit.wrong(said, because, cause=because, misses_point=not (remainder or because == PAIR))
 

@@ -10,24 +10,11 @@ from course_lib.checks.notebooks.four_dimensions.references import OF_NUMBERS
 from course_lib.checks.notebooks.four_dimensions.timing_mistakes import OF_THE_PEAK, SLIPS
 from course_lib.planning.by_hand import EFFICIENCY
 from course_lib.planning.by_hand import step_seconds as right
+from course_lib.planning.table_1 import TABLE_1
 
 CLOSE = 2e-3  # relative, to what was asked for
 TOLERANCE = 0.1  # to what was published
 GRID = [k / 100 for k in range(50, 91)]  # efficiencies at which the fit looks
-# Megatron-LM's table 1: billions of parameters, heads, width, layers, t, p, GPUs, batch, TFLOP/s; and the
-# microbatch and chunks that the model finds fastest, since the paper does not print them.
-TABLE_1 = (
-    (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 1, 1),
-    (3.6, 32, 3072, 30, 2, 1, 64, 512, 138, 16, 1),
-    (7.5, 32, 4096, 36, 4, 1, 128, 512, 142, 16, 1),
-    (18.4, 48, 6144, 40, 8, 1, 256, 1024, 135, 16, 1),
-    (39.1, 64, 8192, 48, 8, 2, 512, 1536, 138, 2, 4),
-    (76.1, 80, 10240, 60, 8, 4, 1024, 1792, 140, 1, 5),
-    (145.6, 96, 12288, 80, 8, 8, 1536, 2304, 148, 1, 5),
-    (310.1, 128, 16384, 96, 8, 16, 1920, 2160, 155, 1, 3),
-    (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163, 1, 3),
-    (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163, 1, 2),
-)
 FITTED = 5  # the row of 76.1B
 
 
@@ -105,17 +92,16 @@ def published_line() -> kit.Case:
 
 # For numbers that no known mistake gives: the first lines have few parts, which these sentences list.
 OF_ONE = (
-    "The step of one GPU has no waits, so it consists of compute and pointwise operations of the layers, the "
-    "head in each microbatch, and the optimizer. Print these for the call, then compare them with the table."
+    "One GPU sends nothing, so `ring` over one rank takes 0 seconds. The slot is L/p layers, and the "
+    "pipeline is m times the slot and the head. Print these for the call, then compare them with the table."
 )
 OF_REPLICAS = (
-    "If one GPU alone is right, two things are new here. The layers are recomputed, and one ring in the node "
-    "sums the gradients, once. Without ZeRO the optimizer is as before, and one stage has no bubble."
+    "If one GPU alone is right, only a ring in the node is new here, which sums the gradients once. Compare "
+    "`fast` and `ring` with the table."
 )
 OF_TP = (
-    "The waits for tp are new here. The lines above hardly see a link, so begin with NVLink's speed each "
-    "way, and with `ring` for one all-reduce of M. Every layer of a slot has its waits, and t divides the "
-    "products, the head, the parameters and, only with sequence parallelism, the stream."
+    "The waits for tp are new here, and the lines above hardly see a link. So compare `fast` and `ring` with "
+    "the table, with 2 (n - 1) alphas and 0.8 of the speed each way. Each layer of a slot has its waits."
 )
 
 
