@@ -1,4 +1,4 @@
-"""The figures of notebook 10: who reads, holds and sends what on a mesh, what fits, and how long it takes.
+"""The figures of notebook 10. They show readers, holders and bytes on a mesh, then memory and time.
 
     sheet_figure       a batch as a sheet, whose squares name the ranks that read them
     pieces_figure      the ranks that hold equal gradients of a parameter

@@ -1,4 +1,4 @@
-"""What notebook 10 takes from the library to measure and to draw: a step, a table, and figures."""
+"""The step, the table and the figures that notebook 10 takes from the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_sheets_squares_name_their_readers() -> None:
     assert texts(figure) == ["0", "1,2", "1,2", "0", "", "", "", ""]
     colours = [square.get_facecolor() for square in figure.axes[0].patches]
     assert colours[0] == colours[3] != colours[1] == colours[2]
-    assert set(colours[4:]) == {(1.0, 1.0, 1.0, 1.0)}, "squares that nobody reads are white"
+    assert set(colours[4:]) == {(1.0, 1.0, 1.0, 1.0)}, "squares without a reader are white"
 
 
 def test_equal_tensors_are_one_piece() -> None:
