@@ -49,6 +49,8 @@ def sheet_figure(parts: Iterable[tuple[range, list[range]]], rows: int, seq: int
         axes.text(at + 0.5, row + 0.5, names, ha="center", va="center", fontsize=6)
     axes.set_xlim(0, seq)
     axes.set_ylim(rows, 0)
+    axes.set_xticks([at + 0.5 for at in range(0, seq, 4)], list(range(0, seq, 4)))
+    axes.set_yticks([row + 0.5 for row in range(rows)], list(range(rows)))
     axes.set_xlabel("position in the sequence", fontsize=LABEL)
     axes.set_ylabel("row", fontsize=LABEL)
     axes.tick_params(labelsize=NUMBER)
@@ -124,7 +126,7 @@ def published_figure(
     axes.set_ylim(*limits)
     axes.set_ylabel("TFLOP/s of each GPU", fontsize=LABEL)
     axes.set_xlabel("parameters, GPUs", fontsize=LABEL)
-    axes.legend(fontsize=LABEL, frameon=False)
+    axes.legend(fontsize=LABEL, frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

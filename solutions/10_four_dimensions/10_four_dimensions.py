@@ -809,7 +809,7 @@ if ready(clip_grad_norm):
 #
 # | | |
 # |---|---|
-# | you will write | three axes of `axis_bytes`, and `wire` |
+# | you will write | three axes of `axis_bytes`, and the end of `wire` |
 # | builds on | sections 1 to 3; notebook 06 (tp), 07 (pp), 08 (cp) |
 # | time | 25 minutes, and 4 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |

@@ -449,3 +449,11 @@ def best_layout(shape, gpus, batch, gpu, links):
 # base: what the wrong ones change
 -                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
 +                                if 1e9 * memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
+
+
+# %% wrong: the minimum of no layouts
+# is: slip
+# says: If no layout fits, return None
+# base: what the wrong ones change
+-    return best
++    return min([layout for layout in (best,) if layout], key=len)

@@ -441,3 +441,11 @@ def clip_grad_norm(named_parameters, max_norm, mesh, cut, tied):
 @@
 -    norm = float(squares) ** 0.5
 +    norm = float(squares)
+
+
+# %% wrong: the root is taken twice
+# is: slip
+# says: Your norm is the root of the right one
+# base: what the wrong ones change
+-    norm = float(squares) ** 0.5
++    norm = float(squares) ** 0.25

@@ -232,8 +232,8 @@ PP = {
     "gradient.": slip(
         lambda s: s.right["pp"] + s.untied_table
     ),
-    "The tied table is missing. The first and the last stage sum its gradient once per step, so add V/t x h "
-    "elements.": slip(
+    "The tied table is missing, so add `pp_ends`. The first and the last stage sum its gradient once per "
+    "step, V/t x h elements.": slip(
         lambda s: s.right["pp"] - s.table
     ),
     "The tied table is cut over tp, so only V/t rows are summed, once.": slip(

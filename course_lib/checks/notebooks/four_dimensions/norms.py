@@ -225,6 +225,11 @@ class Model:
             yield Mistake(SQUARES, same(total**0.5))
         counted = [piece for k in together for piece in self.counted(k)]
         yield Mistake("Your norm is the square of the right one, so take its root.", same(self.norm**2))
+        yield Mistake(
+            "Your norm is the root of the right one. Leave `squares` a sum of squares, because its root is "
+            "taken at the end.",
+            same(self.norm**0.5),
+        )
         for axis in ("tp", "pp"):
             share = self.norm / self.mesh.size(axis) ** 0.5
             yield Mistake(f"The squares were averaged over {axis}, but the norm has their sum.", same(share))

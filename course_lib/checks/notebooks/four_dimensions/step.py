@@ -37,6 +37,7 @@ NO_LOSS = (
     "Only the last stage has losses, so on the others `run_schedule` returns an empty dict. Add them up from "
     "a zero, which all ranks have."
 )
+UNNAMED = "Keep what `run_schedule` returns under the name `losses`, because the last lines add it up."
 PIPE = 'The schedule is for the ranks of pp, so give `run_schedule` their group, mesh.group("pp").'
 DISAGREE = re.compile(r"^the ranks do not agree on their collective number")
 EMPTY = re.compile(r"ZeroDivisionError|division by zero|expects a non-empty TensorList|KeyError: 0")
@@ -175,6 +176,8 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return NO_TARGET
     if "the schedule is for" in text:
         return PIPE
+    if "name 'losses' is not defined" in text:
+        return UNNAMED
     if "pp" not in case.title:
         return ""
     if "float32" in text and "float64" in text:
