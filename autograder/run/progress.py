@@ -1,4 +1,4 @@
-"""The progress of grading a class: one line that is rewritten on a terminal, else a line for each."""
+"""The progress of grading a class: a line rewritten on a terminal, else one for each and at least each minute."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from autograder.outcome.wording import shown
 from autograder.run.schedule import Schedule
 
 ERASE = "\r\x1b[K"
+SILENCE = 60  # seconds without a line
 
 
 class Progress:
@@ -21,6 +22,7 @@ class Progress:
         self.total = len(schedule.waiting)
         self.live = stream.isatty()
         self.done = self.failed = 0
+        self.spoke = schedule.clock()
 
     def finished(self, row: Row, seconds: float) -> None:
         """A submission has its row; grading it took so many seconds."""
@@ -47,17 +49,24 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own, above the one that is rewritten."""
+        self.spoke = self.schedule.clock()
         erase = ERASE if self.live else ""
         self.stream.write(f"{erase}{text}\n")
         self.stream.flush()
         self.refresh()
 
     def refresh(self) -> None:
-        """Rewrite the line; does nothing if lines cannot be rewritten."""
+        """Rewrite the line. If lines cannot be rewritten, write one when there has been none for a minute."""
         if self.live and self.done < self.total:
             width = shutil.get_terminal_size((80, 24)).columns - 1
             self.stream.write(ERASE + self.line()[:width])
             self.stream.flush()
+        elif (
+            not self.live
+            and self.schedule.running
+            and self.schedule.clock() - self.spoke >= SILENCE
+        ):
+            self.say(self.line())
 
     def close(self) -> None:
         """Leave the terminal with an empty line to write on."""

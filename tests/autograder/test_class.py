@@ -1106,6 +1106,20 @@ def test_progress_is_plain_lines_elsewhere() -> None:
     ]
 
 
+def test_a_long_submission_is_named_once_a_minute_elsewhere() -> None:
+    now = [0.0]
+    stream = io.StringIO()
+    schedule = schedule_of("ann", "bob", clock=lambda: now[0])
+    progress = Progress(stream, schedule)
+    schedule.next()
+    for seconds in range(0, 130):
+        now[0] = seconds
+        progress.refresh()
+    lines = stream.getvalue().splitlines()
+    assert [line.rpartition(" for ")[2] for line in lines] == ["1 min 00 s", "2 min 00 s"]
+    assert "0 of 2 graded · 1 running" in lines[0] and "ann 00_toy" in lines[0]
+
+
 def test_no_file_is_left_half_written(toy: Class) -> None:
     toy.hand_in("ann", ALL, ALL)
     toy.grade()
