@@ -1,4 +1,4 @@
-"""The progress of grading a class: a line rewritten on a terminal, else one for each and at least each minute."""
+"""The progress of grading a class: a line rewritten on a terminal, else one for each, and one a minute."""
 
 from __future__ import annotations
 

@@ -166,7 +166,8 @@ def test_the_check_tells_right_from_wrong(
             failures.append(f"no message matches {mutant.says!r}: {mutant.title}\n{printed}")
     if drawing.point and whole and not missed:
         failures.append(f"no wrong answer misses the point, {drawing.point!r}: there must be one")
-    assert not failures, "\n\n".join(failures)
+    where = f"cells of {file.relative_to(MUTANTS.parents[1])}, with the messages of their check:"
+    assert not failures, "\n\n".join([where, *failures])
     assert capfd.readouterr().err == ""
 
 
