@@ -1,4 +1,4 @@
-"""The operations of a rank, written down while it begins them.
+"""The operations of a rank, written down while it begins them, or refused if ranks' calls differ.
 
 `RecordingGroup` is a `torch.distributed.ProcessGroup` around the real one. Everything that
 communicates ends in its methods: `dist.*`, `batch_isend_irecv`, functional collectives, DDP's C++

@@ -1,4 +1,4 @@
-"""From the state of the ranks to a message that a student can act on."""
+"""From the state of the ranks to a message for the student, with tracebacks cut to the student's lines."""
 
 from __future__ import annotations
 
