@@ -19,7 +19,7 @@ One topic each:
 
     memory_figures.py     memory_figure, bill_axes, strategy_map (notebooks 01 and 09)
     calculator.py         calculator: a GPU's bill with sliders (01)
-    fsdp_chart.py         lanes, draw: a step as two lanes (05); fsdp_explorer.py, with controls
+    fsdp_chart.py         lanes, measured_lanes: a step as two lanes (05); fsdp_explorer.py, with controls
     gantt.py              gantt: a pipeline's schedule (07); schedule_explorer.py, with controls
     schedule_workbench.py Workbench: a schedule placed by hand (07)
     format_explorer.py    formats, gradients: the bits of a number (09)

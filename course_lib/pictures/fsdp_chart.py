@@ -1,12 +1,15 @@
 """A training step as a picture: the arithmetic above, the wire below, and how many units are whole.
 
+`lanes` draws a simulated step, `measured_lanes` draws steps that ranks have run, and `crossing` the tokens
+from which a forward hides a gather.
+
 Time runs right. Forward is blue, backward is orange, a gather is grey, a reduce is crosshatched, and waiting
 is white. The numbers name the units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -107,3 +110,61 @@ def _say(ax: Axes, simulation: Simulation, title: str) -> None:
         handles=handles, loc="lower left", bbox_to_anchor=(-0.005, 1), ncols=len(handles),
         frameon=False, fontsize=colours.SMALL, handlelength=1.6, columnspacing=1.6, borderaxespad=0.1,
     )  # fmt: skip
+
+
+def measured_lanes(
+    steps: Mapping[str, tuple[float, Iterable[tuple[str, int, float, float]]]],
+) -> colours.Picture:
+    """Steps that ran, by name, on one axis. Each is its milliseconds, and its events.
+
+    An event is (kind, unit, begin, end): a forward, a backward, a gather or a reduce.
+    """
+    figure = colours.picture(9.0, 0.4 + 0.85 * len(steps))
+    rows = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (name, (took, events)) in zip(rows, steps.items(), strict=True):
+        for kind, unit, begin, end in events:
+            event = Event(kind, unit, "", begin, end)
+            _bar(ax, event, int(kind in ("gather", "reduce")), numbered=True)
+        ax.axvline(took, color=colours.INK, linewidth=1)
+        ax.set_ylim(1.6, -0.6)
+        ax.set_yticks([0, 1], ["arithmetic", "wire"], fontsize=colours.TEXT)
+        ax.set_title(name, fontsize=9, loc="left", pad=3)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=colours.TEXT)
+    rows[-1].set_xlabel("milliseconds", fontsize=colours.TEXT)
+    handles = [Patch(edgecolor=colours.QUIET, label=kind, **look) for kind, look in LOOKS.items()]
+    figure.legend(
+        handles=handles,
+        ncols=len(handles),
+        loc="upper right",
+        frameon=False,
+        fontsize=colours.SMALL,
+    )
+    figure.subplots_adjust(hspace=0.55)
+    return figure
+
+
+def crossing(
+    weights: float, speed: float, links: Mapping[str, tuple[int, float]], least: Mapping[str, float]
+) -> colours.Picture:
+    """Milliseconds of a unit's forward against the tokens of a GPU, and of its gather over each link.
+
+    weights: bytes of the unit in 16 bits. speed: FLOPs per second. links: by name, the number of ranks, and
+    bytes per second each way. least: by the same names, the tokens at which a dotted line is drawn.
+    """
+    tokens = [2**k for k in range(8, 15)]
+    figure = colours.picture(6.5, 2.8)
+    ax = figure.subplots()
+    forward = [
+        1000 * weights * each / speed for each in tokens
+    ]  # 2 FLOPs, and 2 bytes, a parameter
+    ax.plot(tokens, forward, color=colours.FORWARD, label="forward")
+    for (name, (n, each_way)), style in zip(links.items(), ("-", "-."), strict=True):
+        gather = 1000 * (n - 1) / n * weights / each_way
+        ax.axhline(gather, color=colours.QUIET, linestyle=style, label=f"gather, {name}")
+        ax.axvline(least[name], color=colours.INK, linestyle=":", linewidth=1)
+    ax.set(xscale="log", yscale="log", xlabel="tokens a GPU", ylabel="milliseconds a block")
+    ax.set_xticks(tokens, [f"{each:,}" for each in tokens], fontsize=colours.TEXT)
+    ax.minorticks_off()
+    ax.legend(frameon=False, fontsize=colours.TEXT)
+    return figure

@@ -15,7 +15,7 @@
 # |---|---|
 # | you will build | the schedule of a step, as data; a module that gathers ahead; collectives with two precisions; hybrid sharding; the norm of a gradient that no rank holds |
 # | you need | reduce-scatter and all-gather (notebook 02); hooks and slow motion (notebook 03 §3); units (notebook 04 §5) |
-# | time | three hours, with a break after §2; the *optional* parts (§5, which has 8 of the points, most of §7, and §9) take an hour and a half more |
+# | time | three hours, with a break after §2; the *optional* parts (§5, which has 8 of the points, the end of §4, most of §7, and §9) take two hours more |
 # | points | 60, and 4 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
@@ -23,13 +23,13 @@
 # |---|---|---|---|
 # | 1 Hide the wire behind the arithmetic | 35 | 8 | notebook 04 |
 # | 2 The step as data | 40 | 10 | 1 |
-# | 3 Make it real: prefetch | 55 | 16 | 2 |
-# | 4 Two precisions in one step | 20 | 8 | 1 |
-# | 5 Islands: hybrid sharding *(optional)* | 25 | 8 | notebooks 02, 04 |
-# | 6 One norm from N shards | 10 | 4 | notebook 02 |
-# | 7 In production | 10, and 40 *optional* | | 2 |
+# | 3 Make it real: prefetch | 50 | 16 | 2 |
+# | 4 Two precisions in one step | 20, and 10 *optional* | 8 | 1 |
+# | 5 Islands: hybrid sharding *(optional)* | 40 | 8 | notebooks 02, 04 |
+# | 6 One norm from N shards | 15 | 4 | notebook 02 |
+# | 7 In production | 5, and 40 *optional* | | 2 |
 # | 8 Questions | 10 | 6 | 1 to 5 |
-# | 9 Optional: gather in 8 bits | 25 | 4 extra | 4 |
+# | 9 Optional: gather in 8 bits | 35 | 4 extra | 4 |
 
 # %% [markdown]
 # ### Words and letters
@@ -63,22 +63,13 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from matplotlib.patches import Patch
 from torch import nn
 
 from course_lib import check, device, launch
 from course_lib.fsdp import Times, simulate, violation
 from course_lib.models import GPT, GPTConfig
-from course_lib.pictures.colours import (
-    BACKWARD,
-    COMMUNICATION,
-    FORWARD,
-    INK,
-    QUIET,
-    RANKS,
-    picture,
-)
-from course_lib.pictures.fsdp_chart import lanes
+from course_lib.pictures.colours import BACKWARD, INK, QUIET, RANKS, picture
+from course_lib.pictures.fsdp_chart import crossing, lanes, measured_lanes
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import say_once, try_it
 
@@ -86,7 +77,7 @@ warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two colle
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# The next two cells hold the tools of this notebook, and you don't have to read them now. `Network` is a
+# The next two cells hold the tools of this notebook, and you don't have to read them. `Network` is a
 # model of eight blocks. Each block is a little wider than the block before it, so the size of a message tells
 # you which block it belongs to.
 #
@@ -305,41 +296,136 @@ def slow_motion(makes, pace=PACE, bandwidth=WIRE, steps=4, depth=DEPTH, world_si
     return run[0] if run else {}
 
 
-LOOKS = {
-    "forward": (0, {"facecolor": FORWARD}),
-    "backward": (0, {"facecolor": BACKWARD, "hatch": "///"}),
-    "gather": (1, {"facecolor": COMMUNICATION}),
-    "reduce": (1, {"facecolor": "white", "hatch": "xxx"}),
-}
+def gather_behind_reduce(schedule):
+    """The same actions; in backward the gather of unit i - 1 comes after the reduce of unit i."""
+    actions = list(schedule)
+    for unit in reversed(range(DEPTH - 1)):
+        last = max(place for place, action in enumerate(actions) if action == ("gather", unit))
+        actions.pop(last)
+        actions.insert(actions.index(("reduce", unit + 1)) + 1, ("gather", unit))
+    return actions
 
 
-def events_picture(steps, title=""):
-    """The events of one or several steps, by name: in each the arithmetic above, the wire below."""
-    figure = picture(9.0, 0.4 + 0.85 * len(steps))
-    for axes, (name, (took, events)) in zip(
-        figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0], steps.items(), strict=True
+def a_step(network, **options):
+    model = PrefetchedModule(network, **options)
+    model(torch.randn(2, WIDTH)).square().mean().backward()
+
+
+def whole_at_once(prefetch):
+    """The most blocks that are whole at once, in a step of this rank."""
+    network = Network().to(device())
+    model = PrefetchedModule(network, forward_prefetch=prefetch, backward_prefetch=prefetch)
+    counts = []
+
+    def look(block, *_):
+        counts.append(
+            sum(each.up.weight.untyped_storage().nbytes() > 0 for each in model.module.blocks)
+        )
+
+    for block in model.module.blocks:
+        block.register_forward_pre_hook(look)  # after your own, which gathers
+    model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
+    return max(counts)
+
+
+def orders(makes):
+    """By name: the actions of a step of each model, in the order in which the rank issued them."""
+    events, actions = [], {}
+    record_messages(events)
+    for name, make in makes.items():
+        model = make(Network(events=events))
+        for _ in range(2):
+            events.clear()
+            model(torch.randn(2, WIDTH)).square().mean().backward()
+        actions[name] = [(kind, unit) for kind, unit, *_ in events]
+    return actions
+
+
+def arguments_for(order):
+    """The arguments of fsdp_schedule that give this order."""
+    for forward, backward, reshard, last in itertools.product(
+        (0, 1), (0, 1, 2), (True, False), (False, True)
     ):
-        for kind, unit, begin, end in events:
-            row, look = LOOKS[kind]
-            edge = {"edgecolor": QUIET if row else "white", "linewidth": 0.6}
-            axes.barh(row, end - begin, left=begin, height=0.86, **edge, **look)
-            white = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-            axes.text(
-                (begin + end) / 2, row, unit, ha="center", va="center", fontsize=7,
-                color="white" if kind == "forward" else INK,
-                bbox=None if kind in ("forward", "gather") else white,
-            )  # fmt: skip
-        axes.axvline(took, color=INK, linewidth=1)
-        axes.set_ylim(1.6, -0.6)
-        axes.set_yticks([0, 1], ["arithmetic", "wire"], fontsize=8)
-        axes.set_title(name, fontsize=9, loc="left", pad=3)
-        axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("milliseconds", fontsize=8)
-    axes.tick_params(labelsize=8)
-    looks = [Patch(edgecolor=QUIET, label=kind, **look) for kind, (_, look) in LOOKS.items()]
-    figure.legend(handles=looks, ncols=4, loc="upper right", frameon=False, fontsize=7)
-    figure.subplots_adjust(hspace=0.55)
-    return figure
+        schedule = planned(forward, backward, reshard, last)
+        if schedule is None:
+            return "?"
+        if [action for action in schedule if action[0] != "free"] == order:
+            prefetches = f"forward_prefetch={forward}, backward_prefetch={backward}"
+            return f"{prefetches}, reshard={reshard}, keep_last={last}"
+    return "no arguments of yours"
+
+
+def norms():
+    """(norm of this rank's shards, yours, PyTorch's, norm after yours)."""
+    model = sharded(Network(head=HEAD).to(device()))
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(4, WIDTH, device=device())).square().mean().backward()
+    shards = []
+    for param in model.parameters():
+        shards.append(nn.Parameter(param.to_local().detach()))
+        shards[-1].grad = param.grad.to_local().clone()
+    own = math.sqrt(sum(float(shard.grad.square().sum()) for shard in shards))
+    dist.barrier()
+    yours = clip_grad_norm_(shards, 0.5)
+    dist.barrier()
+    theirs = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor().item()
+    return own, yours, theirs, clip_grad_norm_(shards, 0.5)
+
+
+def one_exchange(reduce_dtype, size=1000):
+    """The relative error of this rank's mean. Bytes and dtypes are in the ledger."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    gradients = 1 + torch.randn(n, n * size, generator=torch.Generator().manual_seed(0))
+    gradients = gradients.bfloat16().to(device())  # all ranks' gradients
+    exact = gradients.double().mean(0)[rank * size :][:size]
+    weights = torch.empty(n * size, dtype=torch.bfloat16, device=device())
+    master, mean = torch.ones(2, size, device=device())
+    for _ in range(2):  # for forward and for backward
+        all_gather_cast(weights, master)
+    reduce_scatter_mean(mean, gradients[rank], reduce_dtype)
+    return float((mean - exact).norm() / exact.norm())
+
+
+def sent_for_norms(run):
+    """By name: the bytes of the messages between the last two barriers of `norms`, and after them."""
+    operations = run.ledger.operations(0)
+    first, second = [k for k, each in enumerate(operations) if each.op == "barrier"][-2:]
+    parts = {"yours": operations[first + 1 : second], "PyTorch's": operations[second + 1 : -1]}
+    return {name: [each.nbytes for each in messages] for name, messages in parts.items()}
+
+
+def beginning_of_backward(order):
+    """The first seven actions of backward, as text."""
+    actions = order[order.index(("forward", DEPTH - 1)) + 1 :]
+    return ", ".join(f"{kind} {unit}" for kind, unit in actions[:7])
+
+
+def shares(took, events):
+    """The arithmetic's and the wire's shares of a step."""
+    busy = {
+        kinds: sum(end - begin for kind, _, begin, end in events if kind in kinds)
+        for kinds in (("forward", "backward"), ("gather", "reduce"))
+    }
+    return [time / took for time in busy.values()]
+
+
+def foretold(arguments):
+    """Milliseconds of your list under the clock; without arguments,
+    those of a step that hides nothing."""
+    if arguments is None:
+        return 3 * DEPTH * (PACE + MESSAGE) * 1000
+    schedule = made(*arguments)
+    return simulate(schedule, SLOW).total if schedule else None
+
+
+class Skipping(Network):
+    """Rank 1 leaves block 3 out."""
+
+    def forward(self, x):
+        for index, block in enumerate(self.blocks):
+            if (dist.get_rank(), index) != (1, 3):
+                x = block(x)
+        return x
 
 
 # %% [markdown]
@@ -359,18 +445,10 @@ def events_picture(steps, title=""):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 run = slow_motion({"ZeRO-3, as in notebook 04": zero3})
-events_picture(run)
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-for name, (took, events) in run.items():
-    busy = {
-        kind: sum(end - begin for what, _, begin, end in events if what in kind)
-        for kind in (("forward", "backward"), ("gather", "reduce"))
-    }
-    compute, wire = busy.values()
-    print(
-        f"{name}: the arithmetic takes {compute / took:.0%} of the step, the wire {wire / took:.0%}"
-    )
+for name, step in run.items():
+    arithmetic, wire = shares(*step)
+    print(f"{name}: the arithmetic takes {arithmetic:.0%} of the step, the wire {wire:.0%}")
+measured_lanes(run) if run else None
 
 # %% [markdown]
 # The two rows never work at the same moment. For each of the eight blocks, the rank waits for three messages
@@ -386,9 +464,10 @@ for name, (took, events) in run.items():
 # | forward of one unit | 2 U T FLOPs | (n−1)/n · U · itemsize bytes, for a gather |
 # | backward of one unit | 4 U T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
-# **Predict.** You write three functions. `hides_from` returns the smallest T with which the forward of a unit
-# takes at least as long as the gather of the next one. `each_way` is the bandwidth of a rank in bytes per
-# second, in one direction. How does T grow with U?
+# **Predict.** How does the smallest T that hides the gather grow with U?
+#
+# **Build.** `hides_from` returns this T, with which the forward of a unit takes as long as the gather of the
+# next one. `each_way` is the bandwidth of a rank in bytes per second, in one direction.
 #
 # `fsdp_bytes` counts a whole step with K microbatches. By default, FSDP gathers twice and reduces once for
 # every microbatch. Three settings send less but keep more in memory:
@@ -397,14 +476,14 @@ for name, (took, events) in run.items():
 # |---|---|---|
 # | `None` | shards | gather, gather, reduce |
 # | `"gradients"` | whole gradients of this rank | gather, gather. Only the last one reduces |
-# | `"weights between"` | and whole weights, from a backward to the next forward | gather for backward, since forward has freed the weights. The first one also gathers for forward, so there are K + 1 gathers. The last one reduces |
-# | `"weights"` | and weights are not freed after forward either | nothing, except that the first one gathers once and the last one reduces |
+# | `"weights between"` | the same, and whole weights from a backward to the next forward | gather for backward, since forward has freed the weights. The first one also gathers for forward, so there are K + 1 gathers. The last one reduces |
+# | `"weights"` | the same, and weights are not freed after forward either | nothing, except that the first one gathers once and the last one reduces |
 #
 # With `reshard=False`, weights are not freed after forward. So in the first two rows, a microbatch gathers
 # once instead of twice, and the third row becomes the fourth.
 #
-# `unit_bytes` returns the bytes of a block, and of the root, which holds all the rest. Take the sizes from
-# `GPTConfig`, which has `layers`, `width`, `vocab_size`, `mlp_width` and so on.
+# `unit_bytes` returns the bytes of a block, and of the root, which holds all the rest. The stub makes a model
+# of one block, with shapes but without memory, so you only have to count.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -419,6 +498,7 @@ def fsdp_bytes(
     reshard: whether units are freed after forward, and gathered again for backward.
     keep: None, "gradients", "weights between" or "weights": see the table above.
     """
+    gathers = reductions = 0  # of all microbatches together
     ### BEGIN SOLUTION
     k = microbatches
     gathers = {
@@ -428,14 +508,14 @@ def fsdp_bytes(
         "weights": 1,
     }[keep]
     reductions = k if keep is None else 1
-    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
     ### END SOLUTION
+    return (n - 1) / n * params * (gathers * weights + reductions * gradients)
 
 
 def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> float:
-    """Tokens of a rank from which on a unit's forward takes as long as the gather of the next unit.
+    """The tokens of a rank with which a unit's forward takes as long as the gather of the next unit.
 
-    flops: a second, as the GPU reaches them. each_way: bytes that a rank sends in a second.
+    flops: the FLOPs per second that the GPU reaches. each_way: bytes a rank sends per second.
     """
     ### BEGIN SOLUTION
     return (n - 1) / n * itemsize / 2 * flops / each_way
@@ -445,9 +525,9 @@ def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> fl
 def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
     """Bytes of one block, and of the root: embeddings, last norm,
     and the head unless it is tied."""
-    ### BEGIN SOLUTION
     with torch.device("meta"):  # shapes without memory
         model = GPT(replace(config, layers=1))
+    ### BEGIN SOLUTION
     block = sum(param.numel() for param in model.blocks[0].parameters())
     root = sum(param.numel() for param in model.parameters()) - block
     return itemsize * block, itemsize * root
@@ -457,12 +537,11 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 # %% [markdown]
 # <details><summary>Hint: T</summary>Write the two times, (n−1)/n · U · itemsize / bandwidth and 2 U T /
 # flops, and set them equal. U is on both sides.</details>
-# <details><summary>Hint: the microbatches</summary>Count gathers and reductions separately, then multiply
-# each count by its bytes. With <code>keep="weights between"</code>, the first microbatch gathers for forward
-# and for backward, but each later one only for backward. That makes K + 1 gathers.</details>
-# <details><summary>Hint: the sizes</summary>Add up the matrices, biases and norms, or let PyTorch do it. With
-# <code>torch.device("meta")</code>, a <code>GPT(config)</code> has shapes but takes no memory, and
-# <code>numel()</code> counts.</details>
+# <details><summary>Hint: the microbatches</summary>The last column of the table is the count. In its first
+# two rows there are 2K gathers, or K with <code>reshard=False</code>.</details>
+# <details><summary>Hint: the sizes</summary><code>numel()</code> counts the elements of a parameter. The
+# block is <code>model.blocks[0]</code>, and the root has all parameters that the block doesn't have.
+# <code>model.parameters()</code> lists a tied head only once.</details>
 #
 # **Check.**
 
@@ -490,32 +569,16 @@ NVLINK, NETWORK = link("NVLink 4").each_way, link("InfiniBand NDR").each_way
 LINKS = {"8 GPUs, NVLink": (8, NVLINK), "64 GPUs, network": (64, NETWORK)}
 
 
-def crossing():
+def where_they_cross():
     block, root = unit_bytes(LLAMA)
     print(f"a block has {block / 1e6:.0f} MB, the root {root / 1e6:.0f} MB")
-    tokens = [2**k for k in range(8, 15)]
-    figure = picture(6.5, 2.8)
-    axes = figure.subplots()
-    forward = [1000 * block * each / SPEED for each in tokens]  # 2 FLOPs, and 2 bytes, a parameter
-    axes.plot(tokens, forward, color=FORWARD, label="forward")
-    for (name, (n, each_way)), style in zip(LINKS.items(), ("-", "-."), strict=True):
-        axes.axhline(
-            1000 * (n - 1) / n * block / each_way,
-            color=QUIET,
-            linestyle=style,
-            label=f"gather, {name}",
-        )
-        least = hides_from(n, SPEED, each_way)
-        axes.axvline(least, color=INK, linestyle=":", linewidth=1)
-        print(f"{name}: hidden from {least:,.0f} tokens a GPU on")
-    axes.set(xscale="log", yscale="log", xlabel="tokens a GPU", ylabel="milliseconds a block")
-    axes.set_xticks(tokens, [f"{each:,}" for each in tokens], fontsize=8)
-    axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=8)
-    return figure
+    least = {name: hides_from(n, SPEED, each_way) for name, (n, each_way) in LINKS.items()}
+    for name, tokens in least.items():
+        print(f"{name}: hidden from {tokens:,.0f} tokens a GPU on")
+    return crossing(block, SPEED, LINKS, least)
 
 
-said(crossing)
+said(where_they_cross)
 
 # %% [markdown]
 # T does not depend on U, so a larger model hides its messages neither better nor worse. Only the number of
@@ -524,47 +587,14 @@ said(crossing)
 # doubles, but the traffic also doubles if gradients travel in 16 bits, so T is the same. With float32
 # gradients, however, 6 bytes must hide behind 4 FLOPs, so T is 1.5 times as large.
 #
-# The next cell compares your bytes with PyTorch's FSDP. The model is the `Network` above with a small head,
-# in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The cell takes up
-# to half a minute.
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-KEEPS = (None, "gradients", "weights between", "weights")
-
-
-def accumulated(keep, microbatches=4):
-    """Two steps of fully_shard; the second comes after the last barrier."""
-    options = {"reshard_after_forward": False} if keep == "weights" else {}
-    model = sharded(Network(head=HEAD).to(device()), **options)
-    for _ in range(2):
-        dist.barrier()
-        for k in range(microbatches):
-            last = k == microbatches - 1
-            if keep:
-                model.set_requires_gradient_sync(last)
-            if keep and "weights" in keep:
-                model.set_reshard_after_backward(last)
-            model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
-        model.zero_grad()
-
-
-four = several(accumulated, {keep: (keep,) for keep in KEEPS}, aloud=True)
-print("units of traffic, K = 4          fully_shard   yours")
-for keep, (_, operations) in four.items():
-    unit_of_traffic = 3 / 4 * 4 * HEADED
-    yours = said(fsdp_bytes, HEADED, 4, 4, weights=4, gradients=4, keep=keep)
-    foretold = text_of(None if yours is None else yours / unit_of_traffic, ".2f")
-    print(f"keep={keep!s:25} {bytes_in(operations) / unit_of_traffic:13.2f} {foretold:>7}")
-
-# %% [markdown]
-# Backward begins with the root, so PyTorch keeps it whole after forward, and sends a few hundredths less.
-#
-# The traffic falls from 12 units to 2, and the values don't change. The price is memory, namely whole
-# gradients on each rank, and in the last two rows whole weights as well. So `keep="weights"` is stage 1 of
-# ZeRO, and FSDP is a family of strategies, in which a tensor you keep doesn't have to be sent again.
+# And the bytes? For K = 4 in float32, your `fsdp_bytes` falls from 12 units of traffic in the first row of
+# the table to 2 in the last. The values don't change. The price is memory, namely whole gradients on each
+# rank, and in the last two rows whole weights as well. So `keep="weights"` is stage 1 of ZeRO, and FSDP is a
+# family of strategies, in which a tensor you keep doesn't have to be sent again. (An optional part of §7
+# measures it.)
 #
 # **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
+
 
 # %% tags=["skip-in-grading"]
 for each_way in (900e9, 450e9):
@@ -574,17 +604,20 @@ for each_way in (900e9, 450e9):
 # The 900 count both directions, so `hides_from` returns only half of the tokens a GPU needs. With so few
 # tokens, half of each gather stays exposed.
 #
-# **In production.** Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to 512 A100s. They report more
-# than 173 and 186 TFLOP/s per GPU with one and two sequences, which is 55 and 60 % of the peak (§5.4). Llama
-# 3 405B has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each group has 131,072 tokens,
-# and each of its GPUs computes a part of the model for all of them (notebook 10). These are far more than
-# 7,912, which is your T for a large n on this network.
+# **In production.** Llama 3 405B has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each
+# group has 131,072 tokens, and each of its GPUs computes a part of the model for all of them (notebook 10).
+# This is far more than 7,912, which is your T for a large n on this network.
+#
+# <details><summary>Measured on 512 GPUs</summary>Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to
+# 512 A100s. With one and two sequences, they report more than 173 and 186 TFLOP/s per GPU, or 55 and 60 % of
+# the peak (§5.4).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
 # the A100's number, in both directions. Lecture 002 mixes both directions, one direction and bits in one
 # list, with 600 GB/s, 32 GB/s and 200 Gb/s. Each way, they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP
 # "gather the parameters of one layer only when we need to compute the output of that layer". Word for word,
 # that is the picture at the top of this section, in which nothing is hidden.</details>
+
 
 # %% [markdown]
 # ## 2 · The step as data
@@ -620,15 +653,15 @@ lanes(as_in_04, SLOW, "nothing ahead")
 # %% [markdown]
 # **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
 # How long is the step, and how many units are whole at the same time, at most, (a) if nothing is gathered
-# ahead, (b) if one unit is, (c) if two are, (d) if all of them are? In (b), (c) and (d), the last unit also
-# stays whole between forward and backward. Write down four times and four numbers.
+# ahead, (b) if one unit is, (c) if all of them are? In (b) and (c), the last unit also stays whole between
+# forward and backward. Write down three times and three numbers.
 #
-# **Build.** Write the generator by these rules:
+# **Build.** Write the two loops of the generator by these rules. The stub has `gather`, which leaves out
+# units that are whole already, and `free`.
 #
 # - Forward goes from unit 0 up, and backward comes down again. A unit is gathered before it computes.
 # - With prefetch p, the p next units are also gathered before a unit computes, but after the unit itself, and
-#   the nearest first. In forward these are the units above it, and in backward the units below it. Never
-#   gather a unit that is whole already.
+#   the nearest first. In forward these are the units above it, and in backward the units below it.
 # - After its forward, a unit is freed if `reshard`. With `keep_last`, the last unit is an exception, because
 #   backward begins with it. After its backward, every unit is freed.
 # - After its backward, a unit's gradients are reduced. In backward, the gather of unit i−1 comes before the
@@ -649,11 +682,11 @@ def fsdp_schedule(
     are numbered in the order of forward. If `reshard`, at most 1 + forward_prefetch units are whole
     at once in forward, and 1 + backward_prefetch in backward.
     """
-    ### BEGIN SOLUTION
     actions: list[tuple[str, int]] = []
     whole: set[int] = set()
 
     def gather(ahead):
+        """Gather the units of a range, except those that are whole and those that don't exist."""
         for unit in ahead:
             if unit in range(units) and unit not in whole:
                 whole.add(unit)
@@ -663,6 +696,7 @@ def fsdp_schedule(
         whole.discard(unit)
         actions.append(("free", unit))
 
+    ### BEGIN SOLUTION
     for unit in range(units):
         gather(range(unit, unit + forward_prefetch + 1))
         actions.append(("forward", unit))
@@ -673,17 +707,16 @@ def fsdp_schedule(
         actions.append(("backward", unit))
         free(unit)
         actions.append(("reduce", unit))
-    return actions
     ### END SOLUTION
+    return actions
 
 
 # %% [markdown]
-# <details><summary>Hint: the state</summary>Keep the set of units that are whole. Then one helper serves both
-# forward and backward. It gathers the units of a <code>range</code> that are neither whole nor out of
-# bounds.</details>
-# <details><summary>Hint: the order in backward</summary>For each unit, from the last to the first, gather it
-# and the units ahead, then do backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of
-# i, its gather automatically comes before the reduce of i.</details>
+# <details><summary>Hint: forward</summary>For unit i, call <code>gather(range(i, i + forward_prefetch +
+# 1))</code>. The range begins with the unit itself, and may end above the last one.</details>
+# <details><summary>Hint: backward</summary>For each unit, from the last to the first, gather it and the units
+# ahead, then do backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its gather
+# automatically comes before the reduce of i.</details>
 #
 # **Check.** The check simulates your list for several durations and compares it with the best list.
 
@@ -728,8 +761,9 @@ lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
 # for each of seven units, because a gather takes 21 ms and a block only 20. That is the T of §1, so more
 # tokens would hide it.
 #
-# The next cell has sliders. If you choose a model, tokens and a link, it takes its durations from §1. Look
-# for the numbers of tokens at which the sentence above the picture changes.
+# **Optional.** The next cell has sliders. If you choose a model, tokens and a link, it takes its durations
+# from §1. Look for the numbers of tokens at which the sentence above the picture changes.
+
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.fsdp_explorer import fsdp_explorer
@@ -743,16 +777,6 @@ fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 
 
 # %% tags=["skip-in-grading"]
-def gather_behind_reduce(schedule):
-    """The same actions; in backward the gather of unit i - 1 comes after the reduce of unit i."""
-    actions = list(schedule)
-    for unit in reversed(range(DEPTH - 1)):
-        last = max(place for place, action in enumerate(actions) if action == ("gather", unit))
-        actions.pop(last)
-        actions.insert(actions.index(("reduce", unit + 1)) + 1, ("gather", unit))
-    return actions
-
-
 if one_ahead:
     late = gather_behind_reduce(one_ahead)
     for name, schedule in (("gather first", one_ahead), ("reduce first", late)):
@@ -766,12 +790,14 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
 # (figure 6b).
 #
-# **In production.** The paper's FSDP also limits the gathers in flight to two, because otherwise units arrive
-# before the allocator can reuse the memory of freed ones. The limit made T5-11B up to 5 times as fast, changed
-# nothing on another model, and made a third 5 % slower (§3.4.2, §5.3).
+# <details><summary>How many gathers are in flight</summary>The paper's FSDP also limits the gathers in flight
+# to two, because otherwise units arrive before the allocator can reuse the memory of freed ones. The limit
+# made T5-11B up to 5 times as fast, changed nothing on another model, and made a third 5 % slower (§3.4.2,
+# §5.3).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
 # computing layer i". In backward it is layer i − 1.</details>
+
 
 # %% [markdown]
 # ## 3 · Make it real: prefetch
@@ -780,7 +806,7 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # |---|---|
 # | you will write | `PrefetchedModule(module, forward_prefetch, backward_prefetch, reshard_after_forward)` |
 # | builds on | §2; notebook 04 §5 |
-# | time | 55 minutes |
+# | time | 50 minutes |
 # | difficulty, importance | 5 and 4 of 5 |
 # | points | 16 |
 #
@@ -810,25 +836,23 @@ lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
 # and the one backward is filling.</details>
 #
 # **Build.** Read the class from top to bottom first. The hooks call `enter` and `leave` around each block's
-# forward, and `before(i)` when the gradient of block i's output is here. You write `use`, `leave`, `before`,
-# `send` and `end`. The check asks this of them:
+# forward, and `before(i)` when the gradient of block i's output is here. You write `use`, `before` and
+# `send`. The check asks this of the class:
 #
 # - Units up to i + `forward_prefetch` are asked for *before* block i computes in forward. In backward, units
 #   down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before the
 #   gradients of block i leave.
-# - With `reshard_after_forward`, a block is freed after its forward. You may keep the last block, because its
-#   backward comes next. At most 1 + `forward_prefetch` blocks are whole when a block computes in forward, and
-#   at most 1 + `backward_prefetch` in backward. After a backward no unit is whole, nor after a forward under
+# - At most 1 + `forward_prefetch` blocks are whole when a block computes in forward, and at most 1 +
+#   `backward_prefetch` in backward. After a backward no unit is whole, nor after a forward under
 #   `torch.no_grad()`.
 # - A rank waits for a reduce-scatter when the next one is to begin, and for the last one at the end of
 #   backward. Every handle is waited for. The root is reduced when all of its gradients are ready.
-# - All ranks gather in the same order, so the order must not depend on the data of a rank. You may assume
+# - All ranks gather in the same order, so the order must not depend on the data of a rank. You can assume
 #   that all ranks run all blocks in the order of the list, and that a gradient is missing on all ranks or on
 #   none.
 #
-# You are free to write the class in your own way, as long as `parameters()` gives the shards of all units. A
-# block may be listed twice, a block may raise an error in forward, and two forwards may come before one
-# backward. The lines that are given take care of all three.
+# A block might be listed twice, a block might raise an error in forward, and two forwards might come before
+# one backward. The lines that are given take care of all three.
 
 
 # %%
@@ -845,27 +869,19 @@ def after_backward(function):
 class PrefetchedModule(nn.Module):
     """`module` with its parameters sharded over `group`; units are gathered before they are needed.
 
-    Sends, for a step, a reduction and two gathers of each block, but one gather of the last,
-    which is kept after forward; one gather of each with reshard_after_forward=False. At most
-    1 + prefetch blocks are whole.
+    Sends, for a step, a reduction and two gathers of each block, but only one gather of the last.
+    With reshard_after_forward=False, one gather of each.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        *,
-        forward_prefetch: int = 1,
-        backward_prefetch: int = 1,
-        reshard_after_forward: bool = True,
-        group: Group = None,
-    ):
+        self, module: nn.Module, *, forward_prefetch: int = 1, backward_prefetch: int = 1,
+        reshard_after_forward: bool = True, group: Group = None,
+    ):  # fmt: skip
         super().__init__()
         self.module, self.reshard = module, reshard_after_forward
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
         self.blocks, self.root = units_of(module, group)  # self.blocks[i]: the units of block i
-        self.units = list(
-            dict.fromkeys(unit for units in (*self.blocks, self.root) for unit in units)
-        )
+        self.units = list(dict.fromkeys(itertools.chain(*self.blocks, self.root)))
         self.finish = lambda: None  # the function of the last unit.reduce()
         for block in dict.fromkeys(module.blocks):  # each once, if one is listed twice
             block.register_forward_pre_hook(lambda *_: self.enter())
@@ -907,26 +923,24 @@ class PrefetchedModule(nn.Module):
         for k in range(i, i + direction * (prefetch + 1), direction):
             for unit in self.blocks[k] if 0 <= k < len(self.blocks) else ():
                 unit.start()
+        ### END SOLUTION
         for unit in self.blocks[i]:
             unit.wait()
-        ### END SOLUTION
 
     def leave(self, output):
         """The forward of block self.i is over: free it, or keep it. If a backward will come,
         let `self.before(i)` be called when the gradient of this output is here."""
-        ### BEGIN SOLUTION
-        i = self.i
+        i = self.i  # a name of its own, because self.i goes on before the hook is called
         kept = not self.reshard or i == len(self.blocks) - 1
         if not (kept and output.requires_grad):
             for unit in self.blocks[i]:
                 unit.free()
         if output.requires_grad:
             output.register_hook(lambda gradient: self.before(i))
-        ### END SOLUTION
 
     def before(self, i):
         """The backward of block i comes next. So all gradients of the block above are here, and
-        its units, self.current, can leave. Afterwards self.current is the units of block i."""
+        its units, self.current, can leave. At the end, set self.current to the units of block i."""
         ### BEGIN SOLUTION
         self.send(self.current)
         self.use(i, -1, self.backward_prefetch)
@@ -945,11 +959,9 @@ class PrefetchedModule(nn.Module):
 
     def end(self):
         """Backward is over, so all gradients are here, also those of the root."""
-        ### BEGIN SOLUTION
         self.send(self.current)
         self.send(self.root)
         self.finish()
-        ### END SOLUTION
         self.forget()
 
     def forget(self):
@@ -971,10 +983,6 @@ class PrefetchedModule(nn.Module):
 # <details><summary>Hint: ahead</summary>Call <code>start()</code> for the blocks i to i + prefetch in forward,
 # or i to i − prefetch in backward, and then <code>wait()</code> for i. Skip the places below 0 and above the
 # last block.</details>
-# <details><summary>Hint: the hook of an output</summary>Backward calls the hook long after forward is over, and
-# then <code>self.i</code> is the last block. So keep the number in <code>leave</code>, as in <code>i =
-# self.i</code>, and let the hook use that one. An output takes a hook only if it
-# <code>requires_grad</code>.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
 # returned. Call it before the next <code>reduce()</code>, and after backward.</details>
 #
@@ -1002,15 +1010,6 @@ REAL = {  # name: (class, arguments of the schedule)
 }
 
 
-def foretold(arguments):
-    """Milliseconds of your list under the clock; without arguments,
-    those of a step that hides nothing."""
-    if arguments is None:
-        return 3 * DEPTH * (PACE + MESSAGE) * 1000
-    schedule = made(*arguments)
-    return simulate(schedule, SLOW).total if schedule else None
-
-
 measured = slow_motion({name: make for name, (make, _) in REAL.items()})
 whole = measured["ZeRO-3 (04), every message waited for"][0] if measured else 1
 for name, (took, _) in measured.items():
@@ -1020,7 +1019,7 @@ for name, (took, _) in measured.items():
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 shown = [name for name in measured if "waited" in name or "one ahead" in name]
-events_picture({name: measured[name] for name in shown}) if shown else None
+measured_lanes({name: measured[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
@@ -1028,20 +1027,6 @@ events_picture({name: measured[name] for name in shown}) if shown else None
 # simulated ones, because of copies, hooks, and a busy machine. With nothing ahead, your module is as slow as
 # notebook 04's, so the whole gain comes from the order.
 #
-# And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
-# little can overlap. The ratios of the next cell change from run to run:
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-AS_IT_IS = {
-    "nothing ahead": ahead(0, 0),
-    "one ahead": ahead(1, 1),
-    "not resharded": ahead(1, 1, False),
-}
-plain = slow_motion(AS_IT_IS, pace=0, bandwidth=math.inf, steps=20)
-for name, (took, _) in plain.items():
-    print(f"{name:15} {took / plain['nothing ahead'][0]:4.0%} of the time with nothing ahead")
-
-# %% [markdown]
 # **Break it**, in three ways. What do you expect of each?
 #
 # 1. All units are gathered ahead. How many blocks are whole at the same time on a rank, at most?
@@ -1050,44 +1035,12 @@ for name, (took, _) in plain.items():
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-class Skipping(Network):
-    """Rank 1 leaves block 3 out."""
-
-    def forward(self, x):
-        for index, block in enumerate(self.blocks):
-            if (dist.get_rank(), index) != (1, 3):
-                x = block(x)
-        return x
-
-
-def a_step(network, **options):
-    model = PrefetchedModule(network, **options)
-    model(torch.randn(2, WIDTH)).square().mean().backward()
-
-
 def skips():
     a_step(Skipping())
 
 
 def disagrees():
     a_step(Network(), reshard_after_forward=dist.get_rank() == 0)
-
-
-def whole_at_once(prefetch):
-    """The most blocks that are whole at once, in a step of this rank."""
-    network = Network().to(device())
-    model = PrefetchedModule(network, forward_prefetch=prefetch, backward_prefetch=prefetch)
-    counts = []
-
-    def look(block, *_):
-        counts.append(
-            sum(each.up.weight.untyped_storage().nbytes() > 0 for each in model.module.blocks)
-        )
-
-    for block in model.module.blocks:
-        block.register_forward_pre_hook(look)  # after your own, which gathers
-    model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
-    return max(counts)
 
 
 for prefetch in (1, DEPTH):
@@ -1125,7 +1078,7 @@ for body in (skips, disagrees):
 # |---|---|
 # | you will write | `all_gather_cast(output, shard)` and `reduce_scatter_mean(output, grads, reduce_dtype)` |
 # | builds on | §1; notebook 02 §2, §3 |
-# | time | 20 minutes |
+# | time | 20 minutes; the *optional* end takes 10 |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 8 |
 #
@@ -1149,9 +1102,121 @@ for count in range(1, 513):
         print(f"the sum of {count} ones in bfloat16: {total.item():.0f}")
 
 # %% [markdown]
-# A ring adds the gradients of N ranks one after the other, just like this loop. The next cell adds
-# gradients that are normally distributed around 1, in three ways. The error is the norm of the sum's error
-# over the norm of the sum.
+# A ring adds the gradients of N ranks one after the other, just like this loop. If 512 ranks have gradients
+# around 1, the sum of a ring is off by 2 % in bfloat16, but only by 0.01 % if the ring adds them in float32.
+# (The optional end of this section measures both.)
+#
+# **Predict.** How many bytes does a parameter cost on the wire in a step of one microbatch, in units of
+# (N−1)/N, if all is in float32? If weights are in bfloat16 and gradients in float32? If all is in bfloat16?
+#
+# <details><summary>Answer</summary>It costs 12 bytes, 2 + 2 + 4 = 8, and 6. <code>fsdp_bytes</code> says so
+# as well.</details>
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "two_precisions", "solution": true}
+def all_gather_cast(output: torch.Tensor, shard: torch.Tensor, group: Group = None) -> None:
+    """Write all ranks' shards into `output`. They travel in the dtype of `output`.
+
+    shard: s elements in float32, the same size on every rank. It is left alone. output: N s
+    elements of any floating dtype; it is overwritten. Sends (N-1) s elements of output's dtype,
+    in one all-gather.
+    """
+    ### BEGIN SOLUTION
+    dist.all_gather_into_tensor(
+        output.view(-1), shard.detach().to(output.dtype).view(-1), group=group
+    )
+    ### END SOLUTION
+
+
+def reduce_scatter_mean(
+    output: torch.Tensor,
+    grads: torch.Tensor,
+    reduce_dtype: torch.dtype = torch.float32,
+    group: Group = None,
+) -> None:
+    """Write this rank's part of the mean of all ranks' `grads` into `output`.
+
+    grads: N s elements of any floating dtype. They are left alone. output: s elements in float32;
+    TypeError if it has 16 bits, since the mean would be rounded again. Gradients travel and are
+    added in `reduce_dtype`. Sends (N-1) s elements of this dtype, in one reduce-scatter.
+    """
+    if output.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"output is {output.dtype}: the mean goes to the optimizer, in torch.float32"
+        )
+    total = torch.empty(output.shape, dtype=reduce_dtype, device=output.device)
+    ### BEGIN SOLUTION
+    dist.reduce_scatter_tensor(
+        total.view(-1), grads.detach().to(reduce_dtype).view(-1), group=group
+    )
+    output.copy_(total).div_(dist.get_world_size(group))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: one cast each</summary><code>shard.to(output.dtype)</code> makes a new tensor, so
+# the master keeps its low bits. For gradients, cast, reduce-scatter into a tensor of
+# <code>reduce_dtype</code>, and then copy into <code>output</code>.</details>
+# <details><summary>Hint: when to divide</summary>Divide last, in the dtype of <code>output</code>. A division
+# of 16-bit numbers before the sum rounds once more, and in float16 it lets small gradients vanish.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "two_precisions_check", "points": 8}
+report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean)
+### BEGIN HIDDEN TESTS
+report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** The cell runs your two functions on four ranks, as a step would call them, and prints the error
+# of the mean against float64. The bytes are again in units of (N−1)/N.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+for reduce_dtype in (torch.float32, torch.bfloat16):
+    run = try_it(one_exchange, reduce_dtype)
+    if run:
+        operations = run.ledger.operations(0)
+        kinds = ", ".join(f"{each.op} in {each.dtype}" for each in operations)
+        print(
+            f"{bytes_in(operations) / 3000:.0f} bytes a parameter ({kinds}), error {max(run):.1e}"
+        )
+
+# %% [markdown]
+# (Four numbers of 8 significant bits and of like size add up without an error in the 24 bits of a
+# float32.)
+#
+# **Break it.** Why does the optimizer need a master in float32? Keep a weight in bfloat16 instead, and take a
+# hundred steps of 1e-4 from 1.
+
+# %% tags=["skip-in-grading"]
+for dtype in (torch.float32, torch.bfloat16):
+    weight = torch.ones((), dtype=dtype)
+    for _ in range(100):
+        weight -= 1e-4
+    print(f"{dtype}: {weight.item():.4f}")
+
+# %% [markdown]
+# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, so each step is rounded back (notebook 09).
+#
+# **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
+# pair of functions. Without `reduce_dtype`, the reduction takes place in `param_dtype`.
+#
+# <details><summary>In the lectures</summary>Lecture 001 uses <code>MixedPrecision(param_dtype=torch.float16,
+# reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> without a loss scaler. But with float16,
+# small gradients become zero, so use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code>
+# belongs to FSDP1. FSDP2's <code>MixedPrecisionPolicy</code> takes <code>output_dtype</code> and
+# <code>cast_forward_inputs</code> instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1,
+# which takes a <code>MixedPrecision</code> object there.</details>
+#
+# ### Optional: sums in 16 bits, and PyTorch's policy
+#
+# The next cell adds gradients that are normally distributed around 1, in three ways. The error is the norm of
+# the sum's error over the norm of the sum.
 
 
 # %% tags=["skip-in-grading"]
@@ -1198,120 +1263,8 @@ figure
 # size, but you don't choose the algorithm the library takes. In float32, only the rounding of each single
 # gradient is left, and that averages out.
 #
-# **Predict.** How many bytes does a parameter cost on the wire in a step of one microbatch, in units of
-# (N−1)/N, if all is in float32? If weights are in bfloat16 and gradients in float32? If all is in bfloat16?
-#
-# <details><summary>Answer</summary>It costs 12 bytes, 2 + 2 + 4 = 8, and 6. <code>fsdp_bytes</code> says so
-# as well.</details>
-#
-# **Build.**
-
-
-# %% nbgrader={"grade_id": "two_precisions", "solution": true}
-def all_gather_cast(output: torch.Tensor, shard: torch.Tensor, group: Group = None) -> None:
-    """Write all ranks' shards into `output`. They travel in the dtype of `output`.
-
-    shard: s elements in float32, the same size on every rank. It is left alone. output: N s
-    elements of any floating dtype; it is overwritten. Sends (N-1) s elements of output's dtype,
-    in one all-gather.
-    """
-    ### BEGIN SOLUTION
-    dist.all_gather_into_tensor(
-        output.view(-1), shard.detach().to(output.dtype).view(-1), group=group
-    )
-    ### END SOLUTION
-
-
-def reduce_scatter_mean(
-    output: torch.Tensor,
-    grads: torch.Tensor,
-    reduce_dtype: torch.dtype = torch.float32,
-    group: Group = None,
-) -> None:
-    """Write this rank's part of the mean of all ranks' `grads` into `output`.
-
-    grads: N s elements of any floating dtype. They are left alone. output: s elements in float32;
-    TypeError if it has 16 bits, since the mean would be rounded again. Gradients travel and are
-    added in `reduce_dtype`. Sends (N-1) s elements of this dtype, in one reduce-scatter.
-    """
-    ### BEGIN SOLUTION
-    if output.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"output is {output.dtype}: the mean goes to the optimizer, in torch.float32"
-        )
-    total = torch.empty(output.shape, dtype=reduce_dtype, device=output.device)
-    dist.reduce_scatter_tensor(
-        total.view(-1), grads.detach().to(reduce_dtype).view(-1), group=group
-    )
-    output.copy_(total).div_(dist.get_world_size(group))
-    ### END SOLUTION
-
-
-# %% [markdown]
-# <details><summary>Hint: one cast each</summary><code>shard.to(output.dtype)</code> makes a new tensor, so
-# the master keeps its low bits. For gradients, cast, reduce-scatter into a tensor of
-# <code>reduce_dtype</code>, and then copy into <code>output</code>.</details>
-# <details><summary>Hint: when to divide</summary>Divide last, in the dtype of <code>output</code>. A division
-# of 16-bit numbers before the sum rounds once more, and in float16 it lets small gradients vanish.</details>
-#
-# **Check.**
-
-# %% nbgrader={"grade_id": "two_precisions_check", "points": 8}
-report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean)
-### BEGIN HIDDEN TESTS
-report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean, cases="hidden")
-### END HIDDEN TESTS
-report.points(8)
-
-# %% [markdown]
-# **Measure.** The cell runs your two functions on four ranks, as a step would call them, and prints the error
-# of the mean against float64. The bytes are again in units of (N−1)/N.
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def one_exchange(reduce_dtype, size=1000):
-    """The relative error of this rank's mean. Bytes and dtypes are in the ledger."""
-    n, rank = dist.get_world_size(), dist.get_rank()
-    gradients = 1 + torch.randn(n, n * size, generator=torch.Generator().manual_seed(0))
-    gradients = gradients.bfloat16().to(device())  # all ranks' gradients
-    exact = gradients.double().mean(0)[rank * size :][:size]
-    weights = torch.empty(n * size, dtype=torch.bfloat16, device=device())
-    master, mean = torch.ones(2, size, device=device())
-    for _ in range(2):  # for forward and for backward
-        all_gather_cast(weights, master)
-    reduce_scatter_mean(mean, gradients[rank], reduce_dtype)
-    return float((mean - exact).norm() / exact.norm())
-
-
-for reduce_dtype in (torch.float32, torch.bfloat16):
-    run = try_it(one_exchange, reduce_dtype)
-    if run:
-        operations = run.ledger.operations(0)
-        kinds = ", ".join(f"{each.op} in {each.dtype}" for each in operations)
-        print(
-            f"{bytes_in(operations) / 3000:.0f} bytes a parameter ({kinds}), error {max(run):.1e}"
-        )
-
-# %% [markdown]
-# (Four numbers of 8 significant bits and of like size add up without an error in the 24 bits of a
-# float32.)
-#
-# **Break it.** Why does the optimizer need a master in float32? Keep a weight in bfloat16 instead, and take a
-# hundred steps of 1e-4 from 1.
-
-# %% tags=["skip-in-grading"]
-for dtype in (torch.float32, torch.bfloat16):
-    weight = torch.ones((), dtype=dtype)
-    for _ in range(100):
-        weight -= 1e-4
-    print(f"{dtype}: {weight.item():.4f}")
-
-# %% [markdown]
-# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, so each step is rounded back (notebook 09).
-#
-# **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
-# pair of functions. Without `reduce_dtype`, the reduction takes place in `param_dtype`. The ledger shows
-# both, and also a step without a policy:
+# The next cell runs a step of `fully_shard` with two policies and without one. What do the ranks send, and
+# what do they keep?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1337,21 +1290,13 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
     print(f"{'':20} between steps: shards {ranks[0][0]}, gradients {ranks[0][1]}")
 
 # %% [markdown]
-# <details><summary>In the lectures</summary>Lecture 001 uses <code>MixedPrecision(param_dtype=torch.float16,
-# reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> without a loss scaler. But with float16,
-# small gradients become zero, so use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code>
-# belongs to FSDP1. FSDP2's <code>MixedPrecisionPolicy</code> takes <code>output_dtype</code> and
-# <code>cast_forward_inputs</code> instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1,
-# which takes a <code>MixedPrecision</code> object there.</details>
-
-# %% [markdown]
 # ## 5 · Islands: hybrid sharding *(optional)*
 #
 # | | |
 # |---|---|
 # | you will write | `hybrid_groups(world_size, shard)` and `hybrid_reduce(output, grads, shard_group, replica_group)` |
 # | builds on | notebook 02 §2, §4; notebook 04 §1 |
-# | time | 25 minutes |
+# | time | 40 minutes |
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 8 |
 #
@@ -1503,8 +1448,12 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
+# With islands of 2, more leaves the node, namely 1.5 P. Half a gradient is all-reduced between four replicas,
+# and each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as the node.
+#
 # **Break it.** Let neighbours be replicas, so that the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
 # another. All values stay right. But how much leaves node 0 now?
+
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 interleaved = ([[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]])
@@ -1565,7 +1514,7 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # |---|---|
 # | you will write | `clip_grad_norm_(shards, max_norm, group=None, replica_group=None)` |
 # | builds on | notebook 02 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
@@ -1596,27 +1545,28 @@ def clip_grad_norm_(
     the norm before scaling, the same on all ranks.
     One all-reduce of 4 bytes.
     """
-    ### BEGIN SOLUTION
     shards = list(shards)
     gradients = [shard.grad for shard in shards if shard.grad is not None]
     squares = torch.zeros((), device=shards[0].device)
+    ### BEGIN SOLUTION
     for gradient in gradients:
         squares += gradient.float().square().sum()
     dist.all_reduce(squares, group=group)
     norm = float(squares.sqrt())
+    ### END SOLUTION
     if norm > max_norm:
         for gradient in gradients:
             gradient.mul_(max_norm / norm)
     return norm
-    ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Add the squares of all elements on the rank, in float32, then all-reduce
-# that one number and take the root. A rank without gradients takes part as well. The ranks of
-# <code>replica_group</code> need no message.</details>
+# <details><summary>Hint</summary>Add the squares of all elements on the rank to <code>squares</code>, in
+# float32, then all-reduce that one number and take the root. A rank without gradients takes part as well. The
+# ranks of <code>replica_group</code> need no message.</details>
 #
 # **Check.**
+
 
 # %% nbgrader={"grade_id": "clip_grad_norm_check", "points": 4}
 report = check("05_fsdp/clip_grad_norm", clip_grad_norm_)
@@ -1632,38 +1582,17 @@ report.points(4)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def norms():
-    """(norm of this rank's shards, yours, PyTorch's, norm after yours)."""
-    model = sharded(Network(head=HEAD).to(device()))
-    torch.manual_seed(dist.get_rank())
-    model(torch.randn(4, WIDTH, device=device())).square().mean().backward()
-    shards = []
-    for param in model.parameters():
-        shards.append(nn.Parameter(param.to_local().detach()))
-        shards[-1].grad = param.grad.to_local().clone()
-    own = math.sqrt(sum(float(shard.grad.square().sum()) for shard in shards))
-    dist.barrier()
-    yours = clip_grad_norm_(shards, 0.5)
-    dist.barrier()
-    theirs = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor().item()
-    return own, yours, theirs, clip_grad_norm_(shards, 0.5)
-
-
 run = try_it(norms)
 if run:
-    own = [rank[0] for rank in run]
+    own, (_, yours, theirs, after) = [rank[0] for rank in run], run[0]
     print("norms of the ranks' own shards:", ", ".join(f"{norm:.3f}" for norm in own))
     print("each by itself would scale by: ", ", ".join(f"{0.5 / norm:.3f}" for norm in own))
-    print(f"root of the sum of squares: {math.sqrt(sum(norm**2 for norm in own)):.3f}", end="; ")
-    print(
-        f"yours {run[0][1]:.3f}, PyTorch's {run[0][2]:.3f}, after clipping to 0.5: {run[0][3]:.3f}"
-    )
-    print(f"all ranks should scale by {0.5 / run[0][1]:.3f}")
-    operations = run.ledger.operations(0)
-    starts = [k for k, each in enumerate(operations) if each.op == "barrier"][-2:]
-    yours, theirs = operations[starts[0] + 1 : starts[1]], operations[starts[1] + 1 : -1]
-    for name, messages in (("yours", yours), ("PyTorch's", theirs)):
-        print(f"{name}: all-reduces of", ", ".join(f"{each.nbytes} bytes" for each in messages))
+    print(f"all ranks should scale by {0.5 / yours:.3f}")
+    root = math.sqrt(sum(norm**2 for norm in own))
+    print(f"root of the sum of squares: {root:.3f}; yours {yours:.3f}, PyTorch's {theirs:.3f}")
+    print(f"after clipping to 0.5: {after:.3f}")
+    for name, sizes in sent_for_norms(run).items():
+        print(f"{name}: all-reduces of", ", ".join(f"{size} bytes" for size in sizes))
 
 # %% [markdown]
 # There would be four factors for four shards of *one* weight, each about twice as large as it should be. So
@@ -1679,7 +1608,7 @@ if run:
 # |---|---|
 # | you will write | nothing |
 # | builds on | §2 for the first part, all of it for the others |
-# | time | 10 minutes; the other parts take 40 minutes and are *optional* |
+# | time | 5 minutes; the other parts take 40 minutes and are *optional* |
 #
 # ### The list inside `fully_shard`
 #
@@ -1726,61 +1655,67 @@ OPTIONS = {
     "set_modules_to_forward_prefetch, one": forward_ahead,
     "set_modules_to_backward_prefetch, two": backward_two_ahead,
 }
-
-
-def orders(makes):
-    """By name: the actions of a step of each model, in the order in which the rank issued them."""
-    events, actions = [], {}
-    record_messages(events)
-    for name, make in makes.items():
-        model = make(Network(events=events))
-        for _ in range(2):
-            events.clear()
-            model(torch.randn(2, WIDTH)).square().mean().backward()
-        actions[name] = [(kind, unit) for kind, unit, *_ in events]
-    return actions
-
-
-def arguments_for(order):
-    """The arguments of fsdp_schedule that give this order."""
-    for forward, backward, reshard, last in itertools.product(
-        (0, 1), (0, 1, 2), (True, False), (False, True)
-    ):
-        schedule = planned(forward, backward, reshard, last)
-        if schedule is None:
-            return "?"
-        if [action for action in schedule if action[0] != "free"] == order:
-            prefetches = f"forward_prefetch={forward}, backward_prefetch={backward}"
-            return f"{prefetches}, reshard={reshard}, keep_last={last}"
-    return "no arguments of yours"
-
-
 # on the CPU, because its groups let their methods be replaced
 run = try_it(orders, OPTIONS, world_size=2, backend="gloo")
 for name, order in run[0].items() if run else ():
     if name == "as it comes":
-        backward = order.index(("forward", DEPTH - 1)) + 1
-        print(
-            "backward begins:",
-            ", ".join(f"{kind} {unit}" for kind, unit in order[backward:][:7]),
-            "...",
-        )
+        print(f"backward begins: {beginning_of_backward(order)} ...")
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
 # A right generator has all five orders. (If a line finds no arguments, look whether your list gathers the
-# unit that computes next before the units ahead of it.) In the first two lines, forward gathers nothing
-# ahead, backward one, and unit 7 is gathered *again* right after its forward.
+# unit that computes next before the units ahead of it.) As it comes, forward gathers nothing ahead and
+# backward one, and unit 7 is gathered *again* right after its forward.
 #
-# - On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
-#   `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
-# - torchtitan's default does not reshard the last unit (there the last norm and the head), or, with
-#   pipelining, any unit. Llama 3 405B did not reshard after forward at all (§3.3.2).
+# On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
+# `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
+#
+# <details><summary>What torchtitan and Llama 3 reshard</summary>torchtitan's default does not reshard the
+# last unit (there the last norm and the head), or, with pipelining, any unit. Llama 3 405B did not reshard
+# after forward at all (§3.3.2).</details>
 #
 # <details><summary>Two experimental methods of PyTorch
 # 2.13</summary><code>set_separate_reduce_scatter_group</code> gives reductions a second wire, and
 # <code>set_reduce_scatter_max_input_buffers</code> lets more than one reduction be in flight (default
 # 1).</details>
+#
+# ### Optional: the bytes of K microbatches
+#
+# The next cell compares your `fsdp_bytes` (§1) with PyTorch's FSDP. The model is the `Network` above with a
+# small head, in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The
+# cell takes up to half a minute.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+KEEPS = (None, "gradients", "weights between", "weights")
+
+
+def accumulated(keep, microbatches=4):
+    """Two steps of fully_shard; the second comes after the last barrier."""
+    options = {"reshard_after_forward": False} if keep == "weights" else {}
+    model = sharded(Network(head=HEAD).to(device()), **options)
+    for _ in range(2):
+        dist.barrier()
+        for k in range(microbatches):
+            last = k == microbatches - 1
+            if keep:
+                model.set_requires_gradient_sync(last)
+            if keep and "weights" in keep:
+                model.set_reshard_after_backward(last)
+            model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
+        model.zero_grad()
+
+
+four = several(accumulated, {keep: (keep,) for keep in KEEPS}, aloud=True)
+print("units of traffic, K = 4          fully_shard   yours")
+for keep, (_, operations) in four.items():
+    unit_of_traffic = 3 / 4 * 4 * HEADED
+    yours = said(fsdp_bytes, HEADED, 4, 4, weights=4, gradients=4, keep=keep)
+    computed = text_of(None if yours is None else yours / unit_of_traffic, ".2f")
+    print(f"keep={keep!s:25} {bytes_in(operations) / unit_of_traffic:13.2f} {computed:>7}")
+
+# %% [markdown]
+# Backward begins with the root, so PyTorch keeps it whole after forward, and sends a few hundredths less.
 #
 # ### Optional: each option, and a difference that you can see
 #
@@ -1896,7 +1831,7 @@ for name, (ranks, operations) in visible.items():
 # - *Units.* A *wrap policy* decides which modules are units. Smaller units hold less at the same time but
 #   send more messages. If the model is one unit, it sends each weight once for both passes, because it is the
 #   root, but it holds all weights. A transformer's block is the usual unit, since it is used as a whole and
-#   is large enough for the wire. A policy by size instead cuts without regard to how modules are used.
+#   is large enough for the wire.
 # - *Resharding.* `reshard_after_forward=False` saves one unit of traffic but holds all weights. Between
 #   steps, weights are still sharded, which is the difference from ZeRO-2 (notebook 04).
 # - *Precision.* Of 12 bytes per parameter 8 remain (§4), here 1.99 of 2.99 units. Gathered weights take half
@@ -2120,8 +2055,8 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # optimizer.zero_grad()
 # ```
 #
-# The course runs the first two. DeepSpeed and Accelerate are not in its environment, so their lines follow their
-# documentation. Lecture 002 shows the third.</details>
+# The course runs the first two. DeepSpeed and Accelerate are not in its environment, so their lines follow
+# their documentation. Lecture 002 shows the third.</details>
 #
 # <details><summary>In the lectures</summary>Here is Lecture 001's table "When to use what", judged again.
 # <i>Single GPU, below 10B: standard training.</i> But 80 GB hold less than 5B at 16 bytes per parameter.
@@ -2139,7 +2074,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # ### Optional: the trade-off, measured
 #
 # The cell trains the same model on four ranks in float32 with AdamW, and measures the traffic and the largest
-# memory of each strategy. It takes up to half a minute.
+# memory of each strategy. It needs the cell of *each option*, and takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2195,6 +2130,19 @@ trade_off()
 # No strategy is best in both. ZeRO-3 is a little lower than `FSDP, yours`, because yours also holds the unit
 # that is gathered ahead. If you want still less memory, you need smaller units, and if you want less traffic,
 # you need whole weights or whole gradients. The picture doesn't show time, but the slow motion of §3 does.
+#
+# And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
+# little can overlap. The ratios of the next cell change from run to run:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+AS_IT_IS = {
+    "nothing ahead": ahead(0, 0),
+    "one ahead": ahead(1, 1),
+    "not resharded": ahead(1, 1, False),
+}
+plain = slow_motion(AS_IT_IS, pace=0, bandwidth=math.inf, steps=20)
+for name, (took, _) in plain.items():
+    print(f"{name:15} {took / plain['nothing ahead'][0]:4.0%} of the time with nothing ahead")
 
 # %% [markdown]
 # ## On your GPUs
@@ -2303,7 +2251,7 @@ report.points(6)
 # |---|---|
 # | you will write | `all_gather_int8(output, shard, block=256, group=None)` |
 # | builds on | §4 |
-# | time | 25 minutes |
+# | time | 35 minutes |
 # | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -2415,23 +2363,28 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW on four ranks with two samples each, from the runs of §7
-# (run its cells first). M is the 4P bytes of the parameters. The computation is compared with one process that
-# takes all eight samples.
+# Here are the three criteria for one step of AdamW on four ranks with two samples each, from the runs in the
+# last part of §7. If you have skipped that part, the cell only says so. M is the 4P bytes of the parameters.
+# The computation is compared with one process that takes all eight samples.
+
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-alone = launch(train, replicas, world_size=1, samples=8)[0]["flops"]
-rows = [
-    Row(
-        strategy=name,
-        ranks=4,
-        flops=sum(rank["flops"] for rank in ranks),
-        peak_bytes=max(rank["most"] for rank in ranks),
-        bytes_sent=bytes_in(operations),
-    )
-    for name, (ranks, operations) in runs.items()
-]
-Scorecard(rows, unit=4 * HEADED, flops_alone=alone)
+def score():
+    flops = launch(train, replicas, world_size=1, samples=8)[0]["flops"]
+    rows = [
+        Row(
+            strategy=name,
+            ranks=4,
+            flops=sum(rank["flops"] for rank in ranks),
+            peak_bytes=max(rank["most"] for rank in ranks),
+            bytes_sent=bytes_in(operations),
+        )
+        for name, (ranks, operations) in runs.items()
+    ]
+    return Scorecard(rows, unit=4 * HEADED, flops_alone=flops)
+
+
+score() if "runs" in globals() else say_once("The scorecard needs the runs in the last part of §7.")
 
 # %% [markdown]
 # This notebook adds another column, which is the share of a step that is exposed in the slow motion of §3.

@@ -19,7 +19,7 @@ from course_lib.fsdp import (
     validate,
     violation,
 )
-from course_lib.pictures.fsdp_chart import lanes
+from course_lib.pictures.fsdp_chart import crossing, lanes, measured_lanes
 from course_lib.pictures.fsdp_explorer import LINKS, MODELS, Settings, bound, fsdp_explorer, preset
 
 
@@ -286,6 +286,24 @@ def test_pictures_of_all_kinds_of_steps(seed):
     for units in (1, 2, 8, 16):
         picture = lanes(fsdp_schedule(units), drawn(source))
         assert len(picture.axes) >= 2, "lanes above, whole units below"
+
+
+def test_a_picture_of_steps_that_ran_has_a_bar_for_each_event():
+    events = [("gather", 0, 0.0, 20.0), ("forward", 0, 20.0, 40.0), ("reduce", 0, 40.0, 61.0)]
+    picture = measured_lanes({"one": (61.0, events), "two": (40.0, events[:2])})
+    assert [ax.get_title(loc="left") for ax in picture.axes] == ["one", "two"]
+    assert [len(ax.patches) for ax in picture.axes] == [3, 2]
+
+
+def test_the_dotted_lines_are_drawn_where_forward_and_gather_cross():
+    speed, links = 4e14, {"fast": (8, 450e9), "slow": (64, 50e9)}
+    least = {name: (n - 1) / n * speed / each_way for name, (n, each_way) in links.items()}
+    (ax,) = crossing(4e8, speed, links, least).axes
+    lines = {str(line.get_label()): line for line in ax.lines}
+    slope = lines["forward"].get_ydata()[0] / lines["forward"].get_xdata()[0]
+    dotted = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == ":"]
+    for name, tokens in zip(links, dotted, strict=True):
+        assert lines[f"gather, {name}"].get_ydata()[0] == pytest.approx(slope * tokens), name
 
 
 def test_the_explorer_takes_a_generator_and_says_what_bounds_the_step():
