@@ -91,6 +91,14 @@ def unit_bytes(config, itemsize=2):
 +        gathers = k if reshard else 1
 
 
+# %% wrong: weights between microbatches are gathered for each forward as well
+# is: slip
+# says: only the first forward gathers
+# base: what the wrong ones change
+-        gathers = k + 1 if reshard else 1
++        gathers = 2 * k if reshard else 1
+
+
 # %% wrong: weights that stay are gathered K times, in both rows of the table
 # is: slip
 # says: Count the gathers and the reductions of the K microbatches
@@ -166,6 +174,14 @@ def unit_bytes(config, itemsize=2):
 +    return itemsize / 2 * flops / each_way if n > 1 else 0.0
 
 
+# %% wrong: the whole unit is gathered, even by a single rank
+# is: slip
+# says: and nothing if n is 1
+# base: what the wrong ones change
+-    return (n - 1) / n * itemsize / 2 * flops / each_way
++    return itemsize / 2 * flops / each_way
+
+
 # %% wrong: the size of a weight is not used
 # is: detail
 # says: `itemsize` is not used
@@ -220,6 +236,22 @@ def unit_bytes(config, itemsize=2):
 # base: what the wrong ones change
 -    if config.positions == "learned":
 +    if True:
+
+
+# %% wrong: the root with the block
+# is: slip
+# says: block of the stub's model as well
+# base: what the wrong ones change
+-    return itemsize * (block + 2 * norm), itemsize * root
++    return itemsize * (block + 2 * norm), itemsize * (root + block + 2 * norm)
+
+
+# %% wrong: the root of one block without all blocks
+# is: slip
+# says: You subtracted config.layers blocks
+# base: what the wrong ones change
+-    return itemsize * (block + 2 * norm), itemsize * root
++    return itemsize * (block + 2 * norm), itemsize * (root - (config.layers - 1) * (block + 2 * norm))
 
 
 # %% wrong: the block alone

@@ -54,6 +54,13 @@ KEPT: dict[str, kit.Formula] = {
         lambda k, reshard, keep: k if keep == "weights between" and reshard else gathers(k, reshard, keep),
         reductions,
     ),
+    ('With keep="weights between" only the first forward gathers, because each later one finds the '
+    "weights of the backward before it. So there are K + 1 gathers."): counted(
+        lambda k, reshard, keep: (
+            2 * k if keep == "weights between" and reshard else gathers(k, reshard, keep)
+        ),
+        reductions,
+    ),
     'With keep="weights" they are gathered once in a step, and not at all in between.': counted(
         lambda k, reshard, keep: k if keep == "weights" else gathers(k, reshard, keep), reductions
     ),
@@ -118,6 +125,9 @@ HIDING: Mapping[str, kit.Formula] = {
     "A number of itemsize bytes travels, not one byte.": times(lambda n, itemsize: 1 / itemsize),
     "A rank already has 1/n of the unit, so the gather brings (n-1)/n of it.": (
         times(lambda n, itemsize: n / (n - 1) if n > 1 else 1.0)
+    ),
+    "A rank already has 1/n of the unit, so the gather brings (n-1)/n of it, and nothing if n is 1.": (
+        lambda n, flops, each_way, itemsize=2: itemsize / 2 * flops / each_way
     ),
     "The rank receives (n-1)/n of the unit from all other ranks together, not from each of them.": (
         times(lambda n, itemsize: n)
@@ -196,6 +206,15 @@ ROOT: Mapping[str, kit.Formula] = {
     "You counted the whole model, but the blocks are separate units.": (
         lambda config, itemsize=2: facts.transformer_parameters(config) * itemsize
     ),
+    "You counted the block of the stub's model as well. Subtract it.": (
+        lambda config, itemsize=2: sum(facts.unit_bytes(config, itemsize))
+    ),
+    "You subtracted config.layers blocks, but the stub's model has only one.": (
+        lambda config, itemsize=2: (
+            facts.unit_bytes(config, itemsize)[1]
+            - (config.layers - 1) * facts.unit_bytes(config, itemsize)[0]
+        )
+    ),
     "You counted elements. Each has itemsize bytes.": (
         lambda config, itemsize=2: facts.unit_bytes(config, 1)[1]
     ),
@@ -267,12 +286,12 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Prediction(
                 "unit_bytes", 2, [(config,) for config in configs] + [(configs[2], 4)],
                 block_bytes, BLOCK, weight=0.75, title="unit_bytes: a block", pick=kit.place(0, 2),
-                otherwise="Attention's four matrices, the MLP's two or three, two norms, and the biases.",
+                otherwise="Attention has four matrices, the MLP two or three. Add two norms and the biases.",
             ),
             kit.Prediction(
                 "unit_bytes", 2, [(config,) for config in configs] + [(configs[2], 4)],
                 root_bytes, ROOT, weight=0.75, title="unit_bytes: the root", pick=kit.place(1, 2),
-                otherwise="The embeddings, the last norm, and the head unless it is tied.",
+                otherwise="The root has the embeddings, the last norm, and the head unless it is tied.",
             ),
         ]
     )  # fmt: skip
