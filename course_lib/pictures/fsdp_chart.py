@@ -163,8 +163,11 @@ def crossing(
         gather = 1000 * (n - 1) / n * weights / each_way
         ax.axhline(gather, color=colours.QUIET, linestyle=style, label=f"gather, {name}")
         ax.axvline(least[name], color=colours.INK, linestyle=":", linewidth=1)
-    ax.set(xscale="log", yscale="log", xlabel="tokens a GPU", ylabel="milliseconds a block")
+    ax.set(xscale="log", yscale="log", xlabel="tokens per GPU", ylabel="milliseconds per block")
     ax.set_xticks(tokens, [f"{each:,}" for each in tokens], fontsize=colours.TEXT)
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.minorticks_off()
-    ax.legend(frameon=False, fontsize=colours.TEXT)
+    ax.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=colours.TEXT
+    )
     return figure

@@ -83,12 +83,12 @@ def bound(simulation: Simulation) -> str:
         )
     if wire >= BUSY:
         return (
-            f"The wire bounds the step: it works {wire:.0%} of the time. More tokens, or fewer bytes, would "
-            "shorten the waiting; more prefetch would not."
+            f"The wire bounds the step, since it works {wire:.0%} of the time. More tokens, or fewer bytes, "
+            "would shorten the waiting, but more prefetch would not."
         )
     return (
-        f"For {between:.0%} of the time the rank waits between computations, though the wire rests, too: it "
-        f"works {wire:.0%} of the time. Gathers could begin sooner."
+        f"For {between:.0%} of the time, the rank waits between computations, although the wire works only "
+        f"{wire:.0%} of the time. Gathers could begin sooner."
     )
 
 

@@ -574,7 +574,7 @@ def where_they_cross():
     print(f"a block has {block / 1e6:.0f} MB, the root {root / 1e6:.0f} MB")
     least = {name: hides_from(n, SPEED, each_way) for name, (n, each_way) in LINKS.items()}
     for name, tokens in least.items():
-        print(f"{name}: hidden from {tokens:,.0f} tokens a GPU on")
+        print(f"{name}: hidden from {tokens:,.0f} tokens per GPU on")
     return crossing(block, SPEED, LINKS, least)
 
 
@@ -647,7 +647,7 @@ from course_lib.fsdp import schedule as reference  # for the first picture; your
 
 as_in_04 = reference.fsdp_schedule(8, forward_prefetch=0, backward_prefetch=0, keep_last=False)
 print(as_in_04[:6], "...", as_in_04[-8:])
-lanes(as_in_04, SLOW, "nothing ahead")
+lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 
 
 # %% [markdown]
@@ -750,7 +750,7 @@ for name, arguments in SETTINGS.items():
 
 # %% tags=["skip-in-grading"]
 one_ahead = made()
-lanes(one_ahead, SLOW, "your list, one ahead", until=984) if one_ahead else None
+lanes(one_ahead, SLOW, "your list, one ahead, in milliseconds", until=984) if one_ahead else None
 
 # %% [markdown]
 # In slow motion, prefetch saves at most 455 of 984 ms. One unit ahead saves 443 of them if the last unit is
@@ -781,7 +781,7 @@ if one_ahead:
     late = gather_behind_reduce(one_ahead)
     for name, schedule in (("gather first", one_ahead), ("reduce first", late)):
         print(f"{name}: {simulate(schedule, SLOW).total:.1f} ms")
-lanes(late, SLOW, "the reduce first", until=984) if one_ahead else None
+lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead else None
 
 # %% [markdown]
 # Nearly two thirds of the gain are gone, because the gather of the next unit queues behind a reduction

@@ -56,7 +56,7 @@ STAMPED = re.compile(r"\[rank\d+\]:\[F\d{4} [\d:.]+ [\w.]+:\d+\] ")  # PyTorch's
 TWO_KINDS = re.compile(r"different dtypes|invalid tensor type|Tensors\[i\]\.dtype\(\) ==")
 TWO_DTYPES = (
     "All tensors of a collective have one dtype. Create the tensor that receives with the dtype of the "
-    "tensor that is sent: torch.empty(size, dtype=x.dtype), or torch.empty_like(x)."
+    "tensor that is sent, as torch.empty_like(x) does, or cast the tensor that is sent, by x.to(dtype)."
 )
 RECORDED = (  # the recorder's own sentences in general words, for hidden cases, which do not show them
     (

@@ -16,8 +16,8 @@ from course_lib.checks.judge.training_runs.single import Training
 from course_lib.checks.notebooks.zero.runs import FROZEN, MIXED, START, carried
 
 LAST_STEPS = (
-    "Call the function that the last reduce() returned when backward is over, or the last unit's gradient "
-    "comes a step late, or never."
+    "Call every function that reduce() has returned, before the next reduce() or at the end of backward. "
+    "Otherwise a unit's gradient comes a step late, or never."
 )
 OLD_WEIGHTS = "A unit that stays whole is not gathered again, and keeps its old weights after the next step."
 NO_GRAPH = (
