@@ -387,7 +387,7 @@ def one_exchange(reduce_dtype, size=1000):
 
 
 def sent_for_norms(run):
-    """By name: the bytes of the messages between the last two barriers of `norms`, and after them."""
+    """By name: the bytes of the messages after each of the last two barriers of `norms`."""
     operations = run.ledger.operations(0)
     first, second = [k for k, each in enumerate(operations) if each.op == "barrier"][-2:]
     parts = {"yours": operations[first + 1 : second], "PyTorch's": operations[second + 1 : -1]}
@@ -513,7 +513,7 @@ def fsdp_bytes(
 
 
 def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> float:
-    """The tokens of a rank with which a unit's forward takes as long as the gather of the next unit.
+    """The tokens of a rank with which a unit's forward lasts as long as the next unit's gather.
 
     flops: the FLOPs per second that the GPU reaches. each_way: bytes a rank sends per second.
     """
@@ -537,13 +537,14 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 # %% [markdown]
 # <details><summary>Hint: T</summary>Write the two times, (n−1)/n · U · itemsize / bandwidth and 2 U T /
 # flops, and set them equal. U is on both sides.</details>
-# <details><summary>Hint: the microbatches</summary>The last column of the table is the count. In its first
-# two rows there are 2K gathers, or K with <code>reshard=False</code>.</details>
+# <details><summary>Hint: the microbatches</summary>The last column of the table is the count, so its first
+# two rows have 2K gathers, or K with <code>reshard=False</code>.</details>
 # <details><summary>Hint: the sizes</summary><code>numel()</code> counts the elements of a parameter. The
-# block is <code>model.blocks[0]</code>, and the root has all parameters that the block doesn't have.
-# <code>model.parameters()</code> lists a tied head only once.</details>
+# block is <code>model.blocks[0]</code>, and the root is the rest of <code>model.parameters()</code>, which
+# also lists a tied head only once.</details>
 #
 # **Check.**
+
 
 # %% nbgrader={"grade_id": "predictions_check", "points": 8}
 report = check("05_fsdp/predictions", fsdp_bytes, hides_from, unit_bytes)
@@ -588,7 +589,7 @@ said(where_they_cross)
 # gradients, however, 6 bytes must hide behind 4 FLOPs, so T is 1.5 times as large.
 #
 # And the bytes? For K = 4 in float32, your `fsdp_bytes` falls from 12 units of traffic in the first row of
-# the table to 2 in the last. The values don't change. The price is memory, namely whole gradients on each
+# the table to 2 in the last. The values don't change. But the price is memory, namely whole gradients on each
 # rank, and in the last two rows whole weights as well. So `keep="weights"` is stage 1 of ZeRO, and FSDP is a
 # family of strategies, in which a tensor you keep doesn't have to be sent again. (An optional part of §7
 # measures it.)
@@ -686,7 +687,7 @@ def fsdp_schedule(
     whole: set[int] = set()
 
     def gather(ahead):
-        """Gather the units of a range, except those that are whole and those that don't exist."""
+        """Gather the units of a range, except those that are whole or don't exist."""
         for unit in ahead:
             if unit in range(units) and unit not in whole:
                 whole.add(unit)
@@ -713,12 +714,14 @@ def fsdp_schedule(
 
 # %% [markdown]
 # <details><summary>Hint: forward</summary>For unit i, call <code>gather(range(i, i + forward_prefetch +
-# 1))</code>. The range begins with the unit itself, and may end above the last one.</details>
+# 1))</code>. The range begins with the unit itself. It may end above the last one, because
+# <code>gather</code> leaves out units that don't exist.</details>
 # <details><summary>Hint: backward</summary>For each unit, from the last to the first, gather it and the units
 # ahead, then do backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its gather
 # automatically comes before the reduce of i.</details>
 #
 # **Check.** The check simulates your list for several durations and compares it with the best list.
+
 
 # %% nbgrader={"grade_id": "fsdp_schedule_check", "points": 10}
 report = check("05_fsdp/fsdp_schedule", fsdp_schedule)
@@ -852,7 +855,7 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 #   none.
 #
 # A block might be listed twice, a block might raise an error in forward, and two forwards might come before
-# one backward. The lines that are given take care of all three.
+# one backward. But the lines that are given take care of all three.
 
 
 # %%
@@ -1448,8 +1451,9 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# With islands of 2, more leaves the node, namely 1.5 P. Half a gradient is all-reduced between four replicas,
-# and each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as the node.
+# With islands of 2, more leaves the node, namely 1.5 P, because half a gradient is all-reduced between four
+# replicas, and each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as
+# the node.
 #
 # **Break it.** Let neighbours be replicas, so that the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
 # another. All values stay right. But how much leaves node 0 now?
@@ -1670,7 +1674,7 @@ for name, order in run[0].items() if run else ():
 # On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
 # `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
 #
-# <details><summary>What torchtitan and Llama 3 reshard</summary>torchtitan's default does not reshard the
+# <details><summary>Resharding in torchtitan and Llama 3</summary>torchtitan's default does not reshard the
 # last unit (there the last norm and the head), or, with pipelining, any unit. Llama 3 405B did not reshard
 # after forward at all (§3.3.2).</details>
 #
