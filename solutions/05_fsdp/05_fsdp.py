@@ -499,8 +499,8 @@ def fsdp_bytes(
     keep: None, "gradients", "weights between" or "weights": see the table above.
     """
     gathers = reductions = 0  # of all microbatches together
-    ### BEGIN SOLUTION
     k = microbatches
+    ### BEGIN SOLUTION
     gathers = {
         None: 2 * k if reshard else k,
         "gradients": 2 * k if reshard else k,
@@ -530,8 +530,8 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
     ### BEGIN SOLUTION
     block = sum(param.numel() for param in model.blocks[0].parameters())
     root = sum(param.numel() for param in model.parameters()) - block
-    return itemsize * block, itemsize * root
     ### END SOLUTION
+    return itemsize * block, itemsize * root
 
 
 # %% [markdown]
@@ -943,22 +943,22 @@ class PrefetchedModule(nn.Module):
 
     def before(self, i):
         """The backward of block i comes next. So all gradients of the block above are here, and
-        its units, self.current, can leave. At the end, set self.current to the units of block i."""
+        its units, self.current, can leave."""
         ### BEGIN SOLUTION
         self.send(self.current)
         self.use(i, -1, self.backward_prefetch)
-        self.current = self.blocks[i]
         ### END SOLUTION
+        self.current = self.blocks[i]
 
     def send(self, units):
         """Backward has left these units: free them, and begin their reductions."""
-        ### BEGIN SOLUTION
         for unit in units:
             unit.free()
+            ### BEGIN SOLUTION
             if unit.shard.requires_grad:
                 self.finish()  # the reduction before this one
                 self.finish = unit.reduce()
-        ### END SOLUTION
+            ### END SOLUTION
 
     def end(self):
         """Backward is over, so all gradients are here, also those of the root."""
@@ -2368,8 +2368,8 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 # ## Scorecard
 #
 # Here are the three criteria for one step of AdamW on four ranks with two samples each, from the runs in the
-# last part of §7. If you have skipped that part, the cell only says so. M is the 4P bytes of the parameters.
-# The computation is compared with one process that takes all eight samples.
+# last part of §7. If you have skipped that part, skip the next cell as well. M is the 4P bytes of the
+# parameters. The computation is compared with one process that takes all eight samples.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
