@@ -185,7 +185,7 @@ def test_a_name_is_explained_over_both_runs() -> None:
     assert names.why([(parents, right)]).startswith("The module around the one that runs")
     assert names.why([(parents, right), ({"": 8.0}, other)]).startswith("The module around")
     assert names.why([(parents, right), ({"tail": 8.0}, other)]) == names.INNERMOST
-    assert names.why([({"": 8.0}, other)]).startswith("The first of a stack")
+    assert names.why([({"": 8.0}, other)]).startswith("The first of the names")
     assert names.why([({"": 9.0}, other)]) == names.NOT_ALL
 
 

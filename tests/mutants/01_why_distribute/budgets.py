@@ -93,7 +93,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: the peak
 # is: slip
-# says: A GPU reaches the share mfu of its peak
+# says: a GPU reaches only the share mfu of it
 # base: closed forms
 -    return flops * mfu / (6 * params)
 +    return flops / (6 * params)

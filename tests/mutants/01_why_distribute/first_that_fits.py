@@ -51,6 +51,43 @@ def first_that_fits(config, gpus, room, batch, seq):
 +    layouts += [(3, False), (3, True)]
 
 
+# %% wrong: the batch of one GPU, divided
+# is: slip
+# says: do not divide it by the number of GPUs
+# base: a loop over a list
+-        activations = config.layers * (2 * tokens * h if checkpoint else kept)
++        activations = config.layers * (2 * tokens * h if checkpoint else kept) / gpus
+
+
+# %% wrong: activations in float32
+# is: slip
+# says: Activations are in 16 bits here
+# base: a loop over a list
+-    kept = tokens * (8 * h + 2 * config.mlp_width + 4) * 2 + tokens * config.heads * 4
++    kept = tokens * (8 * h + 2 * config.mlp_width + 4) * 4 + tokens * config.heads * 4
+@@
+-        activations = config.layers * (2 * tokens * h if checkpoint else kept)
++        activations = config.layers * (4 * tokens * h if checkpoint else kept)
+
+
+# %% wrong: a block with its share of the embedding
+# is: slip
+# says: The gathered block has no embedding and no head
+# base: a loop over a list
+-        transient = 4 * block if stage == 3 else 0
++        transient = 4 * P / config.layers if stage == 3 else 0
+
+
+# %% wrong: each stage divides its own part
+# is: slip
+# says: Stages 2 and 3 also divide the optimizer's part
+# base: a loop over a list
+-        states = 12 * P / (gpus if stage >= 1 else 1)
+-        gradients = 2 * P / (gpus if stage >= 2 else 1)
++        states = 12 * P / (gpus if stage == 1 else 1)
++        gradients = 2 * P / (gpus if stage == 2 else 1)
+
+
 # %% wrong: the stage divides activations
 # is: slip
 # says: No stage divides the activations

@@ -20,7 +20,7 @@ answer_6 = "stage 1, checkpointed"
 
 # %% wrong: divided by eight
 # is: slip
-# says: do not divide it, so each keeps every checkpoint in full
+# says: do not divide a checkpoint, so each keeps all 20 in full
 answer_1 = 10.74
 answer_2 = 942
 answer_3 = "one activation of the whole batch"
@@ -120,7 +120,7 @@ answer_6 = "stage 1, checkpointed"
 
 # %% wrong: replicas save both
 # is: slip
-# says: each GPU holds as much as one
+# says: each GPU holds as much as a single GPU would
 answer_1 = 85.9
 answer_2 = 942
 answer_3 = "one activation of the whole batch"

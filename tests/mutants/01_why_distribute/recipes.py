@@ -127,6 +127,22 @@ def recipe_bytes(name):
 +        "deepseek-v3": (1 + 4 / 128, 4, 4, 4),
 
 
+# %% wrong: the blocks of 8-bit Adam
+# is: slip
+# says: A scale serves a whole block of 128 x 128
+# base: a table
+-        "deepseek-v3": (1, 4, 4, 4),
++        "deepseek-v3": (1 + 4 / 256, 4, 4, 4),
+
+
+# %% wrong: the copies of autocast
+# is: slip
+# says: copies that autocast makes are gone after the step
+# base: a table
+-        "autocast": (4, 4, 0, 8),
++        "autocast": (6, 4, 0, 8),
+
+
 # %% wrong: a float32 copy of the gradients
 # is: slip
 # says: Only megatron fp16 keeps a float32 copy
@@ -137,7 +153,7 @@ def recipe_bytes(name):
 
 # %% wrong: weights of half a byte
 # is: slip
-# says: Ask for the dtype of the weights that forward multiplies by
+# says: Ask for the dtype in which the model itself holds its weights
 # base: a table
 -        "adam 8 bits": (2, 2, 4, 2 + 2 * 4 / 256),
 +        "adam 8 bits": (1, 2, 4, 2 + 2 * 4 / 256),

@@ -53,6 +53,14 @@ class SavedBytes:
 +            self.count(storage.nbytes())
 
 
+# %% wrong: pack returns nothing
+# is: form
+# says: end `pack` with `return tensor`
+# base: storages, held until the block is over
+             self.count(storage.nbytes())
+-        return tensor
+
+
 # %% wrong: __enter__ returns nothing
 # is: detail
 # says: return self there
@@ -93,7 +101,7 @@ class SavedBytes:
 
 # %% wrong: an address is known for ever
 # is: slip
-# says: Two tensors lived at one address, one after another
+# says: Two storages had one address, one after the other
 # base: storages, held until the block is over
 -            self.known[storage.data_ptr()] = tensor.detach()
 +            self.known[storage.data_ptr()] = None

@@ -29,7 +29,7 @@ DAYS: dict[str, kit.Formula] = {
     "4 N D is only backward, but forward and backward are 6.": times(2 / 3),
     "C = N D counts one FLOP per parameter and token, but forward and backward are 6.": times(1 / 6),
     "8 N D includes a recomputation, but MFU leaves it out.": times(8 / 6),
-    "A GPU reaches the share mfu of its peak.": (
+    "You divide by the whole peak, but a GPU reaches only the share mfu of it.": (
         lambda params, tokens, gpus, flops, mfu=0.4: facts.days(params, tokens, gpus, flops, 1)
     ),
     "You multiply by mfu, but a lower share takes longer, so divide by it.": (
@@ -44,7 +44,7 @@ SPEED: dict[str, kit.Formula] = {
     "2 N is only forward, but forward and backward are 6 N per token.": speed(3),
     "C = N D counts one FLOP per parameter and token, but forward and backward are 6.": speed(6),
     "8 N includes a recomputation, but MFU leaves it out.": speed(6 / 8),
-    "A GPU reaches the share mfu of its peak.": (
+    "You take the whole peak, but a GPU reaches only the share mfu of it.": (
         lambda params, flops, mfu: facts.tokens_per_second_per_gpu(params, flops, 1)
     ),
     "Your answer is upside down, in seconds per token.": (
@@ -208,7 +208,7 @@ def crossover(draw: kit.Draw) -> Iterator[kit.Case]:
                 otherwise="Each law's N is a power of C, and so is their ratio.",
             )
             for k, title in (
-                (0, "printed and fitted anew"), (2, "drawn laws"), (4, "TeX source and fitted anew"),
+                (0, "printed and replication"), (2, "drawn laws"), (4, "TeX source and replication"),
             )
         ]
     )  # fmt: skip

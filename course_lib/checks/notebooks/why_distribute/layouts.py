@@ -74,6 +74,21 @@ def always_divided(plan: Plan, layout: Layout, bill: Bill) -> Bill:
     return {"activations": bill["activations"] / plan.gpus, "logits": bill["logits"] / plan.gpus}
 
 
+def in_float32(plan: Plan, layout: Layout, bill: Bill) -> Bill:
+    return {"activations": facts.activation_bytes(plan.model, plan.batch, plan.seq, 4, checkpoint=layout[1])}
+
+
+def share_of_all(plan: Plan, layout: Layout, bill: Bill) -> Bill:
+    whole = sum(facts.parameters_by_part(plan.model).values())
+    return {"gathered block": 4 * whole / plan.model.layers if layout[0] == 3 else 0.0}
+
+
+def only_its_own(plan: Plan, layout: Layout, bill: Bill) -> Bill:
+    """Each stage divides one part, as by `stage == 2` for the gradients."""
+    parts = {"optimizer": 1, "gradients": 2}
+    return {part: bill[part] * (plan.gpus if layout[0] > least else 1) for part, least in parts.items()}
+
+
 def of_all(plan: Plan, layout: Layout, bill: Bill) -> Bill:
     return {"activations": bill["activations"] * plan.gpus}
 
@@ -129,12 +144,19 @@ SLIPS: dict[str, Callable[[Plan], Layout | None]] = {
     "batch is already the batch of one GPU, so do not multiply it by the number of GPUs.": changed(of_all),
     "batch is already the batch of one GPU, so do not multiply it by the number of GPUs, neither for the "
     "activations nor for the logits.": changed(of_all_with_logits),
+    "batch is already the batch of one GPU, so do not divide it by the number of GPUs.": (
+        changed(lambda plan, layout, bill: {"activations": bill["activations"] / plan.gpus})
+    ),
+    "Activations are in 16 bits here, so call `activation_bytes` with itemsize 2.": changed(in_float32),
     "No stage divides the activations, because every GPU has its own sequences.": changed(divided),
     "No stage divides activations or logits, because every GPU has its own sequences.": (
         changed(always_divided)
     ),
     "Stage 3 also holds one block's full weights and gradients while it runs.": (
         changed(lambda plan, layout, bill: {"gathered block": 0.0})
+    ),
+    "The gathered block has no embedding and no head, so it is less than P divided by the layers.": (
+        changed(share_of_all)
     ),
     "Stage 3 also holds one block's full gradients, not only its weights.": (
         changed(lambda plan, layout, bill: {"gathered block": bill["gathered block"] / 2})
@@ -150,6 +172,14 @@ SLIPS: dict[str, Callable[[Plan], Layout | None]] = {
     ),
     "The optimizer has 12 bytes per parameter, for m, v, and the float32 copy of the weights.": (
         changed(lambda plan, layout, bill: {"optimizer": bill["optimizer"] * 2 / 3})
+    ),
+    "Stages 2 and 3 also divide the optimizer's part. A stage divides everything the stage before it "
+    "divides.": changed(only_its_own),
+    "Stages 2 and 3 also divide the optimizer's part, because a stage divides everything the stage before it "
+    "divides.": changed(
+        lambda plan, layout, bill: {
+            "optimizer": bill["optimizer"] * (plan.gpus if layout[0] > 1 else 1)
+        }
     ),
     "Stage 2 also divides the gradients, and stage 3 the weights. A stage divides everything the stage "
     "before it divides.": changed(
@@ -167,7 +197,12 @@ def bill_of(plan: Plan, layout: Layout) -> str:
     """A layout's bill in words: "(2, False) needs 187.2 GB: weights 141.1, ..."."""
     parts = {part: nbytes for part, nbytes in plan.bill(layout).items() if nbytes}
     listed = ", ".join(f"{part} {nbytes / 1e9:.4g}" for part, nbytes in parts.items())
-    return f"{layout} needs {sum(parts.values()) / 1e9:.12g} GB ({listed})"
+    return f"{layout} needs {in_gb(sum(parts.values()))} GB ({listed})"
+
+
+def in_gb(nbytes: float) -> str:
+    """Digits down to the byte, because a bill may be larger than the room by one byte."""
+    return f"{nbytes / 1e9:.14g}"
 
 
 def read(value: Any) -> Layout | str:
@@ -232,7 +267,7 @@ def explained(
     """A wrong answer with its own bill, and the mistake that gives all answers, the right ones as well."""
     plan, chosen = first_off
     right = plan.right
-    room = f"the room is {plan.room / 1e9:.12g} GB"
+    room = f"the room is {in_gb(plan.room)} GB"
     if chosen is None:
         said = f"{plan} gives None, but {bill_of(plan, right or LAYOUTS[0])}, and {room}."
         general = "first_that_fits gives None although a layout fits."
@@ -301,8 +336,8 @@ def exactly(draw: kit.Draw, number: int) -> Plan:
     for seq in range(8192, 16_384, 64):
         bill = Plan(model, gpus, 0.0, 8, seq).bill(layout)
         plan, parts = Plan(model, gpus, sum(bill.values()), 8, seq), list(bill.values())
-        in_gb = (sum(part / 1e9 for part in order) for order in (parts, parts[::-1], sorted(parts)))
-        if plan.right == layout and all(added <= plan.room / 1e9 for added in in_gb):
+        sums = (sum(part / 1e9 for part in order) for order in (parts, parts[::-1], sorted(parts)))
+        if plan.right == layout and all(added <= plan.room / 1e9 for added in sums):
             return plan
     raise AssertionError("of a hundred bills one is as large in GB")
 

@@ -34,9 +34,11 @@ WITHOUT_GRADIENT = (
     "Results without a gradient are also kept, such as the statistics of a norm and attention's logarithms."
 )
 PLACES = (
-    "Two tensors lived at one address, one after another. Hold the tensor, or use the storage's own key "
-    "and check that it still exists."
+    "Two storages had one address, one after the other. Keep the storage object itself in the dict, so that "
+    "no other storage can take its address."
 )
+RETURNED = "Autograd hands the result of `pack` to `unpack`, so end `pack` with `return tensor`."
+FORWARD_HOOK = "A forward hook that returns something replaces the output, so return None."
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,8 @@ def judged_reply(
         if error == "NotImplementedError":
             return kit.unwritten("SavedBytes", where)
         said = kit.error_sentence("SavedBytes", error, text, call="with SavedBytes(model): ...")
-        output = "A forward hook that returns something replaces the output, so return None."
-        return kit.wrong(said, kit.at(where) if where else output, cause="raised")
+        cause = RETURNED if "unpack_hook" in text else FORWARD_HOOK
+        return kit.wrong(said, kit.at(where) if where else cause, cause="raised")
 
     return judge_reply
 

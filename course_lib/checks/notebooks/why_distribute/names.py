@@ -13,8 +13,9 @@ NAMES: dict[str, Callable[[str], str]] = {
     "Use the name of the innermost submodule that runs, such as '2.1'.": (
         lambda name: name.partition(".")[0]
     ),
-    "The first of a stack of names is the module itself, but the innermost that runs is the last. A "
-    "forward pre-hook on every submodule appends its name, and a forward hook takes it off.": lambda name: "",
+    "The first of the names is the module itself, but the innermost that runs is the last.": (
+        lambda name: ""
+    ),
     "The module around the one that runs has the bytes, but the innermost is the last of a stack of names.": (
         lambda name: name.rpartition(".")[0]
     ),

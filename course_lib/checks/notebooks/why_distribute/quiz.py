@@ -18,7 +18,7 @@ HELD = {
     CHECKPOINTS / 2: "A number in 16 bits has two bytes.",
     CHECKPOINTS * 2: "A number in 16 bits has two bytes, not four.",
     CHECKPOINTS / (LAYERS // EVERY): "Your answer is one checkpoint, but there are 20.",
-    CHECKPOINTS / 8: "A replica's 8 GPUs do not divide it, so each keeps every checkpoint in full.",
+    CHECKPOINTS / 8: "A replica's 8 GPUs do not divide a checkpoint, so each keeps all 20 in full.",
     CHECKPOINTS / MICROBATCH: "Your answer is one sequence of the microbatch, but there are 64.",
     CHECKPOINTS * 32: "The batch of 2,048 is divided by 8 replicas, and each does its 256 in 4 microbatches.",
     CHECKPOINTS / 2**30 * 1e9: "Your answer is in GiB, but the question asks for GB.",
@@ -36,7 +36,9 @@ TENSORS = ("one activation of the whole batch", "the weights", "one layer's scor
 SAVED = ("memory", "time", "both")
 PLANS = ("stage 3", "stage 1, checkpointed", "stage 2, checkpointed", "stage 3, checkpointed")
 SCORES = 4 * WIDTH
-HELD_BY_EACH = "A replica holds all weights, gradients and states, so each GPU holds as much as one."
+HELD_BY_EACH = (
+    "A replica holds all weights, gradients and states, so each GPU holds as much as a single GPU would."
+)
 
 
 @kit.exercise(

@@ -14,12 +14,17 @@ WEIGHTS, GRADIENTS, MASTER, MOMENTS = range(4)
 CLOSE = 5e-4  # relative: a scale for 128 x 128 weights may be left out, one for 256 moments may not
 STAY = "Under autocast parameters stay float32, and so do their gradients. Print `model.weight.dtype`."
 OWN_MASTER = "The weights are float32, so they are their own master."
+FP8_SCALE = "A scale serves a whole block of 128 x 128 weights, so it adds 4 / 16,384 bytes to each."
 ADAM = "Adam keeps two moments, m and v."
 FORGOTTEN = "The float32 master copy of the weights is missing. The optimizer changes it, so add 4 bytes."
 SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
     "float32": {(MASTER, 4): OWN_MASTER, (MOMENTS, 4): ADAM},
     "autocast": {
         (WEIGHTS, 2): STAY,
+        (
+            WEIGHTS,
+            6,
+        ): "The 16-bit copies that autocast makes are gone after the step, so count the parameters.",
         (GRADIENTS, 2): STAY,
         (MASTER, 4): OWN_MASTER,
         (MOMENTS, 4): "The moments have the parameters' dtype, float32.",
@@ -58,10 +63,8 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
     },
     "deepseek-v3": {
         (WEIGHTS, 2): "The linears' working copy is fp8, 1 byte, and also has a scale per block.",
-        (
-            WEIGHTS,
-            1 + 4 / 128,
-        ): "A scale serves a whole block of 128 x 128 weights, so it adds 4 / 16,384 bytes to each.",
+        (WEIGHTS, 1 + 4 / 128): FP8_SCALE,
+        (WEIGHTS, 1 + 4 / 256): FP8_SCALE,
         (
             WEIGHTS,
             4,
@@ -76,6 +79,8 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
         (MOMENTS, 2 + 2 / 256): "A scale is a float32, so add 4 bytes per block for each moment.",
         (MOMENTS, 8): "Both moments are in uint8, so count one byte each, and the scales.",
         (MASTER, 0): FORGOTTEN,
+        (GRADIENTS, 4): "Backward leaves the gradients in bf16, the dtype of the model's weights.",
+        (GRADIENTS, 6): "The step reads the gradients in bf16, and no float32 copy stays next to them.",
     },
     "sgd": {
         (MASTER, 4): OWN_MASTER,
@@ -86,7 +91,7 @@ SLIPS: dict[str, Mapping[tuple[int, float], str]] = {
 
 
 OTHERWISE = (  # for each part
-    "Ask for the dtype of the weights that forward multiplies by.",
+    "Ask for the dtype in which the model itself holds its weights after the step, and for their scales.",
     "Ask for the dtype in which backward leaves the gradients, and for a copy that stays next to them.",
     "If the optimizer changes other weights than the model's own, the master copy takes 4 bytes, otherwise "
     "0.",

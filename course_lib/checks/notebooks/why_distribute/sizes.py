@@ -68,13 +68,13 @@ ATTENTION: dict[str, kit.Formula] = {
     ),
     "Keys and values have heads of their own. With 8 key heads for 64 queries, keys and values are an "
     "eighth.": lambda c: attention(c, key_heads=c.heads),
-    "The matrices are counted with as many keys as queries, but with 8 key heads for 64 queries, keys and "
+    "Your matrices have as many keys as queries, but with 8 key heads for 64 queries, keys and "
     "values are an eighth.": lambda c: c.layers * 4 * c.width**2 + attention(c) - attention(c, biases=False),
     "With bias=False there are none.": lambda c: attention(c, biases=True),
     "The output projection is missing. Count query, key, value and out.": (
         lambda c: attention(c, matrices=3)
     ),
-    "You count one layer.": lambda c: attention(c) // c.layers,
+    "You count one layer. Multiply by config.layers.": lambda c: attention(c) // c.layers,
     RULE: lambda c: 4 * c.layers * c.width**2,
 }
 MLP: dict[str, kit.Formula] = {
@@ -86,7 +86,10 @@ MLP: dict[str, kit.Formula] = {
         lambda c: mlp(c, biases=False)
     ),
     "With bias=False there are none.": lambda c: mlp(c, biases=True),
-    "You count one layer.": lambda c: mlp(c) // c.layers,
+    "SwiGLU's gate and up both have a bias of the inner width, so a layer has 2 f + h.": (
+        lambda c: mlp(c, biases=False) + c.layers * c.bias * (c.mlp_width + c.width)
+    ),
+    "You count one layer. Multiply by config.layers.": lambda c: mlp(c) // c.layers,
     RULE: lambda c: 8 * c.layers * c.width**2,
     "12 L h^2 is the rule of thumb for a whole layer, but the question asks for exact numbers.": (
         lambda c: 12 * c.layers * c.width**2
@@ -133,7 +136,7 @@ def parameters(draw: kit.Draw) -> Iterator[kit.Case]:
     yield from kit.evaluated(
         [
             kit.Prediction(
-                f"the {name} of parameters", 0, [(model,) for model in models], part(name),
+                f"the entry '{name}' of parameters", 0, [(model,) for model in models], part(name),
                 SLIPS[name], weight=1.5 if name in ("attention", "mlp") else 1.0, title=name,
                 otherwise="Print the shape of each parameter of a small GPT, with bias=True and without.",
                 pick=kit.entry(name), called="parameters",
