@@ -17,6 +17,7 @@ Messages of ranks:
 
 One topic each:
 
+    plan_figures.py       bars of parameters, FLOPs and recipes, curves of 6ND, roofs and laws (01)
     memory_figures.py     memory_figure, bill_axes, strategy_map (notebooks 01 and 09)
     calculator.py         calculator: a GPU's bill with sliders (01)
     fsdp_chart.py         lanes, measured_lanes: a step as two lanes (05); fsdp_explorer.py, with controls

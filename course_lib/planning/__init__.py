@@ -4,6 +4,7 @@ The first modules count the bytes on one GPU, measured while a model runs:
 
     saved.py             SavedBytes: the bytes autograd keeps for backward, by the module that kept them
     memory_timeline.py   MemoryTimeline: the bytes alive at each operation of a step, by what holds them
+    recipe_run.py        recipe_states: bytes per parameter of a recipe's model states, after a step that ran
 
 The next modules model a cluster you do not have. Which wire does an axis use, does a layout fit, and how long
 does its step take?
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .layout import AXES, Layout
     from .memory import memory_per_gpu
     from .memory_timeline import KINDS, MemoryTimeline, Moment, held_bytes
+    from .recipe_run import recipe_states
     from .replay import pipeline_seconds, scaled
     from .roofline import Work
     from .saved import SavedBytes
