@@ -19,19 +19,19 @@
 # |---|---|
 # | you will build | exact counts of parameters and FLOPs; a meter of the bytes autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
 # | you need | PyTorch (modules, backward, an optimizer's step). Notebook 00 is useful but not needed, because nothing is sent here |
-# | time | three hours, with a break after §3; the *optional* parts (§5 and the second half of §6, which have about 10 of the points, and §9) take an hour more |
+# | time | three hours, with a break after §3; the *optional* parts (§5 and the ends of §6, which have about 10 of the points, the ends of §2, §3, §4 and §7, and §9) take an hour and a quarter more |
 # | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | 1 Parameters, from the configuration | 20 | 6 | |
-# | 2 FLOPs, and the share that 6ND leaves out | 25 | 8 | 1 |
-# | 3 Memory of a step: build the meter | 50 | 14 | |
-# | 4 Bytes a parameter: the recipes | 20 | 6 | 3 |
+# | 1 Parameters, from the configuration | 21 | 6 | |
+# | 2 FLOPs, and the share that 6ND leaves out | 24, and 3 *optional* | 8 | 1 |
+# | 3 Memory of a step: build the meter | 40, and 4 *optional* | 14 | |
+# | 4 Bytes a parameter: the recipes | 25, and 3 *optional* | 6 | 3 |
 # | 5 How fast: the roofline *(optional)* | 25 | 6 | 2 |
-# | 6 How long, how large | 15, and 20 *optional* | 6 | 2 |
-# | 7 When one GPU is not enough | 30 | 8 | 1, 3 |
+# | 6 How long, how large | 10, and 21 *optional* | 6 | 2 |
+# | 7 When one GPU is not enough | 28, and 7 *optional* | 8 | 1, 3 |
 # | 8 Questions: audit the plan | 20 | 6 | all |
 # | 9 Optional: two laws that disagree | 15 | 3 extra | 6 |
 
@@ -73,16 +73,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from course_lib import check, device, launch
 from course_lib.models import GPT, PRESETS, PUBLISHED, GPTConfig, next_token_loss
-from course_lib.pictures.colours import (
-    ALARM,
-    BACKWARD,
-    FORWARD,
-    INK,
-    QUIET,
-    RANKS,
-    WEIGHT_GRADIENT,
-    picture,
-)
 from course_lib.scorecard import costs, scorecard
 from course_lib.unfinished import ready, said, tried
 
@@ -93,52 +83,19 @@ SMALL = PRESETS["0.8M"]  # 4 layers of width 128, sequences of up to 256 bytes
 # `head_dim`, `key_value_heads` and `mlp_width`. Five switches, `mlp`, `norm`, `positions`, `bias` and `tied`,
 # choose between the parts of GPT-2 and the parts of LLaMA. `PUBLISHED` holds the configurations of ten
 # models. Look at two of them.
+#
+# The library draws the pictures (`plan_figures`). In later cells, `ready`, `said` and `tried` check whether
+# you have written a function. Until you have, its results print as "?".
 
 # %% tags=["skip-in-grading"]
-from course_lib import facts, planning
-from course_lib.facts import CHINCHILLA, LAWS, PUBLISHED_MFU, RECIPES, RUNS, law_loss
+from course_lib import planning
+from course_lib.facts import CHINCHILLA, LAWS, PUBLISHED_MFU, RECIPES, RUNS
 from course_lib.facts.hardware import gpu
+from course_lib.pictures import plan_figures
 
 A100, H100 = gpu("A100"), gpu("H100")
 for name in ("GPT-2 small", "Llama-3-70B"):
     print(f"{name}: {PUBLISHED[name]}\n")
-
-# %% [markdown]
-# The next cell holds the tools of this notebook, and you don't have to read it now. `bars` draws horizontal
-# bars with several parts. In later cells, `ready`, `said` and `tried` check whether you have written a
-# function. Until you have, its results print as "?".
-
-
-# %%
-HATCHES = ("", "///", "...", "\\\\\\", "xx")
-
-
-def bars(rows, unit="", line=None):
-    """rows: by name, the parts' numbers by their names.
-    line: (number, label) of a vertical line."""
-    figure = picture(8.6, 0.5 + 0.34 * len(rows))
-    axes = figure.subplots()
-    names = list(dict.fromkeys(part for parts in rows.values() for part in parts))
-    for place, parts in enumerate(rows.values()):
-        left = 0.0
-        for part, number in parts.items():
-            index = names.index(part)
-            axes.barh(
-                place, number, left=left, height=0.72, color=RANKS[index], hatch=HATCHES[index],
-                edgecolor="white", linewidth=0, label=part if place == 0 else None,
-            )  # fmt: skip
-            left += number
-    if line:
-        axes.axvline(line[0], color=ALARM, linewidth=1.4)
-        axes.text(line[0], -0.62, f" {line[1]}", fontsize=8, color=ALARM, va="bottom")
-    axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(unit, fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
-
 
 # %% [markdown]
 # ## 1 · Parameters, from the configuration
@@ -147,29 +104,20 @@ def bars(rows, unit="", line=None):
 # |---|---|
 # | you will write | `parameters(config)` |
 # | builds on | nothing |
-# | time | 20 minutes |
+# | time | 21 minutes |
 # | difficulty, importance | 1 and 4 of 5 |
 # | points | 6 |
 #
 # Every bill below begins with P. But the name of a model rounds P ("70B" is 68,976,648,192 or
 # 70,553,706,496), and the rule of thumb 12 L h² leaves out the embedding and does not know the parts of
-# LLaMA. The exact number takes only ten lines.
+# LLaMA. The exact number takes only a few lines.
 #
 # **Predict**, before you run the next cell. Llama-3-8B has a vocabulary of 128,256 and a width of 4,096, and
 # its head is not tied to its embedding. How many of its 8 billion parameters only read and write tokens? The
 # picture shows the share of each part in ten models, the smallest at the top.
 
 # %% tags=["skip-in-grading"]
-shares = {}
-for name, config in sorted(
-    PUBLISHED.items(), key=lambda item: sum(facts.parameters_by_part(item[1]).values())
-):
-    parts = facts.parameters_by_part(config)
-    whole = sum(parts.values())
-    shares[f"{name}: {whole / 1e9:.3g}B"] = {
-        part: 100 * number / whole for part, number in parts.items()
-    }
-bars(shares, "% of all parameters")
+plan_figures.parameter_shares(PUBLISHED)
 
 # %% [markdown]
 # **Build.** `parameters` returns the number of each part. Its keys are the names in the picture.
@@ -183,7 +131,8 @@ bars(shares, "% of all parameters")
 # | head | V rows of h, but nothing if `tied`, because then the embedding's matrix is used twice |
 #
 # With `bias=True`, each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
-# With `bias=False`, none of them has one. The head never has a bias.
+# With `bias=False`, none of them has one. The head never has a bias. The stub already has the embedding and
+# the size of a norm.
 
 
 # %% nbgrader={"grade_id": "parameters", "solution": true}
@@ -192,14 +141,15 @@ def parameters(config: GPTConfig) -> dict[str, int]:
     h, f, bias = config.width, config.mlp_width, config.bias  # bias counts as 1 or 0 in a product
     queries = config.heads * config.head_dim
     keys = config.key_value_heads * config.head_dim
+    norm = h * (2 if config.norm == "layer" and bias else 1)  # numbers of each norm
+    table = config.vocab_size * h
+    embedding = table + (config.context * h if config.positions == "learned" else 0)
     ### BEGIN SOLUTION
     attention = h * (2 * queries + 2 * keys) + bias * (queries + 2 * keys + h)
     inward = 2 if config.mlp == "swiglu" else 1
     mlp = (inward + 1) * h * f + bias * (inward * f + h)
-    norm = h * (2 if config.norm == "layer" and bias else 1)
-    table = config.vocab_size * h
     return {
-        "embedding": table + (config.context * h if config.positions == "learned" else 0),
+        "embedding": embedding,
         "attention": config.layers * attention,
         "mlp": config.layers * mlp,
         "norms": (2 * config.layers + 1) * norm,
@@ -256,8 +206,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # gives the same 163M, because it lists the shared matrix under both of its names.
 #
 # **In production.** `model.num_parameters()` (Hugging Face) and `sum(p.numel() for p in model.parameters())`
-# count a shared matrix once. `torch.device("meta")` and `accelerate`'s `init_empty_weights` build a model of
-# any size without using memory.
+# count a shared matrix once. `accelerate`'s `init_empty_weights` also builds a model without memory.
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that most FLOPs and most parameters are in the
 # MLP. For parameters this is true in large models (66 % and 80 % above), but not in GPT-2 small (46 %). For
@@ -271,7 +220,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # |---|---|
 # | you will write | `step_flops(config, batch, seq, *, backward, causal, recompute)` |
 # | builds on | §1 |
-# | time | 25 minutes |
+# | time | 24 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 8 |
 #
@@ -285,35 +234,24 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # s² h FLOPs. Here is the forward of three models by part, with Llama-3-8B at two lengths.
 
 # %% tags=["skip-in-grading"]
-forward = {}
-for name, seq in (
+lengths = [
     ("GPT-2 small", 1024), ("GPT-3", 2048), ("Llama-3-8B", 8192), ("Llama-3-8B", 131_072)
-):  # fmt: skip
-    config = PUBLISHED[name]
-    parts = facts.parameters_by_part(config)
-    shown = {
-        # with the biases, 0.1 %. A picture can bear them, but the integer of your function cannot
-        "projections": 2 * seq * parts["attention"],
-        "scores": 4 * seq**2 * config.width * config.layers,
-        "mlp": 2 * seq * parts["mlp"],
-        "head": 2 * seq * config.vocab_size * config.width,
-    }
-    whole = sum(shown.values())
-    forward[f"{name}, {seq:,} tokens"] = {part: 100 * n / whole for part, n in shown.items()}
-bars(forward, "% of forward's FLOPs")
+]  # fmt: skip
+plan_figures.forward_shares(PUBLISHED, lengths)
 
 # %% [markdown]
 # **Predict.** By how many percent is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
 # Llama-3-8B with 8,192? You can read the answer off the bars. Which part of each bar does 6ND leave out?
 #
 # **Build.** Count only the products of matrices. Norms, softmax and activation functions do not count. The
-# cell already computes how many numbers the matrices of one block have.
+# stub already computes how many numbers the matrices of one block have, and how many pairs of a query and a
+# key one head scores in a sequence.
 #
 # - Count every matrix of every block, and the head (tied or not), with 2 FLOPs for each of its numbers and
 #   each token. Biases do not count, because they are added. The embedding does not count either, because a
 #   token is only looked up in it.
-# - Attention takes 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True`, count only scores
-#   that are not masked, because a token sees only itself and the tokens before it.
+# - Attention takes 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True`, `pairs` takes the
+#   place of s², because a token sees only itself and the tokens before it.
 # - `backward=True` adds twice the forward.
 # - `recompute=True` adds one more forward of the blocks, for activation checkpointing (notebook 09). A
 #   forward by itself recomputes nothing, so with `backward=False` either answer is right.
@@ -331,8 +269,8 @@ def step_flops(
     h, d = config.width, config.head_dim
     matrices = 2 * h * config.heads * d + 2 * h * config.key_value_heads * d  # of one block
     matrices += (3 if config.mlp == "swiglu" else 2) * h * config.mlp_width
+    pairs = seq * (seq + 1) // 2 if causal else seq**2  # of a query and a key, in one sequence
     ### BEGIN SOLUTION
-    pairs = seq * (seq + 1) // 2 if causal else seq * seq
     block = 2 * batch * seq * matrices + 4 * batch * pairs * config.heads * d
     blocks = config.layers * block
     head = 2 * batch * seq * config.vocab_size * h
@@ -345,8 +283,6 @@ def step_flops(
 # %% [markdown]
 # <details><summary>Hint: grouped queries</summary>Keys and values have fewer features, so <code>matrices</code>
 # has smaller ones. But every query head has its own scores, so <code>heads</code> counts there.</details>
-# <details><summary>Hint: causal</summary>The first token has one score, the second two, and the last s, so
-# the sum is s (s + 1) / 2. Your function has to return an integer.</details>
 #
 # **Check.**
 
@@ -400,36 +336,12 @@ for name, (config, batch, seq) in flops_of.items():
 
 # %% tags=["skip-in-grading"]
 def multiplied(config):
-    """The elements of all matrices that a token is multiplied by:
-    FLOPs of one token without scores."""
+    """N, from the FLOPs of one token without its scores."""
     return (step_flops(config, 1, 1, backward=False) - 4 * config.width * config.layers) // 2
 
 
-def rule_of_thumb():
-    lengths = [2**k for k in range(7, 18)]
-    figure = picture(7.2, 2.9)
-    axes = figure.subplots()
-    looks = zip(("GPT-2 small", "Llama-3-8B", "GPT-3"), (FORWARD, BACKWARD, INK), strict=True)
-    for name, colour in looks:
-        config = PUBLISHED[name]
-        n = multiplied(config)
-        for causal, style in ((False, "-"), (True, "--")):
-            ratios = [6 * n * s / step_flops(config, 1, s, causal=causal) for s in lengths]
-            label = None if causal else f"{name}, h = {config.width:,}"
-            axes.plot(lengths, ratios, style, color=colour, label=label)
-        usual = config.context
-        ratio = 6 * n * usual / step_flops(config, 1, usual)
-        axes.plot(usual, ratio, "o", color=colour)
-        print(f"{name:12} {usual:6,} tokens: 6ND is {ratio:.3f} of the step")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{each:,}" for each in lengths], fontsize=7, rotation=30)
-    axes.set(ylim=(0, 1.05), ylabel="6ND / FLOPs", xlabel="tokens in a sequence")
-    axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-tried(rule_of_thumb, step_flops)
+three = {name: PUBLISHED[name] for name in ("GPT-2 small", "Llama-3-8B", "GPT-3")}
+tried(lambda: plan_figures.rule_of_thumb(step_flops, multiplied, three), step_flops)
 
 # %% [markdown]
 # With GPT-2's parts the missing part is s/(6h) of the blocks' 6ND, so wide models hide it. It is 3 % of
@@ -439,6 +351,17 @@ tried(rule_of_thumb, step_flops)
 # GPT-2 small's ratio at 1,024 tokens becomes 0.874 instead of 0.867, because positions, biases and norms
 # count, but multiply nothing. The two are close only because the head is tied. Llama-3-8B has an embedding in
 # addition to its head, so its ratio at 8,192 tokens becomes 0.832 instead of 0.778.</details>
+#
+# **In production.** Two numbers are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model by
+# the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
+# counts it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4), a factor of 1.251, so about three
+# quarters of a forward were computed twice. If all blocks run again, the factor is nearly 4/3.
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". But it
+# costs one more forward, in addition to a forward and a backward of twice its cost, which makes 4/3
+# (Korthikanti et al. 2022).</details>
+#
+# ### Optional: what a counter does not see
 #
 # **Break it.** Let PyTorch choose the attention kernel, and count again.
 
@@ -454,16 +377,6 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 # On a CPU a quarter of the FLOPs vanishes silently, because PyTorch's counter has no formula for the fused
 # CPU kernel. On a GPU it finds *more*, since the fused backward computes the scores a second time. A counter
 # counts only the operations it knows, so a measured number needs a closed form next to it.
-#
-# **In production.** Two numbers are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model by
-# the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
-# counts it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4), a factor of 1.251, so about three
-# quarters of a forward were computed twice. If all blocks run again, the factor is nearly 4/3, but not quite,
-# because the head does not run again.
-#
-# <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". But it
-# costs one more forward, in addition to a forward and a backward of twice its cost, which makes 4/3
-# (Korthikanti et al. 2022).</details>
 
 # %% [markdown]
 # ## 3 · Memory of a step: build the meter
@@ -472,14 +385,16 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 # |---|---|
 # | you will write | `SavedBytes` (8 points) and `activation_bytes` (6 points) |
 # | builds on | nothing |
-# | time | 50 minutes |
+# | time | 40 minutes, and 4 for the *optional* end |
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
 # Here is the memory of two training steps of a small GPT, byte by byte, after each operation PyTorch ran.
 # Colours say which owner holds the bytes. Read the picture from left to right. Forward piles up activations,
 # backward consumes them and leaves gradients, and the first step of Adam creates the state that stays from
-# then on.
+# then on. (You don't have to read the cell, which tells the instrument where each phase begins.)
+#
+# **Predict.** In which of the two steps is the peak higher?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.memory_figures import memory_figure
@@ -510,14 +425,15 @@ last, peak = timeline.moments[-1].bytes, timeline.peak
 for kind in ("weights", "gradients", "optimizer"):
     print(f"{kind:10} {last[kind] / P:7.4f} bytes a parameter at the end")
 shares = ", ".join(f"{kind} {n / peak.total:.0%}" for kind, n in peak.bytes.items() if n)
-print(f"the peak, {peak.total / 1e6:.2f} MB, lies in {peak.phase}: {shares}")
+print(f"the peak, {peak.total / 1e6:.2f} MB, occurs in {peak.phase}: {shares}")
 memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 tokens, float32")
 
 # %% [markdown]
-# After a step, until `zero_grad`, there are 4 + 4 + 8 = 16 bytes per parameter, which you get from P alone.
-# (The extra 0.0003 is Adam's count of steps, one number for each tensor.) The mountains are activations. They
-# are the largest part at the peak, they are not proportional to P, and they grow with the batch. So they need
-# a meter.
+# The second step has the higher peak, because Adam's state is in memory from its beginning. After a step,
+# until `zero_grad`, there are 4 + 4 + 8 = 16 bytes per parameter, which you get from P alone. (The extra
+# 0.0003 is Adam's count of steps, one number for each tensor.) The mountains are activations. They are the
+# largest part at the peak, they are not proportional to P, and they grow with the batch. So they need a
+# meter.
 #
 # **Build.** Autograd tells a pair of functions about each tensor it keeps. It calls `pack(tensor)` in
 # forward, and hands the result to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
@@ -532,24 +448,21 @@ memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 toke
 #   identifies a storage only as long as something holds that storage.
 #
 # `by_module` says where the bytes come from. When a storage is kept for the first time, its bytes belong to
-# the innermost submodule that is running. The class already has the hooks that put a submodule's name on the
-# list `running` when its forward begins, and take it off when it ends. Write `pack`, and fill `known` before
-# anything runs.
+# the innermost submodule that is running. The method `count` enters them there, and in `total`. The hooks that
+# it needs are in `__enter__`, which also puts the storages of parameters and buffers into `known`. You write
+# `pack`, which looks a tensor's storage up in `known`, and counts it if it is new.
 
 
 # %% nbgrader={"grade_id": "saved_bytes", "solution": true}
 class SavedBytes:
-    """Context manager: the bytes that autograd keeps for backward
-    of the operations that run inside.
+    """Context manager: the bytes that autograd keeps for backward of the operations inside.
 
     module: its parameters and buffers do not count.
     total: bytes so far, each storage once.
     by_module: dict, bytes by the name of the innermost submodule that was running when a storage
-    was first kept; names as in `module.named_modules()`, so "" is the module itself.
+    was first kept, "" for the module itself.
 
-    `with SavedBytes(module) as meter` gives the meter itself. Both can be read afterwards. Tensors
-    are neither copied nor held once backward is over, and the hooks are removed at the end, also
-    after an exception inside.
+    Both can be read after the block. Tensors are neither copied nor held once backward is over.
     """
 
     def __init__(self, module: nn.Module):
@@ -559,6 +472,22 @@ class SavedBytes:
         self.handles = []
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
 
+    def count(self, nbytes: int):
+        """Add the bytes to `total`, and to the entry of the submodule that is running."""
+        name = self.running[-1] if self.running else ""
+        self.total += nbytes
+        self.by_module[name] = self.by_module.get(name, 0) + nbytes
+
+    def pack(self, tensor):
+        """Called in forward with each tensor that autograd keeps; returns it."""
+        ### BEGIN SOLUTION
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.known[storage.data_ptr()] = storage  # held, so that its address stays its own
+            self.count(storage.nbytes())
+        return tensor
+        ### END SOLUTION
+
     def __enter__(self):
         for name, submodule in self.module.named_modules():
             self.handles += [
@@ -567,13 +496,14 @@ class SavedBytes:
                 ),
                 submodule.register_forward_hook(self.leave, always_call=True),
             ]
-        ### BEGIN SOLUTION
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             storage = tensor.untyped_storage()
             self.known[storage.data_ptr()] = storage
-        ### END SOLUTION
         self.hooks.__enter__()
         return self
+
+    def leave(self, *_):
+        self.running.pop()
 
     def __exit__(self, *error):
         self.hooks.__exit__(*error)
@@ -581,28 +511,11 @@ class SavedBytes:
             handle.remove()
         self.known.clear()  # frees the storages, because numbers are enough from here on
 
-    def leave(self, *_):
-        self.running.pop()
-
-    def pack(self, tensor):
-        """Called in forward with each tensor that autograd keeps; returns it."""
-        ### BEGIN SOLUTION
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.known:
-            self.known[storage.data_ptr()] = storage  # held, so that its address stays its own
-            name = self.running[-1] if self.running else ""
-            self.total += storage.nbytes()
-            self.by_module[name] = self.by_module.get(name, 0) + storage.nbytes()
-        return tensor
-        ### END SOLUTION
-
 
 # %% [markdown]
-# <details><summary>Hint: begin with the sum</summary>First add up <code>tensor.nbytes</code> in
-# <code>pack</code> and return the tensor. Then add a dict of the storages seen so far. Finally put the
-# parameters into the dict before anything runs.</details>
-# <details><summary>Hint: the names</summary>The innermost submodule is the last of the list. If the list is
-# empty, the module itself is running, whose name is "".</details>
+# <details><summary>Hint: begin with the sum</summary>First count <code>tensor.nbytes</code> in
+# <code>pack</code> and return the tensor. Then count storages, and only those that are not in the dict
+# yet.</details>
 # <details><summary>Hint: addresses</summary>Keep the storage object itself in the dict under its
 # <code>data_ptr()</code>. Until <code>__exit__</code> empties the dict, nothing else can take its
 # address.</details>
@@ -657,15 +570,15 @@ if ready(SavedBytes):
 # sequence and is 8 rows here. With this kernel, the first module that keeps attention's result is
 # `attention.out`.
 #
-# **Predict.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
+# **Build.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
 # key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`, because
-# it doesn't have to be 4h.
+# it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub has this
+# case.
 #
 # - `itemsize` is the number of bytes per number. Use it for a norm's statistics as well, as PyTorch does on
 #   the CPU. (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm,
 #   however, is a float32 in any case.
 # - With `flash=False`, each layer keeps the softmax once, b · a · s² numbers, but no logarithm.
-# - With `checkpoint=True`, each block keeps only its input.
 
 
 # %% nbgrader={"grade_id": "activation_bytes", "solution": true}
@@ -674,10 +587,10 @@ def activation_bytes(
     flash: bool = True, checkpoint: bool = False,
 ) -> float:  # fmt: skip
     """Bytes that all blocks together keep for backward."""
-    ### BEGIN SOLUTION
     tokens = batch * seq
     if checkpoint:
         return config.layers * tokens * config.width * itemsize
+    ### BEGIN SOLUTION
     statistics = 2 * 2  # a mean and a deviation, for each of two norms
     layer = tokens * (8 * config.width + 2 * config.mlp_width + statistics) * itemsize
     layer += tokens * config.heads * (4 if flash else seq * itemsize)
@@ -721,7 +634,7 @@ if ready(SavedBytes, activation_bytes):
         predicted = activation_bytes(config, batch, seq, 4, flash=flash)
         print(f"{name:22} {measured:12,} {predicted:12,.0f}   {measured / predicted:.3f}")
 
-from course_lib.facts import korthikanti_activations
+from course_lib.facts import korthikanti_activations as paper
 
 large = PUBLISHED["GPT-3"]
 options = {
@@ -729,11 +642,9 @@ options = {
     "flash": ({}, "selective"),
     "checkpointed": ({"checkpoint": True}, "full"),
 }
-for name, (yours, paper) in options.items():
+for name, (yours, recompute) in options.items():
     predicted = said(activation_bytes, large, 1, 2048, **yours)
-    of_paper = large.layers * korthikanti_activations(
-        2048, 2048, large.width, large.heads, recompute=paper
-    )
+    of_paper = large.layers * paper(2048, 2048, large.width, large.heads, recompute=recompute)
     print(f"{name:13} yours {predicted / 1e9:6.1f} GB   the paper's {of_paper / 1e9:6.1f} GB")
 
 # %% [markdown]
@@ -741,6 +652,25 @@ for name, (yours, paper) in options.items():
 # brings it down to 4.8. The paper's first two numbers are larger because its model has dropout, whose masks
 # are kept, and also drops attention weights. (In the row `flash` you see its selective recomputation, which
 # keeps no scores either.)
+#
+# **In production.** On a GPU, PyTorch keeps the same record. Call
+# `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`. The page
+# pytorch.org/memory_viz draws this file like the picture above.
+#
+# <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
+# namely the gate before and after SiLU, up, and their product. On the CPU, PyTorch composes RMSNorm from
+# several operations, which keep their input and the normalised values, 2h + 1 numbers per token. Grouped keys
+# and values are narrower. But rotary positions keep float32 cosines and sines for q and for k, 2 s d numbers
+# per layer. LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB, whereas a GPT of GPT-2's parts and the
+# same h, L and inner width keeps 58.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB per sample,
+# but see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB", but from
+# 89 GB it saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it, the factor
+# is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on the weights, it is 3.4x, and
+# flash attention saves nothing if the blocks are checkpointed anyway.</details>
+
+# %% [markdown]
+# ### Optional: a leak
 #
 # **Break it.** Here is a classic leak. You evaluate a model on eight batches and collect the losses in a
 # list, to average them afterwards. How large is the peak, compared with a list of numbers?
@@ -774,22 +704,6 @@ for name, nbytes in peaks.items():
 # as many. (The peak is only about six times as high, because weights and temporary results are stored only
 # once.) With `.item()` each graph is freed immediately, and under `no_grad` there is none.
 #
-# **In production.** On a GPU, PyTorch keeps the same record. Call
-# `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`. The page
-# pytorch.org/memory_viz draws this file like the picture above.
-#
-# <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
-# namely the gate before and after SiLU, up, and their product. On the CPU, PyTorch composes RMSNorm from
-# several operations, which keep their input and the normalised values, 2h + 1 numbers per token. Grouped keys
-# and values are narrower. But rotary positions keep float32 cosines and sines for q and for k, 2 s d numbers
-# per layer. LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB, whereas a GPT of GPT-2's parts and the
-# same h, L and inner width keeps 58.</details>
-# <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB per sample,
-# but see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB", but from
-# 89 GB it saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it, the factor
-# is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on the weights, it is 3.4x, and
-# flash attention saves nothing if the blocks are checkpointed anyway.</details>
-#
 # This is a good place for a break.
 
 # %% [markdown]
@@ -799,7 +713,7 @@ for name, nbytes in peaks.items():
 # |---|---|
 # | you will write | `recipe_bytes(name)` |
 # | builds on | §3 |
-# | time | 20 minutes |
+# | time | 25 minutes, and 3 for the *optional* end |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
@@ -817,29 +731,31 @@ for recipe in RECIPES:
 # chart below the check will tell you.
 #
 # **Build.** Count the bytes per parameter after a step, while its gradients are still in memory. There are
-# four numbers, namely the bytes of the weights that forward multiplies by, of the gradients (all copies that
-# exist), of the master copy of the weights (which the optimizer changes), and of the moments. If the
-# optimizer changes the model's own weights, there is no master copy, so write 0. Count a second copy of the
-# gradients only if it stays next to the first, as in `megatron fp16`, but not if a step makes it and drops
-# it, as in `zero`. Scales also count. They are a float32 for each block, so 4/256 bytes per number for blocks
-# of 256. In `deepseek-v3`, count the weights of linear layers, whose working copy is fp8.
+# four numbers, namely the bytes of the weights that the model holds, of the gradients (all copies that
+# exist), of the master copy of the weights (which the optimizer changes), and of the moments. The stub has
+# three recipes, and you write six.
+#
+# - If the optimizer changes the model's own weights, there is no master copy, so write 0.
+# - Count a second copy of the gradients only if it stays next to the first, as in `megatron fp16`, but not if
+#   a step makes it and drops it, as in `zero`. The copies that autocast makes are dropped as well.
+# - Scales also count. They are a float32 for each block, so 4/256 bytes per number for blocks of 256 numbers.
+# - In `deepseek-v3`, count the weights of linear layers, which the model holds in fp8.
 
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
 def recipe_bytes(name: str) -> tuple[float, float, float, float]:
     """(weights, gradients, master copy, moments) of the recipe, in bytes a parameter."""
+    recipes = {"float32": (4, 4, 0, 8), "zero": (2, 2, 4, 8), "sgd": (4, 4, 0, 4)}
     ### BEGIN SOLUTION
-    return {
-        "float32": (4, 4, 0, 8),
+    recipes |= {
         "autocast": (4, 4, 0, 8),
-        "zero": (2, 2, 4, 8),
         "megatron bf16": (2, 4, 4, 8),
         "megatron fp16": (2, 2 + 4, 4, 8),
         "pure bf16": (2, 2, 0, 4),
         "deepseek-v3": (1 + 4 / 128**2, 4, 4, 4),
         "adam 8 bits": (2, 2, 4, 2 * (1 + 4 / 256)),
-        "sgd": (4, 4, 0, 4),
-    }[name]
+    }
+    return recipes[name]
     ### END SOLUTION
 
 
@@ -858,50 +774,19 @@ report = check("01_why_distribute/recipes", recipe_bytes, cases="hidden")
 report.points(6)
 
 # %% tags=["skip-in-grading"]
-PARTS = ("weights", "gradients", "master copy", "moments")
-
-
-def states_of_7b():
-    rows = {}
-    for recipe in RECIPES:
-        of_parts = [6.74 * nbytes for nbytes in recipe_bytes(recipe.name)]
-        rows[f"{recipe.name}: {sum(of_parts):.0f} GB"] = dict(zip(PARTS, of_parts, strict=True))
-    return bars(rows, "GB of model states, LLaMA-7B", (80, "80 GB"))
-
-
-tried(states_of_7b, recipe_bytes)
+tried(lambda: plan_figures.recipe_bars(recipe_bytes, billions=6.74, room=80), recipe_bytes)
 
 # %% [markdown]
-# **Measure.** The cell really runs five recipes, one step each, on the small model, and then counts all
+# **Measure.** The cell really runs five recipes, one step each, on a small model, and then counts all
 # tensors. (This machine computes in bf16 where `zero` has fp16, but the bytes are the same.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def one_step(dtype=torch.float32, autocast=False, master=False, optimizer=torch.optim.AdamW, **o):
+def one_step(dtype=torch.float32, **recipe):
     """Bytes a parameter after one step: (weights, gradients, master copy, moments)."""
     torch.manual_seed(0)
-    model = GPT(PRESETS["0.1M"]).to(device(), dtype)
-    params = list(model.parameters())
-    copies = [param.detach().float() for param in params] if master else []
-    chosen = optimizer(copies or params, lr=1e-3, **o)
     tokens = torch.randint(256, (2, 64), device=device())
-    with torch.autocast(device().type, torch.bfloat16, enabled=autocast):
-        loss = next_token_loss(model(tokens), tokens)
-    loss.backward()
-    for copy, param in zip(copies, params, strict=False):
-        copy.grad = param.grad.float()
-    chosen.step()
-    for copy in copies:
-        copy.grad = None  # the float32 copies of the gradients were only for the step
-    moments = [
-        value
-        for state in chosen.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor) and value.dim()
-    ]
-    groups = params, [param.grad for param in params], copies, moments
-    count = sum(param.numel() for param in params)
-    return tuple(sum(tensor.nbytes for tensor in group) / count for group in groups)
+    return planning.recipe_states(GPT(PRESETS["0.1M"]).to(device(), dtype), tokens, **recipe)
 
 
 RUN = {
@@ -911,18 +796,38 @@ RUN = {
     "pure bf16": {"dtype": torch.bfloat16},
     "sgd": {"optimizer": torch.optim.SGD, "momentum": 0.9},
 }
-print(f"{'':12} " + "".join(f"{part:>12}" for part in PARTS) + "   together   yours")
+print("             weights  gradients  master copy  moments     yours, as a sum")
 for name, options in RUN.items():
     measured, yours = one_step(**options), said(recipe_bytes, name)
-    print(
-        f"{name:12} " + "".join(f"{number:12.2f}" for number in measured)
-        + f"{sum(measured):11.2f}   {sum(yours) if yours else '?'}"
-    )  # fmt: skip
+    columns = "{:8.2f} {:10.2f} {:12.2f} {:8.2f}".format(*measured)
+    print(f"{name:11} {columns}   {sum(yours) if yours else '?':>10}, measured {sum(measured):.0f}")
 
 # %% [markdown]
 # Mixed precision does not shrink the model states, which take 16 bytes with it and without it. But it shrinks
 # activations, and it multiplies faster. Ranks that exchange gradients send half as much with `zero`, but with
 # `autocast` as much as before, because its gradients are float32.
+#
+# <details><summary>In production</summary>Frameworks print the sum in their guides, but they count
+# differently:
+#
+# | source | bytes per parameter | the optimizer's part divided by d ranks (stage 1, see §7) |
+# |---|---|---|
+# | ZeRO, §3.1 | 2 + 2 + 12 = 16 | 4 + 12/d |
+# | Megatron Core, bf16 with float32 gradients | 18 | 6 + 12/d |
+# | Megatron Core, fp16 with fp16 gradients | 20 | 4 + 16/d |
+# | Megatron Core, float32 | 16 | 8 + 8/d |
+# | DeepSeek-V3, §3.3 | 13, for linear layers | 5 + 8/d (its §3.2) |
+#
+# </details>
+# <details><summary>In the lectures</summary>Four numbers in the lectures count different parts. Lecture 000
+# says that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
+# Lecture 002 says that Adam needs 8 bytes, "1B = 10 GB". That is m, v and 2 bytes of weights, without master
+# copy and gradients. Lecture 003 takes 28 GB of weights, times 4, which is right for plain float32. Lecture
+# 001 says that 12P is "momentum and variance". But those are only 8P, and the master copy is the rest. Its
+# "350GB+ in fp32" for GPT-3 are weights in 16 bits, since 175B in float32 take 700 GB.</details>
+
+# %% [markdown]
+# ### Optional: two savings at once
 #
 # **Break it.** "Two savings are better than one", so convert the model to bf16 *and* run it under autocast.
 # Which of the 16 bytes are left, and what does the step do to a weight near 1?
@@ -944,25 +849,6 @@ for dtype in (torch.float32, torch.bfloat16):
 # 8 bytes are left, and autocast doesn't add anything to them. So there is no master copy any more. Near 1,
 # the next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away every time. The
 # master copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
-#
-# <details><summary>In production</summary>Frameworks print the sum in their guides, but they count
-# differently:
-#
-# | source | bytes per parameter | the optimizer's part divided by d ranks (stage 1, see §7) |
-# |---|---|---|
-# | ZeRO, §3.1 | 2 + 2 + 12 = 16 | 4 + 12/d |
-# | Megatron Core, bf16 with float32 gradients | 18 | 6 + 12/d |
-# | Megatron Core, fp16 with fp16 gradients | 20 | 4 + 16/d |
-# | Megatron Core, float32 | 16 | 8 + 8/d |
-# | DeepSeek-V3, §3.3 | 13, for linear layers | 5 + 8/d (its §3.2) |
-#
-# </details>
-# <details><summary>In the lectures</summary>Four numbers in the lectures count different parts. Lecture 000
-# says that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
-# Lecture 002 says that Adam needs 8 bytes, "1B = 10 GB". That is m, v and 2 bytes of weights, without master
-# copy and gradients. Lecture 003 takes 28 GB of weights, times 4, which is right for plain float32. Lecture
-# 001 says that 12P is "momentum and variance". But those are only 8P, and the master copy is the rest. Its
-# "350GB+ in fp32" for GPT-3 are weights in 16 bits, since 175B in float32 take 700 GB.</details>
 
 # %% [markdown]
 # ## 5 · How fast: the roofline *(optional)*
@@ -989,27 +875,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # dotted lines are the peaks. The numbers come from data sheets, so nothing is measured here.
 
 # %% tags=["skip-in-grading"]
-TOKENS = [2**k for k in range(13)]
-
-
-def reach():
-    figure = picture(7.2, 2.7)
-    axes = figure.subplots()
-    for card, colour in ((H100, FORWARD), (A100, BACKWARD)):
-        work = [2 * m * 4096**2 for m in TOKENS]
-        seconds = [facts.matmul_seconds(m, 4096, 4096, card.flops, card.bandwidth) for m in TOKENS]
-        shown = [w / s / 1e12 for w, s in zip(work, seconds, strict=True)]
-        axes.plot(TOKENS, shown, color=colour, label=card.name)
-        axes.axhline(card.flops / 1e12, color=colour, linestyle=":", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="tokens m", ylabel="TFLOP/s at best")
-    axes.set_xticks(TOKENS, [f"{m:,}" for m in TOKENS], fontsize=8)
-    axes.minorticks_off()
-    axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-reach()
+plan_figures.reach([H100, A100])
 
 # %% [markdown]
 # **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the least number of FLOPs
@@ -1121,22 +987,7 @@ if ready(ridge, least_tokens):
     )
 
 
-def under_the_roof():
-    figure = picture(7.2, 2.9)
-    axes = figure.subplots()
-    roof = [2 * m * 4096**2 / matmul_seconds(m, 4096, 4096, peak, bandwidth, 4) for m in seconds]
-    reached = [2 * m * 4096**2 / taken for m, taken in seconds.items()]
-    axes.plot(list(seconds), [each / 1e9 for each in roof], color=INK, label="your roof")
-    axes.plot(list(seconds), [each / 1e9 for each in reached], "o", color=FORWARD, label="measured")
-    axes.set(xscale="log", yscale="log", xlabel="tokens m", ylabel="GFLOP/s")
-    axes.set_xticks(list(seconds), list(map(str, seconds)), fontsize=8)
-    axes.minorticks_off()
-    axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-tried(under_the_roof, matmul_seconds)
+tried(lambda: plan_figures.under_the_roof(matmul_seconds, peak, bandwidth, seconds), matmul_seconds)
 
 # %% [markdown]
 # Above a few rows, the points climb with m, but they stay below the roof, because a library's kernel does not
@@ -1168,7 +1019,7 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # |---|---|
 # | you will write | `days`, `tokens_per_second_per_gpu` and, *optional*, `compute_optimal` |
 # | builds on | §2 |
-# | time | 15 minutes; 20 more, *optional*, for the model's size |
+# | time | 10 minutes, and 21 for the *optional* ends |
 # | difficulty, importance | 2 and 2 of 5 |
 # | points | 6 |
 #
@@ -1188,17 +1039,8 @@ for name, percent in PUBLISHED_MFU.items():
 # **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
 # the first one before you compute it.
 #
-# **Build.** Write `days` and `tokens_per_second_per_gpu`.
-#
-# The rest of this section is *optional*, and has about 4 of the 6 points. It asks the question that comes
-# before any plan. If C is *given*, which N is best?
-# A large model sees few tokens, whereas a small one learns little from many. A *scaling law* is a fit of the
-# loss,
-#
-# L(N, D) = E + A / N^α + B / D^β,
-#
-# and on the line 6 N D = C it has a lowest point, which `compute_optimal` returns. Set D = C/(6N), and then
-# set the derivative with respect to N to zero, or search. `law` is (E, A, B, α, β).
+# **Build.** Write `days` and `tokens_per_second_per_gpu`. `compute_optimal` has about 4 of the 6 points, but
+# it is *optional*. It is explained under "How large?" below, so leave it as it is for now.
 
 
 # %% nbgrader={"grade_id": "budgets", "solution": true}
@@ -1227,10 +1069,10 @@ def compute_optimal(budget: float, law: tuple[float, ...]) -> tuple[float, float
 
 
 # %% [markdown]
-# <details><summary>Hint: the derivative</summary>With M = C/6 the law is E + A N^−α + B N^β M^−β. Its
-# derivative is zero where α A N^−α = β B N^β M^−β. Solve for N.</details>
+# <details><summary>Hint: `compute_optimal`, the derivative</summary>With M = C/6 the law is
+# E + A N^−α + B N^β M^−β. Its derivative is zero where α A N^−α = β B N^β M^−β. Solve for N.</details>
 #
-# **Check.**
+# **Check.** Without `compute_optimal`, two of its lines stay red.
 
 # %% nbgrader={"grade_id": "budgets_check", "points": 6}
 report = check("01_why_distribute/budgets", days, tokens_per_second_per_gpu, compute_optimal)
@@ -1252,9 +1094,15 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
 # Memory is the first reason to distribute. Time is the second, because one H100 would take 58 years for
 # Llama-3-8B, even if it had the memory.
 #
-# **Measure: published runs.** The first two lines compare the FLOPs of a paper with yours. The other papers do
-# not state an MFU, so the cell derives it. It divides your days at 100 % by the days a run took, and a paper's
-# tokens per second by yours at 100 %.
+# **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
+# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
+# `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they take.
+#
+# ### Optional: published runs
+#
+# **Measure.** The first two lines compare the FLOPs of a paper with yours. The other papers do
+# not state an MFU, so the cell derives it in two ways. It divides the days that your function gives at 100 %
+# by the days the run took, or the paper's tokens per second by yours at 100 %.
 
 
 # %% tags=["skip-in-grading"]
@@ -1286,11 +1134,18 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 # multiplies in fp8. (A token uses 37B of its 671B parameters, and these are N.) If you divide by the peak of
 # bf16, it reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
 #
-# **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
-# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
-# `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they take.
+# ### Optional: how large?
 #
-# ### How large? *(optional)*
+# A question comes before any plan. If C is *given*, which N is best? A large model sees few tokens, whereas a
+# small one learns little from many. A *scaling law* is a fit of the loss,
+#
+# L(N, D) = E + A / N^α + B / D^β,
+#
+# and on the line 6 N D = C it has a lowest point.
+#
+# **Build.** In the cell of `days` above, write `compute_optimal`, which returns this point as (N, D), and run
+# the check again. Set D = C/(6N), and then set the derivative with respect to N to zero, or search. `law` is
+# (E, A, B, α, β).
 #
 # Chinchilla (Hoffmann et al. 2022) is the paper that every plan cites. It has 70B parameters and 1.4T tokens,
 # 20 tokens per parameter, and is said to be compute-optimal for Gopher's budget, 5.76e23 FLOPs. Here is the
@@ -1300,26 +1155,6 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 
 # %% tags=["skip-in-grading"]
-def along_the_budget():
-    sizes = [10 ** (9.5 + 0.05 * k) for k in range(51)]
-    figure = picture(7.2, 2.9)
-    axes = figure.subplots()
-    for name, colour, style in (("printed", BACKWARD, "--"), ("replication", FORWARD, "-")):
-        law = LAWS[name]
-        losses = [law_loss(n, CHINCHILLA / 6 / n, law) for n in sizes]
-        best = min(range(len(sizes)), key=losses.__getitem__)
-        axes.plot([n / 1e9 for n in sizes], losses, style, color=colour, label=name)
-        axes.plot(sizes[best] / 1e9, losses[best], "v", color=colour)
-    axes.axvline(70, color=QUIET, linestyle=":", linewidth=1)
-    axes.text(73, 2.06, "Chinchilla, 70B", fontsize=8, color=QUIET)
-    axes.set(xscale="log", xlabel="parameters, in billions", ylabel="loss that the law predicts")
-    axes.set_xticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
-    axes.minorticks_off()
-    axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
 for name, law in LAWS.items():
     if best := said(compute_optimal, CHINCHILLA, law):
         n, d = best
@@ -1327,7 +1162,7 @@ for name, law in LAWS.items():
         print(
             f"{name:12} {exponents:20} {n / 1e9:5.1f}B, {d / 1e12:.2f}T tokens: {d / n:5.1f} a parameter"
         )
-along_the_budget()
+plan_figures.along_the_budget()
 
 # %% [markdown]
 # The printed law gives 32B and 93 tokens per parameter, so it contradicts the model of its own paper. But
@@ -1344,36 +1179,11 @@ along_the_budget()
 
 
 # %% tags=["skip-in-grading"]
-def laws_and_models():
-    budgets = [10 ** (21 + 0.1 * k) for k in range(56)]
-    figure = picture(7.2, 3.0)
-    axes = figure.subplots()
-    looks = zip(
-        LAWS.items(), ((BACKWARD, "--"), (WEIGHT_GRADIENT, ":"), (FORWARD, "-")), strict=True
-    )
-    for (name, law), (colour, style) in looks:
-        best = [compute_optimal(budget, law)[0] / 1e9 for budget in budgets]
-        axes.plot(budgets, best, style, color=colour, label=name)
-    dots = [(run.name, run.params, run.tokens) for run in RUNS if "DeepSeek" not in run.name]
-    for name, n, d in [*dots, ("Llama-3-8B", 8e9, 15e12), ("Gopher", 280e9, 300e9)]:
-        axes.plot(6 * n * d, n / 1e9, "o", color=INK, ms=4)
-        places = {"Chinchilla": (-50, 4), "LLaMA-65B": (8, -14), "Llama-3-405B": (-64, -12)}
-        place = places.get(name, (6, -3))
-        axes.annotate(name, (6 * n * d, n / 1e9), place, textcoords="offset points", fontsize=8)
-    axes.set(xscale="log", yscale="log", xlabel="budget in FLOPs", ylabel="billions of parameters")
-    axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    return figure
-
-
-tried(laws_and_models, compute_optimal)
+tried(lambda: plan_figures.laws_and_models(compute_optimal), compute_optimal)
 
 # %% [markdown]
 # A model below a line is smaller than the law says and has seen more tokens. Llama-3-8B is far below on
 # purpose, because a small model costs less each time it is *used*, but the law knows only training.
-#
-# <details><summary>In the lectures</summary>The errors in the plan of §8 come from recipe 2 in
-# lecture 001.</details>
 
 # %% [markdown]
 # ## 7 · When one GPU is not enough
@@ -1382,38 +1192,21 @@ tried(laws_and_models, compute_optimal)
 # |---|---|
 # | you will write | `first_that_fits(config, gpus, room, batch, seq)` |
 # | builds on | §1 `parameters`, §3 `activation_bytes` |
-# | time | 30 minutes |
+# | time | 28 minutes, and 7 for the *optional* end |
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 8 |
 #
 # This section uses two ways to cut the bill of a GPU. *Sharding* (notebooks 04 and 05) divides model states
 # over the GPUs, in stages 0 to 3, of which stage 0 is plain replicas and divides nothing. *Checkpointing*
 # (notebook 09) keeps only the blocks' inputs. Here are the eight combinations for a GPT of 6.7 billion
-# parameters on 8 GPUs, with 4 sequences of 2,048 tokens on each.
+# parameters on 8 GPUs of 80 GB, with 4 sequences of 2,048 tokens on each.
 
 # %% tags=["skip-in-grading"]
-from course_lib.pictures.memory_figures import bill_axes, strategy_map
+from course_lib.pictures.memory_figures import strategy_map
 
 GPT_7B = GPTConfig(50257, 2048, layers=32, heads=32, width=4096)  # Brown et al. 2020, table 2.1
-GPT_13B = GPTConfig(
-    50257, 8192, layers=40, heads=40, width=5120
-)  # the same, of a width that 40 divides
-
-
-def layouts(config, gpus, batch, seq, room):
-    figure = picture(8.6, 2.9)
-    axes = figure.subplots()
-    bills = {
-        f"stage {stage}{', checkpointed' if checkpoint else ''}": facts.layout_bytes(
-            config, gpus, batch, seq, stage, checkpoint
-        )
-        for stage, checkpoint in facts.LAYOUTS
-    }
-    bill_axes(axes, bills, room)
-    return figure
-
-
-layouts(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
+GPT_13B = GPTConfig(50257, 8192, layers=40, heads=40, width=5120)  # of a width that 40 divides
+plan_figures.layout_bars(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 
 # %% [markdown]
 # One GPU's bill has six lines. (The gathered block of stage 3 is so small that you can hardly see it in the
@@ -1437,7 +1230,8 @@ layouts(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 #
 # **Build.** `room` is how many bytes training may use on each GPU, and `batch` and `seq` are for one GPU. A
 # bill exactly as large as the room still fits. The answer is `(stage, checkpoint)`, such as `(3, False)`, or
-# None if nothing fits. Your earlier functions do most of the work.
+# None if nothing fits. Your earlier functions do most of the work. The stub has P, the parameters of a block,
+# and the bytes of the logits.
 
 
 # %% nbgrader={"grade_id": "first_that_fits", "solution": true}
@@ -1446,14 +1240,12 @@ def first_that_fits(
 ) -> tuple[int, bool] | None:
     """The cheapest layout (stage, checkpoint) whose bill is at most `room` on each of the GPUs."""
     count = sum(parameters(config).values())
+    with_another = sum(parameters(replace(config, layers=config.layers + 1)).values())
+    block = with_another - count
+    logits = 6 * batch * seq * config.vocab_size
     ### BEGIN SOLUTION
-    block = (
-        sum(parameters(replace(config, layers=2)).values())
-        - sum(parameters(replace(config, layers=1)).values())
-    )  # fmt: skip
     for checkpoint in (False, True):
-        kept = activation_bytes(config, batch, seq, checkpoint=checkpoint)
-        kept += 6 * batch * seq * config.vocab_size
+        kept = logits + activation_bytes(config, batch, seq, checkpoint=checkpoint)
         for stage in range(4):
             states = sum(
                 nbytes * count / (gpus if stage >= least else 1)
@@ -1467,8 +1259,6 @@ def first_that_fits(
 
 
 # %% [markdown]
-# <details><summary>Hint: one block</summary>Take <code>parameters(replace(config, layers=1))</code> and
-# <code>layers=2</code>. The difference between the two sums is one block.</details>
 # <details><summary>Hint: the order</summary>Write two loops, with checkpoint outside and stage inside. Return
 # the first that fits.</details>
 #
@@ -1484,15 +1274,15 @@ report.points(8)
 
 # %% [markdown]
 # **Measure: the map.** The cell answers the prediction, and then draws models against GPUs, coloured by your
-# own answers, for 70 GB of room and one sequence of 4,096 tokens on each GPU. Blue means without
-# checkpointing, orange means with it, and white means None. In a live notebook, sliders change the room and
+# own answers, for one sequence of 4,096 tokens on each GPU and 70 GB of room, because CUDA, NCCL and gaps also
+# take some of the 80. Blue means without checkpointing, orange means with it, and white means None. In a live notebook, sliders change the room and
 # the tokens. (Your formula counts the activations of GPT-2's parts. But LLaMA's parts keep half as much
 # again, 24.3 GB instead of 16.1 for Llama-3-8B, so the rows of LLaMA models are too optimistic.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for gpus in (8, 1):
     layout = said(first_that_fits, GPT_7B, gpus, 80e9, 4, 2048)
-    print(f"6.7B on {gpus} GPU{'s' if gpus > 1 else ''}, as in the picture: {layout}")
+    print(f"6.7B on {gpus} GPU{'s' if gpus > 1 else ''}, with the picture's batch: {layout}")
 drawn = tried(lambda: strategy_map(first_that_fits), first_that_fits)
 drawn
 
@@ -1500,9 +1290,19 @@ drawn
 # Read a row from left to right. More GPUs allow a cheaper layout, until the colour no longer changes. From
 # there on, more GPUs only save time. Move the tokens to 32,768. Then white spreads, and for the three largest
 # models no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*.
-# (Llama-2-70B is as wide and as deep as the smallest of the three, but it fits, because its vocabulary is a
-# quarter of Llama 3's, and so are its logits.) Other ways out of a white field have their own notebooks. You
-# can split each layer (06), put layers on different GPUs (07), cut the sequence (08), or keep less (09).
+# Other ways out of a white field have their own notebooks. You can split each layer (06), put layers on
+# different GPUs (07), cut the sequence (08), or keep less (09).
+#
+# **In production.** Some tables give advice by the size of the model, such as "below 10B on one GPU" and "10
+# to 70B with ZeRO-2" (stage 2). Ask your map instead. At 16 bytes per parameter, 80 GB hold 5B at most, with
+# no byte left for activations. And ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. So the size of the
+# model alone does not decide.
+#
+# <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
+# a 7B model on one GPU needs 112 GB.</details>
+
+# %% [markdown]
+# ### Optional: a bill with sliders, and the room that is left
 #
 # The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly.
 # Choose the model, batch, stage, recipe and GPU. (The controls need a live notebook, so a page shows only one
@@ -1515,8 +1315,8 @@ from course_lib.pictures.calculator import calculator
 calculator(measured=globals().get("timeline"))  # of §3, if it has run
 
 # %% [markdown]
-# With stage 3 two sequences fit, in 71.7 of the 80 GB. Three need 99, and stages 0 to 2 have room for one at
-# most.
+# With stage 3 two sequences fit, in 71.7 of the 80 GB. Three sequences need 99 GB, and stages 0 to 2 have
+# room for at most one.
 #
 # **Break it.** Suppose you plan with all of the 80 GB that the name of the card promises. How many answers on
 # the map would change with 70?
@@ -1545,14 +1345,6 @@ tried(changed_answers, first_that_fits) if drawn else None
 # 964), and the allocator's pieces leave gaps. Only a measurement tells you the sum on your cluster. The
 # section *On your GPUs* measures the allocator's share, while `torch.cuda.mem_get_info()` gives the free
 # bytes of the whole GPU.
-#
-# **In production.** Some tables give advice by the size of the model, such as "below 10B on one GPU" and "10
-# to 70B with ZeRO-2" (stage 2). Ask your map instead. At 16 bytes per parameter, 80 GB hold 5B at most, with
-# no byte left for activations. And ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. So the size of the
-# model alone does not decide.
-#
-# <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
-# a 7B model on one GPU needs 112 GB.</details>
 
 # %% [markdown]
 # ## On your GPUs
@@ -1674,30 +1466,21 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 def verdict():
-    config = PUBLISHED["Llama-2-70B"]
+    config, tokens = PUBLISHED["Llama-2-70B"], 1.4e12  # the tokens of Chinchilla
     count = sum(parameters(config).values())
-    print(
-        f"parameters: {count / 1e9:.1f}B; GPT-3, whose scale the plan claims, has 2.5 times as many"
-    )
-    each = 16 * count / 64 / 1e9
-    print(f"model states, stage 3 over all 64 GPUs: {each:.1f} GB on each")
-    print(f"checkpoints of a microbatch: {answer_1:.1f} GB on each, of 80")
     speed = tokens_per_second_per_gpu(70e9, H100.flops, 0.4)
+    batch = next(b for b in (64, 32, 16, 8, 4, 2, 1) if first_that_fits(config, 64, 70e9, b, 4096))
+    layout = first_that_fits(config, 64, 70e9, batch, 4096)
+    print(f"parameters: {count / 1e9:.1f}B, but GPT-3, whose scale the plan claims, has 175B")
+    print(f"model states, stage 3 over all 64 GPUs: {16 * count / 64 / 1e9:.1f} GB on each")
+    print(f"checkpoints of a microbatch: {answer_1:.1f} GB on each, of 80")
     print(
-        f"tokens/s/GPU: the plan 2 to 3, yours {speed:.0f}: {speed / 3:.0f} to {speed / 2:.0f} times as many"
+        f"tokens/s/GPU: yours {speed:.0f}, which is {speed / 3:.0f} to {speed / 2:.0f} times the plan's"
     )
-    mfu = 0.4 * 3 / speed
-    tokens = 1.4e12
-    for share, what in ((mfu, "3 tokens/s/GPU"), (0.4, "40 %")):
-        taken = days(70e9, tokens, 64, H100.flops, share)
-        print(f"Chinchilla's 1.4T tokens on 64 H100s at {what}: {taken / 365.25:,.1f} years")
-    sequences = 64
-    while first_that_fits(config, 64, 70e9, sequences, 4096) is None and sequences > 1:
-        sequences //= 2
-    layout = first_that_fits(config, 64, 70e9, sequences, 4096)
-    print(
-        f"pure sharding over 64 GPUs, 70 GB: {sequences} sequence(s) of 4,096 on each, layout {layout}"
-    )
+    for share, what in ((0.4 * 3 / speed, "3 tokens/s/GPU"), (0.4, "40 %")):
+        years = days(70e9, tokens, 64, H100.flops, share) / 365.25
+        print(f"Chinchilla's 1.4T tokens on 64 H100s at {what}: {years:,.1f} years")
+    print(f"pure sharding, 70 GB: {batch} sequences of 4,096 tokens on each of 64, layout {layout}")
 
 
 if answer_1 is not ...:
@@ -1777,14 +1560,14 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 # (FLOPs of all ranks over the FLOPs of one), the peak of memory on a rank, and the bytes a rank sends. This
 # notebook measures the row with which you will compare all others. M is the 4P bytes of the parameters.
 #
-# How much do replicas save? Above the table, the cell trains the small model on one rank, and then as two
-# replicas, with half of the batch each.
+# How much do replicas save? The first line above the table is the small model on one rank, and the next two
+# lines are two replicas, with half of the batch each.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def one_replica(batch):
     """One step of AdamW: the FLOPs and the peak of this rank,
-    and the bytes of its model states after it."""
+    and the bytes of its states after it."""
     torch.manual_seed(0)
     model = GPT(SMALL).to(device())
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -1799,15 +1582,12 @@ def of_rank(batch):
     return one_replica(batch)[0]
 
 
-for name, run in {
-    "one rank, 4 sequences": launch(one_replica, 4, world_size=1),
-    "two replicas, 2 sequences each": launch(one_replica, 2, world_size=2),
-}.items():
-    cells = [
-        f"{spent.flops / 1e9:.2f} GFLOP, states {states / 1e6:.1f} MB, peak {spent.peak_bytes / 1e6:.1f} MB"
-        for spent, states in run
-    ]
-    print(f"{name}: " + " | ".join(cells))
+for ranks, batch in ((1, 4), (2, 2)):
+    for spent, states in launch(one_replica, batch, world_size=ranks):
+        peak = f"peak {spent.peak_bytes / 1e6:.1f} MB"
+        print(
+            f"{batch} sequences: {spent.flops / 1e9:.2f} GFLOP, states {states / 1e6:.1f} MB, {peak}"
+        )
 alone = launch(of_rank, 4, world_size=1)
 count = sum(param.numel() for param in GPT(SMALL).parameters())
 scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
