@@ -572,8 +572,8 @@ if ready(SavedBytes):
 #
 # **Build.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
 # key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`, because
-# it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub has this
-# case.
+# it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub has these
+# bytes.
 #
 # - `itemsize` is the number of bytes per number. Use it for a norm's statistics as well, as PyTorch does on
 #   the CPU. (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm,
@@ -588,9 +588,10 @@ def activation_bytes(
 ) -> float:  # fmt: skip
     """Bytes that all blocks together keep for backward."""
     tokens = batch * seq
-    if checkpoint:
-        return config.layers * tokens * config.width * itemsize
+    inputs = config.layers * tokens * config.width * itemsize  # of the blocks: kept if checkpointed
     ### BEGIN SOLUTION
+    if checkpoint:
+        return inputs
     statistics = 2 * 2  # a mean and a deviation, for each of two norms
     layer = tokens * (8 * config.width + 2 * config.mlp_width + statistics) * itemsize
     layer += tokens * config.heads * (4 if flash else seq * itemsize)
