@@ -137,7 +137,8 @@ REASONS: tuple[tuple[Callable[[Layout], bool], str], ...] = (
     ),
     (
         lambda each: each.recompute != "none" and better(each, recompute="none"),
-        "More is recomputed than the memory demands.",
+        "More is recomputed than the memory demands. A `Layout` recomputes everything by default, so write "
+        'recompute="none".',
     ),
     (
         lambda each: each.chunks > 1 and better(each, chunks=1),

@@ -73,6 +73,10 @@ GONE = (
     "With ZeRO-2 the gradients leave during backward, so `grad` is None after it. Make the terms larger "
     "before backward by dividing by n times fewer targets."
 )
+OTHER_WAY = (
+    "ZeRO takes the mean over the n ranks of its group, so the terms must be n times as large. Divide by n "
+    "times fewer targets, count / n, instead of n times more."
+)
 PART_OF_N = (
     "ZeRO takes the mean over dp x cp together, {} ranks here, so divide by as many times fewer targets."
 )
@@ -173,7 +177,7 @@ class Losses:
         if self.after:
             return Cause(AFTER)
         keys = sum(range(run.m)) * (run.n if self.run.layout.pp == 1 else 1)
-        if keys and all(first in (keys, keys / run.n) for first in self.of_step(0)):
+        if all(first in (keys, keys / run.n) for first in self.of_step(0)):
             return Cause(KEYS)
         if (cause := self.of_weights()).says:
             return cause
@@ -225,7 +229,8 @@ class Losses:
 
         if went(Way(still="all")):
             return Cause(STOOD_STILL)
-        for times in run.factors():
+        squared = [run.n**-2.0] if run.layout.zero and run.n > 1 else []
+        for times in (*squared, *run.factors()):
             if went(Way(times=times)):
                 return self.of_factor(times)
         if run.layout.tp > 1 and went(Way(still="cut")):
@@ -247,6 +252,8 @@ class Losses:
             return Cause(TERMS if times < 1 else COUNTED_AGAIN, sees)
         if near(max(times, 1 / times), run.n):
             sees = f"the gradients were {share(times)}, and dp x cp has {run.n} ranks."
+        if near(times * run.n**2, 1):
+            return Cause(OTHER_WAY, f"the gradients were {share(times)}, and dp x cp has {run.n} ranks.")
         if near(times * run.n, 1):
             return Cause(GONE if zero == 2 else ZERO_MEAN, sees)
         if times < 1 and any(near(times * size, 1) for size in (run.layout.dp, run.layout.cp)):

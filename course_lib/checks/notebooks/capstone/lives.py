@@ -51,6 +51,9 @@ STALE = (
     "`held()` returns the pieces as they are now. Call it for each save, because a step can replace its "
     "tensors."
 )
+NUMBER_FROM_0 = (
+    "Steps are numbered from 0, so the next one is batches(len(losses)). Yours began with batches(1)."
+)
 AGAIN = "`make` builds the run from its start, so call it once, before the first step."
 WENT_ON = (
     "A killed process runs no `except` and no `finally`, and it cannot start itself again, so leave the "
@@ -236,8 +239,8 @@ def right_losses(call: Call, when: str) -> kit.Finding:
         pairs = enumerate(zip(losses, call.expected, strict=True))
         first = next(k for k, (loss, other) in pairs if loss != other)
         said = kit.Sentence(
-            f"{when}, the loss of step {first} differs from an undisturbed run.",
-            f"{when}, losses differ from an undisturbed run.",
+            f"{when}, the loss of step {first} differs from a run that does all steps in order.",
+            f"{when}, losses differ from a run that does all steps in order.",
         )
     cause = why(call)
     return kit.wrong(said, cause, cause=cause or "losses", misses_point=cause in IDEAS)
@@ -248,6 +251,8 @@ def why(call: Call) -> str:
     losses, batches = call.reply.losses or [], call.numbers("batch")
     if call.count("made") > 1:
         return AGAIN
+    if not call.due and batches[:1] == [1]:
+        return NUMBER_FROM_0
     if call.one_more or call.goes_beyond or (call.due and not (call.resumed and call.looked_first)):
         return call.begun_anew()
     if call.due and batches and batches[0] == 0:
