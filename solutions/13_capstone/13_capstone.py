@@ -9,26 +9,27 @@
 #
 # In the first half you train the same GPT in fifteen layouts on up to eight ranks and watch fifteen curves become one
 # line. In the second half your function runs unchanged as one rank of 1,024, on this machine. Then a run is killed and
-# continues, the model writes some Python, and everything you measured goes onto a page you can show.
+# continues, and everything you measured goes onto a page you can show. The next code cell imports what you need, and
+# you can skip its lines.
 #
 # | | |
 # |---|---|
 # | you will build | a GPT spread by PyTorch's own classes; one step for every layout; a search for the guilty axis; a run that survives; a page of your own results |
 # | you need | `hybrid_step` and the mesh (notebook 10); ZeRO (notebook 04); notebook 12 for §6 |
-# | time | three hours; the *optional* parts (the ends of §2 and §3, and §10) take 40 minutes more |
+# | time | three hours; the *optional* parts (the ends of §2, §3, §6 and §7, and §10) take 51 minutes more |
 # | points | 60, and 5 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. With GPUs, the section *On your GPUs* runs your own functions over NCCL |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | Your tools | 4 | | 00 to 12 |
-# | 1 One GPU, two GPUs | 15 | 5 | notebooks 03, 05 |
-# | 2 One step for every layout | 56, and 4 *optional* | 20 | notebooks 04, 10 |
-# | 3 Fifteen layouts, one loss | 28, and 5 *optional* | 8 | 2 |
-# | 4 1,024 ranks on this laptop | 18 | 9 | 2 |
-# | 5 The map of the field | 17 | 5 | 3 |
-# | 6 The run that survives | 20 | 9 | 2, notebook 12 |
-# | 7 The cluster that you are given | 13 | 2 | notebook 10 |
+# | Your tools | 7 | | 00 to 12 |
+# | 1 One GPU, two GPUs | 18 | 5 | notebooks 03, 05 |
+# | 2 One step for every layout | 50, and 4 *optional* | 20 | notebooks 04, 10 |
+# | 3 Fifteen layouts, one loss | 33, and 5 *optional* | 8 | 2 |
+# | 4 1,024 ranks on this laptop | 17 | 9 | 2 |
+# | 5 The map of the field | 18 | 5 | 3 |
+# | 6 The run that survives | 19, and 5 *optional* | 9 | 2, notebook 12 |
+# | 7 The cluster that you are given | 10, and 7 *optional* | 2 | notebook 10 |
 # | 8 Questions | 5 | 2 | all |
 # | 9 Your page | 3 | | all |
 # | 10 Optional: published runs, audited | 30 | 5 extra | notebooks 01, 11 |
@@ -56,6 +57,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from course_lib import check, device, dry_run, launch
 from course_lib import trainer as reference  # for comparison, since you write your own versions
@@ -141,7 +144,7 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 # |---|---|
 # | you will write | `distribute(model, how)` |
 # | builds on | notebooks 03 and 05, whose classes you now replace with PyTorch's |
-# | time | 15 minutes |
+# | time | 18 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
@@ -166,30 +169,26 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 def distribute(model: GPT, how: str) -> nn.Module:
     """Return the model, spread over all ranks by PyTorch's own classes.
 
-    model: a GPT with its `blocks`, each of which is a module. how: "one" for one rank (then do
-    nothing), "ddp" or "fsdp". With "ddp", ranks can start with different values, but all train the
+    model: a GPT with its `blocks`, each of which is a module. how: "one" for one rank (this line is
+    given), "ddp" or "fsdp". With "ddp", ranks can start with different values, but all train the
     values of rank 0. With "fsdp", all start with the same values, and each holds 1/n of them and
     gathers one block at a time. Every rank reads different rows, but equally many, and no target is
     -100. The optimizer trains the parameters of the module you return.
     """
+    if how == "one":
+        return model
     ### BEGIN SOLUTION
     if how == "ddp":
-        from torch.nn.parallel import DistributedDataParallel
-
         return DistributedDataParallel(model)
-    if how == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-    return model
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
     ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint: where the classes are</summary><code>torch.nn.parallel.DistributedDataParallel</code> and
-# <code>torch.distributed.fsdp.fully_shard</code>.</details>
+# <details><summary>Hint: the classes</summary>The first code cell has imported
+# <code>DistributedDataParallel</code> and <code>fully_shard</code>. Call both with the module.</details>
 # <details><summary>Hint: the order</summary>Shard from the inside out. Begin with each block, so that it becomes a unit
 # of its own, and end with the model, for the parameters outside the blocks.</details>
 #
@@ -205,8 +204,7 @@ report.points(5)
 
 # %% [markdown]
 # **Measure.** The cell trains on the same 8 rows per step three times, first on one rank, and then split between two
-# ranks by DDP and by FSDP. Each rank has one thread, because a second core helps only if the first rank isn't already
-# using it.
+# ranks by DDP and by FSDP. Each rank has one thread, so that a single rank can't use both cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -242,7 +240,7 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
-# The loss is the same to all digits shown. On two cores, DDP reaches about one and a half times the tokens per second
+# The loss is the same up to rounding. On two idle cores, DDP reaches about one and a half times the tokens per second
 # of one rank. FSDP is slower than one rank, because this model is small and FSDP sends half as much again as DDP, in
 # many small messages.
 #
@@ -265,13 +263,13 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # |---|---|
 # | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
 # | builds on | `hybrid_step` (notebook 10); ZeRO (notebook 04) |
-# | time | 56 minutes, of which pp, dp, cp and tp take 25, and ZeRO takes 31; the *optional* end takes 4 more |
+# | time | 50 minutes, of which pp, dp, cp and tp take 27, and ZeRO takes 23; the *optional* end takes 4 more |
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 and 12 |
 #
-# DDP and FSDP know one axis. The function of this section knows all four, and ZeRO as well. It is a page long, because
-# you have built its parts before. Only their *order* is new, because each part needs the results of the parts before
-# it:
+# DDP and FSDP know one axis. The function of this section knows all four, and ZeRO as well. You have built its parts
+# before, so it is only a page long. Only their *order* is new, because each part needs the results of the parts before
+# it. The stub contains the first two parts, and you write the other three:
 #
 # | | part | needs | why here |
 # |---|---|---|---|
@@ -281,17 +279,17 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | 4 | ZeRO-3, which wraps the *stages* | stages | It shards what is left |
 # | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | It must get the parameters that will be trained |
 #
-# Then comes the step itself. It takes the rank's microbatches, runs forward and backward by the schedule, sums over the
-# replicas, lets the optimizer step, and returns the batch's loss on all ranks.
+# Then comes the step itself. It takes the rank's microbatches, counts the targets of the whole batch, runs forward and
+# backward by the schedule, sums the gradients over the replicas, lets the optimizer step, clears the gradients, and
+# returns the batch's loss on all ranks.
 #
 # | given | does |
 # |---|---|
-# | `layout.microbatches(batch_size)` | returns m |
-# | `one_f_one_b(p, m)`, `interleaved_one_f_one_b(p, m, v)` | return the schedule |
-# | `mesh_stages(model, mesh, schedule, sequence=None)` | returns this rank's stages. Pass `sequence="keep"` if tp cuts the sequence as well |
-# | `microbatches_of(batch, m, mesh)` | returns the rows this replica reads, in m microbatches |
+# | `mesh_stages(model, mesh, schedule, sequence=None)` | returns this rank's stages. Pass `sequence="keep"` if `layout.sequence` is True, because then tp cuts the sequence as well |
+# | `microbatches_of((inputs, targets), m, mesh)` | returns the rows this replica reads, in m microbatches |
 # | `targets_of_all(stages[0], microbatches, mesh)` | counts the targets of the whole batch that are not −100 |
-# | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. On the last stage, it returns the losses, each already divided by `count` |
+# | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. It returns a dict of losses, each already divided by `count`. On all ranks but those of the last stage, the dict is empty |
+# | `loss_of_all(losses)` (in the stub) | adds up the dict's losses, and sums over all stages and replicas |
 # | `sum_over_replicas(params, mesh, ("dp", "cp"))` | sums the gradients in place, with one all-reduce |
 # | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | make an optimizer that sums the gradients itself and owns a shard of the state. Clear the gradients with its `zero_grad`, because `Zero2Optimizer` keeps its sum outside `.grad` |
 # | `Zero3Module(module, group=replicas)` | replaces `stage.module`. Its parameters are shards |
@@ -333,27 +331,32 @@ def make_step(
     {"momentum": 0.9}).
 
     The step takes inputs and targets (batch_size, seq) of the whole batch, the same on all ranks,
-    and clears the gradients. It returns, on all ranks, the loss before the step, which is the mean
-    over all targets of the batch that are not -100.
+    moves them to the mesh's device, and clears the gradients. It returns, on all ranks, the loss
+    before the step, which is the mean over all targets of the batch that are not -100.
     """
     kind, options = optimizer[0], {"lr": lr, **optimizer[1]}
-    ### BEGIN SOLUTION
-    m = layout.microbatches(batch_size)
+    m, replicas = layout.microbatches(batch_size), mesh.group(("dp", "cp"))
     schedule = one_f_one_b(layout.pp, m)
     if layout.chunks > 1:
         schedule = interleaved_one_f_one_b(layout.pp, m, layout.chunks)
     torch.manual_seed(0)
-    sequence = "keep" if layout.sequence else None
-    stages = mesh_stages(GPT(config).to(mesh.device), mesh, schedule, sequence=sequence)
+    model = GPT(config).to(mesh.device)
+    with_sums = {1: Zero1Optimizer, 2: Zero2Optimizer}  # by layout.zero, for part b
 
-    replicas = mesh.group(("dp", "cp"))
+    def loss_of_all(losses):
+        total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
+        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # each rank of tp has it
+        return float(total)
+
+    ### BEGIN SOLUTION
+    sequence = "keep" if layout.sequence else None
+    stages = mesh_stages(model, mesh, schedule, sequence=sequence)
     if layout.zero == 3:
         for stage in stages:
             stage.module = Zero3Module(stage.module, group=replicas)
     params = list(dict.fromkeys(p for stage in stages for p in stage.module.parameters()))
-    if layout.zero in (1, 2):
-        sharded = Zero1Optimizer if layout.zero == 1 else Zero2Optimizer
-        optimizer = sharded(params, kind, group=replicas, **options)
+    if layout.zero in with_sums:
+        optimizer = with_sums[layout.zero](params, kind, group=replicas, **options)
     else:
         optimizer = kind(params, **options)  # of whole parameters, or of ZeRO-3's shards
     n = layout.replicas if layout.zero else 1  # ZeRO takes the mean over so many ranks
@@ -367,9 +370,7 @@ def make_step(
             sum_over_replicas(params, mesh, ("dp", "cp"))
         optimizer.step()
         optimizer.zero_grad()
-        total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
-        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
-        return float(total) / n
+        return loss_of_all(losses) / n
 
     ### END SOLUTION
     step.layout, step.mesh, step.stages, step.optimizer = layout, mesh, stages, optimizer
@@ -379,14 +380,10 @@ def make_step(
 # %% [markdown]
 # <details><summary>Hint: the parameters</summary>Collect <code>stage.module.parameters()</code> of all stages, each
 # parameter once, but only after ZeRO-3 has replaced the modules.</details>
-# <details><summary>Hint: the loss</summary><code>losses</code> is a dict, which is empty except on the ranks of the
-# last stage. Add up its values in float64, and all-reduce them over <code>mesh.group(("pp", "dp", "cp"))</code>.
-# Without ZeRO, there is nothing left to divide.</details>
 # <details><summary>Hint: ZeRO's factor</summary>With <code>n = layout.replicas</code>, pass <code>count / n</code> to
-# <code>run_schedule</code>, and divide the loss you return by <code>n</code>.</details>
-# <details><summary>Skeleton</summary><pre>m = ...; schedule = ...
-# torch.manual_seed(0)
-# stages = mesh_stages(...)
+# <code>run_schedule</code>, and divide the loss you return by <code>n</code>. Without ZeRO, nothing is divided
+# by n.</details>
+# <details><summary>Skeleton</summary><pre>stages = mesh_stages(...)
 # if layout.zero == 3: wrap each stage's module
 # params = ...; optimizer = ...
 # def step(inputs, targets):
@@ -394,7 +391,7 @@ def make_step(
 #     losses = run_schedule(...)
 #     sum over the replicas, without ZeRO
 #     optimizer's step, cleared gradients
-#     the loss of all stages and replicas</pre></details>
+#     return the loss of all stages and replicas</pre></details>
 #
 # **Check a.** It runs layouts without ZeRO, in float64, on two to four ranks, and compares the losses of several steps
 # and the bytes by axis. Some targets are −100, so the replicas have different numbers of targets that count.
@@ -470,7 +467,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # |---|---|
 # | you will write | `smallest_failing(sizes, fails)`, and three answers |
 # | builds on | §2 |
-# | time | 28 minutes, and 5 for the *optional* end |
+# | time | 33 minutes, and 5 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -486,7 +483,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 #
 # **Measure.** The cell runs all fifteen. It keeps the losses, the bytes rank 0 sends in the first step (from the
 # ledger, by axis), and the peak of its memory in the second step, when the optimizer has its state. It takes about 40
-# seconds.
+# seconds on two idle cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -521,7 +518,7 @@ for name, layout in FIFTEEN.items():
 
 # %% [markdown]
 # **Look.** The left picture shows fifteen curves. The right picture shows the largest distance of each curve from one
-# process, on a logarithmic scale, next to the precision of float64 at a loss of 5.
+# process, on a logarithmic scale. The grey line marks one rounding of float64 at a loss of 5.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves = layouts_figure.parity(losses)
@@ -543,34 +540,32 @@ page.add("fifteen layouts", curves, by=BY)
 def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
     """Return the axes a failing layout needs to fail, with their sizes.
 
-    fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1. A
-    call can be a run, so make at most a + a^2 calls for a axes. The result names only axes larger
-    than 1, in the order of `sizes`. If any of them were set to 1, the layout would not fail. If
-    there are several such results, any of them is right. The result is {} if even one rank fails.
-    Leave the argument unchanged. Raise ValueError if `sizes` do not fail.
+    fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1. Each
+    call can start a run, so for n axes, make at most n + n^2 calls. The result names only axes
+    larger than 1, in the order of `sizes`. If any of them were set to 1, the layout would not fail.
+    If there are several such results, any of them is right. The result is {} if the layout fails
+    even with all axes at 1. Leave the argument unchanged. Raise ValueError if `sizes` do not fail.
     """
+    if not fails(dict(sizes)):
+        raise ValueError(f"{sizes} do not fail")
+    left = dict(sizes)  # in this copy, set axes to 1 that the failure doesn't need
     ### BEGIN SOLUTION
-    alone = dict.fromkeys(sizes, 1)
-    if fails(dict(alone)):
-        return {}
-    left = {axis: size for axis, size in sizes.items() if size > 1}
-    if not fails({**alone, **left}):
-        raise ValueError(f"{sizes} does not fail")
     smaller = True
     while smaller:
         smaller = False
-        for axis in list(left):
-            rest = {name: size for name, size in left.items() if name != axis}
-            if rest and fails({**alone, **rest}):
+        for axis in sizes:
+            rest = {**left, axis: 1}
+            if left[axis] > 1 and fails(rest):
                 left, smaller = rest, True
-    return left
     ### END SOLUTION
+    return {axis: size for axis, size in left.items() if size > 1}
 
 
 # %% [markdown]
 # <details><summary>Hint: why once is not enough</summary>Two mistakes can cancel. Suppose pp doubles a gradient and cp
 # halves it. Then the loss is right with both axes, but wrong as soon as you remove one of them. So an axis that was
-# needed at first might not be needed later. Repeat until a whole round removes nothing.</details>
+# needed at first might not be needed later. Repeat until a whole round removes nothing. Ask about a copy such as
+# <code>{**left, axis: 1}</code>, and keep it if it fails.</details>
 #
 # **Check.** It makes up layouts, and its `fails` counts your calls.
 
@@ -588,10 +583,11 @@ report.points(5)
 # one rank, but gives wrong losses on eight. Their layouts are below. First use your `smallest_failing` to find the axes
 # each of them needs to fail. Then read the function. It has only ten lines, and you know which axes to look for.
 #
-# **Measure.** The cell makes 19 runs of a tiny GPT, which takes about 30 s. A step fails if one of its three losses is
-# more than 1e-9 away from one process. The last lines show how far off the losses are on the axes that were found. This
-# is a clue, because the first loss is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong
-# gradient doesn't show before the second loss.
+# **Measure.** The cell makes 19 runs of a tiny GPT, which takes about 30 s. You can skip the code of its functions. A
+# step fails if one of its three losses is more than 1e-9 away from one process. For each step, the cell prints the axes
+# that your search returns, and how far off the three losses are on these axes. The first loss is a clue, because it is
+# wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't show before the second
+# loss.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -740,7 +736,7 @@ for name, optimizer in (
 # |---|---|
 # | you will write | nothing new for the first check, and then three verdicts |
 # | builds on | §2 |
-# | time | 18 minutes |
+# | time | 17 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 4 and 5 |
 #
@@ -790,7 +786,7 @@ if rank_517 := tried(as_rank_517, mine):
 
 # %% [markdown]
 # The column *dry run* shows what your program does, and *closed form* shows what the formulas of notebooks 04, 06, 07
-# and 10 say. For all three axes, the bytes, the parameters and the kept activations agree to the byte.
+# and 10 say. The row *numbers* contains the few bytes of losses and counts. For all three axes, the bytes, the parameters and the kept activations agree to the byte.
 #
 # But look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
 # rank would need 702 GB before the first step. This line of your program can never run on a real cluster. This is why
@@ -898,7 +894,7 @@ report.points(5)
 # |---|---|
 # | you will write | five numbers |
 # | builds on | §3, notebooks 04 to 08 |
-# | time | 17 minutes |
+# | time | 18 minutes |
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 5 |
 #
@@ -923,14 +919,15 @@ report.points(5)
 # | `held` | pp 2 x dp 4, ZeRO-3 | parameters rank 0 keeps between steps |
 
 # %% nbgrader={"grade_id": "five_costs", "solution": true}
+row = 128 * 128 * 4  # bytes of an activation of one row
+whole = 875_264 * 4  # bytes of all parameters, or of their gradients
 zero_3_bytes = ...
 tp_bytes = ...
 pp_bytes = ...
 dp_bytes = ...
 held = ...
 ### BEGIN SOLUTION
-row = 128 * 128 * 4  # bytes of an activation of one row
-zero_3_bytes = 2 * 3 * (3 / 4) * 4 * 875_264  # two microbatches with two gathers and a scatter each
+zero_3_bytes = 2 * 3 * (3 / 4) * whole  # two microbatches with two gathers and a scatter each
 tp_bytes = (4 * 4 + 2) * (2 * 3 / 4) * 8 * row  # four sums per layer, one in embedding, one in head
 pp_bytes = 4 * 3 * 2 * row  # two activations and a gradient for each microbatch
 of_tp = 4 * (768 + (198_272 - 768) // 4) + (2 * 32_768) // 4 + 128 * 128 + 256
@@ -989,8 +986,10 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # Down and to the left is better, but no point of four ranks is best at everything. For example, *pp 4* sends least and
 # holds little, but the map doesn't show its bubble. With four microbatches, three of seven moments are idle. *tp*
 # divides activations, but pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and since this
-# batch has two, they send more than notebook 04's 2 and 3 units. In this model, the states are small compared with the
-# activations. For GPT-3 on 1,024 GPUs it's the other way around, so the map of another model looks different.
+# batch has two, they send more than notebook 04's 2 and 3 units. *ZeRO-2* doesn't even save memory here. Its buckets
+# hold 25 MiB by default, so one bucket holds all gradients until the end of backward. In this model, about three quarters
+# of one process's peak are activations. In your dry run of GPT-3, the states were larger than the activations, so the map
+# of another model looks different.
 
 # %% [markdown]
 # ## 6 · The run that survives
@@ -999,13 +998,13 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # |---|---|
 # | you will write | `train(make, batches, steps, disk, every)` |
 # | builds on | §2, notebook 12 |
-# | time | 20 minutes |
+# | time | 19 minutes, and 5 for the *optional* end |
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# In notebook 12 you wrote the pieces of a save. Here they are two given functions, and ten lines around them make the
-# program a cluster runs for months. It will be killed at moments you can't choose, and the only remedy is to call it
-# again with the same arguments.
+# In notebook 12 you wrote the pieces of a save. Here you get them as two functions, and you write the ten lines around
+# them. The result is a program that a cluster can run for months. It will be killed at moments you can't choose, and the
+# only remedy is to call it again with the same arguments.
 #
 # | given | does |
 # |---|---|
@@ -1071,7 +1070,7 @@ report.points(9)
 # %% [markdown]
 # **Measure.** Two agents with two ranks each train on pp 2 x dp 2 with ZeRO-1. `torchrun` would start them like this on
 # two machines. The undisturbed run comes first. Then, in step 7 of the other run, rank 2 sends SIGKILL to itself. Both
-# runs together take about 20 seconds.
+# runs together take about 20 seconds. You can skip the code of `on_four`, which calls your `train` on each rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1117,6 +1116,8 @@ print("steps:", " ".join(done))
 print("the same losses, to the last bit:", survived == undisturbed)
 
 # %% [markdown]
+# ### Optional: long enough to learn
+#
 # Now let it run long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start the cell,
 # and while it runs, read §7, which begins with text. (You can also stop here for a break.)
 
@@ -1155,9 +1156,9 @@ home.cleanup()
 #
 # | | |
 # |---|---|
-# | you will write | one layout, and half a page in your own words |
+# | you will write | one layout |
 # | builds on | notebook 10, §8 |
-# | time | 13 minutes |
+# | time | 10 minutes, and 7 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 2 |
 #
@@ -1177,7 +1178,8 @@ home.cleanup()
 # has a tenth of NVLink's bandwidth and tp waits in every layer. The axis that sends least should be the one between
 # nodes.</details>
 #
-# **Build.** Write a layout of all 32 GPUs. By the planner's model of notebook 10, its step must be at most 5 % longer
+# **Build.** Write a layout of all 32 GPUs. (A `Layout` recomputes everything unless you write `recompute="none"`.) By
+# the planner's model of notebook 10, its step must be at most 5 % longer
 # than the step of the best layout that `advise` finds. You can use everything in `course_lib.planning`, such as
 # `Cluster`, `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the
 # outermost axis leaves the node first.
@@ -1196,8 +1198,9 @@ my_layout = best_layout(PUBLISHED["LLaMA-7B"], 32, 256, four_nodes, work=Work(0.
 
 # %% [markdown]
 # <details><summary>Hint: the planner</summary>Use <code>advise(shape, gpus, batch, cluster, work=Work(0.63,
-# flash=True))</code> from <code>course_lib.planning</code> and <code>course_lib.planning.roofline</code>. The only work
-# left is to describe the cluster.</details>
+# flash=True))</code> from <code>course_lib.planning</code> and <code>course_lib.planning.roofline</code>. It returns a
+# list of verdicts, the best first, each with its <code>layout</code>. The only work left is to describe the cluster, as
+# <code>Cluster(gpus, per_node, gpu(...), inside, across)</code>.</details>
 # <details><summary>Hint: by hand</summary>Per step, count the bytes each axis sends over each wire. There are four sums
 # per layer and microbatch for tp, one sum of the gradients for dp, and one activation and one gradient per microbatch
 # for pp.</details>
@@ -1210,8 +1213,10 @@ report = check("13_capstone/cluster", my_layout, cases="hidden")
 report.points(2)
 
 # %% [markdown]
-# **In your own words.** An interviewer asks: "How would you train this model on this cluster, and why?" Write half a
-# page below. No check reads it, but it goes onto your page. Then compare it with the list.
+# ### Optional: in your own words
+#
+# An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page below. No check
+# reads it, but it goes onto your page. Then compare it with the list.
 #
 # <details><summary>Six things to compare it with</summary>
 #
@@ -1312,8 +1317,8 @@ report.points(2)
 # ## 9 · Your page
 #
 # The cell writes one HTML file and one PNG from the results above. Each result comes with the words *your function* or
-# *the library's*, and with this machine, its PyTorch and the date. If you left out a section, its frame stays empty.
-# The page isn't graded. It is a lab report, so be ready for a question about every number on it.
+# *the library's*, and with this machine, its PyTorch and the date. If you left out a section or an optional part, its
+# frame stays empty. The page isn't graded. It is a lab report, so be ready for a question about every number on it.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 page.show("your_page")
