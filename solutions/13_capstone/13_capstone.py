@@ -22,9 +22,9 @@
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | Your tools | 7 | | 00 to 12 |
+# | Your tools | 6 | | 00 to 12 |
 # | 1 One GPU, two GPUs | 18 | 5 | notebooks 03, 05 |
-# | 2 One step for every layout | 50, and 4 *optional* | 20 | notebooks 04, 10 |
+# | 2 One step for every layout | 51, and 4 *optional* | 20 | notebooks 04, 10 |
 # | 3 Fifteen layouts, one loss | 33, and 5 *optional* | 8 | 2 |
 # | 4 1,024 ranks on this laptop | 17 | 9 | 2 |
 # | 5 The map of the field | 18 | 5 | 3 |
@@ -263,7 +263,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # |---|---|
 # | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
 # | builds on | `hybrid_step` (notebook 10); ZeRO (notebook 04) |
-# | time | 50 minutes, of which pp, dp, cp and tp take 27, and ZeRO takes 23; the *optional* end takes 4 more |
+# | time | 51 minutes, of which pp, dp, cp and tp take 27, and ZeRO takes 24; the *optional* end takes 4 more |
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 and 12 |
 #
@@ -345,7 +345,7 @@ def make_step(
 
     def loss_of_all(losses):
         total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
-        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # each rank of tp has it
+        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # all ranks of tp have it
         return float(total)
 
     ### BEGIN SOLUTION
@@ -906,7 +906,7 @@ report.points(5)
 # biases that are added after a sum, so in each layer it leaves 768 parameters whole. A step reads 8 rows of 128 tokens,
 # and everything is float32.
 #
-# **Build.** Write five numbers for **rank 0 and one step**. The first three belong to layouts in your picture, but no
+# **Build.** Write five numbers for **rank 0 and one step**. The first three belong to layouts that §3 has run, but no
 # cell has run the last two layouts. Write the numbers as arithmetic. You can leave out the few bytes of losses and
 # counts, because the check tolerates 0.4 %.
 #
