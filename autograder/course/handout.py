@@ -94,15 +94,16 @@ Install its package with `pip install --force-reinstall --no-deps ./{package}`,
 because pip otherwise keeps the older one."""
 
 FETCHED = """\
-**Colab and Kaggle.** Click the notebook's button above. The first code cell installs the course if it is
-not there and leaves PyTorch as it is, so run that cell again whenever the host starts a new machine. In
-Kaggle, turn on *Internet* in the notebook's settings before you run it, and choose the accelerator *GPU
-T4 x2* or none."""
+**Colab and Kaggle.** Click the notebook's button above. In Colab, a notebook opened from GitHub is not
+yours until you choose *File → Save a copy in Drive*, so do that before you type. Changes you have not
+saved are lost when the tab's machine ends. The first code cell installs the course if it is not there and
+leaves PyTorch as it is, so run that cell again whenever the host starts a new machine. In Kaggle, turn on
+*Internet* in the notebook's settings before you run it, and choose the accelerator *GPU T4 x2* or none."""
 
 UPLOADED = """\
-**Colab.** Choose *File → Upload notebook*, then drag the package into the pane *Files* at the left. Run
-this in a new first cell, and both steps again whenever Colab starts a new machine. PyTorch stays as it
-is.
+**Colab.** Choose *File → Upload notebook*, which puts a copy into your Drive. Changes you have not saved
+there with *File → Save* are lost when the tab's machine ends. Drag the package into the pane *Files* at
+the left and run this in a new first cell, both again on each new machine. PyTorch stays as it is.
 
 ```
 %pip install -q ./{package}

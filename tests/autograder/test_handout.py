@@ -60,6 +60,19 @@ def test_with_a_repository_no_upload_is_asked_for() -> None:
     assert "%pip" not in fetched and "colab.research.google.com/github/someone/course" in fetched
 
 
+@pytest.mark.parametrize(
+    ("place", "save"), zip(PLACES, ["*File → Save*", "*File → Save a copy in Drive*"], strict=True)
+)
+def test_colab_loses_what_is_not_saved_and_the_page_says_so_before_a_cell_is_run(
+    place: Place | None, save: str
+) -> None:
+    text = " ".join(page(TEXTS, PACKAGE, place).partition("**Colab")[2].split())
+    lost = text.index("have not saved")
+    assert "are lost when the tab's machine ends" in text[lost:]
+    assert text.index(save) < re.search(r"\brun\b", text, re.IGNORECASE).start()
+    assert lost < re.search(r"\brun\b", text, re.IGNORECASE).start()
+
+
 def test_a_release_of_some_notebooks_begins_with_the_first_of_them() -> None:
     text = page({name: TEXTS[name] for name in assignments()[2:4]}, PACKAGE, None)
     assert "Begin with [02 · " in text and "00_first_ranks" not in text
