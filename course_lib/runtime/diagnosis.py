@@ -73,9 +73,10 @@ class Failure:
     held: Remark | None = (
         None  # of a deadlock: the order in which the ranks began the operations that wait
     )
+    late: str = ""  # of a timeout: the sentence on the time that has passed
 
 
-def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure | None:
+def diagnose(watch: Watch, interrupted: bool = False) -> Failure | None:
     """None if every rank returned; else the failure, causes first."""
     raised = watch.raised()
     if not watch.running and not raised and not watch.exits and not interrupted:
@@ -97,14 +98,15 @@ def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure
     if raised:
         return error_failure(watch, sorted(raised), reports, world_size)
     busy = [r for r in reports if reports[r].state == "running"]
-    head = f"not finished after {timeout:g} seconds, so the ranks were ended."
+    late = head = f"not finished after {watch.late}, so the ranks were ended."
     if busy and len(busy) < len([r for r in reports.values() if r.state != "returned"]):
         head += (
             f" Rank{'s' * (len(busy) > 1)} {listed(busy)} still computed, while the others waited."
         )
-    return failure(
+    error = failure(
         "timeout", head, "If it only needs more time, use launch(..., timeout=seconds).", reports
     )
+    return replace(error, late=late)
 
 
 def damaged_failure(watch: Watch, ranks: list[int]) -> Failure:

@@ -121,10 +121,10 @@ def run_ranks(
             observe(watch, output, timeout, longest)
         except KeyboardInterrupt:
             drain(watch, output)
-            text = diagnose(watch, timeout, interrupted=True)
+            text = diagnose(watch, interrupted=True)
             raise Interrupted(text.message if text else "") from None
         seconds = time.monotonic() - began
-        failure = diagnose(watch, timeout)
+        failure = diagnose(watch)
         drain(watch, output)
         ended = began + seconds
         ledger = read_ledger(pool.board, pool.logs, began, where, backend, ended, pool.most)
@@ -247,8 +247,10 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
                 return
             if not ready and watch.all_begun():
                 ready, began, seconds = True, now, timeout
-            if now - began > max(seconds, min(longest, seconds * slowdown())):
+            limit = max(seconds, min(longest, seconds * slowdown()))
+            if now - began > limit:
                 watch.verdict = "timeout"
+                watch.late = late(seconds, now - began if limit > seconds else seconds)
                 return
             for rank, (events, _) in enumerate(latest):
                 if (count := pool.board.read(rank).events) != events:
@@ -264,6 +266,16 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
                         watch.waiting, watch.verdict = waiting, "deadlock"
                         watch.taken_in = taken_in
                         return
+
+
+def late(limit: float, passed: float) -> str:
+    """How long the ranks ran before they were ended, and why if that is longer than the limit."""
+    why = f" (instead of {brief(limit)}, because the machine is busy)" if passed > limit else ""
+    return f"{brief(passed)} seconds{why}"
+
+
+def brief(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"
 
 
 def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: Any) -> None:

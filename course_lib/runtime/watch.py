@@ -22,6 +22,7 @@ class Watch:
     exits: dict[int, int] = field(default_factory=dict)
     first_trouble: float | None = None
     verdict: str | None = None  # "deadlock" or "timeout"
+    late: str = ""  # of a timeout: the time that has passed
     waiting: dict[int, set[int]] = field(default_factory=dict)
     taken_in: bool = True  # the value with which the deadlock was found, see `Order`
 

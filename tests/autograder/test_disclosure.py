@@ -123,7 +123,8 @@ def reported(**fields) -> RankReport:
 
 def failure(kind: str, headline: str = "deadlock: 0 -> 1 -> 0", **ranks: RankReport) -> Failure:
     reports = {int(name[1:]): one for name, one in ranks.items()}
-    return Failure(kind, headline, f"{headline}\nPost the two together.", reports)
+    late = "not finished after 2 seconds." if kind == "timeout" else ""
+    return Failure(kind, headline, f"{headline}\nPost the two together.", reports, late=late)
 
 
 WAITING = f"recv(src=1, tag={NUMBER}) float32[{NUMBER}]"

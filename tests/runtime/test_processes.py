@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -224,16 +225,25 @@ def test_on_a_busy_machine_a_check_has_longer(monkeypatch: pytest.MonkeyPatch) -
     """The time grows with the processes to a core, `longest` times at most; `launch` keeps its time."""
     cores = len(os.sched_getaffinity(0))
 
+    said = []
+
     def run(processes: float, longest: float) -> str:
         monkeypatch.setattr(os, "getloadavg", lambda: (processes * cores, 0.0, 0.0))
         outcome = run_ranks(
             "course_lib.runtime.call:call", {}, wire.dumps((time.sleep, (2,), {})),
             world_size=1, timeout=0.5, longest=longest,
         )  # fmt: skip
+        said.append(outcome.failure.late if outcome.failure else "")
         return outcome.failure.kind if outcome.failure else "done"
 
     assert run(100, 60) == "done"
     assert run(100, 1) == run(100, 0) == run(0.1, 60) == run(2, 60) == "timeout"
+    assert said[2] == said[3] == "not finished after 0.5 seconds, so the ranks were ended."
+    for sentence in (said[1], said[4]):  # twice the time, and a moment until it is looked at
+        stretched = (
+            r"not finished after 1[.\d]* seconds \(instead of 0.5, because the machine is busy\),"
+        )
+        assert re.match(stretched, sentence)
 
 
 def test_descriptors_do_not_grow() -> None:

@@ -108,10 +108,9 @@ def finding(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> F
         where = sorted({f"{r.operation.split('(')[0]}|{r.line}" for r in stuck(failure).values()})
         return wrong(failure.headline, *waiting(failure), *advice, cause=f"deadlock {where}")
     if failure.kind == "timeout":
-        late = f"not finished after {case.timeout:g} seconds, so the ranks were ended."
         busy = {r.line for r in failure.ranks.values() if r.state == "running"}
         advice = hint or ("Does a loop there ever end?" if busy else "")
-        return wrong(late, *waiting(failure), advice, cause=f"timeout {sorted(busy)}")
+        return wrong(failure.late, *waiting(failure), advice, cause=f"timeout {sorted(busy)}")
     if failure.kind == "died":
         return wrong(ended(failure), *died(failure), hint, cause="died")
     refusal = next((said for said in exercise.refused.values() if said in text), "")
