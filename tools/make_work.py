@@ -6,7 +6,9 @@ beside any other copy the newer version arrives as `<name>_newer`. No file is ev
 that a person may have changed.
 
 `work/.versions.json` keeps, for each file that this program wrote, the digest of what it wrote. A file with
-another digest has been worked in. "seen" and a name is the course's version of that file.
+another digest has been worked in. "seen" and a name is the course's version of that file. "before" and a
+name is the version that this one replaced, cell by cell, because a tab in which it was still open can bring
+it back.
 """
 
 from __future__ import annotations
@@ -90,8 +92,10 @@ class Work:
             yield f"{name} is the course's newer version: you had not changed the old one."
 
     def take(self, place: Path, text: bytes, own: bytes | None) -> None:
+        if place.exists():
+            self.keep(f"before {self.name(place)}", " ".join(sorted(parts(place.read_bytes()))))
         self.write(place, text if own is None else own)
-        self.keep(f"seen {self.name(place)}", text)
+        self.keep(f"seen {self.name(place)}", digest(text))
 
     def touched(self, place: Path) -> bool:
         return self.written.get(self.name(place)) != digest(place.read_bytes())
@@ -99,7 +103,8 @@ class Work:
     def beside(self, place: Path, text: bytes) -> Iterator[str]:
         """Put the version next to a file that was worked in, unless the student has had it before."""
         own = self.name(place)
-        if digest(text) in (self.written.get(own), self.written.get(f"seen {own}")):
+        had = digest(text) in (self.written.get(own), self.written.get(f"seen {own}"))
+        if had and not self.brought_back(place, text):
             return
         if digest(place.read_bytes()) != digest(text):
             newer = self.free(place)
@@ -108,7 +113,13 @@ class Work:
                 f"The course has a newer version of {own}: it lies beside yours, as {newer.name}. Yours was "
                 "left as it is."
             )
-        self.keep(f"seen {own}", text)
+        self.written.pop(f"before {own}", None)
+        self.keep(f"seen {own}", digest(text))
+
+    def brought_back(self, place: Path, text: bytes) -> bool:
+        """Whether the file is nearer to the version that was replaced than to the one that replaced it."""
+        own, before = parts(place.read_bytes()), self.written.get(f"before {self.name(place)}", "")
+        return before != "" and len(own ^ set(before.split())) < len(own ^ parts(text))
 
     def free(self, place: Path) -> Path:
         """A name beside the file under which nothing lies that a person may have changed."""
@@ -122,10 +133,10 @@ class Work:
         """Write a file, whole or not at all, then its digest."""
         place.parent.mkdir(parents=True, exist_ok=True)
         replace(place, text)
-        self.keep(self.name(place), text)
+        self.keep(self.name(place), digest(text))
 
-    def keep(self, name: str, text: bytes) -> None:
-        self.written[name] = digest(text)
+    def keep(self, name: str, value: str) -> None:
+        self.written[name] = value
         replace(self.record, json.dumps(self.written, indent=1, sort_keys=True).encode())
 
     def name(self, place: Path) -> str:
@@ -140,6 +151,15 @@ def replace(place: Path, text: bytes) -> None:
 
 def digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
+
+
+def parts(text: bytes) -> set[str]:
+    """Short digests of a notebook's cells; of any other file's lines."""
+    try:
+        sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+    except (ValueError, KeyError, TypeError):
+        sources = text.decode(errors="replace").splitlines()
+    return {digest(source.encode())[:16] for source in sources}
 
 
 if __name__ == "__main__":

@@ -209,7 +209,8 @@ def test_a_loop_without_end_is_a_time_out(monkeypatch, runs):
     monkeypatch.setattr(judge, "find", lambda name: drawing_once(find(name), longer=0.2))
     report = check("00_first_ranks/message_prediction", typed(LOOP, "loop"), typed(LOOP, "loop"))
     assert report.score == 0
-    assert re.match(r"not finished after [\d.]+ seconds", report.messages[0])  # 2, if no core is shared
+    # 2 seconds, unless the machine is busy
+    assert re.match(r"not finished after [\d.]+ seconds", report.messages[0])
     assert any("while True" in said for said in report.messages)
     assert len(runs) == 1
 

@@ -82,6 +82,37 @@ def test_an_untouched_copy_is_replaced(notebooks: Path, work: Path) -> None:
     assert len(texts(work)) == 2
 
 
+def cells(*sources: str) -> str:
+    return json.dumps({"cells": [{"cell_type": "code", "source": text} for text in sources]})
+
+
+@pytest.mark.parametrize("newer", [("text 2", "stub"), ("text", "stub", "added")])
+def test_an_old_version_that_a_tab_brought_back_gets_the_newer_one_beside_it(
+    notebooks: Path, work: Path, newer: tuple[str, ...]
+) -> None:
+    (notebooks / ONE).write_text(cells("text", "stub"))
+    update(notebooks, work)
+    (notebooks / ONE).write_text(cells(*newer))
+    update(notebooks, work)
+    (work / ONE).write_text(cells("text", "my answer"))  # typed in a tab, then "Overwrite"
+    (said,) = update(notebooks, work)
+    assert "00_one_newer.ipynb" in said
+    assert texts(work)[ONE] == cells("text", "my answer")
+    assert texts(work)["00_one/00_one_newer.ipynb"] == cells(*newer)
+    assert update(notebooks, work) == [], "it is said once"
+
+
+def test_answers_in_the_version_that_replaced_another_are_answers(
+    notebooks: Path, work: Path
+) -> None:
+    for sources in (("text", "stub"), ("text 2", "stub 2")):
+        (notebooks / ONE).write_text(cells(*sources))
+        update(notebooks, work)
+    for mine in (("text 2", "my answer"), ("my words", "my answer"), ("text 2", "stub 2", "mine")):
+        (work / ONE).write_text(cells(*mine))
+        assert update(notebooks, work) == []
+
+
 @pytest.mark.parametrize("record", ["", "{", "[]", None])
 def test_without_its_record_every_file_counts_as_worked_in(
     notebooks: Path, work: Path, record: str | None
