@@ -17,6 +17,7 @@ import platform
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,7 @@ from course_lib.saved import (
 ZIP = Path("submission.zip")
 MINUTES = 5.0
 DAY = 24 * 60  # minutes
+LONG = 20.0  # seconds after which a cell that still runs is named
 NO_NBCLIENT = "it was not run from the top, because nbclient is missing (pip install nbclient)"
 
 
@@ -224,10 +226,15 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
     notebook = nbformat.read(path, as_version=4)
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
     begun: list[Any] = []
+    timers: list[threading.Timer] = []
 
     def on_cell_start(cell: Any, cell_index: int) -> None:
         begun.append(cell)
         _progress(codes, cell)
+        for timer in timers:
+            timer.cancel()
+        timers[:] = [threading.Timer(LONG, _still_runs, [cell])]
+        timers[0].start()
 
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
@@ -248,8 +255,16 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
                 raise
             raise KeyboardInterrupt from error  # nbclient, interrupted, looks for a kernel that it has ended
         finally:
+            for timer in timers:
+                timer.cancel()
             _progress(codes, None)
     return notebook.cells
+
+
+def _still_runs(cell: Any) -> None:
+    """A line for a cell that takes long, so that a wait has a reason."""
+    _progress([], None)
+    print(f"    {LONG:g} seconds so far {where(cell)}", flush=True)
 
 
 def _progress(codes: list[Any], cell: Any) -> None:

@@ -76,6 +76,16 @@ def test_a_cell_that_never_ends_is_ended(here, capsys):
     assert "a cell ran for more than 0.05 minutes, in the cell that begins with '" in said
 
 
+def test_a_cell_that_takes_long_is_named_once_while_it_runs(here, capsys, monkeypatch):
+    monkeypatch.setattr(submit, "LONG", 0.5)
+    slow = made.code("import time\ntime.sleep(1.5)")
+    made.save(here / "x.ipynb", slow, made.code("1"), made.code(made.HELLO), made.checked())
+    submit.main(["x.ipynb"])
+    said = capsys.readouterr().out
+    assert said.count("0.5 seconds so far in the cell that begins with 'import time'\n") == 1
+    assert said.index("so far") < said.rindex("from the top")
+
+
 def test_a_kernel_that_dies_is_said(here, capsys):
     dies = made.code("import os; os._exit(1)")
     made.save(here / "x.ipynb", dies, made.code(made.HELLO), made.checked())
