@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -56,9 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: everything is ready; 1: packed, but something is missing; 2: nothing was packed."""
     options = _parser().parse_args(arguments)
     try:
-        notebooks = _one_each(
-            begun_of_each(map(read, find_notebooks(options.places or [default_folder()])))
-        )
+        notebooks = begun_of_each(map(read, find_notebooks(options.places or [default_folder()])))
+        refuse_two_of_one(notebooks, options.to)
         if not options.places:
             notebooks = _begun(notebooks)
         refuse_to_overwrite(options.to)
@@ -146,16 +146,28 @@ def _minutes(word: str) -> float:
     return minutes
 
 
-def _one_each(notebooks: list[Notebook]) -> list[Notebook]:
+def refuse_two_of_one(notebooks: Sequence[Notebook], target: Path) -> None:
     """UnreadableNotebook if two files are the same notebook, as only the student knows which file counts."""
+    files: dict[str, list[Notebook]] = {}
     for notebook in notebooks:
-        same = [str(other.path) for other in notebooks if other.assignment == notebook.assignment]
-        if len(same) > 1:
-            raise UnreadableNotebook(
-                f"{listing(same)} are the same notebook, {notebook.assignment}. Name the one that you "
-                "want to hand in: python -m course_lib.submit FILE"
-            )
-    return notebooks
+        files.setdefault(notebook.assignment, []).append(notebook)
+    lines = [
+        f"{listing(notebook.path for notebook in same)} are the same notebook, {name}."
+        for name, same in files.items()
+        if len(same) > 1
+    ]
+    if not lines:
+        return
+    newest = [max(same, key=lambda each: each.path.stat().st_mtime) for same in files.values()]
+    due = [notebook.path for notebook in newest if is_begun(notebook)]
+    words = [*map(str, due or [notebook.path for notebook in newest])]
+    words += [] if target == ZIP else ["--to", str(target)]
+    old = f" {target} is the file of {_when(target)}." if target.is_file() else ""
+    lines += [
+        f"So nothing was packed.{old} This line packs the files saved last. Change it if another one counts:",
+        f"    python -m course_lib.submit {shlex.join(words)}",
+    ]
+    raise UnreadableNotebook("\n".join(lines))
 
 
 # ---- is it ready?

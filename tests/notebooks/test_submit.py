@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import time
 import zipfile
 from pathlib import Path
 
@@ -104,9 +107,17 @@ def test_all_notebooks_of_a_folder_and_two_files_of_one(here, capsys):
     assert "it was not run from the top, because you said so" in capsys.readouterr().out
     names = {"00_first_ranks/00_first_ranks.ipynb", "02_collectives/02_collectives.ipynb"}
     assert set(members(here / "submission.zip")) == names
-    made.hello(here / "work" / "00" / "copy.ipynb", made.HELLO)
+    made.hello(here / "work" / "00" / "my copy.ipynb", made.HELLO)
+    os.utime(here / "work" / "00" / "a.ipynb", (1, 1))
+    packed = time.strftime("%Y-%m-%d", time.localtime())
     assert submit.main(["--no-run"]) == 2
-    assert "are the same notebook, 00_first_ranks. Name the one" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "are the same notebook, 00_first_ranks.\nSo nothing was packed." in said
+    assert f"submission.zip is the file of {packed}" in said
+    line = "python -m course_lib.submit 'work/00/my copy.ipynb' work/02/b.ipynb"
+    assert said.splitlines()[-1].strip() == line
+    assert submit.main(["--no-run", *shlex.split(line)[3:]]) == 0
+    assert set(members(here / "submission.zip")) == names
 
 
 def test_an_exercise_whose_check_was_deleted_is_open(tmp_path, monkeypatch, capsys):
