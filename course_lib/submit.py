@@ -11,6 +11,7 @@ A notebook that is not ready is packed as well, and you are told what is missing
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -49,6 +50,9 @@ from course_lib.saved import (
 ZIP = Path("submission.zip")
 MINUTES = 5.0
 DAY = 24 * 60  # minutes
+FAILS = {
+    "53f3a11faa68ada4"
+}  # digests of the course's cells that fail on purpose: a host may lose their tag
 LONG = 20.0  # seconds after which a cell that still runs is named
 NO_NBCLIENT = "it was not run from the top, because nbclient is missing (pip install nbclient)"
 
@@ -292,13 +296,21 @@ def _progress(codes: list[Any], cell: Any) -> None:
 
 def _error(cell: dict[str, Any]) -> str:
     """The first line of the cell and its error, if it ended in an error the notebook does not want."""
-    if "raises-exception" in cell.get("metadata", {}).get("tags", []):
+    if "raises-exception" in cell.get("metadata", {}).get("tags", []) or fails_on_purpose(cell):
         return ""
     for output in cell.get("outputs", []):
         if output.get("output_type") == "error":
-            said = plain(f"{output.get('ename')}: {output.get('evalue')}").splitlines()[0]
+            kind, text = output.get("ename"), str(output.get("evalue"))
+            said = text if text.lower().startswith(f"{kind}: ".lower()) else f"{kind}: {text}"
+            said = plain(said).splitlines()[0]
             return f"{said}, {where(cell)}"
     return ""
+
+
+def fails_on_purpose(cell: dict[str, Any]) -> bool:
+    """Whether the cell has the text of one with which the course shows an error, without regard to space."""
+    text = "\n".join(line.rstrip() for line in cell["source"].split("\n")).strip("\n")
+    return hashlib.sha256(text.encode()).hexdigest()[:16] in FAILS
 
 
 def where(cell: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from course_lib import progress, saved, submit
@@ -68,6 +69,23 @@ def test_the_first_error_from_the_top_is_named(here, capsys):
         "1 cell ended in an error. The first: NameError: name 'missing_name' is not defined" in said
     )
     assert "in the cell that begins with 'missing_name + 1'" in said
+
+
+def test_a_cell_that_fails_on_purpose_is_known_without_its_tag():
+    """A host may lose the tags. If a cell was changed, or one was added, `submit.FAILS` has to follow."""
+    for path in sorted(made.STUDENT.glob("*/*.ipynb")):
+        for cell in nbformat.read(path, as_version=4).cells:
+            wanted = "raises-exception" in cell.metadata.get("tags", [])
+            assert submit.fails_on_purpose(cell) == wanted, (path.name, cell.source)
+            cell.metadata.clear()
+            cell.outputs = [{"output_type": "error", "ename": "Deadlock", "evalue": "deadlock: 0"}]
+            assert (submit._error(cell) == "") == wanted
+
+
+def test_an_error_names_its_kind_once():
+    cell = made.code("f()")
+    cell["outputs"] = [{"output_type": "error", "ename": "Deadlock", "evalue": "deadlock: rank 0"}]
+    assert submit._error(cell) == "deadlock: rank 0, in the cell that begins with 'f()'"
 
 
 def test_a_cell_that_never_ends_is_ended(here, capsys):
