@@ -86,7 +86,7 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     """Let the command take notebooks, and folders of them."""
     parser.add_argument(
         "places", nargs="*", type=Path, metavar="NOTEBOOK_OR_FOLDER",
-        help="notebooks, or folders of them (default: work/ if it is here, else this folder)",
+        help="notebooks, their numbers, or folders of them (default: work/ if it is here, else this folder)",
     )  # fmt: skip
 
 

@@ -19,8 +19,10 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from course_lib.checks.colour import plain
 from course_lib.checks.judge.find import UnknownExercise, find, of_assignment
+from course_lib.checks.words import listing
 
 NAME = re.compile(r"(\d\d_\w+)/(\w+)")
+NUMBER = re.compile(r"\d\d?", re.ASCII)
 HEADING = re.compile(r"^(#{1,2}) (.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SCORE = r"^{name}(?: \(extra credit\))? {{2,}}([\d.,]+) of [\d.,]+$"
@@ -93,7 +95,8 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
     """The notebooks named by `places`: files, and folders that hold them up to one folder deeper.
 
     A place that is not in this folder is looked for where a student works, at last as the name of a notebook
-    without its ending. A newer version next to a notebook counts as soon as something is written in it.
+    without its ending, or as its number. A newer version next to a notebook counts as soon as something is
+    written in it.
     UnreadableNotebook if there is no such place, or if a folder holds no notebook.
     """
     for named in places:
@@ -101,11 +104,14 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
         if not place.exists():  # the name of a notebook alone
             pattern = f"*/{glob.escape(named.name)}.ipynb"
             place = next(iter(sorted(default_folder().glob(pattern))), place)
+        if not place.exists() and NUMBER.fullmatch(named.name):
+            pattern = f"{int(named.name):02d}_*"
+            place = next(filter(Path.is_dir, sorted(default_folder().glob(pattern))), place)
         if place.is_file():
             yield place
             continue
         if not place.is_dir():
-            raise UnreadableNotebook(f"there is no file or folder {named}.")
+            raise UnreadableNotebook(f"there is no file or folder {named}.{known_names()}")
         inside = [
             path
             for path in sorted([*place.glob("*.ipynb"), *place.glob("[!.]*/*.ipynb")])
@@ -122,6 +128,13 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
 def default_folder() -> Path:
     """Where a student works: `work/`, made by `make lab`; on a rented machine in `course/`; else here."""
     return next((Path(name) for name in ("work", "course/work") if Path(name).is_dir()), Path())
+
+
+def known_names() -> str:
+    """A sentence that names the notebooks where a student works, each in a folder of its own; else ""."""
+    folders = [path.name for path in default_folder().glob("[0-9][0-9]_*") if path.is_dir()]
+    where = f"The folder {default_folder()}" if default_folder() != Path() else "This folder"
+    return f" {where} holds {listing(sorted(folders))}." if folders else ""
 
 
 def is_untouched(path: Path) -> bool:

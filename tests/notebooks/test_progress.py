@@ -151,6 +151,19 @@ def test_notebooks_are_found_from_the_folder_above_the_course(tmp_path, monkeypa
         list(find_notebooks([Path("03_data")]))
 
 
+def test_a_notebook_is_found_by_its_number(tmp_path, monkeypatch):
+    work = tmp_path / "work"
+    first = made.hello(work / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO, made.FULL)
+    second = made.hello(work / "02_collectives" / "mine.ipynb", made.HELLO, made.FULL)
+    for where in (tmp_path, work):
+        monkeypatch.chdir(where)
+        for word, path in (("00", first), ("0", first), ("02", second)):
+            assert [path.resolve() for path in find_notebooks([Path(word)])] == [path]
+    names = r"no file or folder 99. This folder holds 00_first_ranks and 02_collectives\.$"
+    with pytest.raises(UnreadableNotebook, match=names):
+        list(find_notebooks([Path("99")]))
+
+
 def test_a_stubs_line_below_a_return_does_no_harm(tmp_path):
     left = made.HELLO + "    raise NotImplementedError()\n"
     for answer, state in ((left, DONE), (made.HELLO.replace("return", "x ="), DONE)):
