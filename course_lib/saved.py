@@ -114,20 +114,33 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
             raise UnreadableNotebook(f"there is no file or folder {named}.{known_names()}")
         inside = [
             path
-            for path in sorted([*place.glob("*.ipynb"), *place.glob("[!.]*/*.ipynb")])
+            for path in notebooks_in(place)
             if not path.stem.endswith("-checkpoint")
             and not (NEWER.search(path.stem) and is_untouched(path))
         ]
         if not inside:
             raise UnreadableNotebook(
-                f"there is no notebook in {place.resolve()}, nor in a folder in it."
+                f"there is no notebook in {place.resolve()}, nor in a folder in it. If yours are elsewhere, "
+                "name their folder behind the command."
             )
         yield from inside
 
 
 def default_folder() -> Path:
-    """Where a student works: `work/`, made by `make lab`; on a rented machine in `course/`; else here."""
-    return next((Path(name) for name in ("work", "course/work") if Path(name).is_dir()), Path())
+    """Where a student works: `work/`, made by `make lab`; on a rented machine in `course/`; else here.
+
+    `course/` can itself be the folder that was handed out, unpacked there as its page says.
+    """
+    for folder in (Path("work"), Path("course/work")):
+        if folder.is_dir():
+            return folder
+    unpacked = Path("course")
+    return unpacked if notebooks_in(unpacked) and not notebooks_in(Path()) else Path()
+
+
+def notebooks_in(folder: Path) -> list[Path]:
+    """Files in the folder, and in folders in it that are not hidden."""
+    return sorted([*folder.glob("*.ipynb"), *folder.glob("[!.]*/*.ipynb")])
 
 
 def known_names() -> str:

@@ -151,6 +151,19 @@ def test_notebooks_are_found_from_the_folder_above_the_course(tmp_path, monkeypa
         list(find_notebooks([Path("03_data")]))
 
 
+def test_notebooks_are_found_beside_the_folder_that_was_unpacked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    made.hello(tmp_path / ".venv" / "x" / "x.ipynb", made.HELLO)
+    (tmp_path / "course").mkdir()
+    assert progress.main([]) == 2
+    assert "name their folder behind the command" in capsys.readouterr().err
+    made.hello(tmp_path / "course" / "00_first_ranks" / "00.ipynb", made.HELLO, made.FULL)
+    assert progress.main([]) == 0
+    assert "1.0 of 1" in capsys.readouterr().out
+    made.hello(tmp_path / "mine.ipynb", made.HELLO, made.NONE)
+    assert [str(path) for path in find_notebooks([saved.default_folder()])] == ["mine.ipynb"]
+
+
 def test_a_notebook_is_found_by_its_number(tmp_path, monkeypatch):
     work = tmp_path / "work"
     first = made.hello(work / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO, made.FULL)
