@@ -49,10 +49,9 @@ def show(assignment: str) -> None:
     UnknownExercise names the assignments that there are.
     """
     known_here, prefix = of_assignment(assignment), f"{assignment}/"
-    run = [name.removeprefix(prefix) for name in checks.latest if name.startswith(prefix)]
     exercises = []
-    for name in dict.fromkeys([*run, *known_here]):  # in the order in which they were first checked
-        known, report = known_here[name], checks.latest.get(prefix + name)
+    for name, known in known_here.items():
+        report = checks.latest.get(prefix + name)
         points = None if report is None else report.points(known.points)
         state = UNCHECKED if report is None else DONE
         exercises.append(Exercise(name, "", state, known.points, known.extra, points))

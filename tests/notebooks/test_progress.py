@@ -9,7 +9,7 @@ import pytest
 
 from course_lib import checks, progress, saved
 from course_lib.checks.colour import plain
-from course_lib.checks.judge.find import UnknownExercise, find
+from course_lib.checks.judge.find import UnknownExercise, find, of_assignment
 from course_lib.checks.report import Report
 from course_lib.saved import (
     BROKEN,
@@ -45,6 +45,7 @@ def test_every_exercise_of_a_notebook_is_read_and_not_written_in_the_student_ver
     assert all(exercise.section[0].isdigit() for exercise in handed_out.exercises)
     solved = read(ROOT / "solutions" / assignment / path.name)
     names = [exercise.name for exercise in solved.exercises]
+    assert list(of_assignment(assignment)) == names, "`__all__` is in the order of the notebook"
     assert names == [exercise.name for exercise in handed_out.exercises]
     for exercise in solved.exercises:
         assert (exercise.state, exercise.points) == (DONE, exercise.possible), exercise
@@ -236,6 +237,11 @@ def test_the_last_cell_lists_what_this_kernel_has_checked(capsys, monkeypatch):
     assert "hello 1.0 of 1" in rows
     assert "exchange 0.0 of 1 not checked yet" in rows
     assert "in all 1.0 of 10" in rows
+    checks.latest["00_first_ranks/questions"] = checks.latest.pop("00_first_ranks/hello")
+    progress.show("00_first_ranks")
+    again = capsys.readouterr().out.splitlines()
+    listed = [row.split()[0] for row in rows if " of 1" in row or " of 2" in row]
+    assert [row.split()[0] for row in again[: len(listed)]] == listed, "the order stays"
     with pytest.raises(UnknownExercise, match="first_ranks"):
         progress.show("first_ranks")
 

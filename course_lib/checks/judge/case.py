@@ -334,5 +334,6 @@ def exercise(
 
 
 def exercises(module: ModuleType) -> dict[str, Exercise]:
-    """The exercises of a notebook's module, by name: every attribute that is one, in order."""
-    return {value.name: value for value in vars(module).values() if isinstance(value, Exercise)}
+    """The exercises of a notebook's module, by name: all that it exports, in the order of the notebook."""
+    values = (vars(module)[name] for name in getattr(module, "__all__", vars(module)))
+    return {value.name: value for value in values if isinstance(value, Exercise)}

@@ -13,16 +13,16 @@ from course_lib.checks.notebooks.capstone.surviving import train
 from course_lib.checks.notebooks.capstone.suspects import suspects
 
 __all__ = [
-    "audit",
-    "broken_steps",
-    "cluster",
     "distribute",
-    "dry_step",
-    "five_costs",
     "make_step",
     "make_step_with_zero",
-    "questions",
     "smallest_failing",
+    "broken_steps",
+    "dry_step",
     "suspects",
+    "five_costs",
     "train",
+    "cluster",
+    "questions",
+    "audit",
 ]

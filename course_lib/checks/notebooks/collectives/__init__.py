@@ -10,14 +10,14 @@ from course_lib.checks.notebooks.collectives.scatter import reduce_scatter
 from course_lib.checks.notebooks.collectives.tree import broadcast
 
 __all__ = [
-    "all_gather",
-    "all_to_all",
     "broadcast",
+    "reduce_scatter",
+    "all_gather",
+    "ring_prediction",
+    "ring_all_reduce",
+    "recursive_doubling_all_reduce",
+    "all_to_all",
     "hierarchical_all_reduce",
     "predictions",
     "questions",
-    "recursive_doubling_all_reduce",
-    "reduce_scatter",
-    "ring_all_reduce",
-    "ring_prediction",
 ]

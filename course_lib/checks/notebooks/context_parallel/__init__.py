@@ -10,11 +10,11 @@ from course_lib.checks.notebooks.context_parallel.ulysses import ulysses_attenti
 
 __all__ = [
     "online_softmax_merge",
+    "tiled_attention",
+    "ring_forward",
+    "ring_attention",
+    "zigzag",
+    "ulysses_attention",
     "predictions",
     "questions",
-    "ring_attention",
-    "ring_forward",
-    "tiled_attention",
-    "ulysses_attention",
-    "zigzag",
 ]

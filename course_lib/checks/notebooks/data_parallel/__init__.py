@@ -11,13 +11,13 @@ from course_lib.checks.notebooks.data_parallel.sampling import shard_indices
 from course_lib.checks.notebooks.data_parallel.sparse import topk_all_reduce
 
 __all__ = [
-    "bucketed_data_parallel",
-    "int8_all_reduce",
+    "shard_indices",
     "naive_data_parallel",
-    "one_bit_adam",
-    "powersgd",
+    "bucketed_data_parallel",
+    "topk_all_reduce",
+    "int8_all_reduce",
     "predictions",
     "questions",
-    "shard_indices",
-    "topk_all_reduce",
+    "powersgd",
+    "one_bit_adam",
 ]

@@ -12,14 +12,14 @@ from course_lib.checks.notebooks.experts.routing import route
 from course_lib.checks.notebooks.experts.travel import exchange
 
 __all__ = [
-    "all_to_all_bytes",
+    "route",
+    "moe",
     "exchange",
     "expert_parallel_moe",
+    "all_to_all_bytes",
     "load_balancing_loss",
-    "moe",
-    "node_limited",
+    "update_bias",
     "questions",
     "queue",
-    "route",
-    "update_bias",
+    "node_limited",
 ]

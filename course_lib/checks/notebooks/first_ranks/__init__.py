@@ -6,13 +6,13 @@ from course_lib.checks.notebooks.first_ranks.quiz import diagnoses, questions
 from course_lib.checks.notebooks.first_ranks.repairs import collect, global_mean, neighbour_sum
 
 __all__ = [
-    "collect",
-    "diagnoses",
-    "exchange",
-    "global_mean",
     "hello",
     "message_prediction",
-    "neighbour_sum",
-    "questions",
+    "exchange",
     "ring_shift",
+    "neighbour_sum",
+    "collect",
+    "global_mean",
+    "diagnoses",
+    "questions",
 ]

@@ -12,14 +12,14 @@ from course_lib.checks.notebooks.four_dimensions.step import hybrid_step
 from course_lib.checks.notebooks.four_dimensions.timing import step_seconds
 
 __all__ = [
-    "axis_bytes",
-    "best_layout",
-    "clip_grad_norm",
     "coordinates",
-    "hybrid_step",
-    "memory_per_gpu",
     "my_part",
+    "hybrid_step",
+    "clip_grad_norm",
+    "axis_bytes",
+    "memory_per_gpu",
+    "step_seconds",
+    "best_layout",
     "questions",
     "replay",
-    "step_seconds",
 ]

@@ -10,12 +10,12 @@ from course_lib.checks.notebooks.fsdp.quiz import questions
 from course_lib.checks.notebooks.fsdp.schedule import fsdp_schedule
 
 __all__ = [
-    "all_gather_int8",
-    "clip_grad_norm",
-    "fsdp_schedule",
-    "hybrid",
     "predictions",
+    "fsdp_schedule",
     "prefetched_module",
-    "questions",
     "two_precisions",
+    "hybrid",
+    "clip_grad_norm",
+    "questions",
+    "all_gather_int8",
 ]

@@ -15,17 +15,17 @@ from course_lib.checks.notebooks.in_operation.symptoms import symptoms
 from course_lib.checks.notebooks.in_operation.writing import write_plan
 
 __all__ = [
-    "async_checkpoint",
-    "best_interval",
-    "breakdown",
     "capture",
     "commit",
-    "find_straggler",
-    "local_steps",
-    "odd_ranks",
-    "questions",
     "read_plan",
-    "step_metrics",
+    "best_interval",
+    "breakdown",
+    "find_straggler",
     "symptoms",
+    "questions",
+    "step_metrics",
     "write_plan",
+    "async_checkpoint",
+    "odd_ranks",
+    "local_steps",
 ]

@@ -10,14 +10,14 @@ from course_lib.checks.notebooks.pipeline.stash import pipedream_stage
 from course_lib.checks.notebooks.pipeline.zero_bubble import zero_bubble_h1
 
 __all__ = [
-    "dualpipe",
-    "gpipe",
-    "interleaved_one_f_one_b",
     "naive",
+    "gpipe",
     "one_f_one_b",
-    "pipedream_stage",
-    "predictions",
-    "questions",
-    "run_schedule",
+    "interleaved_one_f_one_b",
     "zero_bubble_h1",
+    "predictions",
+    "run_schedule",
+    "pipedream_stage",
+    "questions",
+    "dualpipe",
 ]

@@ -11,13 +11,13 @@ from course_lib.checks.notebooks.precision_and_memory.scaling import quantize
 from course_lib.checks.notebooks.precision_and_memory.segments import best_segment
 
 __all__ = [
+    "round_to",
+    "loss_scaler",
+    "stochastic_round",
+    "quantize",
     "adam8bit",
     "best_segment",
     "checkpoint",
-    "chunked_loss",
-    "loss_scaler",
-    "quantize",
     "questions",
-    "round_to",
-    "stochastic_round",
+    "chunked_loss",
 ]

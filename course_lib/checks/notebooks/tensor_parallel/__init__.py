@@ -13,17 +13,17 @@ from course_lib.checks.notebooks.tensor_parallel.swap import swap
 from course_lib.checks.notebooks.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
 
 __all__ = [
-    "column_parallel_linear",
     "conjugate_functions",
+    "column_parallel_linear",
+    "row_parallel_linear",
     "kinds",
     "mend",
     "parallel_heads",
     "parallel_self_attention",
-    "predictions",
-    "questions",
-    "row_parallel_linear",
-    "sequence_parallel",
-    "swap",
-    "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
+    "vocab_parallel_cross_entropy",
+    "sequence_parallel",
+    "predictions",
+    "swap",
+    "questions",
 ]

@@ -11,14 +11,14 @@ from course_lib.checks.notebooks.why_distribute.sizes import parameters
 from course_lib.checks.notebooks.why_distribute.speed import roofline
 
 __all__ = [
-    "activation_bytes",
-    "budgets",
-    "crossover",
-    "first_that_fits",
     "parameters",
-    "questions",
+    "step_flops",
+    "saved_bytes",
+    "activation_bytes",
     "recipes",
     "roofline",
-    "saved_bytes",
-    "step_flops",
+    "budgets",
+    "first_that_fits",
+    "questions",
+    "crossover",
 ]

@@ -11,14 +11,14 @@ from course_lib.checks.notebooks.zero.stages import zero1_optimizer, zero2_optim
 from course_lib.checks.notebooks.zero.unit import zero3_unit
 
 __all__ = [
-    "deal",
-    "flatten_and_shard",
     "memory_prediction",
-    "muon_step",
-    "offload",
-    "questions",
+    "flatten_and_shard",
     "zero1_optimizer",
     "zero2_optimizer",
-    "zero3_module",
     "zero3_unit",
+    "zero3_module",
+    "questions",
+    "offload",
+    "deal",
+    "muon_step",
 ]
