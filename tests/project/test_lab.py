@@ -135,13 +135,14 @@ def test_the_page_that_opens_first_is_the_one_that_make_work_writes() -> None:
 
 
 def test_the_page_has_a_whole_row_for_each_notebook_in_their_order() -> None:
-    page = welcome.page(ROOT / "notebooks")
+    page, readme = welcome.page(ROOT / "notebooks"), (ROOT / "README.md").read_text()
     rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| [")]
     notebooks = sorted((ROOT / "notebooks").glob("*/*.ipynb"))
     assert len(rows) == len(notebooks) >= 11
     for (name, question, time, points), path in zip(rows, notebooks, strict=True):
         assert f"({path.parent.name}/{path.name})" in name and path.name[:2] in name
         assert question.strip().endswith("?")
+        assert f"| `{path.stem}` |{question}|" in readme, "the notebook's first cell is the source"
         assert re.search("hour|minutes", time), f"{path.name}: its head"
         exercises = saved.read(path).exercises
         due, extra = (
