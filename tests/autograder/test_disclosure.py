@@ -198,7 +198,7 @@ def findings() -> Iterator[tuple[str, Finding]]:
         yield "f gives no number for some arguments.", number(seen_of(value))
     yield f"f raised {OWN_ERROR}. at Cell In[5], line 3", number(raising())
     yield "f gives a wrong number for some arguments.", number(seen_of(NUMBER / 2))
-    yield "for some arguments: 7 times too large. One too many.", number(seen_of(NUMBER))
+    yield "for some arguments: 7 times the right value. One too many.", number(seen_of(NUMBER))
     exercise = find("00_first_ranks/ring_shift")
     for name, kind in (("result", "ring_shift returned something else"), ("tensor", "`tensor` is")):
         yield kind, misfit(exercise, 1, name, f"float32[{NUMBER}]", "float32[3]")

@@ -25,8 +25,9 @@ SLIPS = {
 @pytest.mark.parametrize(
     ("value", "right", "apart"),
     [
-        (4.0, 2.0, "2 times too large"),
-        (2.0, 3.0, "1.5 times too small"),
+        (4.0, 2.0, "2 times the right value"),
+        (5.0, 4.0, "1.25 times the right value"),
+        (2.0, 3.0, "the right value is 1.5 times as large"),
         (1.0, 1.001, "0.1 % too small"),
         (1.053, 1.0, "5.3 % too large"),
         (-1.05, -1.0, "5 % too large"),

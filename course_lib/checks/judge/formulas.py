@@ -24,7 +24,8 @@ DEFAULTS = GPTConfig()
 
 Formula = Callable[..., float]
 FEW, MOST = 0.1, 1e300  # below and above these ratios no factor is told
-FACTOR = re.compile(r"\d times too (large|small)")  # made by a kind of mistake, not by an input
+# made by a kind of mistake, not by an input
+FACTOR = re.compile(r"\d times the right value|the right value is \d times as large")
 
 
 @dataclass(frozen=True, repr=False)
@@ -285,14 +286,16 @@ def compared(value: float, right: float) -> str:
     if right == 0 or value == 0 or value / right < 0:
         return f"{words.number(right)} is right"
     large, small = max(abs(value), abs(right)), min(abs(value), abs(right))
-    how = "large" if abs(value) == large else "small"
+    above = abs(value) == large
+    how = "large" if above else "small"
     if abs(value - right) < 0.0005 * abs(right):
         return f"too {how} by less than 0.1 %"
     if abs(value - right) < FEW * abs(right):
         return f"{100 * abs(value - right) / abs(right):.2g} % too {how}"
     if large > MOST * small:
         return f"{words.number(right)} is right"
-    return f"{words.number(large / small)} times too {how}"
+    factor = f"{words.number(large / small)} times"
+    return f"{factor} the right value" if above else f"the right value is {factor} as large"
 
 
 def opened(sentence: str) -> str:
