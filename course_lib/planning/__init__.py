@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .roofline import Work
     from .saved import SavedBytes
     from .step_time import step_seconds, step_tflops
+    from .table_1 import TABLE_1, row_tflops
     from .topology import Cluster, Wire, a100_cluster
 
 __getattr__, __dir__, __all__ = exports(__name__)

@@ -20,10 +20,6 @@ from course_lib.planning.table_1 import TABLE_1, row_tflops
 CUBE = {"pp": 2, "dp": 2, "tp": 2}
 
 
-def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
-
-
 def test_a_sheets_squares_name_their_readers() -> None:
     first, second = [range(0, 1), range(3, 4)], [range(1, 3)]
     parts = [(range(0, 1), first), (range(0, 1), second), (range(0, 1), second)]
@@ -32,6 +28,10 @@ def test_a_sheets_squares_name_their_readers() -> None:
     colours = [square.get_facecolor() for square in figure.axes[0].patches]
     assert colours[0] == colours[3] != colours[1] == colours[2]
     assert set(colours[4:]) == {(1.0, 1.0, 1.0, 1.0)}, "squares without a reader are white"
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_equal_tensors_are_one_piece() -> None:

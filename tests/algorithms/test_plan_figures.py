@@ -19,6 +19,14 @@ RUN = {
 }
 
 
+@pytest.mark.parametrize("name", RUN)
+def test_a_recipe_that_runs_keeps_the_bytes_of_the_closed_form(name: str) -> None:
+    options = dict(RUN[name])
+    model = GPT(PRESETS["0.1M"]).to(options.pop("dtype", torch.float32))
+    states = planning.recipe_states(model, torch.randint(256, (2, 16)), **options)
+    assert states == pytest.approx(facts.recipe_bytes(name))
+
+
 def ends(figure) -> dict[str, float]:
     """The right end of each row of bars, by its name."""
     (axes,) = figure.axes
@@ -28,14 +36,6 @@ def ends(figure) -> dict[str, float]:
         row = round(bar.get_y() + bar.get_height() / 2)
         right[row] = max(right[row], bar.get_x() + bar.get_width())
     return dict(zip(rows, right, strict=True))
-
-
-@pytest.mark.parametrize("name", RUN)
-def test_a_recipe_that_runs_keeps_the_bytes_of_the_closed_form(name: str) -> None:
-    options = dict(RUN[name])
-    model = GPT(PRESETS["0.1M"]).to(options.pop("dtype", torch.float32))
-    states = planning.recipe_states(model, torch.randint(256, (2, 16)), **options)
-    assert states == pytest.approx(facts.recipe_bytes(name))
 
 
 def test_shares_are_of_a_hundred_percent_and_the_smallest_model_comes_first() -> None:
