@@ -83,13 +83,13 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 #
 # `slow_motion` imitates a cluster of two ranks, as notebook 03 did. The forward of a block takes 20 ms, its
 # backward 40 ms, and a gather or a reduce-scatter of a block 21 ms on average. A rank sleeps through these
-# times and needs no core for them, so they are nearly the same on every machine. But ranks, tensors and the
+# times and needs no core for them, so they are nearly the same on every machine. But the ranks, tensors and
 # order of events are real.
 
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
 FIRST = 2 * WIDTH * HIDDEN + HIDDEN + WIDTH  # parameters of block 0
-MORE = 4 * (2 * WIDTH + 1)  # each block has so many more than the block before
+MORE = 4 * (2 * WIDTH + 1)  # each block has this many more than the block before
 P = DEPTH * FIRST + MORE * DEPTH * (DEPTH - 1) // 2
 PACE, WIRE = 0.020, 6.6e6  # seconds of a block's forward; bytes a second
 MESSAGE = 4 * P / DEPTH / 2 / WIRE  # seconds of a gather on two ranks, for a block of mean size
@@ -231,7 +231,7 @@ def sharded(model, units=None, **options):
 
 # %%
 class Arrival:
-    """The handle of a message that is there at a given time, not sooner."""
+    """The handle of a message that arrives at a given time, not sooner."""
 
     def __init__(self, work, at):
         self.work, self.at = work, at
@@ -605,8 +605,8 @@ for each_way in (900e9, 450e9):
 # The 900 count both directions, so `hides_from` returns only half of the tokens a GPU needs. With so few
 # tokens, half of each gather stays exposed.
 #
-# **In production.** Llama 3 405B has 16M tokens in a step, shared by 128 groups of GPUs (table 4), so each
-# group has 131,072 tokens, and each of its GPUs computes a part of the model for all of them (notebook 10).
+# **In production.** Llama 3 405B divides the 16M tokens of a step among 128 groups of GPUs (table 4). So each
+# group has 131,072 tokens, and each of its GPUs computes a part of the model for all of these (notebook 10).
 # This is far more than 7,912, which is your T for a large n on this network.
 #
 # <details><summary>Measured on 512 GPUs</summary>Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to
@@ -661,8 +661,8 @@ lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 # units that are whole already, and `free`.
 #
 # - Forward goes from unit 0 up, and backward comes down again. A unit is gathered before it computes.
-# - With prefetch p, the p next units are also gathered before a unit computes, but after the unit itself, and
-#   the nearest first. In forward these are the units above it, and in backward the units below it.
+# - Before a unit computes, gather first the unit itself and then, with prefetch p, the next p units, nearest
+#   first. In forward these are the units above it, and in backward the units below it.
 # - After its forward, a unit is freed if `reshard`. With `keep_last`, the last unit is an exception, because
 #   backward begins with it. After its backward, every unit is freed.
 # - After its backward, a unit's gradients are reduced. In backward, the gather of unit i−1 comes before the
@@ -714,7 +714,7 @@ def fsdp_schedule(
 
 # %% [markdown]
 # <details><summary>Hint: forward</summary>For unit i, call <code>gather(range(i, i + forward_prefetch +
-# 1))</code>. The range begins with the unit itself. It may end above the last one, because
+# 1))</code>. The range begins with the unit itself. It may end above the last unit, because
 # <code>gather</code> leaves out units that don't exist.</details>
 # <details><summary>Hint: backward</summary>For each unit, from the last to the first, gather it and the units
 # ahead, then do backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its gather
@@ -756,13 +756,13 @@ one_ahead = made()
 lanes(one_ahead, SLOW, "your list, one ahead, in milliseconds", until=984) if one_ahead else None
 
 # %% [markdown]
-# In slow motion, prefetch saves at most 455 of 984 ms. One unit ahead saves 443 of them if the last unit is
-# kept, although only two units are whole at the same time instead of eight. Two units ahead save the other
-# 12, because with one ahead, a backward of 40 ms does not quite hide a reduce and a gather, which take 42 ms.
-# The shortest step is still 49 ms longer than its arithmetic, and no list can change that. The first gather
-# and the last reduce, 42 ms, have nothing to hide behind. And in forward, the arithmetic waits a millisecond
-# for each of seven units, because a gather takes 21 ms and a block only 20. That is the T of §1, so more
-# tokens would hide it.
+# In slow motion, prefetch saves at most 455 of 984 ms. One unit ahead saves 443 ms if the last unit is kept,
+# with only two units whole at the same time instead of eight. Two units ahead save the other 12 ms. With one
+# ahead, a backward of 40 ms does not quite hide a reduce and a gather, because they take 42 ms. The shortest
+# step is still 49 ms longer than its arithmetic, and no list can change that. The first gather and the last
+# reduce, 42 ms, have nothing to hide behind. And in forward, the arithmetic waits a millisecond for each of
+# seven units, because a gather takes 21 ms and a block only 20. That is the T of §1, so more tokens would
+# remove this wait.
 #
 # **Optional.** The next cell has sliders. If you choose a model, tokens and a link, it takes its durations
 # from §1. Look for the numbers of tokens at which the sentence above the picture changes.
@@ -775,8 +775,8 @@ fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 
 # %% [markdown]
 # **Break it.** Take the list with one unit ahead, and let every gather of backward come *after* the reduce,
-# so that reduce i comes before gather i−1. The bytes and the gradients stay the same. What does it cost? Say
-# a number first.
+# so that reduce i comes before gather i−1. The bytes and the gradients stay the same. What does this order
+# cost? Write down a number first.
 
 
 # %% tags=["skip-in-grading"]
@@ -787,14 +787,13 @@ if one_ahead:
 lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead else None
 
 # %% [markdown]
-# Nearly two thirds of the gain are gone, because the gather of the next unit queues behind a reduction
-# nothing is waiting for. So an asynchronous reduce-scatter by itself is worth nothing. The time it saves is
-# lost again to the next gather. The FSDP paper describes the same in NCCL's one stream, where the
-# reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
-# (figure 6b).
+# Nearly two thirds of the gain is gone, because the gather of the next unit queues behind a reduction nothing
+# is waiting for. So an asynchronous reduce-scatter by itself is worth nothing, because the time it saves is
+# lost in the next gather. The FSDP paper describes the same in NCCL's single stream, where the reduce-scatter
+# blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster (figure 6b).
 #
 # <details><summary>How many gathers are in flight</summary>The paper's FSDP also limits the gathers in flight
-# to two, because otherwise units arrive before the allocator can reuse the memory of freed ones. The limit
+# to two, because otherwise units arrive before the allocator can reuse the memory of freed units. The limit
 # made T5-11B up to 5 times as fast, changed nothing on another model, and made a third 5 % slower (§3.4.2,
 # §5.3).</details>
 #
@@ -819,7 +818,7 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 #
 # `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
 # `root` is the list of the units of all other parameters, including those two blocks share. Trained and
-# frozen parameters are in units of their own, so a block with both kinds has two units. A unit can do this:
+# frozen parameters are in separate units, so a block with both kinds has two units. A unit can do this:
 #
 # | | |
 # |---|---|
@@ -828,34 +827,34 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # | `unit.wait()` | returns when the weights are here. It starts the gather if nothing else did |
 # | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error, so wait first |
 # | `unit.drop()` | also gives the memory back, but waits first if the gather is in flight |
-# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call that later. It waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
+# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call this function later. It waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
 #
-# **Predict.** Take eight equal blocks on four ranks, in float32, one block ahead, with the last block kept.
-# How many units of traffic does a step send? And how many rows of gradients (all gradients of a block, as one
-# tensor) does a rank hold at the same time?
+# **Predict.** Take eight equal blocks on four ranks, in float32, with one block gathered ahead and the last
+# block kept. How many units of traffic does a step send? And how many rows of gradients (all gradients of a
+# block, as one tensor) does a rank hold at the same time?
 #
 # <details><summary>Answer</summary>Each block needs two gathers and one reduction, except that the last one
-# needs only one gather. So a step sends 3 − 1/8 = 2.875 units. A rank holds two rows, the one that travels
-# and the one backward is filling.</details>
+# needs only one gather. So a step sends 3 − 1/8 = 2.875 units. A rank holds two rows, one that travels and
+# one that backward is filling.</details>
 #
 # **Build.** Read the class from top to bottom first. The hooks call `enter` and `leave` around each block's
 # forward, and `before(i)` when the gradient of block i's output is here. You write `use`, `before` and
-# `send`. The check asks this of the class:
+# `send`. The class must meet these conditions:
 #
 # - Units up to i + `forward_prefetch` are asked for *before* block i computes in forward. In backward, units
 #   down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before the
 #   gradients of block i leave.
 # - At most 1 + `forward_prefetch` blocks are whole when a block computes in forward, and at most 1 +
-#   `backward_prefetch` in backward. After a backward no unit is whole, nor after a forward under
+#   `backward_prefetch` in backward. No unit is whole after a backward, nor after a forward under
 #   `torch.no_grad()`.
-# - A rank waits for a reduce-scatter when the next one is to begin, and for the last one at the end of
-#   backward. Every handle is waited for. The root is reduced when all of its gradients are ready.
+# - A rank waits for a reduce-scatter just before the next one begins, and for the last one at the end of
+#   backward. It waits for every handle. The root is reduced when all of its gradients are ready.
 # - All ranks gather in the same order, so the order must not depend on the data of a rank. You can assume
 #   that all ranks run all blocks in the order of the list, and that a gradient is missing on all ranks or on
 #   none.
 #
 # A block might be listed twice, a block might raise an error in forward, and two forwards might come before
-# one backward. But the lines that are given take care of all three.
+# one backward. But the given lines handle all three.
 
 
 # %%
@@ -1059,19 +1058,19 @@ for body in (skips, disagrees):
 # The ranks gather in different orders, so one rank asks for a unit while the other asks for the next one, or
 # reduces. The course's ledger compares each collective with those of the other ranks, and therefore the
 # mistake ends with a sentence. Without a ledger, the ranks may hang. Or two gathers of equal size meet. Then
-# a rank computes with another block's weights, and nothing says so. Since a collective has no name, <i>all
-# ranks call the same ones in the same order</i> is the only rule that tells them apart.</details>
+# a rank computes with another block's weights, and no error says so. Since a collective has no name, <i>all
+# ranks call the same collectives in the same order</i> is the only rule that tells them apart.</details>
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
-# third, with events between them. `unit.wait()` makes the compute stream wait, but the host goes on. So the
-# host asks for the next block while this one computes, which is prefetch in forward without a call for it.
+# third, with events between them. `unit.wait()` makes the compute stream wait, but the host goes on. So while
+# this block computes, the host already asks for the next block, and forward prefetches without being told to.
 #
-# <details><summary>Memory that two streams use</summary>A tensor that one stream frees may still be read by
-# another. FSDP1 told the allocator (<code>record_stream</code>), which then kept memory for an unknown time.
-# FSDP2 instead keeps the tensors until an event has passed.</details>
+# <details><summary>Memory that two streams use</summary>When one stream frees a tensor, another stream might
+# still be reading it. FSDP1 told the allocator (<code>record_stream</code>), which then kept memory for an
+# unknown time. FSDP2 instead keeps the tensors until an event has passed.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 gives <code>overlap_comm=true</code> for DeepSpeed
-# and <code>forward_prefetch=True</code> for FSDP as the switches that overlap. But PyTorch overlaps without a
+# and <code>forward_prefetch=True</code> for FSDP as the switches for overlap. But PyTorch overlaps without a
 # switch, because backward prefetch is on, and on a GPU forward runs ahead by itself.</details>
 
 # %% [markdown]
@@ -1086,7 +1085,7 @@ for body in (skips, disagrees):
 # | points | 8 |
 #
 # The optimizer adds small steps to float32 weights, its *master*, but tensor cores multiply in 16 bits. So
-# each step holds both, and has two casts next to its messages:
+# each step needs both precisions, and casts before its messages:
 #
 # | | cast | on the wire |
 # |---|---|---|
@@ -1094,8 +1093,8 @@ for body in (skips, disagrees):
 # | backward | casts the row of bfloat16 gradients to float32, *then* does the reduce-scatter. The mean arrives in float32 | 4 bytes per element |
 #
 # The first cast halves its message, but the second doubles it. Is the second worth it? A bfloat16 has 8
-# significant bits. A sum that has grown large therefore loses every term below 1/512 of it, and some terms up
-# to 1/256 of it:
+# significant bits. A sum that has grown large therefore loses every term below 1/512 of its size, and some
+# terms up to 1/256:
 
 # %% tags=["skip-in-grading"]
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -1110,7 +1109,8 @@ for count in range(1, 513):
 # (The optional end of this section measures both.)
 #
 # **Predict.** How many bytes does a parameter cost on the wire in a step of one microbatch, in units of
-# (N−1)/N, if all is in float32? If weights are in bfloat16 and gradients in float32? If all is in bfloat16?
+# (N−1)/N, if everything is in float32? If weights are in bfloat16 and gradients in float32? If everything is
+# in bfloat16?
 #
 # <details><summary>Answer</summary>It costs 12 bytes, 2 + 2 + 4 = 8, and 6. <code>fsdp_bytes</code> says so
 # as well.</details>
@@ -1190,8 +1190,7 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         )
 
 # %% [markdown]
-# (Four numbers of 8 significant bits and of like size add up without an error in the 24 bits of a
-# float32.)
+# (Four numbers of 8 significant bits and of similar size add up exactly in the 24 bits of a float32.)
 #
 # **Break it.** Why does the optimizer need a master in float32? Keep a weight in bfloat16 instead, and take a
 # hundred steps of 1e-4 from 1.
@@ -1214,7 +1213,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # small gradients become zero, so use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code>
 # belongs to FSDP1. FSDP2's <code>MixedPrecisionPolicy</code> takes <code>output_dtype</code> and
 # <code>cast_forward_inputs</code> instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1,
-# which takes a <code>MixedPrecision</code> object there.</details>
+# which expects a <code>MixedPrecision</code> object.</details>
 #
 # ### Optional: sums in 16 bits, and PyTorch's policy
 #
@@ -1262,8 +1261,8 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# In a ring the error grows with the ranks. In a tree it hardly grows, because a tree adds numbers of like
-# size, but you don't choose the algorithm the library takes. In float32, only the rounding of each single
+# In a ring the error grows with the ranks. In a tree it hardly grows, because a tree adds numbers of similar
+# size. But the library chooses the algorithm, and you don't. In float32, only the rounding of each single
 # gradient is left, and that averages out.
 #
 # The next cell runs a step of `fully_shard` with two policies and without one. What do the ranks send, and
@@ -1366,7 +1365,7 @@ def hybrid_reduce(
 
 # %% [markdown]
 # <details><summary>Hint: slices</summary>Cut <code>list(range(world_size))</code> into pieces of
-# <code>shard</code>. With a step, <code>ranks[place::shard]</code>, you get the replicas.</details>
+# <code>shard</code>. A slice with a step, <code>ranks[place::shard]</code>, gives the replicas.</details>
 #
 # **Check.**
 
@@ -1378,8 +1377,8 @@ report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws the messages of a step in P, on eight ranks in two nodes of four. The frames are
-# the nodes. Compare the numbers outside the frames with your prediction.
+# **Measure.** The cell draws the messages of a step, in units of P, on eight ranks in two nodes of four. The
+# frames are the nodes. Compare the numbers outside the frames with your prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1451,9 +1450,8 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# With islands of 2, more leaves the node, namely 1.5 P, because half a gradient is all-reduced between four
-# replicas, and each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as
-# the node.
+# With islands of 2, even 1.5 P leaves the node. Half a gradient is now all-reduced between four replicas, and
+# each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as the node.
 #
 # **Break it.** Let neighbours be replicas, so that the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
 # another. All values stay right. But how much leaves node 0 now?
@@ -1466,12 +1464,12 @@ matrices(
 ) if written else None
 
 # %% [markdown]
-# Each of the two rings crosses the border, and carries 3 · 3/4 P over it, which is 4.5 P together instead of
-# 1.0. The fast link now connects the replicas, between which little travels. So draw the messages of a grid of
-# ranks once, before you rent a thousand GPUs.
+# Each island's ring now crosses the border, and carries 3 · 3/4 P over it, which makes 4.5 P together instead
+# of 1.0. The fast link now connects the replicas, between which little travels. So draw the messages of a
+# grid of ranks once, before you rent a thousand GPUs.
 #
 # **In production.** `fully_shard` takes a mesh of two dimensions, of which the first replicates and the
-# second shards. Here, the bytes a rank keeps count only its float32 weights.
+# second shards. The next cell counts only a rank's float32 weights as kept.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1506,10 +1504,10 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
     print(f"{name:25} keeps {ranks[0]:.0f} bytes a parameter, sends {total:.2f} P: {kinds}")
 
 # %% [markdown]
-# The last line is another way to use islands. `reshard_after_forward=2` keeps the shards spread over all four
-# ranks, but after forward it frees a unit only down to a half. Backward's gather then runs only between two
-# neighbours. DeepSpeed's ZeRO++ offers the same idea under the name hpZ (`zero_hpz_partition_size`), and MiCS
-# has islands (`mics_shard_size`).
+# The last line shows another way to use islands. `reshard_after_forward=2` keeps the shards spread over all
+# four ranks, but after forward it frees a unit only down to a half. Backward's gather then runs only between
+# two neighbours. DeepSpeed's ZeRO++ offers the same idea under the name hpZ (`zero_hpz_partition_size`), and
+# MiCS has islands (`mics_shard_size`).
 
 # %% [markdown]
 # ## 6 · One norm from N shards
@@ -1531,7 +1529,7 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 #
 # <details><summary>Answer</summary>One number in float32 is all-reduced, which takes 2 · 511/512 · 4 = 8
 # bytes. In islands the sum goes over the 8 ranks of one island, so it takes 7 bytes. The other islands hold
-# the same shards. If you also added theirs, the norm would be √r times too large.</details>
+# the same shards. If you also added theirs, r islands would make the norm √r times too large.</details>
 #
 # **Build.**
 
@@ -1599,8 +1597,8 @@ if run:
         print(f"{name}: all-reduces of", ", ".join(f"{size} bytes" for size in sizes))
 
 # %% [markdown]
-# There would be four factors for four shards of *one* weight, each about twice as large as it should be. So
-# the step would point elsewhere, and nothing would say so.
+# The four shards of *one* weight would be scaled by four factors, each about twice as large as it should be.
+# So the step would point elsewhere, and no error would say so.
 #
 # **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2 and finds the same number.
 # It sends a norm for each parameter, but all in one message.
@@ -1667,16 +1665,16 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
-# A right generator has all five orders. (If a line finds no arguments, look whether your list gathers the
-# unit that computes next before the units ahead of it.) As it comes, forward gathers nothing ahead and
-# backward one, and unit 7 is gathered *again* right after its forward.
+# A correct generator produces all five orders. (If a line finds no arguments, look whether your list gathers
+# the unit that computes next before the units ahead of it.) As it comes, forward gathers nothing ahead,
+# backward gathers one unit, and unit 7 is gathered *again* right after its forward.
 #
 # On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
 # `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
 #
-# <details><summary>Resharding in torchtitan and Llama 3</summary>torchtitan's default does not reshard the
-# last unit (there the last norm and the head), or, with pipelining, any unit. Llama 3 405B did not reshard
-# after forward at all (§3.3.2).</details>
+# <details><summary>Resharding in torchtitan and Llama 3</summary>By default, torchtitan does not reshard the
+# last unit, which is the last norm and the head. With pipelining, it reshards none. Llama 3 405B did not
+# reshard after forward at all (§3.3.2).</details>
 #
 # <details><summary>Two experimental methods of PyTorch
 # 2.13</summary><code>set_separate_reduce_scatter_group</code> gives reductions a second wire, and
@@ -1719,7 +1717,8 @@ for keep, (_, operations) in four.items():
     print(f"keep={keep!s:25} {bytes_in(operations) / unit_of_traffic:13.2f} {computed:>7}")
 
 # %% [markdown]
-# Backward begins with the root, so PyTorch keeps it whole after forward, and sends a few hundredths less.
+# Backward begins with the root, so PyTorch keeps it whole after forward, and sends a few hundredths of a unit
+# less.
 #
 # ### Optional: each option, and a difference that you can see
 #
@@ -1833,13 +1832,13 @@ for name, (ranks, operations) in visible.items():
 
 # %% [markdown]
 # - *Units.* A *wrap policy* decides which modules are units. Smaller units hold less at the same time but
-#   send more messages. If the model is one unit, it sends each weight once for both passes, because it is the
-#   root, but it holds all weights. A transformer's block is the usual unit, since it is used as a whole and
-#   is large enough for the wire.
+#   send more messages. A model in one unit is the root, so it sends each weight once for both passes, but it
+#   holds all weights. A transformer's block is the usual unit, since it is used as a whole and is large
+#   enough for the wire.
 # - *Resharding.* `reshard_after_forward=False` saves one unit of traffic but holds all weights. Between
 #   steps, weights are still sharded, which is the difference from ZeRO-2 (notebook 04).
-# - *Precision.* Of 12 bytes per parameter 8 remain (§4), here 1.99 of 2.99 units. Gathered weights take half
-#   the room.
+# - *Precision.* Of 12 bytes per parameter, 8 remain (§4), which is 1.99 of 2.99 units here. Gathered weights
+#   take half the room.
 # - *Islands.* They send less in all, but their shards are twice as large.
 # - *Offload.* Shards, gradients and the optimizer's step are in the host's memory. Without a GPU nothing
 #   changes. On a GPU, 2 or 4 bytes per parameter go up before each gather, and the gradient comes down after
@@ -1862,11 +1861,11 @@ for name, (ranks, operations) in visible.items():
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
 # | | `CPUOffloadPolicy` | `CPUOffload` | `offload_param`, `offload_optimizer` |
 #
-# PyTorch recommends FSDP2 for new code. The FSDP1 of 2.13 wants a machine with an accelerator, so its column
+# PyTorch recommends FSDP2 for new code. The FSDP1 of 2.13 needs a machine with an accelerator, so its column
 # is read from its signatures.
 #
 # <details><summary>BACKWARD_POST</summary>It is between <code>BACKWARD_PRE</code> and None. It asks for unit
-# i − 1 after the backward of unit i, and before the reduction of i. So one unit less is whole, but each
+# i − 1 after the backward of unit i, and before the reduction of i. So one unit fewer is whole, but each
 # gather of backward is exposed, while reductions are hidden. With None, the gather comes when it is needed,
 # behind the reduction, as in the <i>Break it</i> of §2.</details>
 #
@@ -1876,10 +1875,9 @@ for name, (ranks, operations) in visible.items():
 # of weaknesses, "No CPU Offload" and "No Pipeline Parallelism", contradicts its own code, which imports
 # <code>CPUOffload</code>, and Llama 3, which was trained with FSDP, tensor, context and pipeline parallelism
 # together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
-# excluded_wrap_modules=...)</code>, raises a TypeError, and for two reasons. The policy is a predicate that
-# needs <code>functools.partial</code>, and the keyword is <code>exclude_wrap_modules</code>. The training
-# loops of lectures 000 and 001 have no <code>zero_grad</code>, so gradients add up over the
-# batches.</details>
+# excluded_wrap_modules=...)</code>, raises a TypeError for two reasons. The policy is a predicate that needs
+# <code>functools.partial</code>, and the keyword is <code>exclude_wrap_modules</code>. The training loops of
+# lectures 000 and 001 have no <code>zero_grad</code>, so gradients add up over the batches.</details>
 #
 # ### Optional: checkpoints
 #
@@ -1940,10 +1938,11 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each file has a quarter of the 12 bytes per parameter, and headers. While saving, only the plan (names and
-# offsets) travels. For a full state dict, such as one you want to publish, call `get_model_state_dict(model,
-# options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, which gathers parameter after parameter.
-# The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from shards like yours.
+# Each rank's file holds a quarter of the 12 bytes per parameter, plus headers. While saving, only the plan
+# (names and offsets) travels. For a full state dict, such as one you want to publish, call
+# `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, which
+# gathers parameter after parameter. The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from
+# shards like yours.
 #
 # ### Optional: DeepSpeed's configuration
 #
@@ -2023,9 +2022,9 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # |---|---|---|---|
 # | DDP | shards nothing | 16P and the activations fit. It has the least traffic, 2 units | notebook 03 |
 # | FSDP2 (PyTorch) | shards as in §1 to §6. Parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, only in PyTorch | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
-# | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | one configuration file is to decide, or NVMe has to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
+# | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | you want one configuration file to decide, or need NVMe to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
 # | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
-# | Accelerate (Hugging Face) | shards nothing itself. It has one configuration for DDP, FSDP1, FSDP2, DeepSpeed | a loop of yours is to run with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
+# | Accelerate (Hugging Face) | shards nothing itself. It has one configuration for DDP, FSDP1, FSDP2, DeepSpeed | you want to run your loop with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
 # | Lightning | shards nothing itself. It offers `DDPStrategy`, `FSDPStrategy` (FSDP1), `DeepSpeedStrategy`. `ModelParallelStrategy` (experimental) gives you a mesh, on which you call `fully_shard` and tensor parallelism yourself | you also want a trainer | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
 #
 # <details><summary>The same step in four of them</summary>
@@ -2060,14 +2059,14 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # ```
 #
 # The course runs the first two. DeepSpeed and Accelerate are not in its environment, so their lines follow
-# their documentation. Lecture 002 shows the third.</details>
+# their documentation. Lecture 002 shows DeepSpeed's lines.</details>
 #
-# <details><summary>In the lectures</summary>Here is Lecture 001's table "When to use what", judged again.
-# <i>Single GPU, below 10B: standard training.</i> But 80 GB hold less than 5B at 16 bytes per parameter.
-# <i>One node: DDP, or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits in addition to the rest. <i>10 to 70B:
-# FSDP or ZeRO-2.</i> But ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. <i>70B and more: FSDP and
-# tensor parallelism, or ZeRO-3.</i> Yes, and Llama 3 added pipelines and context parallelism. <i>100B and
-# more: Megatron-LM.</i> Or FSDP2 with the others, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i> Or
+# <details><summary>In the lectures</summary>Here is lecture 001's table "When to use what", judged. <i>Single
+# GPU, below 10B: standard training.</i> But 80 GB hold less than 5B at 16 bytes per parameter. <i>One node:
+# DDP, or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits in addition to the rest. <i>10 to 70B: FSDP or
+# ZeRO-2.</i> But ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. <i>70B and more: FSDP and tensor
+# parallelism, or ZeRO-3.</i> Yes, and Llama 3 added pipelines and context parallelism. <i>100B and more:
+# Megatron-LM.</i> Or FSDP2 with the other axes, as in torchtitan. <i>Limited memory: ZeRO-Offload.</i> Or
 # <code>CPUOffloadPolicy</code>. GPT-3 was OpenAI's and wasn't trained with Megatron-LM. NVIDIA's runs of its
 # size were benchmarks. MT-NLG 530B was trained with Megatron-LM and DeepSpeed together. Lecture 002's axes
 # "ease of use" and "feature richness" are opinions, whereas the next picture has measured axes. Lecture 000
@@ -2131,9 +2130,10 @@ def trade_off():
 trade_off()
 
 # %% [markdown]
-# No strategy is best in both. ZeRO-3 is a little lower than `FSDP, yours`, because yours also holds the unit
-# that is gathered ahead. If you want still less memory, you need smaller units, and if you want less traffic,
-# you need whole weights or whole gradients. The picture doesn't show time, but the slow motion of §3 does.
+# No strategy has the least traffic and also the least memory. ZeRO-3 is a little lower than `FSDP, yours`,
+# because yours also holds the unit that is gathered ahead. If you want still less memory, you need smaller
+# units, and if you want less traffic, you need whole weights or whole gradients. The picture doesn't show
+# time, but the slow motion of §3 does.
 #
 # And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
 # little can overlap. The ratios of the next cell change from run to run:
@@ -2154,8 +2154,8 @@ for name, (took, _) in plain.items():
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# Here the same GPT is trained three times, first on one GPU, and then on all of them, by DDP and by FSDP. A GPU
-# always has the same number of sequences.
+# Here the same GPT is trained three times, first on one GPU, and then on all of them, with DDP and with FSDP.
+# Every GPU always has the same number of sequences.
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004, which takes nanoGPT's
 # model.</details>
@@ -2323,8 +2323,8 @@ report = check("05_fsdp/all_gather_int8", all_gather_int8, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell gathers normally distributed weights on four ranks, of which one weight in a thousand
-# is 30 times as large. For blocks of several sizes, it prints the bytes per weight and the error.
+# **Measure.** On four ranks, the cell gathers normally distributed weights, of which one in a thousand is 30
+# times as large. For blocks of several sizes, it prints the bytes per weight and the error.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2349,7 +2349,7 @@ for block, (ranks, operations) in several(
 
 # %% [markdown]
 # **Break it.** Why not gradients as well? Let an element of the gradient be 0.9 on each of eight ranks. All
-# have the scale 1/128, so 0.9 is 115 steps. What is the sum of the eight if it is added up in 8 bits?
+# ranks use the scale 1/128, so 0.9 is 115 steps. What is the sum of the eight if it is added up in 8 bits?
 
 # %% tags=["skip-in-grading"]
 terms = torch.full((8,), 115, dtype=torch.int8)
@@ -2358,7 +2358,7 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 # %% [markdown]
 # A sum does not fit into the bits of its terms, and blocks with different scales cannot be added at all.
 # Therefore, in ZeRO++ every rank sends its pieces of a gradient in 4 bits to their owners, by all-to-all, and
-# the owner adds them after decoding.
+# the owners decode and add them.
 #
 # **In production.** In DeepSpeed, write `"zero_quantized_weights": true`, `"zero_quantized_gradients": true`
 # and `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang
@@ -2406,7 +2406,7 @@ for name, (took, _) in measured.items():
 # one more operation on each of the four ranks, and makes 1.07. Yours divides each shard of the mean once, as
 # one process does, and therefore has 1.</details>
 #
-# FSDP sends nearly as many bytes as ZeRO-3, and also holds the unit that is on its way. They differ in the
+# FSDP sends nearly as many bytes as ZeRO-3, and also holds the unit that is on its way. The two differ in the
 # exposed share. Not resharding saves a third of the bytes but costs whole weights. Islands have short wires,
 # but shards of twice the size. All of them still compute whole layers on every rank. So if a single layer is
 # too large, or its activations are, no order of gathers helps. Tensor parallelism (notebook 06) and context
