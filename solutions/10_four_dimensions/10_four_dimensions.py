@@ -137,7 +137,7 @@ def part_of(whole, part, k):
 # | points | 5 |
 #
 # A launcher numbers GPUs node by node, so ranks 0 to 7 are on the first node and ranks 8 to 15 on the second.
-# Everything else about a mesh follows from a rule for turning a rank's number into coordinates. The rule
+# Everything else about a mesh follows from one rule that turns a rank's number into coordinates. The rule
 # decides which ranks sum a layer and which average gradients, and therefore which wire each sum takes.
 #
 # Here are 16 GPUs on two nodes of eight. In a running notebook you can click on a GPU. The ranks of its
@@ -226,11 +226,11 @@ if ready(coordinates, axis_ranks):
 # %% [markdown]
 # Rank 5 shares layers with rank 4, its neighbour, and averages with rank 7.
 #
-# **Break it.** In the explorer above, whose axes all have 2 ranks, turn the order around until tp comes
-# first. Between which ranks do rank 5's layers sum now, and on which wire?
+# **Break it.** In the explorer above, whose axes all have 2 ranks, reorder them until tp comes first. With
+# which ranks does rank 5 now sum its layers, and on which wire?
 #
-# <details><summary>Answer</summary>Its group of tp is now [5, 13], with one rank on each node. All values
-# stay right, but every layer sums over the network. In §5 you measure what this costs.</details>
+# <details><summary>Answer</summary>Its tp group is now [5, 13], with one rank on each node. All values stay
+# right, but every layer sums over the network. In §5 you measure what this costs.</details>
 #
 # **In production.** You write `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp", "tp"))`. Then
 # `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` is a flattened group. Each library
@@ -303,7 +303,7 @@ def my_part(
 # the second.</details>
 #
 # **Check.** If your function gives each rank of cp one block of positions, it is right, but the work is
-# unequal, so it keeps half of the points. It also keeps half if replicas read the same rows.
+# unequal, so you keep half of the points. You also keep half if replicas read the same rows.
 
 # %% nbgrader={"grade_id": "my_part_check", "points": 5}
 report = check("10_four_dimensions/my_part", my_part)
@@ -313,8 +313,8 @@ report = check("10_four_dimensions/my_part", my_part, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The cell draws the sheet of 8 rows and 32 positions on dp 2, cp 2, tp 2, by your function. Each
-# square names the ranks that read it, and its colour shows their part of the sequence.
+# **Measure.** The cell uses your function to draw the sheet of 8 rows and 32 positions on dp 2, cp 2, tp 2.
+# Each square names the ranks that read it, and its colour shows their part of the sequence.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if ready(my_part):
@@ -328,8 +328,8 @@ if ready(my_part):
 # 8 samples.
 #
 # **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=k)` with the size of dp and the
-# coordinate on dp. Both arguments default to the world's size and rank, and then ranks that share a layer
-# read different samples. No loss shows such a mistake, as you can see in the *optional* end.
+# coordinate on dp. By default, both are the world's size and rank, so ranks that share a layer read different
+# samples. No loss shows such a mistake, as you can see in the *optional* end.
 #
 # **Question.** Suppose that 1,024 GPUs take 29 s per step for a batch of 1,536 rows. How many samples per
 # second is this?
@@ -376,8 +376,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
     print(f"{name:15} loss {first:.2f} -> {last:.2f}, {samples} samples read")
 
 # %% [markdown]
-# Both losses fall. The second one ends a little higher, as another seed might. This run did half of its work
-# twice, but no curve says so.
+# Both losses fall. The second loss ends a little higher, as it might with another seed. This run did half of
+# its work twice, but no curve says so.
 
 # %% [markdown]
 # ## 3 · Three axes in one step
@@ -391,12 +391,12 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # | points | 13 |
 #
 # The model has already been cut for you. `mesh_stages` gives each rank its stages, whose layers hold parts of
-# the matrices (tp) and whose attention spans the ranks that share a sequence (cp). When you call them, they
-# sum over tp, and `run_schedule` passes activations and gradients along pp. This leaves you with one question
-# for every axis: is a rank's gradient a *term* of a sum, or a *sample* of a mean?
+# the matrices (tp) and whose attention spans the ranks that share a sequence (cp). When you call a stage, it
+# sums over tp, and `run_schedule` passes activations and gradients along pp. This leaves you with one
+# question for every axis: is a rank's gradient a *term* of a sum, or a *sample* of a mean?
 #
-# The loss of a batch is the mean over all its targets, so it is a sum over tokens, and each token's loss is
-# divided by the same number. If every rank divides by this number, the ranks of every axis hold terms:
+# The loss of a batch is the mean over all its targets, so it is a sum over tokens, in which each token's loss
+# is divided by the same number. If every rank divides by this number, the ranks of every axis hold terms:
 #
 # | axis | its ranks have terms of | and they are summed by |
 # |---|---|---|
@@ -407,16 +407,16 @@ for name, same in (("different rows", False), ("the same rows", True)):
 #
 # gradient = the sum, over all ranks of dp and cp, of ∂(sum of the rank's losses / targets of the batch)
 #
-# By default `run_schedule` divides by the targets of the microbatches it is given, so each replica gets the
+# By default, `run_schedule` divides by the number of targets in its microbatches, so each replica gets the
 # mean over its own targets. This mean is a sample, and the mean of the samples is a different loss as soon as
 # the replicas have unequal numbers of targets (notebook 03, §4). Instead, count the targets of all replicas
-# first, and pass their number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A
+# first, and pass this number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A
 # target of -100 does not count, and a replica might have no target at all.
 #
 # **Predict.** On pp 2, dp 2, tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
 # collectives does rank 0 call over tp, including the embedding's sum? How many over dp?
 #
-# **Build.** Some parameters might have a gradient from an earlier call, which was reduced then. The given
+# **Build.** Some parameters might have a gradient from an earlier call, which is reduced already. The given
 # lines put it aside, and add it at the end. You write the middle. `run_schedule` returns the parts of the
 # loss by microbatch, and the given lines add them up. `mesh.group(axis)` takes an axis or a tuple of axes. A
 # missing axis has size 1. Create new tensors on `mesh.device`.
@@ -541,8 +541,8 @@ if run:
 # took one parameter after another, but the bytes are the same. The last sum is the loss.
 #
 # **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` would if you gave it
-# these ranks as its group. The mesh below hands out the group of dp × tp when your function asks for dp, also
-# for the targets. Which parameters will be wrong? Will the loss be wrong as well?
+# these ranks as its group. The mesh below hands out the group of dp × tp when your function asks for dp, even
+# to count the targets. Which parameters will be wrong? Will the loss be wrong as well?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -590,8 +590,8 @@ if run:
 # copies' gradients.
 #
 # <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
-# and cp as one flattened group, for the reason behind your one all-reduce. It also counts the targets of all
-# ranks first (<code>global_valid_tokens</code>), and turns the division of <code>fully_shard</code> off.
+# and cp as one flattened group, for the same reason as your single all-reduce. It also counts the targets of
+# all ranks first (<code>global_valid_tokens</code>), and turns the division of <code>fully_shard</code> off.
 # picotron's pipeline (<code>pipeline_parallel.py</code>, 2025) takes the mean over each microbatch and never
 # divides by the number of microbatches <i>m</i>, so its gradients are m times too large. AdamW hides this,
 # because its steps hardly change with the scale of a gradient.</details>
@@ -642,12 +642,12 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 # | points | 8 |
 #
 # Training clips the gradient by its norm. If the norm of the whole model is above `max_norm`, all gradients
-# are scaled by max_norm / norm. On a mesh, however, no rank holds the whole gradient, and some of it is held
-# many times. The square of a norm is a sum over elements, so the squares of the pieces add up, if each
+# are scaled by max_norm / norm. On a mesh, however, no rank holds the whole gradient, and several ranks hold
+# the same pieces. The square of a norm is a sum over elements, so the squares of the pieces add up, if each
 # element counts once.
 #
-# The cell runs a step of the reference and shows which ranks hold three of the parameters. The number says
-# which piece of its gradient a rank has, so equal numbers in a row mean equal gradients.
+# The cell runs a step of the reference and shows which ranks hold three of the parameters. Each number says
+# which piece of the gradient a rank has, so equal numbers in a row mean equal gradients.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_embedding.weight")
@@ -668,10 +668,10 @@ hybrid_figures.pieces_figure(held, NAMES)
 # **Predict.** A colleague adds the squares of everything over pp and tp. Which of the three are counted
 # twice?
 #
-# **Build.** `cut` names the parameters of which each rank of tp holds a part, and all others are whole there.
-# `tied` names the parameters held by both the first and the last stage, with equal gradients. Replicas also
-# hold equal gradients, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for a missing
-# axis, because every rank is at coordinate 0 there.
+# **Build.** `cut` names the parameters that are cut over tp, and all others are whole. `tied` names the
+# parameters held by both the first and the last stage, with equal gradients. Replicas also hold equal
+# gradients, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for a missing axis,
+# because every rank is at coordinate 0 there.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -767,9 +767,9 @@ if ready(clip_grad_norm):
 # %% [markdown]
 # ### Optional: copies that drift apart
 #
-# **Break it.** The cell trains for five steps with your function, and with `torch.nn.utils.clip_grad_norm_`
-# on each rank. Four ranks should hold equal copies of `blocks.0.mlp_norm.weight`, so the cell compares it on
-# two ranks of one tp group.
+# **Break it.** The cell trains for five steps, first with your function, then with
+# `torch.nn.utils.clip_grad_norm_` on each rank. Four ranks should hold equal copies of
+# `blocks.0.mlp_norm.weight`, so the cell compares it on two ranks of one tp group.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -801,8 +801,8 @@ if ready(clip_grad_norm):
 
 # %% [markdown]
 # The loss falls in both runs, and even further in the second one. A rank's own norm is smaller than the
-# model's norm, so it clips less than you asked for. But no loss shows the rest. Copies drift apart with every
-# step, and the ranks of tp add products of layers that no longer belong to *one* model.
+# model's norm, so it clips less than you asked for. But no loss shows the damage. Copies drift apart with
+# every step, and the ranks of tp add products of layers that no longer belong to *one* model.
 
 # %% [markdown]
 # ## 5 · What each axis sends
@@ -850,19 +850,20 @@ hybrid_figures.nodes_figure(sent, per_node=4)
 # The code counts the rest, namely the parameters of the rank, the bytes of cp, and the bytes that the
 # first and the last stage send in addition, `tp_ends` and `pp_ends`.
 #
-# <details><summary>The parts that are given as code</summary>The first stage adds one all-reduce of M over tp for each
-# microbatch, for the embedding. The last stage adds one of M for the gradient of the head's input, and one
-# of 3 float32 numbers for each token, for the loss. With a tied table and more than one stage, these two
-# stages also sum the table's gradient once per step, in an all-reduce of V/t · h elements over two ranks. V
-# is the rows of the table, and h the width.<br>With GPT-2's parts, (12h² + 7h)/t parameters are cut in each
-# layer, and 6h are whole (norms, and the biases added after a sum). The first stage also has the table,
-# V·h/t, and the positions, context·h. The last stage has the final norm, 2h, and the head, V·h/t. A tied
-# head is the table, so both stages have a copy of it. But if one stage is both the first and the last, it
-# has the tied table only once.<br>For cp, let K be the bytes of keys <i>and</i> values of the rank's tokens,
-# for key_value_heads / t heads. For each layer here and each microbatch, a rank sends (cp−1) · K forward,
-# and (cp−1) · K and cp · K (the gradients) backward. With cp = 1 it sends nothing.</details>
+# <details><summary>The parts that are given as code</summary>The first stage adds one all-reduce of M over tp
+# for each microbatch, for the embedding. The last stage adds two, one of M for the gradient of the head's
+# input, and one of 3 float32 numbers per token for the loss. With a tied table and more than one stage, these
+# two stages also sum the table's gradient once per step, in an all-reduce of V/t · h elements over two ranks.
+# V is the number of rows of the table, and h the width.<br>With GPT-2's parts, (12h² + 7h)/t parameters are
+# cut in each layer, and 6h are whole (norms, and the biases added after a sum). The first stage also has the
+# table, V·h/t, and the positions, context·h. The last stage has the final norm, 2h, and the head, V·h/t. A
+# tied head is the table, so both stages have a copy of it. But if one stage is both the first and the last,
+# it has the tied table only once.<br>For cp, let K be the bytes of keys <i>and</i> values of the rank's
+# tokens, for key_value_heads / t heads. For each layer here and each microbatch, a rank sends (cp−1) · K in
+# forward. In backward, it sends (cp−1) · K again, and cp · K for the gradients. With cp = 1 it sends
+# nothing.</details>
 #
-# `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group reaches over
+# `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group spans
 # stride · size ranks, and each node holds `per_node` ranks. `stride`, `size` and `ranks` (of the mesh) are
 # given.
 
@@ -928,8 +929,9 @@ def wire(sizes, axis, per_node):
 
 # %% [markdown]
 # <details><summary>Hint: a node of 6</summary>With tp = 4 and nodes of 6, ranks 4 to 7 are one group, but 4
-# and 5 are in the first node, and 6 and 7 in the second. An axis of one rank, or a mesh that fits into a
-# node, stays in it. Otherwise a group stays in a node if stride · size divides the node.</details>
+# and 5 are in the first node, and 6 and 7 in the second. An axis of one rank stays in its node, and so do all
+# axes of a mesh that fits into a node. Otherwise a group stays in a node if stride · size divides the
+# node.</details>
 
 # %% nbgrader={"grade_id": "axis_bytes_check", "points": 8}
 report = check("10_four_dimensions/axis_bytes", axis_bytes, wire)
@@ -999,7 +1001,7 @@ print(f"{slept[1] / slept[0]:.1f} times as long")
 # %% [markdown]
 # ### Optional: your step as rank 517 of 1,024
 #
-# Your own program can tell you these bytes, because `dry_run` runs `hybrid_step`, unchanged, as one rank of a
+# Your own program can count a rank's bytes, because `dry_run` runs `hybrid_step`, unchanged, as one rank of a
 # large mesh. Float tensors have a shape but no values, and the other ranks answer immediately. There is no
 # clock and nothing is computed, so a dry run can't see a wrong value, but its bytes, calls, memory and FLOPs
 # are the real rank's counts. The cell takes half a minute.
@@ -1135,9 +1137,9 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The cell compares the layout above with other options. The bar "plain" has ZeRO 0. One of the
-# other options needs more memory than the bar above it. The dashed line is at 76 GB, because NCCL and
-# fragments take some of the GPU's 80 GB.
+# **Measure.** The cell compares the layout above with other options. The bar "plain" has ZeRO 0. Find the
+# option that needs more memory than the bar above it. The dashed line is at 76 GB, because NCCL and fragments
+# take some of the GPU's 80 GB.
 
 
 # %% tags=["skip-in-grading"]
@@ -1222,8 +1224,8 @@ SELENE = {
 # peak.</details>
 #
 # **Build.** You write three parts of `step_seconds`, namely the two speeds, the ring, and slot and pipeline.
-# Products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the next picture) is their share of the
-# peak, and the only fitted constant.
+# Matrix products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the next picture) is their
+# share of the peak, and the only fitted constant.
 #
 # | you write | |
 # |---|---|
@@ -1237,9 +1239,9 @@ SELENE = {
 #
 # <details><summary>The parts that are given as code</summary>
 #
-# B = 0.8 · bandwidth is the speed of memory, tokens = microbatch · s/cp, and M is section 5's in 16 bits, 2 ·
-# tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and (4,
-# 4, 6) for "full", since a backward runs a product twice.
+# B = 0.8 · bandwidth is the speed of memory, tokens = microbatch · s/cp, and M is section 5's M in 16 bits, 2
+# · tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and
+# (4, 4, 6) for "full", since backward runs each product twice.
 #
 # | part | seconds |
 # |---|---|
@@ -1254,7 +1256,7 @@ SELENE = {
 #
 # Two sizes differ from section 5. There, each rank of tp sends all of M to the next stage, but here it sends
 # only M/t, and the next stage gathers the parts along tp. And 4 · microbatch · s · h / t are the keys and
-# values of the whole sequence in 16 bits, of which each rank of cp has 1/cp, section 5's K.
+# values of the whole sequence in 16 bits. Each rank of cp has 1/cp of them, which is section 5's K.
 #
 # The bytes of the other operations are our own count, for fused kernels in 16 bits. For each element of the
 # stream, norms take 4 and 6 (forward, backward), and bias, dropout and residual 7 and 5. GELU takes 4 and 6
@@ -1373,8 +1375,8 @@ hybrid_figures.published_figure(DOTS, list(lines.items()), limits=(120, 180))
 # %% [markdown]
 # ### Optional: what a fit hides, and out of sample
 #
-# **Break it.** If you leave recomputation out of the FLOPs, each dot is 3/4 as high, and the constant follows
-# it. The fit then hides most of the mistake, so watch the largest error.
+# **Break it.** If you leave recomputation out of the FLOPs, each dot is 3/4 as high, and the constant falls
+# with it. This hides most of the mistake, so watch the largest error.
 
 # %% tags=["skip-in-grading"]
 if ready(step_seconds):
@@ -1384,10 +1386,10 @@ if ready(step_seconds):
     print(f"e = {lower:.3f} instead of {EFFICIENCY:.3f}; the largest error is {100 * off:.1f} %")
 
 # %% [markdown]
-# How far does such a model carry? The reference, which also models grouped keys and flash attention, predicts
-# the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two constants are fitted on
-# two rows: Megatron-LM's 145.6B in table 1 for the A100, and Llama 3's second row for the H100, which is
-# therefore not a prediction. Llama 3's paper does not state v, so we assume 4.
+# Does such a model predict other runs? The reference, which also models grouped keys and flash attention,
+# predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two constants are
+# fitted on two rows: Megatron-LM's 145.6B in table 1 for the A100, and Llama 3's second row for the H100,
+# which is therefore not a prediction. Llama 3's paper does not state v, so we assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1422,8 +1424,8 @@ for table, constant in (
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. In 29 of them, a 175B-parameter model and 1,536
-# sequences can be cut and, with some choice of options, fit into 76 of the 80 GB.
+# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. Of these, 29 can cut a 175B-parameter model and
+# 1,536 sequences, and fit into 76 of the 80 GB with some choice of options.
 #
 # **Predict.** Write down pp, dp and tp of the winner before you compute it.
 #
@@ -1533,12 +1535,12 @@ if ready(best_layout):
 
 # %% [markdown]
 # The winner keeps tp 4, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because a wider tp loses more
-# when a node has fewer GPUs on NVLink. So "tp up to the node" is only a rule of thumb. The winner's tp is
-# half of a node of 8, and two nodes of 2.
+# when a node has fewer GPUs on NVLink. So "tp up to the node" is only a rule of thumb. The winner's tp fills
+# half of a node of 8, but two nodes of 2.
 #
 # **Look.** The library's advisor is a search like yours, with more options. It judges all layouts for the
-# model, GPUs, links and context you set at the top. Below, it shows the bars of the best ones and, for each
-# dropped layout, the first reason. Set the network to 10 Gb Ethernet. Which axis takes over?
+# model, GPUs, links and context you set at the top. Below, it shows bars for the best layouts, and says why
+# it dropped the others. Set the network to 10 Gb Ethernet. Which axis takes over?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.strategy_advisor import strategy_advisor
@@ -1548,8 +1550,8 @@ strategy_advisor()
 # %% [markdown]
 # pp takes over. On Ethernet, 16 × 8 × 8 is the fastest, because pp sends least.
 #
-# **In production.** The model hides what ZeRO-3 sends behind the arithmetic. But Narayanan et al.'s table 2
-# measured 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far below any such count. So take the
+# **In production.** In the model, arithmetic hides ZeRO-3's messages. But Narayanan et al.'s table 2 measured
+# 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far less than such a model predicts. So take the
 # advisor's word for pipelines, but measure before you believe it about ZeRO-3 across 100 nodes.
 #
 # **Question.** When is tp = 16 right?
@@ -1628,10 +1630,10 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
-# By this model, five of six are right. But one case does not speak for its whole row, because ZeRO-2 with 70B
-# keeps 140 GB on every GPU (notebook 01). In the last case, the best layout has no pipeline and uses ZeRO-2,
-# which neither your search nor the advisor tries. It sums the gradients of every microbatch, and the model
-# hides these sums as well.
+# By this model, five of six are right. But one case does not speak for its whole row. For example, ZeRO-2
+# keeps 140 GB on every GPU for 70B (notebook 01). In the last case, the best layout has no pipeline and uses
+# ZeRO-2, which neither your search nor the advisor tries. This layout sums the gradients of every microbatch,
+# and the model hides these sums as well.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1640,8 +1642,8 @@ for words, question, allowed, stages in CASES:
 # one.*
 #
 # **Predict.** Start with one GPU. The cell calls your `step_seconds` for GPT-2 small with every axis 1, at
-# §8's efficiency of 0.63 and with the card's data sheet. The formula was fitted to models of billions of
-# parameters with fused kernels. Will it be too low or too high for products that are only 768 wide?
+# §8's efficiency of 0.63 and with the card's data sheet. The formula was fitted to models with billions of
+# parameters and fused kernels. Will its time be too low or too high for products that are only 768 wide?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1769,9 +1771,9 @@ report.points(4)
 #
 # Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha +
 # bytes · beta on the slowest link its ranks need, with *one* alpha, as the emulated wires of section 5 count.
-# The bytes are the whole message, or 2(n−1)/n of a sum. A rank has two links, inside and across. Each link
-# carries the rank's messages one after another, so the second begins when the first has arrived. A sum does
-# not queue, so it neither waits for messages nor holds them up.
+# A message counts with all its bytes, a sum with 2(n−1)/n of them. A rank has two links, inside and across.
+# Each link carries the rank's messages one after another, so the second begins when the first has arrived. A
+# sum does not queue, so it neither waits for messages nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1875,7 +1877,7 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
 # **A thousand GPUs.** A mesh is symmetric, because ranks of tp, dp and cp do the same. So one rank of each
 # stage can stand for all of them, and 1,024 GPUs cost the clock only as much as two ranks do. The cell takes
 # section 5's step on pp 2, dp 2, tp 2 with the groups of pp 2, dp 64 and tp 8 on A100s. It gives tp and pp
-# 1,500 times as many bytes (a stream of 25 MB, half of GPT-3's stream), and no compute.
+# 1,500 times as many bytes (a stream of 25 MB, half of GPT-3's stream), and leaves out the compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -1893,10 +1895,10 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     print(f"{' x '.join(order)}: {again:.3f} s of communication")
 
 # %% [markdown]
-# With tp in front, the step communicates six times as long.
+# With tp in front, the step communicates for six times as long.
 #
 # **Long pipelines.** 64 stages and 512 microbatches make 65,536 actions, which the simulator of notebook 07
-# handles in a few seconds. The row of 1,008B has this shape, and section 7's formula is 1 % off.
+# handles in a few seconds. The paper's 1,008B row has this shape, and section 7's formula is 1 % off.
 
 # %% tags=["skip-in-grading"]
 trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)
