@@ -467,7 +467,8 @@ measured_lanes(run) if run else None
 # **Predict.** How does the smallest T that hides the gather grow with U?
 #
 # **Build.** `hides_from` returns this T, with which the forward of a unit takes as long as the gather of the
-# next one. `each_way` is the bandwidth of a rank in bytes per second, in one direction.
+# next one. `each_way` is a rank's bandwidth in bytes per second, in one direction, and `itemsize` an
+# element's bytes.
 #
 # `fsdp_bytes` counts a whole step with K microbatches. By default, FSDP gathers twice and reduces once for
 # every microbatch. Three settings send less but keep more in memory:
@@ -825,7 +826,7 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # | `unit.shard` | this rank's part of the unit, an `nn.Parameter` |
 # | `unit.start()` | gives the parameters their memory and asks for the weights. Afterwards the gather is in flight. Nothing happens if the unit is whole or on its way |
 # | `unit.wait()` | returns when the weights are here. It starts the gather if nothing else did |
-# | `unit.free()` | gives the memory back. A unit whose gather is in flight must not be freed, and raises an error, so wait first |
+# | `unit.free()` | gives the memory back. Freeing a unit whose gather is in flight raises an error, so wait first |
 # | `unit.drop()` | also gives the memory back, but waits first if the gather is in flight |
 # | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call this function later. It waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
 #
@@ -841,9 +842,9 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # forward, and `before(i)` when the gradient of block i's output is here. You write `use`, `before` and
 # `send`. The class must meet these conditions:
 #
-# - Units up to i + `forward_prefetch` are asked for *before* block i computes in forward. In backward, units
-#   down to i − `backward_prefetch` are asked for before block i computes its gradients, and so before the
-#   gradients of block i leave.
+# - In forward, the gathers of units up to i + `forward_prefetch` start *before* block i computes. In
+#   backward, the gathers down to i − `backward_prefetch` start before block i computes its gradients, and so
+#   before these gradients leave.
 # - At most 1 + `forward_prefetch` blocks are whole when a block computes in forward, and at most 1 +
 #   `backward_prefetch` in backward. No unit is whole after a backward, nor after a forward under
 #   `torch.no_grad()`.
@@ -863,7 +864,7 @@ from course_lib.fsdp import units_of
 
 def after_backward(function):
     """Call `function()` when the backward that is running now is over.
-    To be called from its hooks."""
+    Call this from a hook of that backward."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
@@ -1217,8 +1218,8 @@ for dtype in (torch.float32, torch.bfloat16):
 #
 # ### Optional: sums in 16 bits, and PyTorch's policy
 #
-# The next cell adds gradients that are normally distributed around 1, in three ways. The error is the norm of
-# the sum's error over the norm of the sum.
+# The next cell adds, in three ways, gradients that are normally distributed around 1. The error is the norm
+# of the sum's error over the norm of the sum.
 
 
 # %% tags=["skip-in-grading"]
@@ -1870,9 +1871,9 @@ for name, (ranks, operations) in visible.items():
 # behind the reduction, as in the <i>Break it</i> of §2.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
-# but FSDP1 takes the enumeration's member instead of a string. Its overlap is
-# <code>forward_prefetch=True</code>, although backward prefetch, which saves more, is on without it. Its list
-# of weaknesses, "No CPU Offload" and "No Pipeline Parallelism", contradicts its own code, which imports
+# but FSDP1 takes the enumeration's member instead of a string. For overlap it sets
+# <code>forward_prefetch=True</code>, although backward prefetch saves more and is on by default. Its list of
+# weaknesses, "No CPU Offload" and "No Pipeline Parallelism", contradicts its own code, which imports
 # <code>CPUOffload</code>, and Llama 3, which was trained with FSDP, tensor, context and pipeline parallelism
 # together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
 # excluded_wrap_modules=...)</code>, raises a TypeError for two reasons. The policy is a predicate that needs
@@ -2155,7 +2156,7 @@ for name, (took, _) in plain.items():
 # one.*
 #
 # Here the same GPT is trained three times, first on one GPU, and then on all of them, with DDP and with FSDP.
-# Every GPU always has the same number of sequences.
+# Each GPU always gets the same number of sequences.
 #
 # <details><summary>In the lectures</summary>This is the exercise of lecture 004, which takes nanoGPT's
 # model.</details>
@@ -2401,10 +2402,10 @@ for name, (took, _) in measured.items():
 # <details><summary>The column <i>computation</i></summary>One process takes 54.9 operations per parameter, of
 # which 46.9 are in the layers, 7 in AdamW, and one for the mean. Four replicas make AdamW's step and the mean
 # four times, which is 24 more, so the ratio is 1.44. Two islands make AdamW's step twice. In
-# <code>fully_shard</code> the mean is part of the communication and isn't counted, so 53.9 of 54.9 are 0.982,
-# and 60.9 with islands are 1.11. The ZeRO-3 of notebook 04 adds each rank's gradients into a buffer. That is
-# one more operation on each of the four ranks, and makes 1.07. Yours divides each shard of the mean once, as
-# one process does, and therefore has 1.</details>
+# <code>fully_shard</code> the mean is part of the communication and isn't counted. So it has 53.9 operations
+# instead of 54.9, which makes 0.982, or 60.9 with islands, which makes 1.11. The ZeRO-3 of notebook 04 adds
+# each rank's gradients into a buffer. That is one more operation on each of the four ranks, and makes 1.07.
+# Yours divides each shard of the mean once, as one process does, and therefore has 1.</details>
 #
 # FSDP sends nearly as many bytes as ZeRO-3, and also holds the unit that is on its way. The two differ in the
 # exposed share. Not resharding saves a third of the bytes but costs whole weights. Islands have short wires,
