@@ -323,9 +323,9 @@ if ready(my_part):
     display(hybrid_figures.sheet_figure(parts, rows=8, seq=32))
 
 # %% [markdown]
-# Each square is read by the two ranks of one tp group. From row 4 on, other ranks read, because dp gives 4
-# rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8, so a step sees 4 ·
-# 8 samples.
+# Each square is read by the two ranks of one tp group. From row 4 on, the other ranks read, because dp gives
+# 4 rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8, so a step sees 4
+# · 8 samples.
 #
 # **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=k)` with the size of dp and the
 # coordinate on dp. By default, both are the world's size and rank, so ranks that share a layer read different
@@ -585,9 +585,9 @@ if run:
 # **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
 # `PipelineStage` with `Schedule1F1B` runs the stages. If you compose them, you have to know two things that
-# no error tells you. `fully_shard` takes the mean over dp by itself, so you must divide the loss by 1/dp of
-# the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to add up its two
-# copies' gradients.
+# no error tells you. `fully_shard` takes the mean over dp by itself, so you must divide the loss by only 1/dp
+# of the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to add up its
+# two copies' gradients.
 #
 # <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
 # and cp as one flattened group, for the same reason as your single all-reduce. It also counts the targets of
@@ -767,9 +767,9 @@ if ready(clip_grad_norm):
 # %% [markdown]
 # ### Optional: copies that drift apart
 #
-# **Break it.** The cell trains for five steps, first with your function, then with
-# `torch.nn.utils.clip_grad_norm_` on each rank. Four ranks should hold equal copies of
-# `blocks.0.mlp_norm.weight`, so the cell compares it on two ranks of one tp group.
+# **Break it.** The cell trains for five steps with your function, then with `torch.nn.utils.clip_grad_norm_`
+# on each rank. Four ranks should hold equal copies of `blocks.0.mlp_norm.weight`, so the cell compares it on
+# two ranks of one tp group.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1410,8 +1410,8 @@ for table, constant in (
 # **Question.** Which term would you add to the model?
 #
 # <details><summary>Answer</summary>Add a term that depends on the number of GPUs. A step lasts as long as its
-# slowest rank, and the expected maximum of N times grows with N, because of stragglers, links that fail over,
-# and flows that share a switch. MegaScale removed many of its stragglers.</details>
+# slowest rank, and the expected maximum of N step times grows with N, because of stragglers, links that fail
+# over, and flows that share a switch. MegaScale removed many of its stragglers.</details>
 
 # %% [markdown]
 # ## 8 · Choose
@@ -1641,8 +1641,8 @@ for words, question, allowed, stages in CASES:
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** Start with one GPU. The cell calls your `step_seconds` for GPT-2 small with every axis 1, at
-# §8's efficiency of 0.63 and with the card's data sheet. The formula was fitted to models with billions of
+# **Predict.** Start with one GPU. The cell calls your `step_seconds` for GPT-2 small, with size 1 on every
+# axis, §8's efficiency of 0.63 and the card's data sheet. The formula was fitted to models with billions of
 # parameters and fused kernels. Will its time be too low or too high for products that are only 768 wide?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1895,7 +1895,7 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     print(f"{' x '.join(order)}: {again:.3f} s of communication")
 
 # %% [markdown]
-# With tp in front, the step communicates for six times as long.
+# With tp in front, the step communicates six times as long.
 #
 # **Long pipelines.** 64 stages and 512 microbatches make 65,536 actions, which the simulator of notebook 07
 # handles in a few seconds. The paper's 1,008B row has this shape, and section 7's formula is 1 % off.
