@@ -39,9 +39,12 @@ $(READY): requirements.lock pyproject.toml tools/make_venv.py
 	fi; \
 	"$$launcher" tools/make_venv.py $(if $(PYTHON),--python "$(PYTHON)")
 
-ifeq ($(origin SUBMISSION),command line)
-$(error SUBMISSION has no meaning here. Did you mean SUBMISSIONS=$(SUBMISSION)?)
+define REFUSED
+ifeq ($$(origin $(1)),command line)
+$$(error $(1) has no meaning here. Did you mean SUBMISSIONS=$$($(1))?)
 endif
+endef
+$(foreach name,SUBMISSION submissions submission,$(eval $(call REFUSED,$(name))))
 
 grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS=folder
 	@$(PY) -m autograder grade $(if $(SUBMISSIONS),--submissions "$(SUBMISSIONS)") $(ARGS)

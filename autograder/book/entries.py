@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from nbgrader.api import Comment, Grade, MissingEntry, SubmittedAssignment, SubmittedNotebook
+from nbgrader.plugins import LateSubmissionPlugin
 from nbgrader.preprocessors import AssignLatePenalties
 from nbgrader.utils import parse_utc
 from sqlalchemy import select, update
@@ -150,6 +151,16 @@ class Entries:
             grade.auto_score == wanted[grade.cell_id] or cells.by_hand(grade.cell_id)
             for grade in self._grades(cell[1], cells.graded)
         )
+
+    def has(self, student: str, assignment: str) -> bool:
+        """Whether the book has this student's submission."""
+        return self._find(student, self.cells(assignment)) is not None
+
+    def penalises(self, assignment: str) -> bool:
+        """Whether late work on the assignment loses points, since it has a due date and a penalty is set."""
+        of_the_course = type(self.lateness) is not LateSubmissionPlugin
+        penalty = of_the_course or self.lateness.penalty_method != "none"
+        return penalty and self.cells(assignment).duedate is not None
 
     def total(self, student: str, assignment: str) -> Total:
         """The submission's total after manual scores and penalties. MissingEntry if the book has none."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from autograder.outcome import statuses
 from autograder.outcome.result import Result, write_whole
 from autograder.outcome.wording import shown
 from autograder.submission.intake import STAMP, HandedIn, Submission
+from course_lib.checks.words import counted
 
 NOT_YET = "not graded yet: the next run carries on"
 
@@ -41,6 +43,9 @@ class Records:
         self.out, self.entries, self.store = out, entries, Store(out)
         self.rows: dict[tuple[str, str], Row] = {}
         self.notes: list[str] = []
+        self.without_time: Counter[str] = (
+            Counter()
+        )  # submissions without a time stamp, by assignment
 
     def begin(
         self, submissions: Iterable[Submission], kept: dict[tuple[str, str], tuple[Result, str]]
@@ -97,6 +102,8 @@ class Records:
     def finish(self, done: Done, stamp: str) -> Row:
         """Write everything about a grade, and return its row."""
         result = done.result
+        self._note_overtaken(result)
+        self._note_time(result, stamp)
         for path, text in (
             (self._page(result.student, result.assignment), done.page),
             (self._notebook(result), done.notebook),
@@ -112,6 +119,37 @@ class Records:
         self._write_table()
         return row
 
+    def _note_overtaken(self, result: Result) -> None:
+        """List for eyes the points that a person gave when the checks gave others than now."""
+        before = self.store.before(result.assignment, result.student)
+        if before is None or not self.entries.has(result.student, result.assignment):
+            return
+        by_hand = self.entries.standing(result.student, result.assignment).by_hand
+        earlier = {exercise.grade_id: exercise.points for exercise in before.exercises}
+        for exercise in result.exercises:
+            own, then = by_hand.get(exercise.grade_id), earlier.get(exercise.grade_id)
+            if own is None or own.points is None or then is None:
+                continue
+            said = (
+                f"{exercise.name}: the {shown(own.points)} points by hand are of an earlier submission; "
+                f"the checks now give {shown(exercise.points)} of {shown(exercise.maximum)}"
+            )
+            if then != exercise.points or said in before.eyes:  # until a person changes them
+                result.eyes.append(said)
+
+    def _note_time(self, result: Result, stamp: str) -> None:
+        if not stamp and result.status not in (statuses.MISSING, statuses.UNGRADED):
+            self.without_time[result.assignment] += 1
+
+    def untimed(self) -> list[str]:
+        """A sentence on each assignment whose late work loses points, if some work has no time."""
+        return [
+            f"{counted(count, 'submission')} of {assignment} {'has' if count == 1 else 'have'} no time "
+            "stamp, so nobody can say whether this work was late, and no penalty applies to it."
+            for assignment, count in sorted(self.without_time.items())
+            if self.entries.penalises(assignment)
+        ]
+
     def changes(self) -> list[str]:
         """Sentences on the grades that differ from the last complete run's; kept in `results/last-changes`.
 
@@ -123,9 +161,14 @@ class Records:
             before = self.store.before(assignment, student)
             now = self.store.find(assignment, student)
             if before is not None and now is not None and _grade(before) != _grade(now):
-                own = self.rows[student, assignment].score
-                changed = f" ({_points(own)} in the table, with what was entered in the gradebook)"
-                changed = "" if own is None or own == now.score else changed
+                own, then = self.rows[student, assignment].score, last.get((student, assignment))
+                was = (
+                    "" if then is None or then == before.score else f"{_points(then)} before, and "
+                )
+                changed = (
+                    f" ({was}{_points(own)} in the table, with what was entered in the gradebook)"
+                )
+                changed = "" if own is None or (own == now.score and not was) else changed
                 rows.append(
                     f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now{changed}"
                 )
@@ -141,17 +184,16 @@ class Records:
         before = last.get((row.student, row.assignment))
         if before is None or row.score is None or abs(before - row.score) < 1e-9:
             return []
-        penalty = self.entries.standing(row.student, row.assignment).penalty
-        why = f", {shown(penalty)} taken off for being late" if penalty else ""
         return [
-            f"{row.student} {row.assignment}: {_points(before)} before, {_points(row.score)} now, with what "
-            f"was entered in the gradebook{why}"
+            f"{row.student} {row.assignment}: {_points(before)} before, {_points(row.score)} now, because "
+            "points by hand, a due date or a penalty changed in the gradebook"
         ]
 
     def _keep(self, result: Result, stamp: str) -> None:
         """See that the gradebook holds a grade of an earlier run, which may have been interrupted."""
         untouched = None
         path = self._notebook(result)
+        self._note_time(result, stamp)
         if not self.entries.holds(result) and path.is_file():
             untouched = untouched_answers(nbformat.read(path, as_version=4))
         with self._book_errors(result):

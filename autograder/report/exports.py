@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from autograder.outcome.wording import shown
 from autograder.report.matching import Scores, by_column, by_number, match, numbered
+from course_lib.checks.words import counted
 
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POINTS_POSSIBLE = "    Points Possible"
@@ -126,14 +127,20 @@ def canvas(
         rows.append([*(row[place] for place in places), *graded])
     possible = [POINTS_POSSIBLE, "", "", "", "", *(shown(maxima[name]) for name in scores)]
     made = Table([*CANVAS, *columns.values()], [possible, *rows])
+    everybody = {k: student for name in scores for k, student in matched[name].students.items()}
     missing = [
         f"{student} has a grade in {name} and is not in the roster."
         for name in scores
         for student in sorted(scores[name])
         if student not in matched[name].fitting
     ]
+    unnamed = [k for k, row in enumerate(people) if k not in everybody and not row[keys[0]].strip()]
+    if missing and unnamed:
+        who = "; ".join(called[k] for k in unnamed)
+        missing.append(
+            f"No folder fits {counted(len(unnamed), 'row')} without a SIS Login ID: {who}."
+        )
     doubtful = dict.fromkeys(note for name in scores for note in matched[name].notes)
-    everybody = {k: student for name in scores for k, student in matched[name].students.items()}
     how = dict.fromkeys(
         by_column(everybody, {name: [row[key] for row in people] for name, key in named.items()})
     )

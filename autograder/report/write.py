@@ -170,6 +170,6 @@ def _write_feedback(graded: Class, notebooks: Path) -> int:
             standing=standing,
             maximum=graded.maximum(name) or None,
         )
+        count += not page.is_file() or page.read_text("utf-8") != text
         write_whole(page, text)
-        count += 1
     return count

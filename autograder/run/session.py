@@ -131,10 +131,11 @@ def grade_class(
             session = Session(course, records, book.released)
             due = session.run(submissions, workers, stream, again, wanted)
             changes = records.changes()
+            untimed = records.untimed()
             beside = left_over(
                 records.store, {(work.student, work.assignment) for work in submissions}
             )
-    notes = [note for note in (begun, kept) if note]
+    notes = [*(note for note in (begun, kept) if note), *untimed]
     notes += said(beside, f"from an earlier run and handed in nothing in this folder. {STAYS}")
     if judged := Counter(name for names in session.earlier.judged_again.values() for name in names):
         named = ", ".join(f"{name} ({judged[name]})" for name in sorted(judged))

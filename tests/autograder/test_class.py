@@ -823,6 +823,23 @@ def type_a_score(toy: Class, student: str, points: float) -> None:
         book.db.commit()
 
 
+def test_points_by_hand_of_an_earlier_submission_are_listed_for_eyes(toy: Class) -> None:
+    toy.hand_in("ann", HALF, HALF)
+    toy.grade()
+    type_a_score(toy, "ann", 3)
+    toy.grade(again=True)
+    assert Store(toy.out).find("00_toy", "ann").eyes == [], "the checks give what they gave then"
+    toy.hand_in("ann", ALL, HALF)
+    said = "the 3 points by hand are of an earlier submission; the checks now give 4 of 4"
+    for _ in range(2):  # and again, until a person changes them
+        toy.grade(again=True)
+        (eye,) = Store(toy.out).find("00_toy", "ann").eyes
+        assert eye.endswith(said)
+    type_a_score(toy, "ann", 4)
+    toy.grade(again=True)
+    assert Store(toy.out).find("00_toy", "ann").eyes == []
+
+
 def test_the_sample_leaves_a_folder_into_which_it_was_mixed(toy: Class) -> None:
     """An older version graded both into one folder. Scores that were typed there are kept in a copy."""
     toy.hand_in("sample-perfect", ALL, ALL)
@@ -992,11 +1009,13 @@ def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again
     type_a_score(toy, "ben", 5)
     config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
     summary = toy.grade(config=config)
-    by_hand = "with what was entered in the gradebook"
+    why = "because points by hand, a due date or a penalty changed in the gradebook"
     assert summary.graded == 0 and summary.changes == [
-        f"ann 00_toy: 10 points before, 0 points now, {by_hand}, 10 taken off for being late",
-        f"ben 00_toy: 7 points before, 8 points now, {by_hand}",
+        f"ann 00_toy: 10 points before, 0 points now, {why}",
+        f"ben 00_toy: 7 points before, 8 points now, {why}",
     ]
+    (untimed,) = [note for note in summary.notes if "time stamp" in note]
+    assert untimed.startswith("1 submission of 00_toy has no time stamp")
     assert toy.grade(config=config).changes == []
     Store(toy.out).forget("ann")
     assert "ann" not in (toy.out / "results/last-scores").read_text()

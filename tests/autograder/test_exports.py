@@ -265,6 +265,16 @@ def test_canvas_gets_its_columns_back() -> None:
     ]
 
 
+def test_canvas_rows_without_a_login_are_named_if_a_student_has_none() -> None:
+    _, notes = canvas({NAME: {"anna": 7.0, "carla": 9.0}}, {NAME: 9.0}, ROSTER)
+    assert notes[1:] == [
+        f"carla has a grade in {NAME} and is not in the roster.",
+        "No folder fits 1 row without a SIS Login ID: Carla (s3).",
+    ]
+    _, notes = canvas({NAME: {"anna": 7.0}}, {NAME: 9.0}, ROSTER)
+    assert len(notes) == 1, "nobody is looked for"
+
+
 TWO = """Student,ID,SIS User ID,SIS Login ID,Section,00_first_ranks (11)
 "Dupont, Jean",101,s1,dupont@a.example,A,3
 "Dupont, Marie",102,{},{},A,4
@@ -370,7 +380,7 @@ def test_work_that_was_downloaded_from_canvas_finds_its_row() -> None:
         "1 row was found by the number in a student's name: the grade of nganna_101 went to Ng, Anna "
         "(anna@uni.example)."
     )
-    assert [note.split()[0] for note in notes[1:]] == ["103_103", "carla_102"]
+    assert [note.split()[0] for note in notes[1:]] == ["103_103", "carla_102", "No"]
     turned = ROSTER.replace('"Ng, Anna"', "Anna Ng")
     assert canvas({NAME: scores}, {NAME: 9.0}, turned)[0].count(",A,7\r") == 1
 
