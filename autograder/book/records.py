@@ -144,8 +144,8 @@ class Records:
     def untimed(self) -> list[str]:
         """A sentence on each assignment whose late work loses points, if some work has no time."""
         return [
-            f"{counted(count, 'submission')} of {assignment} {'has' if count == 1 else 'have'} no time "
-            "stamp, so nobody can say whether this work was late, and no penalty applies to it."
+            f"{assignment}: {counted(count, 'submission')} without a time stamp. No penalty applies to this "
+            "work, because nobody can say whether it was late."
             for assignment, count in sorted(self.without_time.items())
             if self.entries.penalises(assignment)
         ]

@@ -1015,7 +1015,7 @@ def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again
         f"ben 00_toy: 7 points before, 8 points now, {why}",
     ]
     (untimed,) = [note for note in summary.notes if "time stamp" in note]
-    assert untimed.startswith("1 submission of 00_toy has no time stamp")
+    assert untimed.startswith("00_toy: 1 submission without a time stamp.")
     assert toy.grade(config=config).changes == []
     Store(toy.out).forget("ann")
     assert "ann" not in (toy.out / "results/last-scores").read_text()

@@ -272,7 +272,7 @@ def test_canvas_rows_without_a_login_are_named_if_a_student_has_none() -> None:
         "No folder fits 1 row without a SIS Login ID: Carla (s3).",
     ]
     _, notes = canvas({NAME: {"anna": 7.0}}, {NAME: 9.0}, ROSTER)
-    assert len(notes) == 1, "nobody is looked for"
+    assert len(notes) == 1
 
 
 TWO = """Student,ID,SIS User ID,SIS Login ID,Section,00_first_ranks (11)
