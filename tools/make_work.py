@@ -93,7 +93,7 @@ class Work:
 
     def take(self, place: Path, text: bytes, own: bytes | None) -> None:
         if place.exists():
-            self.keep(f"before {self.name(place)}", " ".join(sorted(parts(place.read_bytes()))))
+            self.keep(f"before {self.name(place)}", parts_of(place))
         self.write(place, text if own is None else own)
         self.keep(f"seen {self.name(place)}", digest(text))
 
@@ -104,17 +104,25 @@ class Work:
         """Put the version next to a file that was worked in, unless the student has had it before."""
         own = self.name(place)
         had = digest(text) in (self.written.get(own), self.written.get(f"seen {own}"))
-        if had and not self.brought_back(place, text):
+        brought = [file for file in self.versions(place) if self.brought_back(file, text)]
+        if had and not brought:
             return
         if digest(place.read_bytes()) != digest(text):
             newer = self.free(place)
+            if newer.exists():  # it may be open in a tab, as in `take`
+                self.keep(f"before {self.name(newer)}", parts_of(newer))
             self.write(newer, text)
             yield (
                 f"The course has a newer version of {own}: it lies beside yours, as {newer.name}. Yours was "
                 "left as it is."
             )
-        self.written.pop(f"before {own}", None)
+        for file in (place, *brought):
+            self.written.pop(f"before {self.name(file)}", None)
         self.keep(f"seen {own}", digest(text))
+
+    def versions(self, place: Path) -> list[Path]:
+        """The file, and the newer versions that were put beside it."""
+        return [place, *sorted(place.parent.glob(f"{place.stem}_newer*{place.suffix}"))]
 
     def brought_back(self, place: Path, text: bytes) -> bool:
         """Whether the file is nearer to the version that was replaced than to the one that replaced it."""
@@ -160,6 +168,10 @@ def parts(text: bytes) -> set[str]:
     except (ValueError, KeyError, TypeError):
         sources = text.decode(errors="replace").splitlines()
     return {digest(source.encode())[:16] for source in sources}
+
+
+def parts_of(place: Path) -> str:
+    return " ".join(sorted(parts(place.read_bytes())))
 
 
 if __name__ == "__main__":

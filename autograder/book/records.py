@@ -144,8 +144,8 @@ class Records:
     def untimed(self) -> list[str]:
         """A sentence on each assignment whose late work loses points, if some work has no time."""
         return [
-            f"{assignment}: {counted(count, 'submission')} without a time stamp. The penalty leaves this work "
-            "alone, because its time is not known."
+            f"{assignment}: {counted(count, 'submission')} without a time stamp. The penalty leaves this "
+            "work alone, because its time is not known."
             for assignment, count in sorted(self.without_time.items())
             if self.entries.penalises(assignment)
         ]

@@ -24,7 +24,7 @@ from nbformat import NotebookNode
 
 from autograder.outcome.limits import Limits
 
-COPIED = re.compile(r"(?:Copy of )*(.+?)(?:[-_ ]Copy\d*|[ _]?\(\d+\)|_\d)*")
+COPIED = re.compile(r"(?:Copy[ _]of[ _])*(.+?)(?:[-_ ]Copy\d*|[ _]?\(\d+\)|_\d)*")
 STAMP = "timestamp.txt"
 STAMP_BYTES = 200
 NAMES_SHOWN = 5

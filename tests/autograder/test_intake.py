@@ -120,7 +120,14 @@ def test_a_notebook_straight_in_the_students_folder_counts(folder: Path) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["Copy of 00_toy", "00_toy (1)", "00_toy_1", "00_toy-Copy1", "Copy of Copy of 00_toy(2)"],
+    [
+        "Copy of 00_toy",
+        "Copy_of_00_toy",
+        "00_toy (1)",
+        "00_toy_1",
+        "00_toy-Copy1",
+        "Copy of Copy of 00_toy(2)",
+    ],
 )
 def test_a_copy_straight_in_the_students_folder_counts_if_it_is_all(
     folder: Path, name: str

@@ -102,6 +102,24 @@ def test_an_old_version_that_a_tab_brought_back_gets_the_newer_one_beside_it(
     assert update(notebooks, work) == [], "it is said once"
 
 
+def test_a_newer_file_that_a_tab_brought_back_does_not_bury_the_newest(
+    notebooks: Path, work: Path
+) -> None:
+    (notebooks / ONE).write_text(cells("text", "stub"))
+    update(notebooks, work)
+    (work / ONE).write_text(cells("text", "my answer"))
+    for text in ("text 2", "text 3"):  # the first is open in a tab when the second comes
+        (notebooks / ONE).write_text(cells(text, "stub"))
+        (said,) = update(notebooks, work)
+        assert "00_one_newer.ipynb" in said
+    (work / "00_one/00_one_newer.ipynb").write_text(cells("text 2", "my answer"))  # "Overwrite"
+    (said,) = update(notebooks, work)
+    assert "00_one_newer_2.ipynb" in said
+    assert texts(work)["00_one/00_one_newer_2.ipynb"] == cells("text 3", "stub")
+    assert texts(work)["00_one/00_one_newer.ipynb"] == cells("text 2", "my answer")
+    assert update(notebooks, work) == [], "it is said once"
+
+
 def test_answers_in_the_version_that_replaced_another_are_answers(
     notebooks: Path, work: Path
 ) -> None:
