@@ -77,10 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _begun(notebooks: list[Notebook]) -> list[Notebook]:
-    """The notebooks in which an exercise is written; if none, all. A line says what was left out."""
+    """The notebooks in which an exercise is written. A line says what was left out.
+
+    UnreadableNotebook if there is none of several, since each would run for a minute or two for nothing.
+    """
     begun = [notebook for notebook in notebooks if is_begun(notebook)]
-    if len(begun) in (0, len(notebooks)):
+    if len(begun) == len(notebooks) or len(notebooks) == 1:
         return notebooks
+    if not begun:
+        raise UnreadableNotebook(
+            f"Nothing is written yet in any of the {len(notebooks)} notebooks, so nothing was packed. Name "
+            "those that you want to hand in all the same, such as "
+            f"python -m course_lib.submit {notebooks[0].assignment[:2]}"
+        )
     others = listing(notebook.assignment[:2] for notebook in notebooks if notebook not in begun)
     print(f"Nothing is written in {others} yet: left out.\n", flush=True)
     return begun

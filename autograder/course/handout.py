@@ -97,8 +97,8 @@ FETCHED = """\
 **Colab and Kaggle.** Click the notebook's button above. In Colab, a notebook opened from GitHub is not
 yours until you choose *File → Save a copy in Drive*, so do that before you type. Changes you have not
 saved are lost when the tab's machine ends. The first code cell installs the course if it is not there and
-leaves PyTorch as it is, so run that cell again whenever the host starts a new machine. In Kaggle, turn on
-*Internet* in the notebook's settings before you run it, and choose the accelerator *GPU T4 x2* or none."""
+leaves PyTorch as it is, so run it again on each new machine. In Kaggle, turn on *Internet* in the
+notebook's settings before that (it may ask for a telephone number), and choose *GPU T4 x2* or none."""
 
 UPLOADED = """\
 **Colab.** Choose *File → Upload notebook*, which puts a copy into your Drive. Changes you have not saved
@@ -141,16 +141,16 @@ WORK = """\
 HAND_IN = """\
 ## See your points, and hand in
 
-Save the notebook and type one of these lines in a terminal in this folder:
+On your laptop or a rented machine, save the notebook and type one of these lines in a terminal in this
+folder. On Colab and Kaggle they do not see your notebook, so read your points below the checks.
 
 | command | what it does |
 |---|---|
 | `python -m course_lib.progress` | adds up the points that the checks gave you |
 | `python -m course_lib.submit {notebook}` | runs the notebook, says what is missing, makes `submission.zip` |
 
-Hand in `submission.zip` or the saved notebook itself, since the grader takes both. You get the notebook
-with *File → Download → Download .ipynb* from Colab, and with *File → Download Notebook* from Kaggle. Your
-instructor says where to hand in, and until when."""
+Hand in `submission.zip` or the saved notebook itself, where and when your instructor says. You get it by
+*File → Download → Download .ipynb* from Colab, and by *File → Download Notebook* from Kaggle."""
 
 STUCK = """\
 ## If you are stuck, and your points

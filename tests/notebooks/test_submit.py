@@ -173,6 +173,18 @@ def test_notebooks_without_a_word_of_the_student_are_left_out_unless_they_are_na
     assert len(members(here / "submission.zip")) == 2
 
 
+def test_a_folder_in_which_nothing_is_written_is_not_run(here, capsys):
+    for name in ("00_first_ranks", "02_collectives"):
+        (here / f"{name}.ipynb").write_bytes((made.STUDENT / name / f"{name}.ipynb").read_bytes())
+    assert submit.main([]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "Nothing is written yet in any of the 2 notebooks" in said
+        and "course_lib.submit 00" in said
+    )
+    assert not (here / "submission.zip").exists()
+
+
 def test_an_interrupt_packs_nothing_and_says_so(here, capsys, monkeypatch):
     made.hello(here / "mine.ipynb", made.HELLO, made.FULL)
 
