@@ -37,6 +37,12 @@ def no_exercise_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved, "of_assignment", lambda assignment: {})
 
 
+@pytest.fixture(autouse=True)
+def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the terminal of the tests is: in a narrow one, remarks go below their rows."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
 def test_every_exercise_of_a_notebook_is_read_and_not_written_in_the_student_version(path):
     assignment, handed_out = path.stem, read(path)
@@ -90,8 +96,7 @@ def test_answers_that_are_dots_are_not_written_and_an_index_is_no_answer(tmp_pat
     assert exercise.state == UNCHECKED
 
 
-def test_points_by_section_then_together(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+def test_points_by_section_then_together(tmp_path, capsys):
     made.hello(tmp_path / "00_first_ranks" / "00_first_ranks.ipynb", made.HELLO, made.FULL)
     early = made.hello(tmp_path / "00_first_ranks" / "mine.ipynb", made.HELLO, made.NONE)
     os.utime(early, (1, 1))
