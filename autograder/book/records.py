@@ -31,7 +31,6 @@ from autograder.outcome import statuses
 from autograder.outcome.result import Result, write_whole
 from autograder.outcome.wording import shown
 from autograder.submission.intake import STAMP, HandedIn, Submission
-from course_lib.checks.words import counted
 
 NOT_YET = "not graded yet: the next run carries on"
 
@@ -144,8 +143,8 @@ class Records:
     def untimed(self) -> list[str]:
         """A sentence on each assignment whose late work loses points, if some work has no time."""
         return [
-            f"{assignment}: {counted(count, 'submission')} without a time stamp. The penalty leaves this "
-            "work alone, because its time is not known."
+            f"{assignment}: {count} submission{'s' * (count != 1)} without a time stamp. The penalty leaves "
+            "this work alone, because its time is not known."
             for assignment, count in sorted(self.without_time.items())
             if self.entries.penalises(assignment)
         ]
