@@ -114,10 +114,15 @@ class Receiver:
 
 def raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, without a copy if it is contiguous on the CPU."""
+    return memoryview(octets(tensor)).cast("B")
+
+
+def octets(tensor: torch.Tensor) -> Any:
+    """The same as an array. A view of a memoryview would crash Python if both were garbage in one cycle."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     # A single element that was expanded has stride 0, which counts as contiguous and cannot be seen as bytes.
     flat = flat.as_strided(flat.shape, (1,))
-    return memoryview(flat.view(torch.uint8).numpy()).cast("B") if flat.numel() else memoryview(b"")  # pyright: ignore[reportArgumentType]
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
 
 def pack_tensors(tensors: dict[str, torch.Tensor]) -> tuple[list, list[Buffer]]:
@@ -188,7 +193,7 @@ class _Pickler(cloudpickle.Pickler):
         if (name := _name_of(obj)) and _named(name) is obj:
             return _named, (name,)
         if type(obj) is torch.Tensor and has_plain_bytes(obj):
-            bytes_of_it = pickle.PickleBuffer(raw(obj))
+            bytes_of_it = pickle.PickleBuffer(octets(obj))
             return _rebuild, (
                 bytes_of_it,
                 obj.dtype,
