@@ -1,4 +1,4 @@
-"""What travels to ranks: pickles, and the tensors' bytes beside them."""
+"""Objects on their way to ranks: pickles, and the bytes of tensors beside them."""
 
 from __future__ import annotations
 
