@@ -261,7 +261,7 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     besides=BESIDES,
 )  # fmt: skip
 def clip_grad_norm(draw: kit.Draw) -> Iterator[kit.Case]:
-    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.3, frozen=False)
+    yield case(draw, {"pp": 2, "dp": 2, "tp": 2}, "pp 2 x dp 2 x tp 2, tied", 0.2, frozen=False)
     yield case(
         draw, {"pp": 2, "cp": 2}, "pp 2 x cp 2, frozen ones, below max_norm", 1.7, tied=False, empty=0
     )  # fmt: skip
