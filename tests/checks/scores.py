@@ -4,11 +4,13 @@
     python -m tests.checks.scores write 09_precision_and_memory  those of a notebook
     python -m tests.checks.scores write loss_scaler hybrid       of some exercises
     python -m tests.checks.scores show loss_scaler               the table of an exercise, best first
+    python -m tests.checks.scores vary loss_scaler --seeds 6     scores that are others at other seeds
 
 `tests/mutants/<assignment>/scores.json` holds for each wrong cell of each exercise its share of the points,
 from 0 to 1, when all visible cases are run. It is measured at three seeds, and kept only if the three are
-equal: a score that depends on what was drawn is a fault of the check. `tests/checks/test_policy.py` holds
-the policy over the tables, and `tests/checks/test_mutants.py` measures some scores again in every run.
+equal: a score that depends on what was drawn is a fault of the check. `vary` measures at seeds that nobody
+chose; an exercise takes about ten seconds for each of them on an idle machine. `tests/checks/test_policy.py`
+holds the policy over the tables, and `tests/checks/test_mutants.py` measures some scores again in every run.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,15 +124,40 @@ def show(words: Sequence[str]) -> None:
             print(f"  {one.score:6.3f}  {one.mutant.misses or '-':6}  {one.mutant.title}")
 
 
+def vary(words: Sequence[str], seeds: int) -> list[str]:
+    """Measure at fresh seeds; returns a line for each score that is not the stored one."""
+    varied = []
+    for file in files(words):
+        scores = stored(file.parent.name).get(file.stem, {})
+        for seed in (random.randrange(2**31) for _ in range(seeds)):
+            others = {
+                title: score
+                for title, score in measured(file, seed).items()
+                if score != scores.get(title)
+            }
+            for title, score in others.items():
+                varied.append(
+                    f"{name_of(file)}: {title}: {score} at {seed}, stored {scores.get(title)}"
+                )
+                print(varied[-1], flush=True)
+        print(f"{name_of(file)}: {seeds} seeds", flush=True)
+    return varied
+
+
 def main() -> int:
     parser = argparse.ArgumentParser("tests.checks.scores", description="scores of wrong answers")
-    parser.add_argument("command", choices=("write", "show"))
+    parser.add_argument("command", choices=("write", "show", "vary"))
     parser.add_argument("words", nargs="*", help="notebooks or exercises; all when left out")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="of vary, for each exercise (default: 3)"
+    )
     given = parser.parse_args()
     if given.command == "show":
         show(given.words)
         return 0
     os.environ["OMP_NUM_THREADS"] = "1"
+    if given.command == "vary":
+        return 1 if vary(given.words, given.seeds) else 0
     unequal = write(given.words)
     print("\n".join(unequal))
     return 1 if unequal else 0

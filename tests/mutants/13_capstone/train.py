@@ -368,3 +368,14 @@ def train(make, batches, steps, disk, every):
 # base: what the wrong ones change
 -            save_run(disk, losses, held())
 +            save_run(disk, held(), losses)
+
+
+# %% wrong: saves are counted from the call
+# is: slip
+# says: not those since the call began
+# base: what the wrong ones change
++    loaded = len(losses)
+     while len(losses) < steps:
+@@
+-        if len(losses) % every == 0 or len(losses) == steps:
++        if (len(losses) - loaded) % every == 0 or len(losses) == steps:

@@ -47,6 +47,7 @@ NOT_DUE = (
     "of `every`, or equal to `steps`."
 )
 SHIFTED = "`every` counts finished steps, so count k + 1 after the step with number k."
+FROM_RESTART = "`every` counts the finished steps of the whole run, not those since the call began."
 STALE = (
     "`held()` returns the pieces as they are now. Call it for each save, because a step can replace its "
     "tensors."
@@ -292,7 +293,7 @@ def saves(call: Call) -> kit.Finding:
     if (finding := broken(call)) is not None:
         return finding
     every, steps, saved = call.script.every, call.script.steps, call.numbers("saved")
-    due = [n for n in range(1, steps + 1) if n % every == 0 or n == steps]
+    due = saves_due(call)
     if saved == due:
         return kit.RIGHT
     shown = f"after {words.listing(saved)} steps" if saved else "never"
@@ -302,6 +303,12 @@ def saves(call: Call) -> kit.Finding:
     )
     cause = why_saved(saved, due, every)
     return kit.wrong(said, cause, cause=cause or "saves", misses_point=cause in IDEAS)
+
+
+def saves_due(call: Call) -> list[int]:
+    """The numbers of finished steps after which a call should save that goes on from its checkpoint."""
+    every, steps = call.script.every, call.script.steps
+    return [n for n in range(call.due + 1, steps + 1) if n % every == 0 or n == steps]
 
 
 def why_saved(saved: list[int], due: list[int], every: int) -> str:

@@ -116,6 +116,11 @@ def longer(life: Life) -> kit.Finding:
         return finding
     if second.numbers("saved")[-1:] != [second.script.steps]:
         return kit.wrong("with more steps, the last step was not saved.", lives.NOT_LAST)
+    missing = sorted(set(lives.saves_due(second)) - set(second.numbers("saved")))
+    # A run whose first call saves at the wrong steps loses the line on saves, and not this one, too.
+    if missing and first.numbers("saved") == lives.saves_due(first):
+        said = f"called again with more steps, train did not save after {missing[0]} steps."
+        return kit.wrong(said, lives.FROM_RESTART, cause=lives.FROM_RESTART)
     return kit.RIGHT
 
 
