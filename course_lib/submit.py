@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -264,7 +265,7 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
-            timeout=60 * minutes,
+            timeout=math.ceil(60 * minutes),  # older traitlets, as Colab's 5.7, refuse a float here
             allow_errors=True,
             shutdown_kernel="immediate",
             resources={"metadata": {"path": folder}},

@@ -8,8 +8,10 @@ import time
 import zipfile
 from pathlib import Path
 
+import nbclient
 import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from course_lib import progress, saved, submit
 from course_lib.checks.colour import plain
@@ -95,6 +97,20 @@ def test_a_cell_that_never_ends_is_ended(here, capsys):
     assert submit.main(["x.ipynb", "--minutes", "0.05"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "a cell ran for more than 0.05 minutes, in the cell that begins with '" in said
+
+
+def test_the_time_limit_is_a_whole_number_for_the_versions_of_colab(here, monkeypatch):
+    limits = []
+
+    class Client(NotebookClient):
+        def __init__(self, *arguments, timeout, **options):
+            limits.append(timeout)
+            super().__init__(*arguments, timeout=timeout, **options)
+
+    monkeypatch.setattr(nbclient, "NotebookClient", Client)
+    made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    assert submit.main(["x.ipynb", "--minutes", "1.501"]) == 0
+    assert limits == [91] and type(limits[0]) is int, "traitlets 5.7 refuses a float"
 
 
 def test_a_cell_that_takes_long_is_named_once_while_it_runs(here, capsys, monkeypatch):
