@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import shutil
@@ -14,7 +12,7 @@ import torch.distributed as dist
 from torch.cuda import nccl as cuda_nccl
 
 from course_lib.doctor.finding import Finding
-from course_lib.runtime.backend import choose
+from course_lib.runtime.backend import choose, unsaid
 from course_lib.runtime.gpus import gpu_count, trial
 
 
@@ -97,14 +95,17 @@ def ask_nvidia(*arguments: str) -> str:
 
 def backends() -> Finding:
     forced, chosen = os.environ.get("COURSE_BACKEND"), {}
+    reasons: list[str] = []
     advice = f"COURSE_BACKEND is {forced!r}. Unset it to have the backend chosen for each run."
     for world_size in (2, 4, 8):
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with unsaid() as lines:
                 chosen[world_size] = choose(world_size)
         except ValueError as error:
             return Finding("problem", "backend", f"{world_size} ranks: {error}", advice)
+        reasons = reasons or lines  # those of larger worlds add nothing to the table
     text = ", ".join(f"{world_size} ranks: {name}" for world_size, name in chosen.items())
+    text = "\n".join([text, *reasons])
     if forced == "nccl" and "nccl" not in chosen.values():
         return Finding("problem", "backend", text, advice)
     return Finding("ok", "backend", text)

@@ -12,7 +12,9 @@ ranks share a GPU, which NCCL supports from version 2.30 on.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,7 @@ ALONE = "alone"  # for a task that needs no other rank: no process group, see `a
 ENOUGH = 4  # ranks over NCCL from which a session uses it: most cells of the notebooks have so many
 NO_PEERS = " Peer-to-peer between these GPUs does not work, so messages go slowly through the host's memory."
 _said: set[str] = set()
+_kept: list[str] | None = None  # where `unsaid` collects lines
 
 
 def choose(world_size: int, backend: str | None = None) -> str:
@@ -148,9 +151,22 @@ def broken_gpus() -> str:
     return ""
 
 
+@contextlib.contextmanager
+def unsaid() -> Iterator[list[str]]:
+    """The lines that would be printed within it, in a list; the session's next run still prints them."""
+    global _kept
+    before, _kept = _kept, []
+    try:
+        yield _kept
+    finally:
+        _kept = before
+
+
 def say(line: str) -> None:
     """Print a line once a session."""
-    if line not in _said:
+    if _kept is not None:
+        _kept.append(line)
+    elif line not in _said:
         _said.add(line)
         print(line)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from autograder.__main__ import main
 from course_lib import doctor, launch
 from course_lib.checks.judge import judge
-from course_lib.doctor import sharing
+from course_lib.doctor import nvidia, sharing
 from course_lib.runtime import backend, gpus, pools, residue
 from course_lib.runtime.gpus import Trial
 
@@ -92,6 +92,28 @@ def test_one_backend_a_session_said_once(
     assert says in printed
     assert len(printed.splitlines()) == (1 if says else 0)
     assert backend.device() == torch.device("cpu"), "outside of a rank"
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (0, "2 ranks: gloo, 4 ranks: gloo, 8 ranks: gloo"),
+        (1, "8 ranks: gloo\n1 GPU: it is used in the sections"),
+        (2, "8 ranks: gloo\n2 GPUs: both are used, one rank each, in the sections"),
+        (4, "8 ranks: gloo\n4 GPUs: ranks run over NCCL, one per GPU, but more than 4"),
+        (8, "8 ranks: nccl\n8 GPUs: ranks run over NCCL, one per GPU"),
+    ],
+)
+def test_the_doctor_says_why_and_the_next_run_says_it_too(
+    machine: Machine, capsys: pytest.CaptureFixture, count: int, says: str
+) -> None:
+    machine.has(count)
+    finding = nvidia.backends()
+    assert finding.status == "ok" and says in finding.text
+    assert finding.text.count("\n") == bool(count) and capsys.readouterr().out == ""
+    backend.choose(2)
+    assert capsys.readouterr().out.strip() == finding.text.partition("\n")[2]
+    assert nvidia.backends() == finding, "also after a run"
 
 
 def test_a_world_that_is_too_large_runs_on_the_cpu_and_says_so_once(
