@@ -16,7 +16,7 @@ from course_lib.doctor.finding import Finding
 from course_lib.runtime import endings
 
 OLDEST_PYTHON, NEWEST_TESTED_PYTHON = (3, 11), (3, 13)
-OLDEST_TORCH = (2, 6)
+OLDEST_TORCH, SHARDS_ON_CPU = (2, 6), (2, 7)
 
 
 def system() -> Finding:
@@ -54,7 +54,15 @@ def pytorch(version: str = torch.__version__) -> Finding:
             "Install an official build, see https://pytorch.org/get-started/locally.",
         )  # fmt: skip
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
-    return Finding("ok", "PyTorch", f"{version}, built for {built}")
+    text = f"{version}, built for {built}"
+    if numbers < SHARDS_ON_CPU:
+        return Finding(
+            "note", "PyTorch",
+            f"{text}\nIts fully_shard runs on GPUs alone. If ranks run on the CPU, some cells of notebooks "
+            "04 and 05 have no result, and `distribute` of 13 cannot get all points here.",
+            "Install PyTorch 2.7 or newer to have them. The grader runs with your instructor's PyTorch.",
+        )  # fmt: skip
+    return Finding("ok", "PyTorch", text)
 
 
 def compiled(file: str = str(torch.__file__)) -> Finding | None:

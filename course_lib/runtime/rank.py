@@ -43,6 +43,10 @@ GPUS_SEEN = "CUDA_VISIBLE_DEVICES"
 DEPRECATED = [
     f".*{name}. is deprecated" for name in ("all_gather_into_tensor", "reduce_scatter_tensor")
 ]
+NO_EVENTS = (
+    "PyTorch {version} runs fully_shard on GPUs alone, and this rank is on a CPU. Your code is not the "
+    "cause, because PyTorch 2.7 and newer also run fully_shard on a CPU."
+)
 NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
 _store_fd = -1  # the file over which the ranks of this process's group met
 
@@ -80,6 +84,17 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     return socket.socket(fileno=control), recorder
 
 
+def explain_missing_events(stream: type = torch.cpu.Stream) -> None:
+    """With PyTorch 2.6 on a CPU, let `fully_shard` fail with a sentence instead of an AttributeError."""
+    if hasattr(stream, "record_event"):
+        return
+
+    def record_event(self: object, event: object = None) -> NoReturn:
+        raise RuntimeError(NO_EVENTS.format(version=torch.__version__.partition("+")[0]))
+
+    stream.record_event = record_event
+
+
 def open_anew(fd: int) -> None:
     """Give a file inherited by all ranks a position of its own, since a common one would be a message."""
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -95,6 +110,7 @@ def join(order: dict, store_fd: int, recorder: Recorder) -> None:
     for name, number in (("RANK", rank), ("WORLD_SIZE", world_size)):
         os.environ[name] = os.environ[f"LOCAL_{name}"] = str(number)
     nccl = order["backend"] == "nccl"
+    explain_missing_events()
     for pattern in DEPRECATED:
         warnings.filterwarnings("ignore", pattern, FutureWarning)
     if nccl:

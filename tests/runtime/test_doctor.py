@@ -68,9 +68,15 @@ def test_an_old_pytorch_is_a_problem(version):
     assert finding.status == "problem" and "torch>=2.6" in finding.advice
 
 
-@pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "2.7.0a0+79aa17489c.nv25.4", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.7.0a0+79aa17489c.nv25.4", "3.0.0"])
 def test_a_recent_pytorch_is_fine(version):
     assert software.pytorch(version).status == "ok"
+
+
+def test_a_pytorch_whose_fully_shard_needs_gpus_is_a_note():
+    finding = software.pytorch("2.6.0+cu124")
+    assert finding.status == "note" and "`distribute` of 13" in finding.text
+    assert "2.7 or newer" in finding.advice
 
 
 @pytest.mark.parametrize(

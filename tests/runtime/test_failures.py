@@ -30,6 +30,7 @@ from course_lib.ledger.pending import WorkMark
 from course_lib.ledger.recorder import current_recorder
 from course_lib.runtime import wire
 from course_lib.runtime.diagnosis import deaths
+from course_lib.runtime.rank import explain_missing_events
 
 STYLES = ["send/recv", "isend/irecv", "batch"]
 
@@ -799,3 +800,20 @@ def test_operations_of_a_kept_rank_stay_with_their_own_task() -> None:
         return before, len(pending.open)
 
     assert launch(body, world_size=2, backend="gloo") == [(1, 0), (1, 0)]
+
+
+def test_fully_shard_on_streams_without_events_fails_with_a_sentence() -> None:
+    """PyTorch 2.6 has such streams on a CPU."""
+
+    class Old:
+        pass
+
+    class New:
+        def record_event(self) -> int:
+            return 1
+
+    for stream in (Old, New):
+        explain_missing_events(stream)
+    assert New().record_event() == 1
+    with pytest.raises(RuntimeError, match=r"runs fully_shard on GPUs alone.*not the cause"):
+        Old().record_event()  # type: ignore[attr-defined]
