@@ -7,6 +7,7 @@ added cells are text.
 
 from __future__ import annotations
 
+import ast
 import re
 
 from nbformat import NotebookNode
@@ -21,9 +22,11 @@ FOLDED = """\
 {code}
 {fence}
 
-It is one of several ways. Close it, and write yours in your own words.
+{close}
 
 </details>"""
+OWN = "It is one of several ways. Close it, and write yours in your own words."
+WHY = "Close it, and say in your own words why this is right."
 MARKER = re.compile(rf"^ *({'|'.join(map(re.escape, SOLUTION_MARKERS))})\n?", re.MULTILINE)
 ID = "{}-solution"  # of the added cell; an id has at most 64 characters
 
@@ -47,11 +50,38 @@ def add_solutions(student: NotebookNode, source: NotebookNode) -> None:
 
 
 def folded(name: str, source: str) -> NotebookNode:
-    """A cell of text with the code of a solution, without nbgrader's marks."""
+    """A cell of text with a solution's code, without nbgrader's marks and the dots that it replaces."""
     code = MARKER.sub("", source).strip("\n")
+    answers = without_dots(code)
+    close = OWN if answers == code else WHY
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", code))])
-    text = FOLDED.format(name=name, fence=fence, code=code)
+    text = FOLDED.format(name=name, fence=fence, code=answers, close=close)
     return new_markdown_cell(text, id=ID.format(name)[:64])
+
+
+def without_dots(code: str) -> str:
+    """The code without assignments of `...` whose names get answers below, and without their comments."""
+    lines = code.splitlines()
+    body = ast.parse(code).body
+    for k, statement in reversed(list(enumerate(body))):
+        if _has_dots(statement) and _names(statement) <= set().union(*map(_names, body[k + 1 :])):
+            first = statement.lineno - 1
+            while first and lines[first - 1].startswith("#"):
+                first -= 1
+            del lines[first : statement.end_lineno]
+    return "\n".join(lines).strip("\n")
+
+
+def _has_dots(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(statement.value)
+    )
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    """The names that a statement assigns."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return {node.id for part in targets for node in ast.walk(part) if isinstance(node, ast.Name)}
 
 
 def _is(cell: NotebookNode, kind: str) -> bool:

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from autograder.__main__ import main
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.course.handout import page
-from autograder.course.self_study import add_solutions, folded
+from autograder.course.self_study import OWN, WHY, add_solutions, folded, without_dots
 from autograder.course.twin import SOLUTION_MARKERS, grade_id
 from course_lib import saved
 from tests.project.test_docs import HEADLESS, IS_NO, sentences
@@ -42,7 +42,10 @@ def test_below_each_check_is_the_solution_of_its_exercise(name: str) -> None:
         (code,) = [match[2] for match in CODE.finditer(alone.cells[place].source)]
         compile(code, exercise, "exec")
         kept = [line for line in cell.source.splitlines() if line.strip() not in SOLUTION_MARKERS]
-        assert code == "\n".join(kept).strip("\n")
+        written = "\n".join(kept).strip("\n")
+        answers = written != code
+        assert code == (without_dots(written) if answers else written)
+        assert answers == (" = ..." in written or ": ..." in written), "dots are not an answer"
         above = [each for each in alone.cells[:place] if each.cell_type == "code"]
         assert above[-1].metadata["nbgrader"]["locked"] and "check(" in above[-1].source
 
@@ -50,6 +53,15 @@ def test_below_each_check_is_the_solution_of_its_exercise(name: str) -> None:
 def test_a_fence_is_longer_than_those_in_the_code() -> None:
     text = folded("f", 'x = 1\n### BEGIN SOLUTION\nx = """```"""\n### END SOLUTION').source
     assert '\n````python\nx = 1\nx = """```"""\n````\n' in text
+
+
+def test_answers_are_shown_without_the_dots_that_they_replace() -> None:
+    stub = "# Replace the dots.\na = ...  # GB\n# how often\nb, c = ..., {\n    0: ...,\n}\nd = x[..., 0]\n"
+    answers = "### BEGIN SOLUTION\na = 1  # GB\nb = 2\nc = {0: 3}\n### END SOLUTION"
+    text = folded("questions", stub + answers).source
+    assert "python\nd = x[..., 0]\na = 1  # GB\nb = 2\nc = {0: 3}\n```\n" in text
+    assert WHY in text and OWN not in text
+    assert OWN in folded("f", "x = ...\ny = 1").source, "no other answer"
 
 
 def test_a_release_for_people_who_learn_alone(
