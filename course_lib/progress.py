@@ -126,7 +126,7 @@ def _of_notebook(notebook: Notebook, widest: int) -> Iterator[str]:
             if exercise.points != exercise.possible or exercise.state != DONE
         ]
         yield _row(
-            f"  {section.replace('*', '')}", exercises, ", ".join(map(_said, open_ones)), widest
+            f"  {section.replace('*', '')}", exercises, "; ".join(map(_said, open_ones)), widest
         )
 
 

@@ -41,6 +41,12 @@ DONE, UNWRITTEN, UNCHECKED, BROKEN, UNDEFINED, UNJUDGED = (
     "no cell defines it",
     "its check is missing here; a grader puts it back",
 )
+ELSEWHERE = "If yours are elsewhere, name their folder behind the command."
+AT_HOSTS = (
+    "Colab and Kaggle keep the open notebook where no command sees it. Read your points below its checks, "
+    "and to hand it in, download it with the menu File."
+)
+HOSTS = [("content",), ("kaggle",)]  # Colab and Kaggle run cells in a folder of these
 ABSENT = "Not in this file"  # in place of a section
 
 
@@ -119,9 +125,9 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
             and not (NEWER.search(path.stem) and is_untouched(path))
         ]
         if not inside:
+            cure = AT_HOSTS if place.resolve().parts[1:2] in HOSTS else ELSEWHERE
             raise UnreadableNotebook(
-                f"there is no notebook in {place.resolve()}, nor in a folder in it. If yours are elsewhere, "
-                "name their folder behind the command."
+                f"there is no notebook in {place.resolve()}, nor in a folder in it. {cure}"
             )
         yield from inside
 

@@ -234,6 +234,23 @@ def test_bad_input_gets_a_sentence(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("folder", "cure"),
+    [
+        ("/content", "download it with the menu File"),
+        ("/kaggle/working", "download it with the menu File"),
+        ("/home/kim/content", "name their folder behind the command"),
+    ],
+)
+def test_where_no_command_sees_the_notebook_it_says_so(monkeypatch, folder, cure):
+    monkeypatch.setattr(Path, "is_dir", lambda self: True)
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    monkeypatch.setattr(Path, "is_file", lambda self: False)
+    monkeypatch.setattr(saved, "notebooks_in", lambda folder: [])
+    with pytest.raises(UnreadableNotebook, match=cure):
+        list(find_notebooks([Path(folder)]))
+
+
 def test_the_last_cell_lists_what_this_kernel_has_checked(capsys, monkeypatch):
     monkeypatch.setattr(checks, "latest", {})
     checks.latest["00_first_ranks/hello"] = Report("00_first_ranks/hello", 1.0, [], possible=1)
