@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser = _parser(words[0] if words else "")
         options, left = parser.parse_known_args(words)
         if left:
-            hint = f"; did you mean --submissions {left[0]}?" if words[0] == "grade" else ""
+            hint = _meant(left[0]) if words[0] == "grade" else ""
             parser.error(f"unrecognized arguments: {' '.join(left)}{hint}")
         return options.run(options)
     except ModuleNotFoundError as error:
@@ -34,6 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
         again = " (with --again: type it again)" if "--again" in words else ""
         print(f"\nStopped. Finished grades are kept; the next run carries on{again}.")
         return 130
+
+
+def _meant(word: str) -> str:
+    """What `grade` calls a word that it does not know, as a question; "" if there is no guess."""
+    if word.partition("=")[0] in ("--into", "--to"):  # as other commands name their folder
+        return "; did you mean --out?"
+    return "" if word.startswith("-") else f"; did you mean --submissions {word}?"
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:

@@ -182,6 +182,8 @@ def test_a_limit_is_a_number_above_zero(seconds: str, capsys: pytest.CaptureFixt
         ("report --formgrade", "expected one argument"),
         ("report --formgraders x", "unrecognized arguments: --formgraders"),
         ("grade class", "unrecognized arguments: class; did you mean --submissions class?"),
+        ("grade --into out", "unrecognized arguments: --into out; did you mean --out?"),
+        ("grade --fast", "unrecognized arguments: --fast"),
         ("reports", "invalid choice: 'reports' (choose from "),
     ],
 )  # fmt: skip
