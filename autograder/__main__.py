@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _meant(word: str) -> str:
-    """What `grade` calls a word that it does not know, as a question; "" if there is no guess."""
+    """A question that names the option of `grade` that the word may be for; "" if there is no guess."""
     if word.partition("=")[0] in ("--into", "--to"):  # as other commands name their folder
         return "; did you mean --out?"
     return "" if word.startswith("-") else f"; did you mean --submissions {word}?"

@@ -87,13 +87,11 @@ python -m jupyterlab
 
 The third line installs the CPU build of PyTorch, about 200 MB. Leave it out on a machine with an NVIDIA
 GPU, where the fourth line then downloads the CUDA build, about 3 GB. Later, the second and the fifth line
-are enough. In VS Code, open this folder instead of typing the fifth line, and choose the kernel `.venv`.
-On a Mac, and on Windows without WSL2, use Colab.
+are enough. In VS Code, choose the kernel `.venv`. On a Mac, and on Windows without WSL2, use Colab.
 
 If you are given a newer folder later, unpack it beside this one, so that it overwrites nothing of yours.
 Install its package with `pip install --force-reinstall --no-deps ./{package}`,
-because pip otherwise keeps the older one. Then a newer notebook can end in its first cell with an
-`ImportError`, which says that it cannot import a name."""
+because pip otherwise keeps the older one, with which a newer notebook can begin with an `ImportError`."""
 
 FETCHED = """\
 **Colab and Kaggle.** Click the notebook's button above. In Colab, a notebook opened from GitHub is not

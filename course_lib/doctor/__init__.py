@@ -26,6 +26,7 @@ from course_lib.doctor.nvidia import backends, gpu_links, gpus, nccl
 from course_lib.doctor.sharing import newer_nccl, shared_gpus
 from course_lib.doctor.software import compiled, process_handles, python, pytorch, system
 from course_lib.doctor.speed import Link, measure_link
+from course_lib.runtime.backend import unsaid
 from course_lib.runtime.errors import LaunchError, RankError
 
 __all__ = ["Finding", "Link", "examine", "main", "measure_link", "report"]
@@ -93,7 +94,8 @@ def examine() -> Iterator[Finding]:
 def two_ranks() -> Finding:
     """A real launch, which also shows that ranks can be started and can talk."""
     try:
-        measured = measure_link()
+        with unsaid():  # the row of the backend has said it
+            measured = measure_link()
     except (RankError, LaunchError, ValueError, OSError) as error:
         text = f"two ranks could not exchange a message: {error}"
         advice = (

@@ -105,12 +105,19 @@ def test_one_backend_a_session_said_once(
     ],
 )
 def test_the_doctor_says_why_and_the_next_run_says_it_too(
-    machine: Machine, capsys: pytest.CaptureFixture, count: int, says: str
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    count: int,
+    says: str,
 ) -> None:
     machine.has(count)
     finding = nvidia.backends()
     assert finding.status == "ok" and says in finding.text
     assert finding.text.count("\n") == bool(count) and capsys.readouterr().out == ""
+    monkeypatch.setattr(doctor, "measure_link", lambda: backend.choose(2))
+    doctor.two_ranks()
+    assert capsys.readouterr().out == "", "no line among the rows"
     backend.choose(2)
     assert capsys.readouterr().out.strip() == finding.text.partition("\n")[2]
     assert nvidia.backends() == finding, "also after a run"
