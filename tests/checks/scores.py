@@ -8,8 +8,8 @@
 
 `tests/mutants/<assignment>/scores.json` holds for each wrong cell of each exercise its share of the points,
 from 0 to 1, when all visible cases are run. It is measured at three seeds, and kept only if the three are
-equal: a score that depends on what was drawn is a fault of the check. `vary` measures at seeds that nobody
-chose; an exercise takes about ten seconds for each of them on an idle machine. `tests/checks/test_policy.py`
+equal: a score that depends on what was drawn is a fault of the check. `vary` measures at fresh seeds,
+and an exercise takes about ten seconds for each of them on an idle machine. `tests/checks/test_policy.py`
 holds the policy over the tables, and `tests/checks/test_mutants.py` measures some scores again in every run.
 """
 
