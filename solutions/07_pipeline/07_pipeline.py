@@ -294,8 +294,8 @@ report.points(4)
 drawn(gpipe, 4, 8)
 
 # %% [markdown]
-# A bubble can be stated in two ways. As a share of the *ideal* time, it is (p−1)/m, here 3/8 = 37.5 %. As a
-# share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %. Megatron-LM's papers give the first
+# A bubble's size can be stated in two ways. As a share of the *ideal* time, it is (p−1)/m, here 3/8 = 37.5 %.
+# As a share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %. Megatron-LM's papers give the first
 # number, which can exceed 1, and the GPipe paper gives the second.
 #
 # **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and add one case in
@@ -420,11 +420,11 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # for the bubble does not fit.
 #
 # **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only m small tensors, the activations
-# at the borders, and computed the rest again in backward, at the cost of a third more computing.
+# at the borders, and recomputed the rest in backward, which took a third more compute.
 #
-# <details><summary>In the lectures</summary>Lecture 001 gives the pipeline of §1 "only 25% utilization". It
-# says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches. This is the bubble divided by
-# the ideal time.</details>
+# <details><summary>In the lectures</summary>Lecture 001 states "only 25% utilization" for the pipeline of §1.
+# It says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches. This is the bubble divided
+# by the ideal time.</details>
 
 # %% [markdown]
 # ## 3 · 1F1B: the same in less memory
@@ -586,8 +586,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # In which order does a rank take its chunks? Megatron-LM sends microbatches in *groups of p*. The first p
 # microbatches go through the rank's first chunk, then the same p through its second, and so on. A group has p
 # microbatches, because microbatch 0 returns to rank 0 just when rank 0 has done stage 0 for the whole group.
-# Backwards go in the same groups of p, but through the chunks from the last to the first. After its warm-up,
-# a rank alternates forwards and backwards as before, but the warm-up is longer:
+# Backwards take the same groups of p, but go through the chunks from last to first. After its warm-up, a rank
+# alternates forwards and backwards as before, but the warm-up is longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
@@ -688,8 +688,8 @@ if plain and schedule:
 
 # %% [markdown]
 # If messages are free, the second extra forward saves no time but costs memory, because without it, rank 0
-# keeps only as much as with 1F1B. If a message takes a quarter of F, that forward saves 4 of the 36, because
-# the rank then has work to do while an activation and a gradient are on their way. The longer a message
+# keeps only as much as with 1F1B. If a message takes a quarter of F, the extra forward saves 4 of the step's
+# 36, because it gives the rank work while an activation and a gradient are on their way. The longer a message
 # takes, the fewer chunks you should use.
 #
 # **Break it.** In the next cell, backwards take the chunks in the order of the forwards, first chunk first.
@@ -740,8 +740,8 @@ if schedule:
 #
 # *ZB-H1* keeps the order of 1F1B, with I instead of B. Rank i first saves up i W's, and from then on it does
 # one W after each I. So rank 0 does each W right after its I, whereas rank 3 does its first W, for microbatch
-# 0, after its fourth I. When it has no forwards and I's left, rank i still has i W's with which to fill the
-# white space at the end.
+# 0, after its fourth I. When it has no forwards or I's left, rank i still has i W's to fill the white space
+# at the end.
 #
 # **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this is left in ZB-H1,
 # and what happens to the memory? If attention's scores are computed again or never stored, a forward keeps 34
@@ -912,10 +912,9 @@ for name, generator in generators.items():
         print(f"{name:44} {shares[0]:15.1%} {shares[1]:13.1%}")
 
 # %% [markdown]
-# W is the shortest of the three, here and in the models of the paper, because the scores of attention, the
-# norms and the activation functions have an input gradient, but hardly any weights. So the W's cannot fill
-# all of the white space, and Qi et al. let a program search for the best order, given the measured times of
-# real models.
+# W is the shortest of the three, here and in the models of the paper, because attention scores, norms and
+# activation functions have an input gradient, but hardly any weights. So the W's cannot fill all of the white
+# space, and Qi et al. let a program search for the best order, given the measured times of real models.
 #
 # **In production.** PyTorch provides `ScheduleZBVZeroBubble`.
 #
@@ -951,8 +950,8 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 # | time | 5 minutes |
 # | points | 7 |
 #
-# The table shows the simulated numbers of your schedules. If your formulas give other numbers, the row ends
-# with these.
+# The table shows the simulated numbers of your schedules. If your formulas disagree, the row ends with their
+# numbers.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
@@ -1082,11 +1081,11 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # |---|---|
 # | `stage.module` | takes the output of the stage before (on the first stage, the microbatch's inputs), and returns one tensor |
 # | `stage.first`, `stage.last` | tell whether it is the first or the last stage |
-# | `stage.loss(output, targets)` | is, on the last stage, the *sum* of the losses |
-# | `stage.count(targets)` | is the number of targets that count, because some may be masked |
+# | `stage.loss(output, targets)` | returns the *sum* of the losses, on the last stage |
+# | `stage.count(targets)` | returns the number of targets that count, because some may be masked |
 # | `stage.shape(inputs)`, `stage.dtype` | are the shape and dtype of the activations between stages, for a microbatch with these inputs |
 #
-# - Stage i is on rank i of `group`, whose ranks can have other numbers than in the world. So write
+# - Stage i is on rank i of `group`, which can number its ranks differently from the world. So write
 #   `dist.isend(tensor, group=group, group_dst=...)` and `dist.irecv(tensor, group=group, group_src=...)`.
 # - `microbatches` is a list of (inputs, targets), the same on every rank. The microbatches have *different
 #   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum by
@@ -1094,8 +1093,8 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # - In the backward of a microbatch, drop everything you kept for it. The check counts the tensors that
 #   forward keeps for backward. In one run it measures the memory of each rank's process, so it sees clones as
 #   well. A tensor that is being sent lives until its `wait`, together with its graph. So send
-#   `output.detach()`, and before you send an activation, wait for the activation you sent before it. Do the
-#   same with gradients.
+#   `output.detach()`, and wait for the previous activation before you send the next. Do the same with
+#   gradients.
 # - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
@@ -1306,7 +1305,7 @@ for name, generator, keep in (
 # but the memory of GPipe.
 #
 # How long do the actions take? The next cell runs twelve steps of two schedules on two ranks, and draws the
-# shortest of each. The simulation below it uses the run's own median F and B and message time.
+# shortest of each. Below each chart, a simulation uses that run's median F, B and message time.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.gantt import gantts
@@ -1838,10 +1837,10 @@ for name, *setting in candidates(8, 16):
     print(f"{name:24} {gigabytes(8, *setting):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
-# Read the first table by columns. With *a port for each GPU*, halved backwards on a V are best, and need only
-# the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port for the
-# node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a
-# message takes longer than a forward, so a rank should run far ahead before it needs a gradient. ZB-H2 and
+# Read the first table column by column. With *a port for each GPU*, halved backwards on a V are best, and
+# need only the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port
+# for the node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*,
+# a message takes longer than a forward, so a rank should run far ahead before it needs a gradient. ZB-H2 and
 # GPipe do this.
 #
 # <details><summary>When is it ZB-H2, and when GPipe?</summary>With 10 Gb/s, a message takes 1.2 F with 4
@@ -1850,9 +1849,9 @@ for name, *setting in candidates(8, 16):
 # both values of m. For m = 16, there is no ZB-H2, since it needs 31. For m = 64, even the warm-up of ZB-H2 is
 # too short, whereas GPipe starts with 64 forwards, which all fit into memory.</details>
 #
-# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even on the fast wire, where your
-# formula says 30.4 %. So when people call pipelining unwise, they mean this schedule, or the naive one. With
-# the newer schedules, ranks on the fast wire work for 82 to 92 % of the time.
+# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even on the fast wire (your formula
+# says 30.4 %). So when people call pipelining unwise, they mean this schedule, or the naive one. With the
+# newer schedules, ranks on the fast wire work for 82 to 92 % of the time.
 #
 # What is the alternative? Let each node hold a replica of the model, with ZeRO-1 (notebook 04):
 
@@ -1872,8 +1871,8 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 
 # %% [markdown]
 # For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit. They take 47 GB plus
-# 11 GB of activations, and send for 0.6 s. Even if none of this is hidden, it is only 14 % of the step's 4.4
-# s, and replicas have no bubble.
+# 11 GB of activations, and spend 0.6 s sending. Even if none of this is hidden, it is only 14 % of the step's
+# 4.4 s, and replicas have no bubble.
 #
 # <details><summary>How much of the 0.6 s can hide?</summary>Half of it, 0.3 s for the gradients, can hide
 # behind the last backward of the step. A replica has eight sequences, and the backward of each takes 0.37 s.
