@@ -149,7 +149,7 @@ def several(body, cases, world_size=4, aloud=False):
     """By name: the ranks' results of body(*arguments),
     and the operations of rank 0 after its last barrier.
 
-    All cases run in the same ranks, one after the other. aloud: rank 0 says when it has done one.
+    All cases run in the same ranks, one after the other. aloud: rank 0 says when a case is done.
     """
     run = try_it(one_by_one, body, cases, aloud, world_size=world_size, timeout=300)
     parts, part = [], []
@@ -312,7 +312,7 @@ def a_step(network, **options):
 
 
 def whole_at_once(prefetch):
-    """The most blocks that are whole at once, in a step of this rank."""
+    """The most blocks that are whole at the same time, in a step of this rank."""
     network = Network().to(device())
     model = PrefetchedModule(network, forward_prefetch=prefetch, backward_prefetch=prefetch)
     counts = []
@@ -410,7 +410,7 @@ def shares(took, events):
 
 
 def foretold(arguments):
-    """Milliseconds of your list under the clock; without arguments,
+    """Milliseconds of your list in the simulation; without arguments,
     those of a step that hides nothing."""
     if arguments is None:
         return 3 * DEPTH * (PACE + MESSAGE) * 1000
@@ -457,7 +457,7 @@ measured_lanes(run) if run else None
 # take little more than 504 ms.
 #
 # When can the arithmetic hide the wire at all? Take one unit of U parameters, n ranks, and T tokens on each
-# of them. While a rank computes a unit's forward, the next unit's weights arrive.
+# rank. While a rank computes a unit's forward, the next unit's weights arrive.
 #
 # | | on the GPU | on the wire, each rank |
 # |---|---|---|
@@ -615,10 +615,11 @@ for each_way in (900e9, 450e9):
 # the peak (§5.4).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
-# the A100's number, in both directions. Lecture 002 mixes both directions, one direction and bits in one
-# list, with 600 GB/s, 32 GB/s and 200 Gb/s. Each way, they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP
-# "gather the parameters of one layer only when we need to compute the output of that layer". Word for word,
-# that is the picture at the top of this section, in which nothing is hidden.</details>
+# the A100's number, in both directions. Lecture 002 lists 600 GB/s, 32 GB/s and 200 Gb/s together, although
+# the first figure adds both directions, the second is for one direction, and the third counts bits. Each way,
+# they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP "gather the parameters of one layer only when we need
+# to compute the output of that layer". Taken literally, this describes the picture at the top of this
+# section, in which nothing is hidden.</details>
 
 
 # %% [markdown]
@@ -640,9 +641,9 @@ for each_way in (900e9, 450e9):
 # begins only after all computations listed before it. (On a GPU the host runs ahead, see §3. But there, the
 # memory a gather needs has to be free first.)
 #
-# So the list doesn't say at what time an action happens. But `simulate` does, if you tell it how long each
-# action takes, and so do the real ranks of §3. Here is a step that gathers nothing ahead, like the step of
-# §1, as a list and then simulated.
+# So the list doesn't say at what time an action happens. But `simulate` works it out if you tell it how long
+# each action takes, and the real ranks of §3 show it. Here is a step that gathers nothing ahead, like the
+# step of §1, as a list and then simulated.
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -795,8 +796,8 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 #
 # <details><summary>How many gathers are in flight</summary>The paper's FSDP also limits the gathers in flight
 # to two, because otherwise units arrive before the allocator can reuse the memory of freed units. The limit
-# made T5-11B up to 5 times as fast, changed nothing on another model, and made a third 5 % slower (§3.4.2,
-# §5.3).</details>
+# made T5-11B up to 5 times as fast, changed nothing on another model, and made a third model 5 % slower
+# (§3.4.2, §5.3).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
 # computing layer i". In backward it is layer i − 1.</details>
@@ -987,7 +988,8 @@ class PrefetchedModule(nn.Module):
 # or i to i − prefetch in backward, and then <code>wait()</code> for i. Skip the places below 0 and above the
 # last block.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
-# returned. Call it before the next <code>reduce()</code>, and after backward.</details>
+# returned. Call it before the next <code>reduce()</code>, or after backward if no other reduction
+# follows.</details>
 #
 # **Check.** The check takes up to a minute, or longer if ranks hang.
 
@@ -1058,9 +1060,10 @@ for body in (skips, disagrees):
 # <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica. 2. and 3.
 # The ranks gather in different orders, so one rank asks for a unit while the other asks for the next one, or
 # reduces. The course's ledger compares each collective with those of the other ranks, and therefore the
-# mistake ends with a sentence. Without a ledger, the ranks may hang. Or two gathers of equal size meet. Then
-# a rank computes with another block's weights, and no error says so. Since a collective has no name, <i>all
-# ranks call the same collectives in the same order</i> is the only rule that tells them apart.</details>
+# mistake ends with a sentence. Without a ledger, the ranks might hang, or two gathers of equal size might be
+# matched. In the second case, a rank computes with another block's weights, and no error says so. Since
+# collectives have no names, only one rule tells them apart. It says that <i>all ranks call the same
+# collectives in the same order</i>.</details>
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
 # third, with events between them. `unit.wait()` makes the compute stream wait, but the host goes on. So while
@@ -1109,9 +1112,9 @@ for count in range(1, 513):
 # around 1, the sum of a ring is off by 2 % in bfloat16, but only by 0.01 % if the ring adds them in float32.
 # (The optional end of this section measures both.)
 #
-# **Predict.** How many bytes does a parameter cost on the wire in a step of one microbatch, in units of
-# (N−1)/N, if everything is in float32? If weights are in bfloat16 and gradients in float32? If everything is
-# in bfloat16?
+# **Predict.** In a step of one microbatch, how many bytes does a parameter cost on the wire, in units of
+# (N−1)/N? Take everything in float32, then weights in bfloat16 and gradients in float32, and then everything
+# in bfloat16.
 #
 # <details><summary>Answer</summary>It costs 12 bytes, 2 + 2 + 4 = 8, and 6. <code>fsdp_bytes</code> says so
 # as well.</details>
@@ -1263,8 +1266,8 @@ figure
 
 # %% [markdown]
 # In a ring the error grows with the ranks. In a tree it hardly grows, because a tree adds numbers of similar
-# size. But the library chooses the algorithm, and you don't. In float32, only the rounding of each single
-# gradient is left, and that averages out.
+# size. But the library chooses the algorithm, and you don't. In float32, only the rounding of each gradient
+# is left, and that averages out.
 #
 # The next cell runs a step of `fully_shard` with two policies and without one. What do the ranks send, and
 # what do they keep?
@@ -1469,8 +1472,8 @@ matrices(
 # of 1.0. The fast link now connects the replicas, between which little travels. So draw the messages of a
 # grid of ranks once, before you rent a thousand GPUs.
 #
-# **In production.** `fully_shard` takes a mesh of two dimensions, of which the first replicates and the
-# second shards. The next cell counts only a rank's float32 weights as kept.
+# **In production.** `fully_shard` takes a two-dimensional mesh, whose first dimension replicates and whose
+# second shards. In the next cell, *keeps* counts only a rank's float32 weights.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1506,9 +1509,9 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 
 # %% [markdown]
 # The last line shows another way to use islands. `reshard_after_forward=2` keeps the shards spread over all
-# four ranks, but after forward it frees a unit only down to a half. Backward's gather then runs only between
-# two neighbours. DeepSpeed's ZeRO++ offers the same idea under the name hpZ (`zero_hpz_partition_size`), and
-# MiCS has islands (`mics_shard_size`).
+# four ranks, but after forward each rank still holds half of the unit. Backward's gather then runs only
+# between two neighbours. DeepSpeed's ZeRO++ offers the same idea under the name hpZ
+# (`zero_hpz_partition_size`), and MiCS has islands (`mics_shard_size`).
 
 # %% [markdown]
 # ## 6 · One norm from N shards
@@ -1599,7 +1602,7 @@ if run:
 
 # %% [markdown]
 # The four shards of *one* weight would be scaled by four factors, each about twice as large as it should be.
-# So the step would point elsewhere, and no error would say so.
+# So the step would point in another direction, and no error would say so.
 #
 # **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2 and finds the same number.
 # It sends a norm for each parameter, but all in one message.
@@ -1666,9 +1669,9 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
-# A correct generator produces all five orders. (If a line finds no arguments, look whether your list gathers
-# the unit that computes next before the units ahead of it.) As it comes, forward gathers nothing ahead,
-# backward gathers one unit, and unit 7 is gathered *again* right after its forward.
+# A correct generator produces all five orders. (If a line finds no arguments, check whether your list gathers
+# the unit that computes next before the units ahead of it.) By default (*as it comes*), forward gathers
+# nothing ahead, backward gathers one unit, and unit 7 is gathered *again* right after its forward.
 #
 # On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
 # `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
@@ -1862,8 +1865,8 @@ for name, (ranks, operations) in visible.items():
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
 # | | `CPUOffloadPolicy` | `CPUOffload` | `offload_param`, `offload_optimizer` |
 #
-# PyTorch recommends FSDP2 for new code. The FSDP1 of 2.13 needs a machine with an accelerator, so its column
-# is read from its signatures.
+# PyTorch recommends FSDP2 for new code. FSDP1 in PyTorch 2.13 needs an accelerator, so its column is taken
+# from its signatures.
 #
 # <details><summary>BACKWARD_POST</summary>It is between <code>BACKWARD_PRE</code> and None. It asks for unit
 # i − 1 after the backward of unit i, and before the reduction of i. So one unit fewer is whole, but each
@@ -2024,7 +2027,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | DDP | shards nothing | 16P and the activations fit. It has the least traffic, 2 units | notebook 03 |
 # | FSDP2 (PyTorch) | shards as in §1 to §6. Parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, only in PyTorch | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
 # | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | you want one configuration file to decide, or need NVMe to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
-# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and its models are yours | Narayanan et al. 2021; Megatron Core guide |
+# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and its models suit you | Narayanan et al. 2021; Megatron Core guide |
 # | Accelerate (Hugging Face) | shards nothing itself. It has one configuration for DDP, FSDP1, FSDP2, DeepSpeed | you want to run your loop with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
 # | Lightning | shards nothing itself. It offers `DDPStrategy`, `FSDPStrategy` (FSDP1), `DeepSpeedStrategy`. `ModelParallelStrategy` (experimental) gives you a mesh, on which you call `fully_shard` and tensor parallelism yourself | you also want a trainer | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
 #
@@ -2078,12 +2081,12 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # ### Optional: the trade-off, measured
 #
 # The cell trains the same model on four ranks in float32 with AdamW, and measures the traffic and the largest
-# memory of each strategy. It needs the cell of *each option*, and takes up to half a minute.
+# memory of each strategy. Run the cell of *each option* first. This cell takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Replicas(torch.optim.AdamW):
-    """Notebook 03 without its overlap: the mean of all gradients, and every rank makes the step."""
+    """Notebook 03 without its overlap: the mean of all gradients, and every rank takes the step."""
 
     def step(self):
         for param in self.param_groups[0]["params"]:
@@ -2400,8 +2403,8 @@ for name, (took, _) in measured.items():
 
 # %% [markdown]
 # <details><summary>The column <i>computation</i></summary>One process takes 54.9 operations per parameter, of
-# which 46.9 are in the layers, 7 in AdamW, and one for the mean. Four replicas make AdamW's step and the mean
-# four times, which is 24 more, so the ratio is 1.44. Two islands make AdamW's step twice. In
+# which 46.9 are in the layers, 7 in AdamW, and one for the mean. Four replicas compute AdamW's step and the
+# mean four times, which is 24 more, so the ratio is 1.44. Two islands compute AdamW's step twice. In
 # <code>fully_shard</code> the mean is part of the communication and isn't counted. So it has 53.9 operations
 # instead of 54.9, which makes 0.982, or 60.9 with islands, which makes 1.11. The ZeRO-3 of notebook 04 adds
 # each rank's gradients into a buffer. That is one more operation on each of the four ranks, and makes 1.07.
