@@ -225,7 +225,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # | points | 8 |
 #
 # A matrix costs 2 FLOPs for each of its numbers and each token, a multiplication and an addition. If all
-# matrices of a model together have N numbers, training on D tokens therefore takes 2ND FLOPs forward.
+# matrices of a model together have N numbers, forward over D training tokens therefore takes 2ND FLOPs.
 # Backward computes two products for each product of forward, one for the gradient of the input and one for
 # the gradient of the weight, so it takes 4ND. Together they make **6ND**, the rule by which budgets are made.
 #
@@ -244,8 +244,8 @@ plan_figures.forward_shares(PUBLISHED, lengths)
 # Llama-3-8B with 8,192? You can read the answer off the bars. Which part of each bar does 6ND leave out?
 #
 # **Build.** Count only the products of matrices. Norms, softmax and activation functions do not count. The
-# stub already computes how many numbers the matrices of one block have, and how many pairs of a query and a
-# key one head scores in a sequence.
+# stub already computes how many numbers the matrices of one block have, and how many query-key pairs one head
+# scores in a sequence.
 #
 # - Count every matrix of every block, and the head (tied or not), with 2 FLOPs for each of its numbers and
 #   each token. Biases do not count, because they are added. The embedding does not count either, because a
@@ -358,8 +358,8 @@ tried(lambda: plan_figures.rule_of_thumb(step_flops, multiplied, three), step_fl
 # quarters of a forward were computed twice. If all blocks run again, the factor is nearly 4/3.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". But it
-# costs one more forward, in addition to a forward and a backward of twice its cost, which makes 4/3
-# (Korthikanti et al. 2022).</details>
+# adds one forward to a step that costs as much as three forwards, which makes 4/3 (Korthikanti et al.
+# 2022).</details>
 #
 # ### Optional: what a counter does not see
 #
@@ -571,11 +571,11 @@ if ready(SavedBytes):
 # `attention.out`.
 #
 # **Build.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
-# key heads as heads). The head and the embedding do not count. Take the inner width from `mlp_width`, because
-# it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub has these
-# bytes.
+# key heads as query heads). The head and the embedding do not count. Take the inner width from `mlp_width`,
+# because it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub has
+# these bytes.
 #
-# - `itemsize` is the number of bytes per number. Use it for a norm's statistics as well, as PyTorch does on
+# - `itemsize` is the size of a number in bytes. Use it for a norm's statistics as well, as PyTorch does on
 #   the CPU. (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm,
 #   however, is a float32 in any case.
 # - With `flash=False`, each layer keeps the softmax once, b · a · s² numbers, but no logarithm.
@@ -656,7 +656,7 @@ for name, (yours, recompute) in options.items():
 #
 # **In production.** On a GPU, PyTorch keeps the same record. Call
 # `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`. The page
-# pytorch.org/memory_viz draws this file like the picture above.
+# pytorch.org/memory_viz draws this file as a picture like ours above.
 #
 # <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
 # namely the gate before and after SiLU, up, and their product. On the CPU, PyTorch composes RMSNorm from
@@ -666,9 +666,9 @@ for name, (yours, recompute) in options.items():
 # same h, L and inner width keeps 58.</details>
 # <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB per sample,
 # but see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB", but from
-# 89 GB it saves 85, and leaves 4.3. "Flash attention reduces memory by 2x": as PyTorch keeps it, the factor
-# is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on the weights, it is 3.4x, and
-# flash attention saves nothing if the blocks are checkpointed anyway.</details>
+# 89 GB it saves 85, and leaves 4.3. It also says that "Flash attention reduces memory by 2x". By what PyTorch
+# keeps, the factor is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on the weights,
+# it is 3.4x, and flash attention saves nothing if the blocks are checkpointed anyway.</details>
 
 # %% [markdown]
 # ### Optional: a leak
@@ -805,8 +805,8 @@ for name, options in RUN.items():
 
 # %% [markdown]
 # Mixed precision does not shrink the model states, which take 16 bytes with it and without it. But it shrinks
-# activations, and it multiplies faster. Ranks that exchange gradients send half as much with `zero`, but with
-# `autocast` as much as before, because its gradients are float32.
+# activations and speeds up multiplication. Ranks that exchange gradients send half as much with `zero`, but
+# with `autocast` as much as before, because its gradients are float32.
 #
 # <details><summary>In production</summary>Frameworks print the sum in their guides, but they count
 # differently:
@@ -880,10 +880,10 @@ plan_figures.reach([H100, A100])
 
 # %% [markdown]
 # **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the least number of FLOPs
-# per byte at which arithmetic is the bound. `least_tokens` is the least m at which arithmetic is the bound of
-# a product with a very large weight (as k and n go to infinity, only the k n numbers of the weight matter as
-# traffic). An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its m in your
-# head.
+# per byte at which arithmetic is the bound. `least_tokens` is the least m at which arithmetic is the bound,
+# for a product with a very large weight. (As k and n go to infinity, only the k n numbers of the weight
+# matter as traffic.) An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its m
+# in your head.
 
 
 # %% nbgrader={"grade_id": "roofline", "solution": true}
@@ -1009,9 +1009,9 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # its products a model also has norms, GELU and softmax, which move bytes but multiply little. So a forward
 # and backward reach less of the peak than one large product.
 #
-# <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". That is the
-# host's memory as the host reaches it. But a GPU reaches it over PCIe, which is 64x (A100) and 52x (H100)
-# slower than its own memory.</details>
+# <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". That is how
+# fast the host reaches its own memory. But a GPU reaches the host's memory over PCIe, which is 64x (A100) and
+# 52x (H100) slower than the GPU's memory.</details>
 
 # %% [markdown]
 # ## 6 · How long, how large
@@ -1033,9 +1033,9 @@ for name, percent in PUBLISHED_MFU.items():
     print(f"{name:42} {percent:5.1f} %  {'#' * round(percent / 2)}")
 
 # %% [markdown]
-# 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which is 43, 41 and
-# 38 % of 989, to within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". By this peak, the
-# same 400 TFLOP/s are only 20 %.) The section *On your GPUs* measures yours.
+# 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which is 43, 41 and 38
+# % of 989, to within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". Measured against this
+# peak, the same 400 TFLOP/s are only 20 %.) The section *On your GPUs* measures yours.
 #
 # **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
 # the first one before you compute it.
@@ -1097,7 +1097,7 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
 #
 # **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
 # tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
-# `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they take.
+# `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they use.
 #
 # ### Optional: published runs
 #
@@ -1148,11 +1148,11 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 # the check again. Set D = C/(6N), and then set the derivative with respect to N to zero, or search. `law` is
 # (E, A, B, α, β).
 #
-# Chinchilla (Hoffmann et al. 2022) is the paper that every plan cites. It has 70B parameters and 1.4T tokens,
-# 20 tokens per parameter, and is said to be compute-optimal for Gopher's budget, 5.76e23 FLOPs. Here is the
-# loss along the line 6 N D = C for this budget, according to two laws. One is the law its paper prints, and
-# the other is a second fit of the same data by Besiroglu et al. (2024). Above the picture, your function
-# gives the lowest point of each law.
+# Chinchilla (Hoffmann et al. 2022) is the paper that every plan cites. Its model has 70B parameters and 1.4T
+# tokens, 20 tokens per parameter, and is said to be compute-optimal for Gopher's budget, 5.76e23 FLOPs. Here
+# is the loss along the line 6 N D = C for this budget, according to two laws. One is the law its paper
+# prints, and the other is a second fit of the same data by Besiroglu et al. (2024). Above the picture, your
+# function gives the lowest point of each law.
 
 
 # %% tags=["skip-in-grading"]
@@ -1510,8 +1510,8 @@ if answer_1 is not ...:
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Two laws can agree about small models but send you to different large ones. In §6 the lines are straight on
-# logarithmic axes, because the best N is a power of the budget, with the exponent β/(α + β). So the ratio of
-# two laws' N is a power of the budget as well.
+# logarithmic axes, because the best N is a power of the budget, with the exponent β/(α + β). So the ratio
+# between the N of two laws is a power of the budget as well.
 #
 # **Predict.** With which of the three laws does N grow fastest?
 #
@@ -1599,8 +1599,8 @@ scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
 #
 # Each replica does half of the arithmetic of forward and backward, so it needs half of the time for them. But
 # it holds all of the states again, so two replicas hold twice the states of one. (They would also have to
-# agree on their gradients, as in notebook 03, but here they do not.) Activations are halved because each has
-# half of the sequences.
+# agree on their gradients, as in notebook 03, but here they do not.) Activations are halved because each
+# replica has half of the sequences.
 #
 # **You have built** the instruments that say, before anything runs, how many parameters, FLOPs, bytes and
 # days a plan needs, and a meter that agrees to the byte with your formula for the activations.
