@@ -6,8 +6,8 @@
 # A model of 7 billion parameters, trained with Adam in fp32, needs 4 bytes for each parameter's weight, 4 for
 # its gradient and 4 for each of Adam's two moments. That makes 16 bytes × 7 billion = 112 GB, without
 # activations. But an A100 has 80 GB at most, so on A100s the training needs more than one GPU. That means
-# more than one process, and messages between the processes. Most of this course is about sending fewer of
-# them, or sending them while something else is computed. This notebook is about the messages themselves.
+# more than one process, and messages between the processes. Most of this course is about sending fewer
+# messages, or sending them while something else is computed. This notebook is about the messages themselves.
 #
 # | | |
 # |---|---|
@@ -241,7 +241,7 @@ run = launch(early_start, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# The white part, until 30 milliseconds, is work. With `send`, rank 0 would have spent this time waiting. The
+# The white part, up to 30 milliseconds, is work. With `send`, rank 0 would have spent this time waiting. The
 # grey part after it is `handle.wait()`. Making training fast is largely a matter of making the grey parts
 # shorter (notebook 03).
 #
@@ -878,7 +878,8 @@ ledger = run_and_read(losses_of_each)
 
 # %% [markdown]
 # In real training, a rank might skip a collective because its batch was empty, because its loss was `nan`, or
-# because it does the logging. Its code has an `if` around the collective, or a `return` before it.
+# because it does the logging. In its code, you will find an `if` around the collective, or a `return` before
+# it.
 #
 # **Repair it.** Every rank returns the mean of all values, even the rank that has none. (Don't return the
 # mean of the ranks' means, because that is a different number if the counts differ.)
