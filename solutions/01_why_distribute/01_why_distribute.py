@@ -131,8 +131,8 @@ plan_figures.parameter_shares(PUBLISHED)
 # | head | V rows of h, but nothing if `tied`, because then the embedding's matrix is used twice |
 #
 # With `bias=True`, each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
-# With `bias=False`, none of them has one. The head never has a bias. The stub already has the embedding and
-# the size of a norm.
+# With `bias=False`, none of them has one. The head never has a bias. The stub already computes the embedding
+# and the size of a norm.
 
 
 # %% nbgrader={"grade_id": "parameters", "solution": true}
@@ -243,8 +243,8 @@ plan_figures.forward_shares(PUBLISHED, lengths)
 # **Predict.** By how many percent is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
 # Llama-3-8B with 8,192? You can read the answer off the bars. Which part of each bar does 6ND leave out?
 #
-# **Build.** Count only the products of matrices. Norms, softmax and activation functions do not count. The
-# stub already computes how many numbers the matrices of one block have, and how many query-key pairs one head
+# **Build.** Count only matrix products. Norms, softmax and activation functions do not count. The stub
+# already computes how many numbers the matrices of one block have, and how many query-key pairs one head
 # scores in a sequence.
 #
 # - Count every matrix of every block, and the head (tied or not), with 2 FLOPs for each of its numbers and
@@ -330,8 +330,8 @@ for name, (config, batch, seq) in flops_of.items():
 # %% [markdown]
 # Since you now have an exact count of the step, you can say when the rule is good. The picture shows the
 # ratio of 6ND to your count against the length of the sequence, and the dot marks the model's own context. N
-# is the number of *matrix* elements a token is multiplied by, which are the blocks' matrices and the head,
-# without the embedding. The dashed lines leave out masked scores, as a good kernel does.
+# is the number of *matrix* elements a token is multiplied by, in the blocks and the head, but not in the
+# embedding. The dashed lines leave out masked scores, as a good kernel does.
 
 
 # %% tags=["skip-in-grading"]
@@ -352,8 +352,8 @@ tried(lambda: plan_figures.rule_of_thumb(step_flops, multiplied, three), step_fl
 # count, but multiply nothing. The two are close only because the head is tied. Llama-3-8B has an embedding in
 # addition to its head, so its ratio at 8,192 tokens becomes 0.832 instead of 0.778.</details>
 #
-# **In production.** Two numbers are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model by
-# the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
+# **In production.** Two measures are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model
+# by the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
 # counts it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4), a factor of 1.251, so about three
 # quarters of a forward were computed twice. If all blocks run again, the factor is nearly 4/3.
 #
@@ -439,9 +439,9 @@ memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 toke
 # forward, and hands the result to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
 # unpack)` is a context manager. Three things make counting harder than adding up sizes:
 #
-# - **Two operations can keep the same memory**, perhaps as different views. The memory is a *storage*, which
-#   you get as `tensor.untyped_storage()`, with `.nbytes()`. Count each storage once, and all of it, even if
-#   only a slice is kept.
+# - **Two operations can keep the same memory**, perhaps as different views. The memory is a *storage*. You
+#   get it as `tensor.untyped_storage()`, and its size as `.nbytes()`. Count each storage once, and all of it,
+#   even if only a slice is kept.
 # - **Parameters and buffers are also kept** (often as `weight.t()`, another tensor on the same storage), but
 #   they are in memory anyway. So they do not count.
 # - **Memory is used again.** When a storage is freed, the next one may get its address. So an address
@@ -530,7 +530,7 @@ report = check("01_why_distribute/saved_bytes", SavedBytes, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Turn the meter on one block of the GPT, in float32. The unit is T · h numbers, one row as wide
+# **Measure.** Point the meter at one block of the GPT, in float32. The unit is T · h numbers, one row as wide
 # as the model for each token. `plain` computes attention's scores as a matrix, whereas `fused` is the flash
 # kernel, which does not.
 
@@ -563,17 +563,17 @@ if ready(SavedBytes):
 
 # %% [markdown]
 # Read the table row by row. A norm keeps its input (1) and two statistics per token. `attention.query` keeps
-# the norm's output, once for query, key and value. `attention` itself keeps q, k, v and its result, and the
-# fused kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and
-# its inner features *twice*, before GELU and after it. Together these are a little more than 16 rows. Instead
-# of the logarithm, the plain kernel keeps the softmax of the scores, which takes a · s² numbers for each
-# sequence and is 8 rows here. With this kernel, the first module that keeps attention's result is
+# the norm's output, which query, key and value share. `attention` itself keeps q, k, v and its result, and
+# the fused kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input,
+# and its inner features *twice*, before GELU and after it. Together these are a little more than 16 rows.
+# Instead of the logarithm, the plain kernel keeps the softmax of the scores, which takes a · s² numbers for
+# each sequence and is 8 rows here. With this kernel, the first module that keeps attention's result is
 # `attention.out`.
 #
 # **Build.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
 # key heads as query heads). The head and the embedding do not count. Take the inner width from `mlp_width`,
-# because it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub has
-# these bytes.
+# because it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub
+# computes these bytes.
 #
 # - `itemsize` is the size of a number in bytes. Use it for a norm's statistics as well, as PyTorch does on
 #   the CPU. (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm,
@@ -665,10 +665,10 @@ for name, (yours, recompute) in options.items():
 # per layer. LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB, whereas a GPT of GPT-2's parts and the
 # same h, L and inner width keeps 58.</details>
 # <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB per sample,
-# but see above. It says for a 7B model with b = 8 and s = 2,048 that checkpointing "saves ~40 GB", but from
-# 89 GB it saves 85, and leaves 4.3. It also says that "Flash attention reduces memory by 2x". By what PyTorch
-# keeps, the factor is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on the weights,
-# it is 3.4x, and flash attention saves nothing if the blocks are checkpointed anyway.</details>
+# but see above. For a 7B model with b = 8 and s = 2,048, it says that checkpointing "saves ~40 GB", but in
+# fact it saves 85 of the 89 GB, and leaves 4.3. It also says that "Flash attention reduces memory by 2x". By
+# what PyTorch keeps, the factor is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on
+# the weights, it is 3.4x, and flash attention saves nothing if the blocks are checkpointed anyway.</details>
 
 # %% [markdown]
 # ### Optional: a leak
@@ -863,8 +863,8 @@ for dtype in (torch.float32, torch.bfloat16):
 # | points | 6 |
 #
 # A product of matrices takes time for its arithmetic, and time to fetch its factors and to write the result.
-# Both run at the same time, so the longer one decides (Williams et al. 2009). Each of the two times is the
-# work divided by the speed. For the product (m, k) @ (k, n):
+# Both happen at the same time, so the longer time decides (Williams et al. 2009). Each of the two times is
+# the work divided by the speed. For the product (m, k) @ (k, n):
 #
 # | | work | at a speed of |
 # |---|---|---|
@@ -938,9 +938,9 @@ for card in (A100, H100, gpu("B200")):
 # peak. A rank that writes one token at a time (inference) uses less than one percent.
 #
 # **Measure.** The cell measures this machine, in float32, on one thread. The largest speed of any square
-# product is its peak, and the fastest pass that only *reads* a large matrix is its bandwidth. Then it
-# measures products with a weight of 4,096 × 4,096, under your roof. Everything is measured six times, two at
-# a time in three rounds, and the best counts.
+# product is taken as its peak, and the fastest pass that only *reads* a large matrix gives its bandwidth.
+# Then it measures products with a weight of 4,096 × 4,096, under your roof. Everything is measured six times,
+# in three rounds of two, and the best time counts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1024,9 +1024,9 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # | difficulty, importance | 2 and 2 of 5 |
 # | points | 6 |
 #
-# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. These two give the
-# days, and the tokens a GPU trains in a second. The MFU is the share of the dense peak that a run reaches (§2).
-# The cell lists the published MFU of large runs (PaLM, table 3; Llama 3, table 4):
+# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. These two numbers
+# give the days, and the tokens a GPU trains on in a second. The MFU is the share of the dense peak that a run
+# reaches (§2). The cell lists the published MFU of large runs (PaLM, table 3; Llama 3, table 4):
 
 # %% tags=["skip-in-grading"]
 for name, percent in PUBLISHED_MFU.items():
@@ -1132,7 +1132,7 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
 # So LLaMA-65B trained at nearly 48 % of the peak, whether you go by its days or by its speed. DeepSeek-V3
-# multiplies in fp8. (A token uses 37B of its 671B parameters, and these are N.) If you divide by the peak of
+# multiplies in fp8. (N is the 37B of its 671B parameters that a token uses.) If you divide by the peak of
 # bf16, it reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
 #
 # ### Optional: how large?
@@ -1260,8 +1260,8 @@ def first_that_fits(
 
 
 # %% [markdown]
-# <details><summary>Hint: the order</summary>Write two loops, with checkpoint outside and stage inside. Return
-# the first that fits.</details>
+# <details><summary>Hint: the order</summary>Write two loops, with checkpoint in the outer loop and stage in
+# the inner one. Return the first that fits.</details>
 #
 # **Check.** It includes sixty plans on the borders, where a layout just fits or just doesn't. For a wrong
 # answer, it shows the bill.
@@ -1462,7 +1462,7 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **The verdict.** After your answers, the cell runs your functions on the plan.
+# **The verdict.** Once you have answered, the cell runs your functions on the plan.
 
 
 # %% tags=["skip-in-grading"]
@@ -1595,7 +1595,7 @@ scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
 
 # %% [markdown]
 # Nothing is computed twice, nothing is sent, and everything is in one memory, with 4 M of states and the
-# activations. Most strategies of this course make the middle column smaller but pay with another one.
+# activations. Most strategies of this course make the middle column smaller but pay for it in another.
 #
 # Each replica does half of the arithmetic of forward and backward, so it needs half of the time for them. But
 # it holds all of the states again, so two replicas hold twice the states of one. (They would also have to

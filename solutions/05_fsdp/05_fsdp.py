@@ -8,8 +8,8 @@
 # all of these messages have to stay. But their *order* can change.
 #
 # So in this notebook you write the order down as a list of actions. You simulate it, draw it, and then run it
-# on real ranks. At the end you read the same list out of PyTorch's `fully_shard`, and find each of its
-# options in yours.
+# on real ranks. At the end you read the same list out of PyTorch's `fully_shard`, and match its options with
+# your arguments.
 #
 # | | |
 # |---|---|
@@ -467,8 +467,8 @@ measured_lanes(run) if run else None
 # **Predict.** How does the smallest T that hides the gather grow with U?
 #
 # **Build.** `hides_from` returns this T, with which the forward of a unit takes as long as the gather of the
-# next one. `each_way` is a rank's bandwidth in bytes per second, in one direction, and `itemsize` an
-# element's bytes.
+# next one. `each_way` is a rank's bandwidth in bytes per second, in one direction, and `itemsize` is an
+# element's size in bytes.
 #
 # `fsdp_bytes` counts a whole step with K microbatches. By default, FSDP gathers twice and reduces once for
 # every microbatch. Three settings send less but keep more in memory:
@@ -538,8 +538,8 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 # %% [markdown]
 # <details><summary>Hint: T</summary>Write the two times, (n−1)/n · U · itemsize / bandwidth and 2 U T /
 # flops, and set them equal. U is on both sides.</details>
-# <details><summary>Hint: the microbatches</summary>The last column of the table is the count, so its first
-# two rows have 2K gathers, or K with <code>reshard=False</code>.</details>
+# <details><summary>Hint: the microbatches</summary>The last column of the table gives the counts, so its
+# first two rows have 2K gathers, or K with <code>reshard=False</code>.</details>
 # <details><summary>Hint: the sizes</summary><code>numel()</code> counts the elements of a parameter. The
 # block is <code>model.blocks[0]</code>, and the root is the rest of <code>model.parameters()</code>, which
 # also lists a tied head only once.</details>
@@ -557,7 +557,7 @@ report.points(8)
 # %% [markdown]
 # **Measure.** The cell shows your T for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A
 # GPU has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The
-# dotted lines are your `hides_from`.
+# dotted lines mark your `hides_from`.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts.hardware import gpu, link
@@ -593,7 +593,7 @@ said(where_they_cross)
 # the table to 2 in the last. The values don't change. But the price is memory, namely whole gradients on each
 # rank, and in the last two rows whole weights as well. So `keep="weights"` is stage 1 of ZeRO, and FSDP is a
 # family of strategies, in which a tensor you keep doesn't have to be sent again. (An optional part of §7
-# measures it.)
+# measures this.)
 #
 # **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
 
@@ -638,8 +638,8 @@ for each_way in (900e9, 450e9):
 # them, each in the order of the list. The *compute* lane does the forwards and backwards, and the *wire* does
 # the gathers and reductions. A free takes no time. A forward or backward waits until its unit has been
 # gathered. On this machine the host computes, and issues nothing while it does. So a gather or a reduce
-# begins only after all computations listed before it. (On a GPU the host runs ahead, see §3. But there, the
-# memory a gather needs has to be free first.)
+# begins only after all computations listed before it. (On a GPU the host runs ahead, as §3 explains. But
+# there, the memory a gather needs has to be free first.)
 #
 # So the list doesn't say at what time an action happens. But `simulate` works it out if you tell it how long
 # each action takes, and the real ranks of §3 show it. Here is a step that gathers nothing ahead, like the
@@ -657,7 +657,7 @@ lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 # **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
 # How long is the step, and how many units are whole at the same time, at most, (a) if nothing is gathered
 # ahead, (b) if one unit is, (c) if all of them are? In (b) and (c), the last unit also stays whole between
-# forward and backward. Write down three times and three numbers.
+# forward and backward. Write down both for each case.
 #
 # **Build.** Write the two loops of the generator by these rules. The stub has `gather`, which leaves out
 # units that are whole already, and `free`.
@@ -733,8 +733,8 @@ report = check("05_fsdp/fsdp_schedule", fsdp_schedule, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** The cell simulates your lists with the durations of the prediction, and with the durations of
-# our slow motion. How good was your prediction?
+# **Measure.** The cell simulates your lists with the durations of the prediction and of our slow motion. How
+# good was your prediction?
 
 # %% tags=["skip-in-grading"]
 SETTINGS = {
@@ -791,8 +791,9 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # %% [markdown]
 # Nearly two thirds of the gain is gone, because the gather of the next unit queues behind a reduction nothing
 # is waiting for. So an asynchronous reduce-scatter by itself is worth nothing, because the time it saves is
-# lost in the next gather. The FSDP paper describes the same in NCCL's single stream, where the reduce-scatter
-# blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster (figure 6b).
+# lost in the next gather. The FSDP paper describes the same effect in NCCL's single stream, where the
+# reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
+# (figure 6b).
 #
 # <details><summary>How many gathers are in flight</summary>The paper's FSDP also limits the gathers in flight
 # to two, because otherwise units arrive before the allocator can reuse the memory of freed units. The limit
@@ -819,8 +820,8 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # flight. Its units and hooks are given here, and you write the order.
 #
 # `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
-# `root` is the list of the units of all other parameters, including those two blocks share. Trained and
-# frozen parameters are in separate units, so a block with both kinds has two units. A unit can do this:
+# `root` is the list of the units of all other parameters, including parameters that two blocks share. Trained
+# and frozen parameters are in separate units, so a block with both kinds has two units. A unit can do this:
 #
 # | | |
 # |---|---|
@@ -1222,7 +1223,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # ### Optional: sums in 16 bits, and PyTorch's policy
 #
 # The next cell adds, in three ways, gradients that are normally distributed around 1. The error is the norm
-# of the sum's error over the norm of the sum.
+# of the deviation, divided by the norm of the exact sum.
 
 
 # %% tags=["skip-in-grading"]
@@ -1266,11 +1267,11 @@ figure
 
 # %% [markdown]
 # In a ring the error grows with the ranks. In a tree it hardly grows, because a tree adds numbers of similar
-# size. But the library chooses the algorithm, and you don't. In float32, only the rounding of each gradient
-# is left, and that averages out.
+# size. But you can't choose the algorithm, because the library does. In float32, only the rounding of each
+# gradient is left, and that averages out.
 #
-# The next cell runs a step of `fully_shard` with two policies and without one. What do the ranks send, and
-# what do they keep?
+# The next cell runs a step of `fully_shard` with two policies and with none. What do the ranks send, and what
+# do they keep?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1308,7 +1309,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 #
 # With N = 512, each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
 # further? *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island holds
-# the model once, and equal places of two islands hold the same shard.
+# the model once, and ranks at equal places in two islands hold the same shard.
 #
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
 #                      replica groups   [0 4] [1 5] [2 6] [3 7]         equal places hold the same shard
@@ -1454,8 +1455,9 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# With islands of 2, even 1.5 P leaves the node. Half a gradient is now all-reduced between four replicas, and
-# each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as the node.
+# With islands of 2, as much as 1.5 P leaves the node. Half a gradient is now all-reduced between four
+# replicas, and each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as
+# the node.
 #
 # **Break it.** Let neighbours be replicas, so that the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
 # another. All values stay right. But how much leaves node 0 now?
@@ -1688,8 +1690,8 @@ for name, order in run[0].items() if run else ():
 # ### Optional: the bytes of K microbatches
 #
 # The next cell compares your `fsdp_bytes` (§1) with PyTorch's FSDP. The model is the `Network` above with a
-# small head, in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The
-# cell takes up to half a minute.
+# small head, in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. It
+# takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1945,12 +1947,12 @@ with tempfile.TemporaryDirectory() as folder:
 # Each rank's file holds a quarter of the 12 bytes per parameter, plus headers. While saving, only the plan
 # (names and offsets) travels. For a full state dict, such as one you want to publish, call
 # `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, which
-# gathers parameter after parameter. The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from
+# gathers one parameter after another. The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from
 # shards like yours.
 #
 # ### Optional: DeepSpeed's configuration
 #
-# Notebook 04 read the part on memory. The next cell translates a whole configuration into our
+# In notebook 04, you read the part on memory. The next cell translates a whole configuration into our
 # arguments:
 
 # %% tags=["skip-in-grading"]
@@ -2192,9 +2194,10 @@ def if_all_hides(of, run):
 
 on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 # %% [markdown]
-# You can run the same from a terminal, with the batch of all GPUs: `torchrun --standalone --nproc-per-node 2
-# examples/train.py --model 124M --parallel fsdp --batch-size 16 --dtype bf16 --steps 20 --report`. For one
-# GPU, write `--nproc-per-node 1`, `--parallel none` and `--batch-size 8`. A T4 needs `--dtype fp16`.
+# You can run the same training from a terminal, with the batch of all GPUs: `torchrun --standalone
+# --nproc-per-node 2 examples/train.py --model 124M --parallel fsdp --batch-size 16 --dtype bf16 --steps 20
+# --report`. For one GPU, write `--nproc-per-node 1`, `--parallel none` and `--batch-size 8`. A T4 needs
+# `--dtype fp16`.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -2395,7 +2398,7 @@ def score():
 score() if "runs" in globals() else say_once("The scorecard needs the runs in the last part of §7.")
 
 # %% [markdown]
-# This notebook adds another column, which is the share of a step that is exposed in the slow motion of §3.
+# This notebook adds another column, the share of a step that is exposed in the slow motion of §3.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, (took, _) in measured.items():
@@ -2411,7 +2414,7 @@ for name, (took, _) in measured.items():
 # Yours divides each shard of the mean once, as one process does, and therefore has 1.</details>
 #
 # FSDP sends nearly as many bytes as ZeRO-3, and also holds the unit that is on its way. The two differ in the
-# exposed share. Not resharding saves a third of the bytes but costs whole weights. Islands have short wires,
+# exposed share. Not resharding saves a third of the bytes but keeps whole weights. Islands have short wires,
 # but shards of twice the size. All of them still compute whole layers on every rank. So if a single layer is
 # too large, or its activations are, no order of gathers helps. Tensor parallelism (notebook 06) and context
 # parallelism (notebook 08) cut those.
