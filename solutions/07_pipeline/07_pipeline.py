@@ -1009,8 +1009,8 @@ report.points(7)
 # | points | 13 |
 #
 # So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank.
-# The schedule gives the order of the computing, but not of the messages, and a wrong order of messages hangs
-# the pipeline.
+# The schedule gives the order of the computations, but not of the messages, and a wrong order of messages
+# hangs the pipeline.
 #
 # In the obvious program, each rank goes through its own list. For each action it receives the input,
 # computes, and sends the output. The next cell does this without a model, so each message is a single number.
