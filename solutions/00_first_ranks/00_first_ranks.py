@@ -806,8 +806,8 @@ def results_of_each():
 ledger = run_and_read(results_of_each)
 
 # %% [markdown]
-# Rank 0 assumed that the others have as many results as it has. But a message does not say how many more will
-# follow, so the sender must tell rank 0.
+# Rank 0 assumed that the others have as many results as it does. But a message does not say how many more
+# will follow, so the sender must tell rank 0.
 #
 # **Repair it.** `len(results)` can be different on every rank, and it can be 0.
 
@@ -1368,7 +1368,7 @@ scorecard(runs, unit=4_000_000) if runs else None
 # %% [markdown]
 # Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment,
 # because the tensor that arrives can't be written over the tensor that is still leaving. In notebook 02,
-# tensors are cut into chunks, and then the room for what arrives shrinks from M to M/N.
+# tensors are cut into chunks, so the memory for arriving data shrinks from M to M/N.
 #
 # **You have built** an exchange and a ring shift without a circle of waits, for any group, shape and dtype,
 # and you can read a hang. **You have measured** α and β of this machine. Notebook 02 fits both again, to the
