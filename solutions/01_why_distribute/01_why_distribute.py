@@ -349,8 +349,8 @@ tried(lambda: plan_figures.rule_of_thumb(step_flops, multiplied, three), step_fl
 #
 # <details><summary>Which N does a paper mean?</summary>With <i>all</i> parameters instead of the matrices,
 # GPT-2 small's ratio at 1,024 tokens becomes 0.874 instead of 0.867, because positions, biases and norms
-# count, but multiply nothing. The two are close only because the head is tied. Llama-3-8B has an embedding in
-# addition to its head, so its ratio at 8,192 tokens becomes 0.832 instead of 0.778.</details>
+# count, but multiply nothing. The two ratios are close only because the head is tied. Llama-3-8B has an
+# embedding in addition to its head, so its ratio at 8,192 tokens becomes 0.832 instead of 0.778.</details>
 #
 # **In production.** Two measures are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model
 # by the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
@@ -882,8 +882,8 @@ plan_figures.reach([H100, A100])
 # **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the least number of FLOPs
 # per byte at which arithmetic is the bound. `least_tokens` is the least m at which arithmetic is the bound,
 # for a product with a very large weight. (As k and n go to infinity, only the k n numbers of the weight
-# matter as traffic.) An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its m
-# in your head.
+# matter as traffic.) An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its
+# least m in your head.
 
 
 # %% nbgrader={"grade_id": "roofline", "solution": true}

@@ -1060,7 +1060,7 @@ for body in (skips, disagrees):
 # %% [markdown]
 # <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica. 2. and 3.
 # The ranks gather in different orders, so one rank asks for a unit while the other asks for the next one, or
-# reduces. The course's ledger compares each collective with those of the other ranks, and therefore the
+# reduces. The course's ledger compares each collective with the collectives of the other ranks, so the
 # mistake ends with a sentence. Without a ledger, the ranks might hang, or two gathers of equal size might be
 # matched. In the second case, a rank computes with another block's weights, and no error says so. Since
 # collectives have no names, only one rule tells them apart. It says that <i>all ranks call the same
