@@ -168,7 +168,7 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 # Read the picture from left to right. A row is grey while its rank waits. Rank 3 offers its tensor early, but
 # it waits until rank 0 has taken the tensors of ranks 1 and 2, and then waits again until rank 0 comes back
 # with the sum. Every arrow starts or ends at rank 0, so while one pair talks, the others wait or have
-# finished. White is a rank's own code, or the time after its last message.
+# finished. White means that a rank runs its own code, or has finished its last message.
 #
 # **Predict, then measure.** With N ranks and M bytes, how many bytes does rank 0 send, and in how many
 # rounds? Write the pair. Below it, `beside` prints your pair next to the ledger. (Functions whose names end
@@ -195,10 +195,10 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # Let's put numbers on it. Take 8 GPUs with 14 GB each, on links that carry 50 GB/s each way (one 400 Gb/s
 # InfiniBand port). Rank 0 takes in 7 · 14 = 98 GB, which takes 1.96 s, and then sends 98 GB, which takes
 # another 1.96 s. (Both times count, because it can't send a sum it doesn't have yet. So in this case B is
-# twice the bytes that rank 0 sends.) A step that computes for one second would wait for almost four. With 16
-# GPUs, the wait more than doubles.
+# twice the bytes rank 0 sends.) A step that computes for one second would wait for almost four. With 16 GPUs,
+# the wait more than doubles.
 #
-# **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients of
+# **In production.** You meet this pattern in `torch.nn.DataParallel`, where GPU 0 collects the gradients of
 # the other GPUs. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one
 # machine.
 #
@@ -223,11 +223,11 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # others wait for 14 GB. In §0, rank 0 served the others one after another, which took 7 rounds. But after the
 # first round, *two* ranks hold the weights. Why should only one of them send?
 #
-# The picture shows a real run on 8 ranks, made when you run the cell. Move the slider. The tensor has only
-# two elements here. A row is a rank and a box is one element, whose colour says which rank its value comes
-# from. In every round, each rank that holds rank 0's value passes it on to a rank that doesn't, so the value
-# is on 1, 2, 4 and finally 8 ranks. If you draw each message as an edge from rank to rank, the edges form a
-# *binomial tree*.
+# When you run the cell, it draws a real run on 8 ranks. Move the slider. The tensor has only two elements
+# here. A row is a rank and a box is one element, whose colour says which rank its value comes from. In every
+# round, each rank that holds rank 0's value passes it on to a rank that doesn't, so the value is on 1, 2, 4
+# and finally 8 ranks. If you draw each message as an edge from rank to rank, the edges form a *binomial
+# tree*.
 #
 # **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any N?
 # Write the pair in the cell below the film.
@@ -425,9 +425,9 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # | points | 8 |
 #
 # One rank doesn't have to add everything. Cut the tensor into N chunks, and make rank r responsible for the
-# sum of chunk r only. This exchange is a reduce-*scatter*, because the tensors are reduced to their sum, and
-# the sum is scattered over the ranks. ZeRO (notebook 04) wants exactly this exchange. There, rank r updates
-# only its own shard of the parameters, so it needs only its own shard of the gradient.
+# sum of chunk r only. This exchange is called a reduce-*scatter*, because the tensors are reduced to their
+# sum, and the sum is scattered over the ranks. ZeRO (notebook 04) wants exactly this exchange. There, rank r
+# updates only its own shard of the parameters, so it needs only its own shard of the gradient.
 #
 # On a ring, every rank sends to its right neighbour and receives from its left neighbour, all at the same
 # time. A chunk travels around the circle, and every rank it visits adds its own part. Step through a run on 4
@@ -435,10 +435,10 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 #
 # Here is how to read this film and the next ones. A box now has one stripe for each rank whose contribution
 # it holds. A dark frame says that the box changed in this round. A box is still one element, and in this film
-# a chunk is also one element. A number next to a message or in a box says which element it is (0-1 means
-# elements 0 and 1). A box without a number holds the element of its column. Follow your chunk in the
-# *messages* instead of the boxes, because this run uses the reference implementation, which keeps its partial
-# sums alternately in `output` and in a buffer the film doesn't show.
+# a chunk is also one element. A number next to a message or in a box names the element (0-1 means elements 0
+# and 1). A box without a number holds the element of its column. Follow your chunk in the *messages* instead
+# of the boxes, because this run uses the reference implementation, which keeps its partial sums alternately
+# in `output` and in a buffer the film doesn't show.
 #
 # **Predict.** Write the cost in the cell below the film. As everywhere, `nbytes` is the size of the *full*
 # tensor, which here is the input.
@@ -727,9 +727,9 @@ results(uneven_shards)
 # share them out evenly over the N ranks, you have the least the busiest rank can send. The prediction asks
 # you for this number.
 #
-# In total, §0 sends no more than that. Its flaw is that one rank sends half of it. A reduce-scatter followed
-# by an all-gather puts the same load on every rank instead. This is the ring all-reduce, and in no algorithm
-# can the busiest rank send less.
+# In total, the ranks of §0 send no more than that. The flaw is that one rank sends half the bytes. A
+# reduce-scatter followed by an all-gather puts the same load on every rank instead. This is the ring
+# all-reduce, and in no algorithm can the busiest rank send less.
 #
 # **Predict.** How many bytes does each rank send, and in how many rounds, for any N and M?
 
@@ -812,10 +812,11 @@ seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 
 # %% [markdown]
 # It is often said that the cost of an all-reduce doesn't depend on N. That is half true. The bytes are
-# *bounded*, because they start at M for N = 2 and approach 2 M without ever reaching it. The rounds, however,
-# grow with N without limit. For 14 GB, the time grows by only 16 % from 64 ranks to 4,096, so over this range
-# the saying nearly holds. For 10 KB, the time grows in proportion to N − 1, because nearly all of it is
-# latency. For 25 MB, the bytes dominate if there are few ranks, and the latency dominates if there are many.
+# *bounded*, because they start at M for N = 2 and approach 2 M without ever reaching it. The number of
+# rounds, however, grows with N without limit. For 14 GB, the time grows by only 16 % from 64 ranks to 4,096,
+# so over this range the saying nearly holds. For 10 KB, the time grows in proportion to N − 1, because nearly
+# all of it is latency. For 25 MB, the bytes dominate if there are few ranks, and the latency dominates if
+# there are many.
 #
 # **Build.** Your function works in place and must handle *any* size: 10 elements over 4 ranks, 2 elements
 # over 3, or none at all. You can put your two halves together, or write the ring in one piece, on the tensor
@@ -999,10 +1000,10 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 # tensor to the partner `rank ^ distance`, receive the partner's tensor, and add it. Your tensor must not
 # change while it is being sent (§2), so receive into a buffer and add after the wait.
 #
-# *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. Then N −
-# P ranks are left over. Each leftover rank, P + i, first sends its tensor to rank i and then waits. Rank i
-# adds this tensor to its own. The first P ranks then do recursive doubling among themselves. Finally, rank i
-# sends the sum back to rank P + i. (Here B is one M larger than the bytes of the busiest rank.)
+# *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is at most N. Then N − P
+# ranks are left over. Each leftover rank, P + i, first sends its tensor to rank i and then waits. Rank i adds
+# this tensor to its own. The first P ranks then do recursive doubling among themselves. Finally, rank i sends
+# the sum back to rank P + i. (Here B is one M larger than the bytes of the busiest rank.)
 
 
 # %% nbgrader={"grade_id": "recursive_doubling_all_reduce", "solution": true}
@@ -1111,7 +1112,7 @@ for rank, total in enumerate(totals):
 # developers say otherwise. NCCL has a formula for the time of each algorithm (ring, tree, a sum made by the
 # network switch) with each protocol (how a message is cut and signalled). It computes all these times for the
 # *message size*, the nodes and the links it has, and then chooses the combination with the least time (NCCL
-# issue 457; the code is `tuning.cc`). Trees win when latency counts, which means with small messages or
+# issue 457; the code is `tuning.cc`). Trees win when latency dominates, that is, with small messages or
 # *many* nodes. On two nodes they can also win on large messages (issue 946).
 #
 # <details><summary>NCCL's tree</summary>NCCL's tree is not recursive doubling. It is a pair of binary trees
@@ -1122,7 +1123,7 @@ for rank, total in enumerate(totals):
 # first half of its rounds, the messages have M/2, M/4, M/8, ... bytes, and in the second half they double
 # again. If N is a power of two, each rank sends 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005). To see
 # it on film, replace <code>reference.recursive_doubling_all_reduce, 2</code> in this section's first code
-# cell by <code>reference.rabenseifner_all_reduce, 8</code>.</details>
+# cell with <code>reference.rabenseifner_all_reduce, 8</code>.</details>
 # <details><summary>In the lectures</summary>The rule of small N and large N is in lecture 001,
 # §19.3.</details>
 
@@ -1264,8 +1265,8 @@ results(in_place)
 # the nodes. It takes three steps:
 #
 # 1. *reduce-scatter* inside each node, so that GPU i of a node holds 1/8 of the node's sum;
-# 2. *all-reduce* across nodes, in which the eight GPUs with the same place i in their nodes sum only that
-#    1/8;
+# 2. *all-reduce* across nodes, in which the GPUs with the same place i, one from each of the eight nodes, sum
+#    only that 1/8;
 # 3. *all-gather* inside each node.
 #
 # The film shows 2 nodes of 2 ranks, {0, 1} and {2, 3}.
@@ -1400,7 +1401,7 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 #
 # <details><summary>In the lectures</summary>Lecture 001 says "NCCL (intra-node), InfiniBand (inter-node)".
 # That compares a library with a wire, although NCCL runs over both kinds of wire. For the lectures' figures
-# of the wires, see the note in notebook 00, §4.</details>
+# for the wires, see the note in notebook 00, §4.</details>
 
 
 # %% [markdown]
@@ -1418,8 +1419,7 @@ run.ledger.matrix_figure(title="the groups swapped") if run else None
 # `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`, `"all_to_all"`.
 # `nbytes` is always the full tensor (for `"all_to_all"`, one rank's input), and the bytes are counted for the
 # busiest rank. Here recursive doubling must be right for *any* N, because more than half of the 4 points
-# depend on it. The docstring in §5 has the formula, so you can do this even if you skipped the optional part
-# there.
+# depend on it. The docstring in §5 has the formula, so you can do this even if you skipped that part.
 #
 # The last function answers the question that decides which algorithm a library chooses. Ring and recursive
 # doubling compute the same thing, but one sends less and the other takes fewer rounds. At how many bytes do
@@ -1498,9 +1498,9 @@ report.points(4)
 
 # %% [markdown]
 # Now you can judge the rule from §5, trees for small N and rings for large N. The cell prints the crossover
-# for several N, on links of 10 µs and 50 GB/s.
+# for several N, on links with α = 10 µs and 50 GB/s.
 #
-# **Break it.** The classic mistake is in the unit. The last three lines of the output show how long one ring
+# **Break it.** The classic mistake is a wrong unit. The last three lines of the output show how long one ring
 # all-reduce takes (14 GB on 64 ranks), according to three readings of the same data sheet.
 
 # %% tags=["skip-in-grading"]
@@ -1591,9 +1591,9 @@ for name, times in measured.items():
     print(name.ljust(30), *(f"{1000 * t:7.2f}" for t in times))
 
 # %% [markdown]
-# Now you get α and β in two ways. The first way is a fit. It chooses α and β so that your `seconds` comes
+# Now you get α and β in two ways. The first is a fit, which chooses α and β so that your `seconds` comes
 # closest to the 16 measurements of your two all-reduces (8 sizes each). It counts relative errors, so that 4
-# KB weighs as much as 64 MB. The second way is a ping-pong between two ranks, in which α is the time of the
+# KB weighs as much as 64 MB. The second is a ping-pong between two ranks, in which α is the time of the
 # smallest message, and β is the time per byte of the largest.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1701,7 +1701,7 @@ for name, times in measured.items():
 # so their crossover only describes the measurement. The crossover computed from ping-pong is a prediction. If
 # it is far off, the gap is the price of the assumption that every rank has its own wire. Ping-pong keeps two
 # ranks busy and has the memory to itself, whereas in the race four ranks copy and add at the same time. If
-# you compare the two 1/β, you see that α and β belong to a load, not to a computer.
+# you compare both values of 1/β, you see that α and β depend on the load as well as the computer.
 #
 # *On the left, only rounds count.* The ring has 6 and recursive doubling has 2, so with one α for both, the
 # ring takes three times as long. If your factor is not three, a round doesn't cost the same in both (see the
@@ -1730,8 +1730,8 @@ for name, times in measured.items():
 # all-reduce. It is the bandwidth of each wire, provided the algorithm sent the least possible. So you can
 # compare it with the data sheet for any N, and a wasteful algorithm shows up as a low number.
 #
-# On a machine with four GPUs, the race runs over NCCL without a change. There you should also add `1 << 28`
-# and `1 << 30` to `RACE_SIZES`, because 64 MB is little for NVLink.
+# On a machine with four GPUs, the race runs over NCCL without a change. There, also add `1 << 28` and `1 <<
+# 30` to `RACE_SIZES`, because 64 MB is little for NVLink.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1835,7 +1835,8 @@ scorecard(
 # unnecessary addition either, and it sends the least. If one buffer serves all rounds, the ring needs room
 # for only one chunk in addition to the tensor, 1.25 M in all. If your ring's peak is higher, it holds more
 # buffers at the same time, such as a new one in each round, or a copy of the tensor. The card doesn't show
-# the rounds, which are 6, 2 and 6 from the top. In rounds, then, the ring is not better than `gather_to_one`.
+# the rounds, which are 6, 2 and 6 from top to bottom. In rounds, then, the ring is not better than
+# `gather_to_one`.
 #
 # **You have built** all the exchanges that the rest of the course is made of, and you can predict how much
 # each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
