@@ -4,8 +4,8 @@
 # **How do replicas stay in step, and how do you hide the cost?**
 #
 # Eight GPUs hold the same 7B model. Each of them sees its own eighth of the batch, so each gets a different
-# gradient of 14 GB (in bf16). Then all eight take the mean of the eight gradients and make the same step. So
-# the eight replicas stay equal, and each step is the same as the step of a single GPU on the whole batch.
+# gradient of 14 GB (in bf16). Then all eight average the eight gradients and take the same step. So the eight
+# replicas stay equal, and each step is the same as the step of a single GPU on the whole batch.
 #
 # Notebook 02 gives the cost. In every step, 2 · 7/8 · 14 GB = 24.5 GB leave each GPU, which takes 0.49 s on a
 # 50 GB/s link. In this notebook you hide most of that time behind the backward pass, and then learn to send
@@ -203,7 +203,7 @@ for step in (master_step, replica_step):
 #   eight GPUs are launched one after another. With 1,000 kernels per pass, and 10 µs to launch each, that
 #   takes 10 ms for one GPU and 80 ms for eight.
 # - **GPU 0 does more.** It holds the optimizer state (8 bytes per parameter in plain fp32 Adam, which is 56
-#   GB for 7B) and all outputs. It also makes the step while the other GPUs wait.
+#   GB for 7B) and all outputs. It also takes the step while the other GPUs wait.
 # - **It is limited to one machine.** Threads cannot reach another node.
 #
 # PyTorch's own documentation recommends DDP even on one machine.
@@ -386,7 +386,7 @@ for epoch in (0, 1):
 # | points | 10 |
 #
 # The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. If replicas start
-# equal, average their gradients and make the same step, they stay equal forever and don't have to compare
+# equal, average their gradients and take the same step, they stay equal forever and don't have to compare
 # their weights.
 #
 # The picture shows one step of the reference on four ranks. For each rank you see its computation, and below
@@ -560,8 +560,8 @@ for n in (2, 3, 4):
 
 # %% [markdown]
 # **Break it, twice.** The first class forgets the average, so its gradient is N times too large. The cell
-# makes forty steps on four ranks with this class and with the right one, both with SGD and with AdamW. Before
-# you run it, decide with which optimizer the two losses differ clearly.
+# takes forty steps on four ranks with this class and with the right one, both with SGD and with AdamW. Before
+# you run it, decide with which optimizer the two losses will clearly differ.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -607,7 +607,8 @@ for optimizer in ("SGD", "AdamW"):
 # breaks. To test your averaging, compare gradients or train with SGD, as the checks do.</details>
 #
 # The second class mistakes the hook's argument for the gradient. But autograd passes the *parameter* to a
-# hook of `register_post_accumulate_grad_hook`, so this class averages parameters. What will the check say?
+# hook registered with `register_post_accumulate_grad_hook`, so this class averages parameters. What will the
+# check say?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -635,8 +636,8 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # equal, so the hook changes nothing. Each rank keeps its own gradients, and after the step the replicas
 # differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
 # still trains, but worse. If you run <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, you get rank
-# 0's loss before the last of forty steps. It is 0.18, but with your class it was 0.05 (the mean with SGD
-# above). No rank raises an error.</details>
+# 0's loss before the last of forty steps. It is 0.18, whereas your class reached 0.05 (<i>mean</i> in the
+# line for SGD above). No rank raises an error.</details>
 #
 # **In production.** The next cell compares your class with `DistributedDataParallel`, on the same model and
 # data. DDP reduces gradients in buckets of 25 MB (only the first has 1 MB). The gradients of this model take
@@ -1046,8 +1047,8 @@ check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
 # this mistake would give, and finds exactly those.</details>
 #
 # Accumulation loops often contain one of two other mistakes. Either they forget to divide by K, although the
-# sum g = Σ gᵢ over K microbatches is K times the mean. Or they forget `no_sync()`, and then DDP sends the
-# gradients K times, K · 24.5 GB for the 7B model.
+# sum g = Σ gᵢ over K microbatches is K times the mean. Or they forget `no_sync()`. Then DDP sends the
+# gradients K times, which is K · 24.5 GB for the 7B model.
 #
 # The second program *reads a bucket too early*. Without `wait()`, the flat tensor might hold anything: the
 # rank's own values, half a sum, or the sum. Which values could the four ranks see? And which value must all
@@ -1073,12 +1074,12 @@ if run is not None:
 # The sum is 6. A rank that divides or copies before `wait()` trains on some other value. No exception is
 # raised, and the next run might give yet another value.
 #
-# **In production.** DDP does what you have built, in C++, and a little more. In its first step, all gradients
-# are one bucket. DDP watches in which order the gradients arrive, and for later steps it divides them into
-# buckets in that order. With `find_unused_parameters=True`, it also walks the graph to see which gradients
-# will never come. The cell first prints a later step of DDP next to a later step of yours, both in buckets of
-# 20 KB. Then it gives DDP a *comm hook*, which says what DDP does with a full bucket. This hook comes with
-# PyTorch, and it sends 16 bits per element:
+# **In production.** DDP does the same as your class, in C++, and a little more. In its first step, all
+# gradients are one bucket. DDP watches in which order the gradients arrive, and for later steps it divides
+# them into buckets in that order. With `find_unused_parameters=True`, it also walks the graph to see which
+# gradients will never come. The cell first prints a later step of DDP next to a later step of yours, both in
+# buckets of 20 KB. Then it gives DDP a *comm hook*, which says what DDP does with a full bucket. This hook
+# comes with PyTorch, and it sends 16 bits per element:
 
 
 # %% tags=["skip-in-grading"]
@@ -1123,8 +1124,8 @@ compared(BucketedDataParallel, in_half)
 # 50 tokens with a mean gradient of 1, and rank 1 has 10 tokens with a mean gradient of 7. Then the mean of
 # all 60 tokens is (50 · 1 + 10 · 7)/60 = 2, but the mean of the means is 4.
 #
-# **Break it.** The cell computes both means on two ranks, which have three samples and one sample. The right
-# gradient is the gradient of one process with all four samples.
+# **Break it.** The cell computes both means on two ranks, of which the first has three samples and the second
+# has one. The right gradient is the gradient of one process with all four samples.
 
 
 # %% tags=["skip-in-grading"]
@@ -1402,8 +1403,8 @@ curves(
 #
 # Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is the largest
 # magnitude in the block, divided by 127. The block is divided by its scale and then rounded. So the block
-# takes 256 bytes, and 4 for the scale, which is 3.94 times less than in float32. (Against the 16 bits of
-# bf16, it is 1.97 times less.) The next cell defines `quantize` and `dequantize` for you, and shows a row
+# takes 256 bytes, and 4 for the scale, which is 3.94 times less than in float32. (Compared with the 16 bits
+# of bf16, it is 1.97 times less.) The next cell defines `quantize` and `dequantize` for you, and shows a row
 # before and after.
 #
 # How far off is each value if one element is large? The picture of the second cell compares a scale for each
@@ -1776,9 +1777,9 @@ on_gpus = on_your_gpus(
 
 # %% [markdown]
 # **Predict.** The gradients of GPT-2 small are 498 MB in float32. The prediction comes from your
-# `exposed_seconds`. Its backward is two thirds of a step without messages, its communication is the measured
-# time of the messages, and its buckets are as many as DDP made. Is DDP fastest with buckets of 1 MB, with
-# buckets of 25 MB, or with a single bucket?
+# `exposed_seconds`. It assumes that backward takes two thirds of a step without messages. The communication
+# is the measured time of the messages, and the number of buckets is the number DDP made. Is DDP fastest with
+# buckets of 1 MB, with buckets of 25 MB, or with a single bucket?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
