@@ -288,8 +288,8 @@ def fastest_steps(makes, pace, bandwidth, steps, depth):
 
 
 def slow_motion(makes, pace=PACE, bandwidth=WIRE, steps=4, depth=DEPTH, world_size=2):
-    """By name: (milliseconds, events) of the fastest step of the model that each
-    of `makes` makes."""
+    """By name: (milliseconds, events) of the fastest step of the model each
+    of `makes` returns."""
     arguments = makes, pace, bandwidth, steps, depth
     # on the CPU, because the wire is a host that sleeps
     run = try_it(fastest_steps, *arguments, world_size=world_size, backend="gloo")

@@ -1937,7 +1937,7 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # so do backwards.
 #
 # 1. With 8 stages, 32 microbatches and 1F1B, for what **share of the total** time (0 to 1) does a rank idle?
-# 2. With 8 stages and 1F1B, how many **microbatches** are needed at least, if no more than a tenth of the
+# 2. With 8 stages and 1F1B, what is the least number of **microbatches**, if no more than a tenth of the
 #    total time may be idle?
 # 3. What gets smaller with 1F1B instead of GPipe, for the same p and m? `"the bubble"`, `"the peak of
 #    activations"` or `"the bytes sent"`
