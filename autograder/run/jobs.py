@@ -87,8 +87,9 @@ class Worker:
         imported = f"from {module} import {function} as prepare" if prepare else "prepare = None"
         code = (
             f"import sys; sys.path[:] = {[os.path.abspath(entry) for entry in sys.path]!r}\n"
+            "from autograder.run.jobs import die_with, serve\n"
+            f"die_with({os.getpid()})\n"  # before the imports, which take seconds
             f"{imported}\n"
-            "from autograder.run.jobs import serve\n"
             f"serve({there.fileno()}, {os.getpid()}, prepare)"
         )
         with contextlib.ExitStack() as stack:

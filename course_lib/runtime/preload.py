@@ -49,7 +49,11 @@ def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
     make_ready()
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every shared page in every rank
-    Server(control, kernel_pid).serve()
+    server = Server(control, kernel_pid)
+    ctypes.CDLL(None).prctl(
+        PR_SET_PDEATHSIG, 0
+    )  # from here on it sees the kernel's end, and tidies up
+    server.serve()
 
 
 def make_ready() -> None:

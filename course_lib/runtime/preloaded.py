@@ -6,20 +6,38 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 from course_lib.runtime import libraries
 from course_lib.runtime.children import Children, Entry
 from course_lib.runtime.errors import LaunchError
+from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
 from course_lib.runtime.sandbox.spec import Sandbox
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PRELOAD = ("torch", "torch.distributed", "numpy.random", "cloudpickle", "course_lib.runtime.rank",
            "course_lib.runtime.alone", "course_lib.runtime.call",
            "course_lib.runtime.sandbox.init")  # fmt: skip
+
+
+def tied() -> str:
+    """Code with which a process that this one starts ends with it, even while it imports for seconds.
+
+    Linux ends it together with the thread that started it, so this is only for the main thread, which lives
+    as long as its process. In other cases, and on other systems, the code is empty, and the process imports
+    everything before it ends.
+    """
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return ""
+    return (
+        f"import ctypes, os; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGKILL:d})\n"
+        f"if os.getppid() != {os.getpid()}: os._exit(0)\n"
+    )
 
 
 class Preloaded:
@@ -41,7 +59,7 @@ class Preloaded:
         # NCCL's order of messages is explained in words where it matters, not by a warning in every rank
         variables.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         code = (
-            f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}\n"
+            f"{tied()}import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}\n"
             "from course_lib.runtime.preload import main\n"
             f"main({there.fileno()}, {os.getpid()}, {[*PRELOAD, *modules]!r})"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -143,6 +144,41 @@ def test_workers_end_with_a_grader_that_is_killed(assert_no_orphans: Callable[..
         assert len(pids) == 2
         grader.send_signal(signal.SIGKILL)
     assert_no_orphans(pids)
+
+
+STALLED = """
+import sys, time
+sys.path[:0] = {path!r}
+from autograder.run.jobs import Worker
+
+print(Worker("stalls:prepare").process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_worker_that_still_imports_ends_with_a_grader_that_is_killed(
+    tmp_path: Path, assert_no_orphans: Callable[..., None]
+) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "stalls.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
+    )
+    code = STALLED.format(path=[str(ROOT), str(tmp_path)])
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as grader:
+        assert grader.stdout is not None
+        worker = int(grader.stdout.readline())
+        try:
+            deadline = time.monotonic() + 120
+            while not begun.exists():
+                assert time.monotonic() < deadline, "the worker did not come to its imports"
+                time.sleep(0.05)
+            grader.kill()
+            grader.wait()
+            assert_no_orphans([worker])
+        finally:
+            grader.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
 
 
 # ---- how many

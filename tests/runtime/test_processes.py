@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from course_lib import RankError, launch
 from course_lib.runtime import pools, wire
+from course_lib.runtime.preloaded import Preloaded
 from course_lib.runtime.run import run_ranks
 
 Assert = Callable[..., None]
@@ -154,6 +156,76 @@ def test_nothing_is_left_when_the_kernel_is_killed(
     process.wait(20)
     assert_no_orphans(pids)
     assert listing() == before
+
+
+STALLED = """
+import sys
+sys.path.insert(0, {folder!r})
+from course_lib.runtime.preloaded import Preloaded
+
+print(Preloaded(("stalls",)).process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A file that is there as soon as a process imports the module `stalls`, which takes ten minutes."""
+    file = tmp_path / "begun"
+    (tmp_path / "stalls.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(file)!r}).touch()\ntime.sleep(600)\n"
+    )
+    return file
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end one process with another")
+def test_a_preloaded_process_that_still_imports_ends_with_a_killed_kernel(
+    begun: Path, assert_no_orphans: Assert
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STALLED.format(folder=str(begun.parent))],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "COURSE_ROLE": "test"},
+    ) as kernel:  # fmt: skip
+        assert kernel.stdout is not None
+        preloaded = int(kernel.stdout.readline())
+        try:
+            wait_for(begun)
+            kernel.kill()
+            kernel.wait()
+            assert_no_orphans([preloaded])
+        finally:
+            kernel.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(preloaded, signal.SIGKILL)
+
+
+def test_a_preloaded_process_outlives_a_thread_that_started_it(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux would end it with this thread, while another thread already waits for its ranks."""
+    monkeypatch.syspath_prepend(begun.parent)
+    started: list[Preloaded] = []
+
+    def start() -> None:
+        started.append(Preloaded(("stalls",)))
+        wait_for(begun)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    try:
+        time.sleep(0.2)
+        assert started[0].alive()
+    finally:
+        started[0].process.kill()
+        started[0].close()
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 240
+    while not file.exists():
+        assert time.monotonic() < deadline, "the process did not come to its last import"
+        time.sleep(0.05)
 
 
 def test_an_interrupt_ends_the_ranks_and_leaves_the_kernel_usable(
