@@ -1,13 +1,18 @@
 """Remake the lock files from pyproject.toml, and environment.yml from requirements.lock: `make lock`.
 
-Versions that still fit are kept; `make lock ARGS=--upgrade` takes the newest ones. The section [tool.uv] of
-pyproject.toml leaves PyTorch's CUDA packages out, and no registry is named in any file.
-requirements-site.lock has the packages of `make site`, requirements-browser.lock those of
-`make test-browser`. A package in several files has the same version in all.
+    make lock                                           keep the versions that still fit
+    make lock ARGS=--upgrade                            take the newest versions
+    make lock ARGS="--upgrade-package matplotlib"       take a newer version of this package only
+
+uv, which chooses the versions, is installed into .venv. The section [tool.uv] of pyproject.toml leaves
+PyTorch's CUDA packages out, and no registry is named in any file. requirements-site.lock has the packages of
+`make site`, requirements-browser.lock those of `make test-browser`. A package in several files has the same
+version in all.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -51,12 +56,26 @@ dependencies:
 
 
 def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("make lock", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    parser.add_argument(
+        "--upgrade-package",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only of this package",
+    )
+    chosen = parser.parse_args(arguments)
+    upgrades = ["--upgrade"] * chosen.upgrade
+    for name in chosen.upgrade_package:
+        upgrades += ["--upgrade-package", name]
     python = [sys.executable, "-m"]
     subprocess.run([*python, "pip", "install", "--quiet", "uv"], check=True)
     for file in (LOCK, SITE_LOCK, BROWSER_LOCK, CONDA):
         keep_changed(file)
-    for chosen in (COURSE, SITE, BROWSER):
-        subprocess.run([*python, "uv", *COMPILE, *chosen, *arguments], check=True, cwd=ROOT)
+    for lock in (COURSE, SITE, BROWSER):
+        subprocess.run([*python, "uv", *COMPILE, *lock, *upgrades], check=True, cwd=ROOT)
     CONDA.write_text(environment_yml(LOCK.read_text()))
     sizes = [
         f"{lock.name} ({len(pins(lock.read_text()))} packages)"

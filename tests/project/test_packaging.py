@@ -55,6 +55,26 @@ def pinned(python: str, pins: list[Requirement] = PINS) -> dict[str, str]:
 # --- the lock ------------------------------------------------------------------------------------
 
 
+def test_only_a_known_option_remakes_the_lock_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make lock ARGS=--help` prints a usage; nothing is installed, and no file is written."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(make_lock.subprocess, "run", lambda command, **_: ran.append(command))
+    monkeypatch.setattr(make_lock, "keep_changed", lambda file: None)
+    conda = tmp_path / "environment.yml"
+    monkeypatch.setattr(make_lock, "CONDA", conda)
+    for option, code in (("--help", 0), ("--upgraed", 2), ("matplotlib", 2)):
+        with pytest.raises(SystemExit, match=str(code)):
+            make_lock.main([option])
+    assert (ran, conda.exists()) == ([], False)
+    assert "make lock ARGS=--upgrade" in capsys.readouterr().out
+    upgrades = ["--upgrade-package", "matplotlib", "--upgrade-package", "numpy"]
+    assert make_lock.main(upgrades) == 0
+    assert [command[-4:] for command in ran if "compile" in command] == [upgrades] * 3
+    assert conda.exists()
+
+
 def test_every_version_is_exact_and_public():
     assert len(PINS) > 50
     for pin in [*PINS, *(pin for pins in GROUP_PINS.values() for pin in pins)]:
