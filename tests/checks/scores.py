@@ -1,6 +1,6 @@
 """The score of every wrong answer, so that the policy on points is held over all exercises at once.
 
-    python -m tests.checks.scores write                          of all exercises that have changed
+    python -m tests.checks.scores write                          of all exercises, which takes hours
     python -m tests.checks.scores write 09_precision_and_memory  those of a notebook
     python -m tests.checks.scores write loss_scaler hybrid       of some exercises
     python -m tests.checks.scores show loss_scaler               the table of an exercise, best first
@@ -56,12 +56,18 @@ def stored_score(name: str, title: str) -> float | None:
 
 
 def files(words: Sequence[str]) -> list[Path]:
-    """The exercises whose name, notebook included, has one of the words; all without words."""
-    return [
-        file
+    """The exercises that one of the words names, by notebook, exercise or both; all without words.
+
+    SystemExit, with a sentence, for a word that names none.
+    """
+    names = {
+        file: {file.parent.name, file.stem, name_of(file)}
         for file in sorted(MUTANTS.glob("*/*.py"))
-        if not words or any(word in (file.parent.name, file.stem, name_of(file)) for word in words)
-    ]
+    }
+    for word in words:
+        if not any(word in those for those in names.values()):
+            raise SystemExit(f"No notebook and no exercise of tests/mutants is called {word}.")
+    return [file for file, those in names.items() if not words or those.intersection(words)]
 
 
 def name_of(file: Path) -> str:
@@ -159,7 +165,8 @@ def main() -> int:
     if given.command == "vary":
         return 1 if vary(given.words, given.seeds) else 0
     unequal = write(given.words)
-    print("\n".join(unequal))
+    for line in unequal:
+        print(line)
     return 1 if unequal else 0
 
 

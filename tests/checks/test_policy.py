@@ -42,3 +42,12 @@ def test_missing_the_idea_costs_half_and_nothing_else_costs_more(file) -> None:
 
 def say(one: scores.Scored) -> str:
     return f"{one.mutant.title!r} keeps {one.score:.3f}"
+
+
+def test_a_word_that_names_no_exercise_is_refused() -> None:
+    with pytest.raises(SystemExit, match="is called step_tiem"):
+        scores.files(["clip_grad_norm", "step_tiem"])
+    with pytest.raises(SystemExit):
+        scores.files(["clip"])  # a part of a name does not count
+    assert {file.parent.name for file in scores.files(["05_fsdp"])} == {"05_fsdp"}
+    assert len(scores.files([])) == len(FILES)
