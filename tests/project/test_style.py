@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,14 +21,34 @@ WIDE = 100  # columns of a docstring that the web pages show without scrolling
 @pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "basedpyright"])
 def test_the_code_is_clean(command):
     program, *arguments = command.split()
-    done = subprocess.run(
-        [sys.executable, "-m", program, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = run([sys.executable, "-m", program, *arguments], 600)
+    assert code == 0, output
+
+
+def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
+    """The exit code and the output of a program. After the time-out its children are ended as well.
+
+    basedpyright is a Python program that starts one of Node.js, which would go on for minutes.
+    """
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as program:  # fmt: skip
+        try:
+            output, _ = program.communicate(timeout=seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+    return program.returncode, output
+
+
+def test_a_time_out_ends_the_children_too(
+    assert_no_orphans: Callable[..., None], tmp_path: Path
+) -> None:
+    file = tmp_path / "pid"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(["sh", "-c", f"sleep 1000 & echo $! > {file}; wait"], 2)
+    assert_no_orphans([int(file.read_text())])
 
 
 def wide_lines(source: str) -> list[int]:
