@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -19,9 +20,9 @@ def remedy(path: Path) -> str:
     """A sentence on the cures for a notebook that differs, first if a person worked in it by mistake."""
     name = path.parent.name
     return (
-        f"If it was run or worked in, keep a copy: `git restore {path}` brings back the course's version. If "
-        f'its source was changed, `make notebooks ARGS="--text {name}"` takes over texts, comments and '
-        f"docstrings, and `make notebooks ARGS={name}` runs all of it again."
+        f"If it was run or worked in, keep a copy: `git restore {shlex.quote(str(path))}` brings back the "
+        f'course\'s version. If its source was changed, `make notebooks ARGS="--text {name}"` takes over '
+        f"texts, comments and docstrings, and `make notebooks ARGS={name}` runs all of it again."
     )
 
 

@@ -26,7 +26,7 @@ from autograder.course.build import (
     require_full_points,
 )
 from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.course.drift import differences
+from autograder.course.drift import differences, remedy
 from autograder.course.exercises import read_assignment
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.outputs import clean
@@ -136,6 +136,9 @@ def test_a_build_keeps_what_was_typed_into_the_student_version(toy: Path) -> Non
     (path.parent / "notes.txt").write_text("mine")
     (line,) = drift(toy)[:1]
     assert line.index("git restore") < line.index("make notebooks")
+    assert "`git restore '/my course/00_toy/00_toy.ipynb'`" in remedy(
+        Path("/my course/00_toy/00_toy.ipynb")
+    )
     release_into("00_toy", toy / "solutions", toy / "notebooks")
     assert drift(toy) == []
     assert "my_answer = 42" in (toy / "work/00_toy/00_toy_from_notebooks.ipynb").read_text()
