@@ -13,7 +13,7 @@ from autograder.course.handout import page
 from autograder.course.package import PackageError, build_wheel
 from autograder.course.place import Place, ReleaseError
 from autograder.course.release import write_release
-from tests.project.test_docs import HEADLESS, IS_NO, sentences
+from tests.project.test_docs import HEADLESS, IS_NO, SUBJECTS, sentences
 
 PACKAGE = "course_lib-0.1.0-py3-none-any.whl"
 PLACES = [None, Place("someone/course")]
@@ -51,7 +51,7 @@ def test_its_sentences_have_a_noun_as_their_subject(place: Place | None) -> None
         for sentence in sentences(page(TEXTS, PACKAGE, place))
         if HEADLESS.search(sentence) or IS_NO.search(sentence)
     ]
-    assert not found
+    assert not found, SUBJECTS
 
 
 def test_with_a_repository_no_upload_is_asked_for() -> None:

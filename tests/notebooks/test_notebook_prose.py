@@ -14,7 +14,7 @@ from nbformat import NotebookNode
 from autograder.course.build import DOCUMENTED
 from autograder.course.config import SOLUTIONS, assignments
 from autograder.course.twin import read_twin
-from tests.project.test_docs import HEADLESS, IS_NO, sentences
+from tests.project.test_docs import HEADLESS, IS_NO, SUBJECTS, sentences
 
 TAG = re.compile(r"</?(?:details|summary|pre)>")
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
@@ -70,7 +70,7 @@ def test_sentences_have_a_noun_as_their_subject(assignment: str) -> None:
         for text in ([cell.source] if cell.cell_type == "markdown" else remarks(cell.source))
         for sentence in without_subject(text)
     ]
-    assert not found, "\n".join(found)
+    assert not found, "\n".join([*found, SUBJECTS])
 
 
 @pytest.mark.parametrize("assignment", assignments())
@@ -79,8 +79,12 @@ def test_a_notebook_can_be_worked_in_one_sitting(assignment: str) -> None:
     every = cells(assignment)
     texts = [FOLDED.sub("", cell.source) for cell in every if cell.cell_type == "markdown"]
     words = sum(len(WORD.findall(text)) for text in texts)
-    assert len(every) <= MOST_CELLS, f"{assignment} has {len(every)} cells"
-    assert words <= MOST_WORDS, f"{assignment} has {words:,} words outside folded notes"
+    assert len(every) <= MOST_CELLS, (
+        f"{assignment} has {len(every)} cells, and {MOST_CELLS} are allowed. Merge or cut cells of its twin."
+    )
+    assert words <= MOST_WORDS, (
+        f"{assignment} has {words:,} words outside folded notes, and {MOST_WORDS:,} are allowed. Cut some."
+    )
 
 
 @pytest.mark.parametrize("assignment", assignments())

@@ -64,6 +64,22 @@ def test_every_file_that_the_page_names_exists(page: str) -> None:
     assert not missing
 
 
+def test_the_rule_for_environment_variables_leads_to_a_file_for_each() -> None:
+    """All variables that the pages name, with the pattern of docs/architecture.md."""
+    (pattern,) = re.findall(r"git grep -E '(.*)COURSE_OUT'", ARCHITECTURE)
+    folders = ("autograder", "course_lib", "tests", "tools")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    code = "\n".join(
+        file.read_text(encoding="utf-8") for file in [*files, ROOT / "nbgrader_config.py"]
+    )
+    variables = {name for page in PAGES.values() for name in re.findall(r"\bCOURSE_[A-Z_]+", page)}
+    assert {"COURSE_BACKEND", "COURSE_TEST_SEED"} < variables
+    missed = {
+        name for name in variables - {"COURSE_"} if not re.search(rf"{pattern}{name}\b", code)
+    }
+    assert not missed
+
+
 @pytest.mark.parametrize("page", CONTRIBUTORS)
 def test_every_module_that_the_page_names_exists(page: str) -> None:
     for name in re.findall(r"`((?:course_lib|autograder|tests)(?:\.\w+)+)`", PAGES[page]):
@@ -296,6 +312,10 @@ HEADLESS = re.compile(
 IS_NO = re.compile(
     r"(?<!there )\b(?:is|are|was|were) no\b(?! (?:longer|more|fewer|less)\b)", re.IGNORECASE
 )
+SUBJECTS = (
+    'Give each of these a noun as its subject, in place of a word such as "who" or "what", and write "is not '
+    'a" for "is no" (CONTRIBUTING.md, Sentences).'
+)
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -319,7 +339,7 @@ def test_sentences_have_a_noun_as_their_subject(page: str) -> None:
         for sentence in sentences(PAGES[page])
         if not sentence.endswith("?") and (HEADLESS.search(sentence) or IS_NO.search(sentence))
     ]
-    assert not found, "\n".join(found)
+    assert not found, "\n".join([*found, SUBJECTS])
 
 
 @pytest.mark.parametrize(
