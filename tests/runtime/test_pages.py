@@ -63,7 +63,9 @@ def test_large_pages_change_nothing_but_what_a_fork_copies() -> None:
     if told["huge"] == 0:
         pytest.skip("this kernel makes no pages large (before Linux 6.1, or without such pages)")
     if told["huge"] < 16 << 20 and told["none free"]:
-        pytest.skip("the kernel had too few large pages free, because other programs fill the memory")
+        pytest.skip(
+            "the kernel had too few large pages free, because other programs fill the memory"
+        )
     assert told["huge"] >= 16 << 20
 
 
