@@ -43,7 +43,7 @@ def run_below(body: Callable[[Deadline], Any], timeout: float) -> Any:
     The body and its result travel as pickles. Raises RuntimeError, with the output of all these processes, if
     the body raised, or did not return within `timeout` seconds from its beginning.
     """
-    job = cloudpickle.dumps((timeout, body))
+    job = cloudpickle.dumps((timeout, os.getpid(), body))
     own = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     starter = subprocess.Popen(
         [sys.executable, "-m", __name__],
@@ -72,10 +72,10 @@ MARK, FAULT = b"\n---- result of the lab\n", "\n---- fault of the lab\n"
 
 
 class Deadline:
-    """A limit for every wait of a starter. RuntimeError when it has passed, or when the caller is gone."""
+    """A limit for every wait of a starter. RuntimeError when it has passed, or when `caller` is gone."""
 
-    def __init__(self, seconds: float):
-        self.end, self.caller = time.monotonic() + seconds, os.getppid()
+    def __init__(self, seconds: float, caller: int):
+        self.end, self.caller = time.monotonic() + seconds, caller
 
     def look(self) -> None:
         if time.monotonic() > self.end:
@@ -154,8 +154,8 @@ def main() -> None:
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="course-lab-")
     try:
         preload()  # before the clock runs: on a busy machine it takes a minute
-        timeout, body = pickle.loads(job)
-        result = pickle.dumps(body(Deadline(timeout)))
+        timeout, caller, body = pickle.loads(job)  # the caller may have ended during the imports
+        result = pickle.dumps(body(Deadline(timeout, caller)))
         end_children()  # no line of theirs comes between
         sys.stdout.flush()
         sys.stdout.buffer.write(MARK + result)

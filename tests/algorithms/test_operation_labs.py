@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from course_lib import operation
@@ -119,6 +120,22 @@ def chatters() -> None:
     while True:
         os.write(1, b"a line of an agent\n" * 400)
         time.sleep(0.001)
+
+
+def waits(deadline: Deadline) -> None:
+    while True:
+        deadline.pause()
+
+
+def test_a_starter_whose_caller_ended_during_its_imports_ends_too() -> None:
+    """It was then the child of another process, which it must not take for its caller."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    starter = subprocess.run(
+        [sys.executable, "-m", "course_lib.operation.starter"],
+        input=cloudpickle.dumps((150, gone.pid, waits)), capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert b"the program that started the lab is gone" in starter.stdout
 
 
 def fails_below_chatter(deadline: Deadline) -> None:
