@@ -51,10 +51,17 @@ def chosen(words: Sequence[str], known: Sequence[str]) -> list[str]:
 
     Raises ChoiceError.
     """
-    unknown = [word for word in words if not any(name.startswith(word) for name in known)]
+    unknown = [word for word in words if not any(begins(word, name) for name in known)]
     if unknown:
         raise ChoiceError(f"There is no assignment {listed(unknown)}; there are {listed(known)}.")
-    return [name for name in known if not words or name.startswith(tuple(words))]
+    return [name for name in known if not words or any(begins(word, name) for word in words)]
+
+
+def begins(word: str, name: str) -> bool:
+    """Whether a word on the line means the assignment. A number does as a whole: 1 is 01, and not 10."""
+    if re.fullmatch("[0-9]+", word):
+        return (number := re.match("[0-9]+", name)) is not None and int(number[0]) == int(word)
+    return name.startswith(word)
 
 
 def only_one(word: str, known: Sequence[str]) -> str:

@@ -844,7 +844,11 @@ def test_a_number_is_enough_and_the_names_are_said() -> None:
     known = ["00_first", "02_two", "02_other"]
     assert chosen(["02", "00"], known) == known
     assert chosen([], known) == known
-    assert only_one("00", known) == "00_first"
+    assert only_one("00", known) == only_one("0", known) == "00_first"
+    assert chosen(["1"], ["01_why", "10_four", "11_experts"]) == ["01_why"]
+    assert chosen(["1_", "10", "second"], ["01_why", "10_four", "1_first", "second"]) == [
+        "10_four", "1_first", "second"
+    ]  # fmt: skip
     assert only_one("02_two", [*known, "02_two_more"]) == "02_two"
     with pytest.raises(ChoiceError, match="several assignments: 02_two, 02_other"):
         only_one("02", known)
