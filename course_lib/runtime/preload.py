@@ -50,9 +50,8 @@ def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every shared page in every rank
     server = Server(control, kernel_pid)
-    ctypes.CDLL(None).prctl(
-        PR_SET_PDEATHSIG, 0
-    )  # from here on it sees the kernel's end, and tidies up
+    # until here Linux ended it together with the kernel; from here on it sees that itself, and tidies up
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     server.serve()
 
 
