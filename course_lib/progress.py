@@ -32,8 +32,7 @@ from course_lib.saved import (
     UnreadableNotebook,
     begun_of_each,
     default_folder,
-    find_notebooks,
-    read,
+    read_all,
 )
 
 WIDTH = 62  # column in which the points stand, as in the table of a check
@@ -71,13 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_places(parser)
     options = parser.parse_args(arguments)
     try:
-        paths = list(find_notebooks(options.places or [default_folder()]))
-        notebooks = begun_of_each(map(read, paths))
+        notebooks, left_out = read_all(options.places or [default_folder()])
     except UnreadableNotebook as error:
         print(error, file=sys.stderr)
         return 2
     terminal = shutil.get_terminal_size((WIDEST, 24)).columns
-    print("\n".join(table(notebooks, min(WIDEST, terminal))))
+    print("\n".join(table(begun_of_each(notebooks), min(WIDEST, terminal))))
+    for error in left_out:
+        print(f"Not counted: {error}")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import glob
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -54,6 +55,10 @@ class UnreadableNotebook(Exception):
     """The file does not hold a notebook of the course. The text says why."""
 
 
+class StrangeNotebook(UnreadableNotebook):
+    """Jupyter can open the file, but it has no check of the course: a scratch file, perhaps."""
+
+
 @dataclass(frozen=True)
 class Exercise:
     """An exercise and the last table that its check printed.
@@ -74,13 +79,15 @@ class Exercise:
 class Notebook:
     """A file of the course, with the exercises in their order in the file.
 
-    Exercises whose check is not in the file come last, since a cell might have been deleted.
+    Exercises whose check is not in the file come last, since a cell might have been deleted. changed: whether
+    a cell for an answer has another text than the course gave it, be it a part of an exercise alone.
     """
 
     path: Path
     assignment: str
     title: str
     exercises: tuple[Exercise, ...]
+    changed: bool = False
 
 
 def read(path: Path) -> Notebook:
@@ -92,9 +99,35 @@ def read(path: Path) -> Notebook:
         raise UnreadableNotebook(f"{path} cannot be opened: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableNotebook(
-            f"{path} is not a notebook that Jupyter could open ({error})."
+            f"{path} is not a notebook that Jupyter could open ({error}).{_earlier(path)}"
         ) from error
     return _read(path, cells)
+
+
+def _earlier(path: Path) -> str:
+    """A sentence that names Jupyter's own copy of a damaged file, if there is one."""
+    copy = path.parent / ".ipynb_checkpoints" / f"{path.stem}-checkpoint.ipynb"
+    return f" {copy} holds what Jupyter kept of an earlier state." if copy.is_file() else ""
+
+
+def read_all(places: Iterable[Path]) -> tuple[list[Notebook], list[UnreadableNotebook]]:
+    """(notebooks, why other files are left out) of `places`, as `find_notebooks` takes them.
+
+    A scratch file or a damaged one in a folder hides no other. UnreadableNotebook if the file itself is
+    named, or if nothing else is there.
+    """
+    places = list(places)
+    notebooks, left_out = [], []
+    for path in find_notebooks(places):
+        try:
+            notebooks.append(read(path))
+        except UnreadableNotebook as error:
+            if path in map(_place, places):
+                raise
+            left_out.append(error)
+    if left_out and not notebooks:
+        raise UnreadableNotebook("\n".join(map(str, left_out)))
+    return notebooks, left_out
 
 
 def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
@@ -106,13 +139,7 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
     UnreadableNotebook if there is no such place, or if a folder holds no notebook.
     """
     for named in places:
-        place = named if named.exists() else default_folder() / named
-        if not place.exists():  # the name of a notebook alone
-            pattern = f"*/{glob.escape(named.name)}.ipynb"
-            place = next(iter(sorted(default_folder().glob(pattern))), place)
-        if not place.exists() and NUMBER.fullmatch(named.name):
-            pattern = f"{int(named.name):02d}_*"
-            place = next(filter(Path.is_dir, sorted(default_folder().glob(pattern))), place)
+        place = _place(named)
         if place.is_file():
             yield place
             continue
@@ -130,6 +157,18 @@ def find_notebooks(places: Iterable[Path]) -> Iterator[Path]:
                 f"there is no notebook in {place.resolve()}, nor in a folder in it. {cure}"
             )
         yield from inside
+
+
+def _place(named: Path) -> Path:
+    """Where a file or folder is that a person has named; it need not exist."""
+    place = named if named.exists() else default_folder() / named
+    if not place.exists():  # the name of a notebook alone
+        pattern = f"*/{glob.escape(named.name)}.ipynb"
+        place = next(iter(sorted(default_folder().glob(pattern))), place)
+    if not place.exists() and NUMBER.fullmatch(named.name):
+        pattern = f"{int(named.name):02d}_*"
+        place = next(filter(Path.is_dir, sorted(default_folder().glob(pattern))), place)
+    return place
 
 
 def default_folder() -> Path:
@@ -158,12 +197,16 @@ def known_names() -> str:
 
 def is_untouched(path: Path) -> bool:
     """Whether nothing is written in a notebook yet."""
-    return not is_begun(read(path))
+    try:
+        return not is_begun(read(path))
+    except UnreadableNotebook:
+        return False
 
 
 def is_begun(notebook: Notebook) -> bool:
-    """Whether something is written in it."""
-    return any(exercise.state not in (UNWRITTEN, UNJUDGED) for exercise in notebook.exercises)
+    """Whether something is written in it, if only one of several functions that a check takes."""
+    written = (exercise.state not in (UNWRITTEN, UNJUDGED) for exercise in notebook.exercises)
+    return notebook.changed or any(written)
 
 
 def begun_of_each(notebooks: Iterable[Notebook]) -> list[Notebook]:
@@ -195,11 +238,23 @@ def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
                 exercises[name] = _exercise(path, f"{assignment}/{name}", section, states, cell)
             graded |= {name} if own else set()
     if not assignment:
-        raise UnreadableNotebook(f"{path} has no check of this course in it.")
+        raise StrangeNotebook(f"{path} has no check of this course in it.")
     for name, known in of_assignment(assignment).items():
         if name not in exercises:
             exercises[name] = Exercise(name, ABSENT, UNJUDGED, known.points, known.extra)
-    return Notebook(path, assignment, title or assignment, tuple(exercises.values()))
+    changed = any(_is_changed(source, cell) for kind, source, cell in cells if kind == "code")
+    return Notebook(path, assignment, title or assignment, tuple(exercises.values()), changed)
+
+
+def _is_changed(source: str, cell: dict[str, Any]) -> bool:
+    """Whether a cell for an answer is no longer as it was handed out, by nbgrader's digest of it."""
+    own = cell.get("metadata", {}).get("nbgrader", {})
+    if not own.get("solution") or own.get("grade") or not own.get("checksum"):
+        return False
+    # the text and kind of the cell, whether it is graded, an answer, locked, and its name
+    parts = (source, "code", "False", "True", "False", own.get("grade_id", ""))
+    digest = hashlib.md5("".join(parts).encode(), usedforsecurity=False).hexdigest()
+    return digest != own["checksum"]
 
 
 def _exercise(

@@ -40,12 +40,13 @@ from course_lib.saved import (
     UNWRITTEN,
     Exercise,
     Notebook,
+    StrangeNotebook,
     UnreadableNotebook,
     begun_of_each,
     default_folder,
-    find_notebooks,
     is_begun,
     read,
+    read_all,
 )
 
 ZIP = Path("submission.zip")
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: everything is ready; 1: packed, but something is missing; 2: nothing was packed."""
     options = _parser().parse_args(arguments)
     try:
-        notebooks = begun_of_each(map(read, find_notebooks(options.places or [default_folder()])))
+        notebooks, left_out = read_all(options.places or [default_folder()])
+        notebooks = begun_of_each(notebooks)
         refuse_two_of_one(notebooks, options.to)
         if not options.places:
             notebooks = _begun(notebooks)
@@ -70,8 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnreadableNotebook as error:
         print(error, file=sys.stderr)
         return 2
+    for error in left_out:
+        print(f"Left out: {error}\n", flush=True)
+    damaged = [error for error in left_out if not isinstance(error, StrangeNotebook)]
     try:
-        return _look_and_pack(notebooks, options)
+        return max(_look_and_pack(notebooks, options), 1 if damaged else 0)
     except KeyboardInterrupt:
         print("\nInterrupted: nothing was packed.", file=sys.stderr)
         return 130
@@ -312,7 +317,7 @@ def _error(cell: dict[str, Any]) -> str:
         if output.get("output_type") == "error":
             kind, text = output.get("ename"), str(output.get("evalue"))
             said = text if text.lower().startswith(f"{kind}: ".lower()) else f"{kind}: {text}"
-            said = plain(said).splitlines()[0]
+            said = plain(said).splitlines()[0].removesuffix(".")
             return f"{said}, {where(cell)}"
     return ""
 

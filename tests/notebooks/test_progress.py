@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def test_every_exercise_of_a_notebook_is_read_and_not_written_in_the_student_ver
     assignment, handed_out = path.stem, read(path)
     assert (handed_out.assignment, handed_out.title[:2]) == (assignment, assignment[:2])
     assert {exercise.state for exercise in handed_out.exercises} == {UNWRITTEN}
+    assert not saved.is_begun(handed_out)
     assert all(exercise.section[0].isdigit() for exercise in handed_out.exercises)
     solved = read(ROOT / "solutions" / assignment / path.name)
     names = [exercise.name for exercise in solved.exercises]
@@ -249,6 +251,43 @@ def test_where_no_command_sees_the_notebook_it_says_so(monkeypatch, folder, cure
     monkeypatch.setattr(saved, "notebooks_in", lambda folder: [])
     with pytest.raises(UnreadableNotebook, match=cure):
         list(find_notebooks([Path(folder)]))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
+def test_a_notebook_is_begun_with_the_first_function_that_is_written(path, tmp_path):
+    content = json.loads(path.read_text())
+    answers = [
+        cell for cell in content["cells"] if cell["metadata"].get("nbgrader", {}).get("solution")
+    ]
+    for answer in answers:
+        text = "".join(answer["source"])
+        assert not saved._is_changed(text, answer), answer["metadata"]
+        assert saved._is_changed(f"# half of it\n{text}", answer), answer["metadata"]
+    answers[0]["source"] = ["# half of it\n", *answers[0]["source"]]
+    (tmp_path / path.name).write_text(json.dumps(content))
+    assert saved.is_begun(read(tmp_path / path.name))
+
+
+def test_a_scratch_file_and_a_damaged_one_hide_no_points(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    made.save(tmp_path / "Untitled.ipynb", made.code("1 + 1"))
+    assert progress.main([]) == 2
+    assert "no check of this course" in capsys.readouterr().err, "nothing else is here"
+    made.hello(tmp_path / "00_first_ranks" / "mine.ipynb", made.HELLO, made.FULL)
+    damaged = tmp_path / "02_collectives" / "02_collectives_newer.ipynb"
+    (damaged.parent / ".ipynb_checkpoints").mkdir(parents=True)
+    damaged.write_text("{")
+    (damaged.parent / ".ipynb_checkpoints" / "02_collectives_newer-checkpoint.ipynb").write_text("")
+    for places in ([], ["."], ["02_collectives", "00_first_ranks"]):
+        assert progress.main(places) == 0
+        said = capsys.readouterr().out
+        assert "1.0 of 1" in said
+        assert "Not counted: 02_collectives/02_collectives_newer.ipynb is not a notebook" in said
+        assert "02_collectives_newer-checkpoint.ipynb holds what Jupyter kept" in said
+        line = "Not counted: Untitled.ipynb has no check of this course in it."
+        assert (line in said) == (len(places) < 2)
+    for named_one in ("Untitled.ipynb", "02_collectives/02_collectives_newer.ipynb"):
+        assert progress.main(["00_first_ranks", named_one]) == 2
 
 
 def test_the_last_cell_lists_what_this_kernel_has_checked(capsys, monkeypatch):

@@ -84,6 +84,13 @@ def test_a_cell_that_fails_on_purpose_is_known_without_its_tag():
             assert (submit._error(cell) == "") == wanted
 
 
+def test_an_error_that_is_a_sentence_goes_on_without_its_full_stop():
+    raised = {"output_type": "error", "ename": "ValueError", "evalue": "It is wrong."}
+    cell = {"source": "f()", "outputs": [raised]}
+    said = "ValueError: It is wrong, in the cell that begins with 'f()'"
+    assert submit._error(cell) == said
+
+
 def test_an_error_names_its_kind_once():
     cell = made.code("f()")
     cell["outputs"] = [{"output_type": "error", "ename": "Deadlock", "evalue": "deadlock: rank 0"}]
@@ -199,6 +206,17 @@ def test_a_folder_in_which_nothing_is_written_is_not_run(here, capsys):
         and "course_lib.submit 00" in said
     )
     assert not (here / "submission.zip").exists()
+
+
+def test_a_scratch_file_and_a_damaged_one_are_left_out_and_named(here, capsys):
+    made.hello(here / "mine.ipynb", made.HELLO, made.FULL)
+    made.save(here / "Untitled.ipynb", made.code("1 + 1"))
+    assert submit.main(["--no-run"]) == 0
+    assert "Left out: Untitled.ipynb has no check" in capsys.readouterr().out
+    (here / "damaged.ipynb").write_text("{")
+    assert submit.main(["--no-run"]) == 1, "it might be one that counts"
+    assert "Left out: damaged.ipynb is not a notebook" in capsys.readouterr().out
+    assert list(members(here / "submission.zip")) == ["00_first_ranks/00_first_ranks.ipynb"]
 
 
 def test_an_interrupt_packs_nothing_and_says_so(here, capsys, monkeypatch):
