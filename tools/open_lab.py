@@ -6,8 +6,8 @@
 
 The settings hold for this command alone, since they are neither in `.venv` nor in the home folder:
 `JUPYTER_CONFIG_PATH` names their folder. They turn off what only instructors need, keep the log short, open
-`start_here.md` first, and save the widgets' state with a notebook. A choice in JupyterLab's own Settings
-counts more. If another folder is to be opened, none of the settings apply.
+`start_here.md` first, and save the widgets' state with a notebook, even after a restart. A choice in
+JupyterLab's own Settings counts more. If another folder is to be opened, none of the settings apply.
 """
 
 from __future__ import annotations

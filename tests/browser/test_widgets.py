@@ -158,12 +158,15 @@ def test_controls_can_be_changed(gallery: Lab, place: int, by: str) -> None:
     assert not gallery.red()
 
 
-def test_each_widget_is_there_when_the_notebook_is_opened_again(gallery: Lab) -> None:
+def run_all_of(gallery: Lab) -> None:
     for place in range(1, len(ALL) + 1):
         if gallery.count(place) is None:
             gallery.run(place)
             Widget(gallery, place)
-    gallery.save()
+
+
+def see_all_of(gallery: Lab) -> None:
+    """Open the notebook again, without a kernel that has a widget, and look at each."""
     gallery.server.end_kernels()
     gallery.open(NOTEBOOK)
     for place in range(1, len(ALL) + 1):
@@ -174,4 +177,20 @@ def test_each_widget_is_there_when_the_notebook_is_opened_again(gallery: Lab) ->
             .locator(".jupyter-widgets, img")
             .first.is_visible()
         )
+
+
+def test_each_widget_is_there_when_the_notebook_is_opened_again(gallery: Lab) -> None:
+    run_all_of(gallery)
+    gallery.save()
+    see_all_of(gallery)
     gallery.shot("widgets_again")
+
+
+def test_a_restart_before_the_notebook_is_saved_takes_no_widget_away(gallery: Lab) -> None:
+    run_all_of(gallery)
+    gallery.save()
+    gallery.restart()
+    gallery.add("'saved after the restart'")
+    gallery.save()
+    see_all_of(gallery)
+    gallery.shot("widgets_after_a_restart")

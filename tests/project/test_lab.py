@@ -6,10 +6,12 @@ import ast
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -90,6 +92,63 @@ def test_jupyterlab_reads_the_settings_of_a_student(
         labextensions_path=[str(LABEXTENSIONS)],
     )  # fmt: skip
     assert found["schema"]["properties"]["saveState"]["default"] is True
+
+
+def widgets(*states: str, pictures: bool = True) -> dict[str, Any]:
+    """A notebook with the outputs of two widgets, and the states of those whose names are given."""
+    view = "application/vnd.jupyter.widget-view+json"
+    known = {
+        "box": {"state": {"children": ["IPY_MODEL_slider"]}},
+        "slider": {"state": {}},
+        "link": {"state": {"source": ["IPY_MODEL_slider", "value"]}},
+        "other": {"state": {}},
+    }
+    outputs = [
+        {
+            "data": {
+                view: {"model_id": name},
+                "text/plain": "",
+                **({"image/png": ""} if pictures else {}),
+            }
+        }
+        for name in ("box", "other")
+    ]
+    kept = {"application/vnd.jupyter.widget-state+json": {"state": {s: known[s] for s in states}}}
+    return {"cells": [{"outputs": outputs}, {}], "metadata": {"widgets": kept}}
+
+
+def test_a_restart_before_a_notebook_is_saved_costs_no_widget(tmp_path: Path) -> None:
+    made = SimpleNamespace(ContentsManager=SimpleNamespace())
+    hook = runpy.run_path(
+        str(ROOT / "tools/lab/jupyter_server_config.py"), {"get_config": lambda: made}
+    )["keep_widgets"]
+    assert made.ContentsManager.pre_save_hook is hook
+    manager = SimpleNamespace(root_dir=str(tmp_path))
+
+    def saved_over(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / "x.ipynb").write_text(json.dumps(before))
+        hook(model={"type": "notebook", "content": now}, path="x.ipynb", contents_manager=manager)
+        return now
+
+    all_of_them = widgets("box", "slider", "link", "other")
+    assert saved_over(all_of_them, widgets()) == all_of_them
+    assert saved_over(all_of_them, widgets("other")) == all_of_them
+    # A cell that was run again shows another widget, so the file keeps nothing of the one before.
+    alone = widgets("other")
+    del alone["cells"][0]["outputs"][0]
+    assert saved_over(all_of_them, json.loads(json.dumps(alone))) == alone
+    # A widget whose state was never saved leaves its picture, if it has one.
+    never = saved_over(widgets("box", "slider", "link"), widgets())
+    box, other = (output["data"] for output in never["cells"][0]["outputs"])
+    assert len(box) == 3 and sorted(other) == ["image/png", "text/plain"]
+    bare = widgets(pictures=False)
+    assert saved_over({}, widgets(pictures=False)) == bare
+    # A person who does not want states to be saved gets none.
+    without = widgets()
+    del without["metadata"]["widgets"]
+    assert saved_over(all_of_them, json.loads(json.dumps(without))) == without
+    hook(model={"type": "file", "content": "text"}, path="x.md", contents_manager=manager)
+    hook(model={"type": "notebook"}, path="new.ipynb", contents_manager=manager)
 
 
 def test_an_instructor_has_every_extension() -> None:
