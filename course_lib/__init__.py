@@ -59,8 +59,10 @@ def _start_in_background() -> None:
     """Start the process that forks the ranks, so that the first `launch` does not have to wait for it."""
     if os.environ.get("COURSE_ROLE") or "TORCHELASTIC_RUN_ID" in os.environ:
         return  # in a rank, or under torchrun: nothing to start
+    from course_lib.runtime.outside import watch_cells
     from course_lib.runtime.pools import preload
 
+    watch_cells()
     preload("course_lib.checks.rank.harness")
 
 

@@ -99,6 +99,16 @@ def test_an_error_shows_the_students_frames(notebook: Notebook) -> None:
     assert "--- ranks 0 and 1 ---" in said
 
 
+@pytest.mark.parametrize("call", ["dist.get_rank()", "dist.send(torch.ones(2), 1)"])
+def test_a_call_outside_the_ranks_is_pointed_to_launch(notebook: Notebook, call: str) -> None:
+    notebook.cell("import torch\ndef function():\n    return " + call)
+    said = notebook.cell("function()")
+    assert "Default process group has not been initialized" in said["error"], "as PyTorch words it"
+    assert "as in launch(function, its arguments, world_size=2)" in said["stdout"]
+    assert "Note" not in notebook.cell("1 / 0")["stdout"]
+    assert "Note" not in notebook.cell("print(1)")["stdout"]
+
+
 def test_a_check_says_that_the_newest_cell_of_its_function_failed(notebook: Notebook) -> None:
     """Else a table full of points would stand below a mistake in the grammar."""
     notebook.cell("from course_lib import check, device")
