@@ -12,13 +12,16 @@ JupyterLab's own Settings counts more. If another folder is to be opened, none o
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import zmq
+from jupyter_core.paths import jupyter_runtime_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS, WORK = ROOT / "tools" / "lab", ROOT / "work"
@@ -29,16 +32,42 @@ SAID = """\
 JupyterLab starts. It opens in your browser by itself; where it does not, open an address that begins with
 http://localhost below. Keep this terminal open while you work. To end JupyterLab, save your notebooks, and
 press Ctrl-C twice here."""
+BEFORE = """\
+A JupyterLab that you started before still runs, at
+{address}
+Work in one of the two, because both save the same files. To end the other one, press Ctrl-C twice in its
+terminal.
+
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Become JupyterLab: a signal to this process reaches the server."""
     options = list(sys.argv[1:] if arguments is None else arguments)
-    sys.stdout.write(f"{SAID}\n")
+    before = "" if is_instructors(options) else running(Path(jupyter_runtime_dir()))
+    sys.stdout.write(f"{BEFORE.format(address=before) if before else ''}{SAID}\n")
     sys.stdout.flush()
     if not is_instructors(options):
         os.chdir(WORK)  # where JupyterLab's terminals begin, for the commands of start_here.md
     os.execve(sys.executable, command(options), environment(options, os.environ))
+
+
+def running(notes: Path) -> str:
+    """The address of a server of `work/` that has not ended, by the notes that servers leave; else ""."""
+    for file in sorted(notes.glob("jpserver-*.json")):
+        try:
+            note = json.loads(file.read_text(encoding="utf-8"))
+            if Path(note["root_dir"]) == WORK:
+                socket.create_connection((note["hostname"], note["port"]), timeout=1.0).close()
+                return f"{note['url']}lab?token={note['token']}"
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # it has ended, or is only about to begin
+            continue
+    return ""
 
 
 def is_instructors(options: Sequence[str]) -> bool:

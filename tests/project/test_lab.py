@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,24 @@ def test_a_restart_before_a_notebook_is_saved_costs_no_widget(tmp_path: Path) ->
     assert saved_over(all_of_them, json.loads(json.dumps(without))) == without
     hook(model={"type": "file", "content": "text"}, path="x.md", contents_manager=manager)
     hook(model={"type": "notebook"}, path="new.ipynb", contents_manager=manager)
+
+
+def test_a_server_of_the_same_folder_that_still_runs_is_named(tmp_path: Path) -> None:
+    listening = socket.create_server(("localhost", 0))
+    where = {
+        "hostname": "localhost",
+        "port": listening.getsockname()[1],
+        "url": "http://localhost:8888/",
+    }
+    note = {"root_dir": str(open_lab.WORK), "token": "ab", **where}
+    assert open_lab.running(tmp_path / "none") == ""
+    for name, other in (("1", "{"), ("2", "[]"), ("3", json.dumps(note | {"root_dir": "/x"}))):
+        (tmp_path / f"jpserver-{name}.json").write_text(other)
+    assert open_lab.running(tmp_path) == ""
+    (tmp_path / "jpserver-4.json").write_text(json.dumps(note))
+    assert open_lab.running(tmp_path) == "http://localhost:8888/lab?token=ab"
+    listening.close()
+    assert open_lab.running(tmp_path) == "", "its server has ended, by force"
 
 
 def test_an_instructor_has_every_extension() -> None:
