@@ -165,8 +165,9 @@ def run_all_of(gallery: Lab) -> None:
             Widget(gallery, place)
 
 
-def see_all_of(gallery: Lab) -> None:
-    """Open the notebook again, without a kernel that has a widget, and look at each."""
+def test_each_widget_is_there_when_the_notebook_is_opened_again(gallery: Lab) -> None:
+    run_all_of(gallery)
+    gallery.save()
     gallery.server.end_kernels()
     gallery.open(NOTEBOOK)
     for place in range(1, len(ALL) + 1):
@@ -177,20 +178,22 @@ def see_all_of(gallery: Lab) -> None:
             .locator(".jupyter-widgets, img")
             .first.is_visible()
         )
-
-
-def test_each_widget_is_there_when_the_notebook_is_opened_again(gallery: Lab) -> None:
-    run_all_of(gallery)
-    gallery.save()
-    see_all_of(gallery)
     gallery.shot("widgets_again")
 
 
-def test_a_restart_before_the_notebook_is_saved_takes_no_widget_away(gallery: Lab) -> None:
+def test_a_restart_before_the_notebook_is_saved_costs_no_widget(gallery: Lab, course: Path) -> None:
     run_all_of(gallery)
     gallery.save()
     gallery.restart()
     gallery.add("'saved after the restart'")
     gallery.save()
-    see_all_of(gallery)
-    gallery.shot("widgets_after_a_restart")
+    saved = nbformat.read(course / "work" / NOTEBOOK, as_version=4)
+    assert "after the restart" in saved.cells[-1].source
+    states = saved.metadata.widgets["application/vnd.jupyter.widget-state+json"].state
+    shown = [
+        output.data["application/vnd.jupyter.widget-view+json"].model_id
+        for cell in saved.cells
+        for output in cell.get("outputs", [])
+    ]
+    assert len(shown) == len(ALL)
+    assert set(shown) <= set(states)
