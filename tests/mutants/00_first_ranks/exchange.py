@@ -54,6 +54,21 @@ def exchange(tensor, group=None):
     tensor = received
 
 
+# %% wrong: copied into the contiguous copy of the argument
+# is: slip
+# says: the name can stand for another tensor
+def exchange(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if rank ^ 1 >= n:
+        return
+    tensor = tensor.contiguous()
+    received = torch.empty_like(tensor)
+    handle = dist.isend(tensor, group=group, group_dst=rank ^ 1)
+    dist.recv(received, group=group, group_src=rank ^ 1)
+    handle.wait()
+    tensor.copy_(received)
+
+
 # %% wrong: added instead of swapped
 # is: slip
 # says: Swap, do not add

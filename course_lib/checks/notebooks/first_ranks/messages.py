@@ -92,7 +92,8 @@ def exchange_hint(mistakes: list[kit.Mistake]) -> str:
     if sign == "own":
         return (
             "The partner's value never arrived in `tensor`. Receive into it, or copy the received value "
-            "there with copy_()."
+            "there with copy_(). After an assignment such as `tensor = tensor.contiguous()`, the name can "
+            "stand for another tensor than the argument."
         )
     if sign == "copy":
         return "The partner of rank r is r ^ 1, so 0 and 1 swap, 2 and 3, and so on."
