@@ -11,7 +11,7 @@
 # Here the axes work together on real ranks, three of them on 8 and all four on 16. You write the step that
 # trains on such a mesh, with the same gradients as a single process. Then you put numbers on it: the bytes
 # per axis, the memory per GPU, and the seconds per step. At the end, your functions choose a layout for 1,024
-# GPUs, and you judge them by published runs.
+# GPUs, and you compare their predictions with published runs.
 #
 # | | |
 # |---|---|
@@ -40,7 +40,7 @@
 # | | |
 # |---|---|
 # | mesh | the ranks of a run, arranged as a grid with one axis for each way of cutting |
-# | pp, dp, cp, tp | the axes. pp cuts the model into stages, dp gives each replica other rows, cp cuts a sequence, and tp cuts a layer |
+# | pp, dp, cp, tp | the axes. pp cuts the model into stages, dp gives each replica different rows, cp cuts a sequence, and tp cuts a layer |
 # | group of an axis | the ranks that differ only in this axis |
 # | flattened group | the ranks that differ in several axes, such as dp and cp, taken as one group |
 # | innermost | the axis whose neighbours are neighbouring ranks. It is listed last |
@@ -51,8 +51,8 @@
 # axis is missing, its size is 1.
 #
 # Below the imports, a cell holds the tools for sections 1 to 4. You don't have to read it now. `on_mesh` runs
-# the ranks of a mesh (8 if you name no other). It builds a small GPT in float64, cuts it over the axes, and
-# calls a function of yours. `alone` runs the same model in one process.
+# the ranks of a mesh (8 by default). It builds a small GPT in float64, cuts it over the axes, and calls one
+# of your functions. `alone` runs the same model in one process.
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
@@ -264,9 +264,9 @@ if ready(coordinates, axis_ranks):
 # **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 ·
 # 8, or 4 · 1,024?
 #
-# **Build.** Each replica reads consecutive rows. Under a causal mask late tokens cost more than early ones, so
-# positions are dealt as a zigzag. Rank r of cp gets chunks r and 2cp−1−r of 2 cp chunks, which are counted
-# from 0. `cut`, the sizes and the coordinates are given.
+# **Build.** Each replica reads consecutive rows. Under a causal mask, late tokens cost more than early ones,
+# so positions are dealt out in a zigzag. Rank r of cp gets chunks r and 2cp−1−r of 2 cp chunks, which are
+# counted from 0. `cut`, the sizes and the coordinates are given.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -416,10 +416,10 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # **Predict.** On pp 2, dp 2, tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
 # collectives does rank 0 call over tp, including the embedding's sum? How many over dp?
 #
-# **Build.** Some parameters might have a gradient from an earlier call, which is reduced already. The given
-# lines put it aside, and add it at the end. You write the middle. `run_schedule` returns the parts of the
-# loss by microbatch, and the given lines add them up. `mesh.group(axis)` takes an axis or a tuple of axes. A
-# missing axis has size 1. Create new tensors on `mesh.device`.
+# **Build.** Some parameters might have a gradient from an earlier call, which has already been reduced. The
+# given lines set it aside, and add it back at the end. You write the middle. `run_schedule` returns the parts
+# of the loss by microbatch, and the given lines add them up. `mesh.group(axis)` takes an axis or a tuple of
+# axes. A missing axis has size 1. Create new tensors on `mesh.device`.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -467,8 +467,8 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # mesh.group("pp"), count)</code> runs the forward and backward of all microbatches, adds tied terms, and
 # divides by <code>count</code>, a number.</details>
 # <details><summary>Hint: the targets of the batch</summary><code>(targets != -100).sum()</code>, added up
-# over the microbatches, is this replica's number. Sum it only over dp, because the ranks of cp are given the
-# same rows.</details>
+# over the microbatches, is this replica's number of targets. Sum it only over dp, because the ranks of cp are
+# given the same rows.</details>
 # <details><summary>Hint: one sum for two axes</summary>Summing over cp and then over dp is the same as
 # summing over the flattened group. Nothing is left to divide.</details>
 # <details><summary>Hint: a gradient is wrong</summary>Look at the factor. If all gradients are n times too
@@ -488,9 +488,8 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The next cell runs your step on eight ranks and compares it with one process. It prints the
-# loss, and the largest difference of any gradient on any rank, as a share of the largest gradient. The cell
-# after it draws the step, with every operation in the colour of its axis, and counts the operations of rank
-# 0.
+# loss, and the largest error of any gradient on any rank, relative to the largest gradient. The cell after it
+# draws the step, with every operation in the colour of its axis, and counts the operations of rank 0.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -585,9 +584,9 @@ if run:
 # **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
 # `PipelineStage` with `Schedule1F1B` runs the stages. If you compose them, you have to know two things that
-# no error tells you. `fully_shard` takes the mean over dp by itself, so you must divide the loss by only 1/dp
-# of the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to add up its
-# two copies' gradients.
+# no error message tells you. `fully_shard` takes the mean over dp by itself, so you must divide the loss by
+# only 1/dp of the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to add
+# up its two copies' gradients.
 #
 # <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
 # and cp as one flattened group, for the same reason as your single all-reduce. It also counts the targets of
@@ -643,8 +642,8 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 #
 # Training clips the gradient by its norm. If the norm of the whole model is above `max_norm`, all gradients
 # are scaled by max_norm / norm. On a mesh, however, no rank holds the whole gradient, and several ranks hold
-# the same pieces. The square of a norm is a sum over elements, so the squares of the pieces add up, if each
-# element counts once.
+# the same pieces. The square of a norm is a sum over elements, so you can add up the squares of the pieces,
+# as long as each element counts once.
 #
 # The cell runs a step of the reference and shows which ranks hold three of the parameters. Each number says
 # which piece of the gradient a rank has, so equal numbers in a row mean equal gradients.
@@ -815,8 +814,8 @@ if ready(clip_grad_norm):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Four axes send four kinds of messages. Closed forms tell *how many* bytes they send, but the placement of
-# the ranks decides *where* these bytes travel. `one_step` runs section 3's step again, for a wider GPT in
+# Four axes send four kinds of messages. Closed forms tell you *how many* bytes they send, but the placement
+# of the ranks decides *where* these bytes travel. `one_step` runs section 3's step again, for a wider GPT in
 # float32, on eight ranks in two nodes of four. The thick lines mark the borders of the nodes.
 #
 # **Predict.** Put the three axes in order before you run the cell. Which one sends most, and which one least?
@@ -852,16 +851,16 @@ hybrid_figures.nodes_figure(sent, per_node=4)
 #
 # <details><summary>The parts that are given as code</summary>The first stage adds one all-reduce of M over tp
 # for each microbatch, for the embedding. The last stage adds two, one of M for the gradient of the head's
-# input, and one of 3 float32 numbers per token for the loss. With a tied table and more than one stage, these
-# two stages also sum the table's gradient once per step, in an all-reduce of V/t · h elements over two ranks.
-# V is the number of rows of the table, and h the width.<br>With GPT-2's parts, (12h² + 7h)/t parameters are
-# cut in each layer, and 6h are whole (norms, and the biases added after a sum). The first stage also has the
-# table, V·h/t, and the positions, context·h. The last stage has the final norm, 2h, and the head, V·h/t. A
-# tied head is the table, so both stages have a copy of it. But if one stage is both the first and the last,
-# it has the tied table only once.<br>For cp, let K be the bytes of keys <i>and</i> values of the rank's
-# tokens, for key_value_heads / t heads. For each layer here and each microbatch, a rank sends (cp−1) · K in
-# forward. In backward, it sends (cp−1) · K again, and cp · K for the gradients. With cp = 1 it sends
-# nothing.</details>
+# input, and one of 3 float32 numbers per token for the loss. With a tied table and more than one stage, the
+# first and the last stage also sum the table's gradient once per step, in an all-reduce of V/t · h elements
+# over two ranks. V is the number of rows of the table, and h the width.<br>With GPT-2's parts, (12h² + 7h)/t
+# parameters are cut in each layer, and 6h are whole (norms, and the biases added after a sum). The first
+# stage also has the table, V·h/t, and the positions, context·h. The last stage has the final norm, 2h, and
+# the head, V·h/t. A tied head is the table, so both stages have a copy of it. But if one stage is both the
+# first and the last, it has the tied table only once.<br>For cp, let K be the bytes of keys <i>and</i> values
+# of the rank's tokens, for key_value_heads / t heads. For each layer here and each microbatch, a rank sends
+# (cp−1) · K in forward. In backward, it sends (cp−1) · K again, and cp · K for the gradients. With cp = 1 it
+# sends nothing.</details>
 #
 # `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group spans
 # stride · size ranks, and each node holds `per_node` ranks. `stride`, `size` and `ranks` (of the mesh) are
@@ -930,8 +929,8 @@ def wire(sizes, axis, per_node):
 # %% [markdown]
 # <details><summary>Hint: a node of 6</summary>With tp = 4 and nodes of 6, ranks 4 to 7 are one group, but 4
 # and 5 are in the first node, and 6 and 7 in the second. An axis of one rank stays in its node, and so do all
-# axes of a mesh that fits into a node. Otherwise a group stays in a node if stride · size divides the
-# node.</details>
+# axes of a mesh that fits into a node. Otherwise a group stays in a node if stride · size divides the number
+# of GPUs per node.</details>
 
 # %% nbgrader={"grade_id": "axis_bytes_check", "points": 8}
 report = check("10_four_dimensions/axis_bytes", axis_bytes, wire)
@@ -1064,13 +1063,13 @@ LAYOUT = {
 GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% [markdown]
-# **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. A whole model that is cut only
-# by tp 8 keeps 34 GB of activations for one microbatch. How much of the 34 GB does the first stage keep?
+# **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. Without a pipeline, a model cut
+# only by tp 8 keeps 34 GB of activations for one microbatch. How much of the 34 GB does the first stage keep?
 #
-# **Build.** `memory_per_gpu` returns the bytes of the layout's ZeRO stage plus the activations, in GB of 1e9
-# bytes. The code counts what a layer keeps, so you write only the states and the microbatches in flight. The
-# letters are L layers, width h, a heads, s tokens and V rows of the table. p, t and v are the layout's pp, tp
-# and chunks, replicas = dp · cp, and m = batch / (dp · microbatch).
+# **Build.** `memory_per_gpu` returns the bytes of the states (by the layout's ZeRO stage) plus the bytes of
+# the activations, in GB of 1e9 bytes. The code counts what a layer keeps, so you write only the states and
+# the microbatches in flight. The letters are L layers, width h, a heads, s tokens and V rows of the table. p,
+# t and v are the layout's pp, tp and chunks, replicas = dp · cp, and m = batch / (dp · microbatch).
 #
 # | you write | bytes |
 # |---|---|
@@ -1183,7 +1182,7 @@ if ready(memory_per_gpu):
 # **Question.** Does a pipeline save activations if m < p?
 #
 # <details><summary>Answer</summary>Yes. Then min(m, p) = m, so only m · L/p layers are kept. But a pipeline
-# with fewer microbatches than stages idles for half of its time, or more.</details>
+# with fewer microbatches than stages idles for at least half of the time.</details>
 
 # %% [markdown]
 # ## 7 · How long? A cluster of 1,024
@@ -1258,9 +1257,10 @@ SELENE = {
 # only M/t, and the next stage gathers the parts along tp. And 4 · microbatch · s · h / t are the keys and
 # values of the whole sequence in 16 bits. Each rank of cp has 1/cp of them, which is section 5's K.
 #
-# The bytes of the other operations are our own count, for fused kernels in 16 bits. For each element of the
-# stream, norms take 4 and 6 (forward, backward), and bias, dropout and residual 7 and 5. GELU takes 4 and 6
-# for each of its 4h, and softmax with its dropout 9 and 11 for each score.
+# The bytes of the other operations are our own count, for fused kernels in 16 bits. Each pair of numbers is
+# for forward and backward. Per element of the stream, norms take 4 and 6, whereas bias, dropout and residual
+# take 7 and 5. GELU takes 4 and 6 for each of its 4h elements, and softmax with its dropout takes 9 and 11
+# per score.
 #
 # </details>
 
@@ -1425,12 +1425,12 @@ for table, constant in (
 # | points | 4 |
 #
 # There are 66 ways to divide 1,024 GPUs into pp, dp and tp. Of these, 29 can cut a 175B-parameter model and
-# 1,536 sequences, and fit into 76 of the 80 GB with some choice of options.
+# 1,536 sequences, and fit into 76 of the 80 GB with the right options.
 #
 # **Predict.** Write down pp, dp and tp of the winner before you compute it.
 #
-# **Build.** `layouts()` is given, so you don't have to read its lines. It yields all layouts that can be cut,
-# each a dict as in §6.
+# **Build.** `layouts()` is given, so you don't have to read its lines. It yields all layouts into which the
+# model and the batch can be cut, each a dict as in §6.
 #
 # <details><summary>The layouts it yields, and those it leaves out</summary>
 #
@@ -1506,7 +1506,7 @@ report.points(4)
 
 # %% [markdown]
 # **Measure.** The cell prints the winner next to 8 × 16 × 8. Then it **breaks** the cluster. It halves the
-# speed of each link, and takes the nodes apart.
+# speed of each link, and makes the nodes smaller.
 
 
 # %% tags=["skip-in-grading"]
@@ -1556,9 +1556,9 @@ strategy_advisor()
 #
 # **Question.** When is tp = 16 right?
 #
-# <details><summary>Answer</summary>If 16 GPUs share one fast link, as in a rack with NVLink across nodes, or
-# if nothing else fits, as with one long sequence and few heads to cut. With 8 in a node, the sums go over the
-# network (section 9, question 1).</details>
+# <details><summary>Answer</summary>It is right if 16 GPUs share one fast link, as in a rack with NVLink
+# across nodes, or if nothing else fits, as with one long sequence and few heads to cut. With 8 in a node, the
+# sums go over the network (section 9, question 1).</details>
 
 # %% [markdown]
 # ### Optional: all divisions, and a popular table, judged
@@ -1579,8 +1579,8 @@ hybrid_figures.divisions_figure(verdicts, room=76)
 # %% [markdown]
 # A popular table says when to use what. We judge five of its rows, each for one GPT on one cluster, and the
 # first row for a second GPT as well. (The sixth row is ZeRO-Offload, which the advisor doesn't know.) The
-# advice counts as right if its best layout fits and takes at most 1.1 times as long as the best of all.
-# **Predict** how many of the six cases are right.
+# advice counts as right if its best layout fits and takes at most 1.1 times as long as the best layout of
+# all. **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
 from course_lib.models import PUBLISHED
@@ -1683,8 +1683,8 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(ON_ONE_AXIS)
 # %% [markdown]
-# Replicas add up the gradients once per step, a pipeline sends its activations, and cut layers wait for four
-# sums in each layer. So a slow link shows first if the layers are cut. (A dash means that the 12 heads cannot
+# Replicas add up the gradients once per step, and a pipeline sends its activations, but a cut layer has to
+# wait for four sums. So a slow link hurts first if the layers are cut. (A dash means that the 12 heads cannot
 # be cut into as many parts as you have GPUs.)
 
 # %% [markdown]
@@ -1707,8 +1707,8 @@ on_gpus = on_your_gpus(ON_ONE_AXIS)
 # | 16,384 | 8 | 1 | 16 | 128 | 8,192 | 400 |
 # | 16,384 | 8 | 16 | 16 | 4 | 131,072 | 380 |
 #
-# The columns GPUs, TP, CP and PP are right, but one entry in the other columns cannot be. Which number should
-# replace it? (`answer_2`)
+# The columns GPUs, TP, CP and PP are right, but one entry in the other columns cannot be right. Which number
+# should replace it? (`answer_2`)
 #
 # **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches
 # of one sequence does each pipeline have? (`answer_3`)
@@ -1754,7 +1754,7 @@ report.points(4)
 # | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
-# Instead of section 7's formula, you can take the *record* of a run, and let a clock repeat it on other
+# Instead of section 7's formula, you can take the *record* of a run, and let a clock replay it on other
 # links. The record says what each rank did in which order, and the clock says when.
 #
 # **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2 s
@@ -1770,10 +1770,10 @@ report.points(4)
 # | `["recv", peer, nbytes]` | the rank continues when the next message from `peer` has arrived |
 #
 # Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha +
-# bytes · beta on the slowest link its ranks need, with *one* alpha, as the emulated wires of section 5 count.
-# A message counts with all its bytes, a sum with 2(n−1)/n of them. A rank has two links, inside and across.
-# Each link carries the rank's messages one after another, so the second begins when the first has arrived. A
-# sum does not queue, so it neither waits for messages nor holds them up.
+# bytes · beta on the slowest link its ranks need. It has only *one* alpha, as on the emulated wires of
+# section 5. A message counts all its bytes, whereas a sum counts 2(n−1)/n times its bytes. A rank has two
+# links, inside and across. Each link carries the rank's messages one after another, so the second message
+# begins when the first has arrived. A sum does not queue, so it neither waits for messages nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1820,11 +1820,11 @@ def replay(records, per_node, inside, across):
 
 
 # %% [markdown]
-# <details><summary>Answer to the prediction</summary>After 2.3 s. The sum begins at 2 s, when rank 1 arrives.
-# It takes 0.2 s, and 0.1 s more for 2(n−1)/n · 100 kB = 100 kB.</details>
+# <details><summary>Answer to the prediction</summary>They are done after 2.3 s. The sum begins at 2 s, when
+# rank 1 arrives. It takes 0.2 s, and 0.1 s more for 2(n−1)/n · 100 kB = 100 kB.</details>
 # <details><summary>Hint: ranks that wait</summary>Let each rank run as far as it can, one after another, and
-# start again as long as any of them moved. A rank stops before a receive whose message was not sent, and
-# before a sum whose members have not all arrived.</details>
+# start again as long as any of them moved. A rank stops before a receive whose message has not been sent yet,
+# and before a sum whose members have not all arrived.</details>
 
 # %% nbgrader={"grade_id": "replay_check", "points": 0}
 # Extra credit, 6 points
@@ -1834,9 +1834,10 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The reference's replay reads a ledger as it is, including handles that are waited for later. It
-# predicts steps like section 5's from a run *without* wires. A second run then sleeps them on the wires. The
-# alphas are five times as long, so that a busy machine does not matter. The cell takes half a minute.
+# **Measure.** The reference's replay reads a ledger as it is, including handles that are waited for later.
+# From a run *without* wires, it predicts steps like section 5's. A second run then takes these steps on
+# emulated wires. The alphas are five times as long, so that a busy machine does not matter. The cell takes
+# half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1871,13 +1872,14 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, slept {measured:.2f} s")
 
 # %% [markdown]
-# The ratio of the two orders is nearly the same, computed and slept. The compute between the operations comes
-# from the record, and on a busy machine this is the part that varies.
+# The ratio of the two orders is nearly the same, whether computed or slept. The compute between the
+# operations comes from the record, and on a busy machine this is the part that varies.
 #
 # **A thousand GPUs.** A mesh is symmetric, because ranks of tp, dp and cp do the same. So one rank of each
-# stage can stand for all of them, and 1,024 GPUs cost the clock only as much as two ranks do. The cell takes
-# section 5's step on pp 2, dp 2, tp 2 with the groups of pp 2, dp 64 and tp 8 on A100s. It gives tp and pp
-# 1,500 times as many bytes (a stream of 25 MB, half of GPT-3's stream), and leaves out the compute.
+# stage can stand for all of them, and 1,024 GPUs cost the clock only as much as two ranks do. The cell
+# replays section 5's step on pp 2, dp 2, tp 2 as if its groups were those of pp 2, dp 64 and tp 8 on A100s.
+# It gives tp and pp 1,500 times as many bytes (a stream of 25 MB, half of GPT-3's stream), and leaves out the
+# compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -1916,9 +1918,9 @@ if ready(step_seconds):
 #
 # **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
 #
-# <details><summary>Answer</summary>It can never show a straggler, one rank of 1,024 slower than its like,
-# because symmetry has removed it. This is one reason why the model misses MegaScale's last two rows (the end
-# of section 7).</details>
+# <details><summary>Answer</summary>It can never show a straggler, one rank of 1,024 that is slower than the
+# others, because symmetry has removed it. This is one reason why the model misses MegaScale's last two rows
+# (the end of section 7).</details>
 
 # %% [markdown]
 # ## What you have built

@@ -5,12 +5,12 @@
 #
 # OpenAI reports 3.14e23 floating-point operations for GPT-3, but never published how they were divided among the GPUs
 # (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become one
-# function, which takes a layout and makes a step of training.
+# function, which takes a layout and runs one training step.
 #
 # In the first half you train the same GPT in fifteen layouts on up to eight ranks and watch fifteen curves become one
 # line. In the second half your function runs unchanged as one rank of 1,024, on this machine. Then a run is killed and
-# continues, and everything you measured goes onto a page you can show. The next code cell imports what you need, and
-# you can skip its lines.
+# resumed, and everything you measured goes onto a page you can show to others. The next code cell imports what you
+# need, and you can skip its lines.
 #
 # | | |
 # |---|---|
@@ -117,12 +117,12 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # | 01 · Why distribute | Training needs about 6 FLOPs per parameter and token, and about 16 bytes per parameter. |
 # | 02 · Collectives | The sum of M bytes over n ranks costs each rank 2 (n−1)/n M. |
 # | 03 · Data parallelism | Replicas that sum their gradients train one model. |
-# | 04 · ZeRO | The same sum is a reduce-scatter and an all-gather, so the optimizer between them needs a shard only. |
+# | 04 · ZeRO | The same sum is a reduce-scatter and an all-gather, so the optimizer between them needs only a shard. |
 # | 05 · FSDP | A block's parameters can arrive just before they are used, while the block before it computes. |
 # | 06 · Tensor parallelism | Cut a matrix by columns and the next by rows, and one sum per pair is enough. |
 # | 07 · Pipeline | Stage i of p keeps min(m, p − i) microbatches, and p − 1 of m + p − 1 moments are idle. |
 # | 08 · Context | Softmax over parts can be merged, so keys and values may go around a ring. |
-# | 09 · Precision and memory | Activations that aren't kept are computed again, and sums of short numbers are made in long ones. |
+# | 09 · Precision and memory | Activations that aren't kept are computed again, and short numbers are summed in longer ones. |
 # | 10 · Four dimensions | The ranks of dp x cp hold terms of one sum, so divide by the targets of the whole batch. |
 # | 11 · Experts | A token goes to k of E experts, so traffic depends on the data. |
 # | 12 · In operation | A run is its state, and a save is whole or does not exist. |
@@ -209,7 +209,7 @@ report.points(5)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_steps(how: str):
-    """Return the last loss, and this rank's seconds of the fastest step and parameters held."""
+    """Return the last loss, the seconds of the fastest step, and this rank's number of parameters."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = distribute(GPT(MODEL).to(device()), how)
@@ -241,20 +241,20 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 
 # %% [markdown]
 # The loss is the same up to rounding. On two idle cores, DDP reaches about one and a half times the tokens per second
-# of one rank. FSDP is slower than one rank, because this model is small and FSDP sends half as much again as DDP, in
-# many small messages.
+# of one rank. FSDP is slower than one rank, because this model is small and FSDP sends one and a half times as many
+# bytes as DDP, in many small messages.
 #
 # **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. A model larger than one GPU
 # is built on the meta device, then sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
-# need all of it immediately. A schedule of the learning rate, such as a warm-up and then a cosine, is a function of the
+# need all of it immediately. A learning-rate schedule, such as a warm-up followed by a cosine, is a function of the
 # step. If the global batch stays the same on more GPUs, nothing in the schedule depends on N.
 #
 # <details><summary>Which unit can't be freed between forward and backward?</summary>The root can't be freed, because it
 # contains the last norm and the head, with which backward begins.</details>
 #
-# <details><summary>In the lectures</summary>This is the exercise of lecture 004, which spreads a GPT of nanoGPT's kind
-# from one device by DDP and by FSDP. But nanoGPT's MLP uses an exact GELU, whereas the course's uses the tanh form, so
-# the two differ by up to 1e-4.</details>
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004, which takes a GPT like nanoGPT's from
+# one device to several, by DDP and by FSDP. But nanoGPT's MLP uses an exact GELU, whereas the course's uses the tanh
+# form, so the two differ by up to 1e-4.</details>
 
 # %% [markdown]
 # ## 2 · One step for every layout
@@ -267,9 +267,9 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 and 12 |
 #
-# DDP and FSDP know one axis. The function of this section knows all four, and ZeRO as well. You have built its parts
-# before, so it is only a page long. Only their *order* is new, because each part needs the results of the parts before
-# it. The stub contains the first two parts, and you write the other three:
+# DDP and FSDP know only one axis. The function in this section knows all four, and ZeRO as well. You have built its
+# parts before, so it is only a page long. Only the *order* of the parts is new, because each part needs the results of
+# the parts before it. The stub contains the first two parts, and you write the other three:
 #
 # | | part | needs | why here |
 # |---|---|---|---|
@@ -280,8 +280,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | It must get the parameters that will be trained |
 #
 # Then comes the step itself. It takes the rank's microbatches, counts the targets of the whole batch, runs forward and
-# backward by the schedule, sums the gradients over the replicas, lets the optimizer step, clears the gradients, and
-# returns the batch's loss on all ranks.
+# backward according to the schedule, sums the gradients over the replicas, lets the optimizer step, clears the
+# gradients, and returns the batch's loss on all ranks.
 #
 # | given | does |
 # |---|---|
@@ -296,23 +296,24 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # ### a · pp, dp, cp and tp
 #
-# A rank divides by the number of targets in the *whole* batch, so all ranks of dp x cp hold terms of one sum. Compute
-# this sum once, after the last backward. Write this part first, and run its check before you think about ZeRO.
+# Each rank divides its losses by the number of targets in the *whole* batch, so the gradients on the ranks of dp x cp
+# are terms of one sum. Compute this sum once, after the last backward. Write this part first, and run its check before
+# you think about ZeRO.
 #
 # ### b · ZeRO
 #
-# `zero=k` asks for the class of stage k, over dp x cp, and ZeRO's own sum replaces yours. But this sum doesn't quite
-# fit your gradients. In notebook 04, each rank divided by its own targets, so the ranks' gradients were samples of a
-# *mean*, and this is why ZeRO divides the sum by the n ranks of its group. Here, however, the gradients are terms of a
-# *sum*.
+# `zero=k` asks for the class of ZeRO's stage k over dp x cp, which computes the sum instead of you. But this sum
+# doesn't quite fit your gradients. In notebook 04, each rank divided by its own targets, so the ranks' gradients were
+# samples of a *mean*, and this is why ZeRO divides the sum by the n ranks of its group. Here, however, the gradients
+# are terms of a *sum*.
 #
 # **Predict.** You put `Zero1Optimizer` on the replicas, leave out your own sum, and change nothing else. By which
 # factor is the gradient wrong on dp 2 x cp 2? And which line would mend it for ZeRO-2, where `.grad` is None as soon as
 # backward is over?
 #
 # <details><summary>Answer</summary>It is 1/4 of the right one. If the terms are n times as large, their mean is right,
-# so divide the losses by n times fewer targets. That works for all stages, since the factor is in the loss and
-# therefore in every gradient. But then you have to divide the loss you return by n again.</details>
+# so first divide the number of targets by n. That works for all stages, since the factor is in the loss and therefore
+# in every gradient. But then you have to divide the loss you return by n again.</details>
 #
 # **Build.** The stub's line before `return step` gives the function four attributes, because §6 needs them to save a
 # run. So call your stages `stages`, your optimizer `optimizer` and your function `step`.
@@ -322,10 +323,10 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 def make_step(
     config: GPTConfig, layout: Layout, mesh: Mesh, batch_size: int, lr: float, optimizer=SGD
 ):
-    """Return a function of (inputs, targets) that makes a step of training on the whole batch.
+    """Return a function of (inputs, targets) that runs one training step on the whole batch.
 
-    layout: use its sizes, microbatch, chunks, zero and sequence. mesh: of the layout's sizes, with
-    all four axes, some of size 1. batch_size: the rows of a batch for all replicas together, which
+    layout: use its sizes, microbatch, chunks, zero and sequence. mesh: has the layout's sizes, with
+    all four axes, some of size 1. batch_size: the rows of a batch for all replicas together. They
     divide evenly. The model is `GPT(config)` after `torch.manual_seed(0)`, on the mesh's device, in
     the default dtype. optimizer: a class and its options except the rate, here (torch.optim.SGD,
     {"momentum": 0.9}).
@@ -359,7 +360,7 @@ def make_step(
         optimizer = with_sums[layout.zero](params, kind, group=replicas, **options)
     else:
         optimizer = kind(params, **options)  # of whole parameters, or of ZeRO-3's shards
-    n = layout.replicas if layout.zero else 1  # ZeRO takes the mean over so many ranks
+    n = layout.replicas if layout.zero else 1  # ZeRO takes the mean over this many ranks
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         whole = inputs.to(mesh.device), targets.to(mesh.device)
@@ -404,8 +405,8 @@ report = check("13_capstone/make_step", make_step, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Check b.** It runs layouts with ZeRO. Plain data parallelism would give the same losses, and with ZeRO-1 even the
-# same bytes, so the check also looks at the operations over the replicas.
+# **Check b.** It runs layouts with ZeRO. Plain data parallelism would give the same losses, and it would even send the
+# same bytes as ZeRO-1, so the check also looks at the operations over the replicas.
 
 # %% nbgrader={"grade_id": "make_step_with_zero_check", "points": 12}
 report = check("13_capstone/make_step_with_zero", make_step)
@@ -424,7 +425,7 @@ BY = "your make_step" if mine is make_step else "the library's make_step"
 # %% [markdown]
 # **In production.** torchtitan's `parallelize_*` functions follow the same order. First come pipeline stages, then tp,
 # then recomputation and compile, then FSDP around the result, and finally the optimizer. Megatron-LM instead builds a
-# rank's part directly, without ever making the whole model. §4 shows why it has to.
+# rank's part directly, without ever building the whole model. §4 shows why it has to.
 #
 # ### Optional: an optimizer that is made too early
 #
@@ -457,8 +458,8 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # The loss falls, but only because of what tp doesn't cut, namely norms, biases of the second matrices, and positions.
 # `mesh_stages` has replaced the other parameters with new tensors, but the optimizer still holds the old ones.
 #
-# **Question.** ZeRO's group is dp x cp. What would go wrong with the group of all ranks? (Ranks along pp and tp hold
-# different parameters, but their gradients would be added up element by element.)
+# **Question.** ZeRO's group is dp x cp. What would go wrong if it were the group of all ranks? (Ranks along pp and tp
+# hold different parameters, but their gradients would be added up element by element.)
 
 # %% [markdown]
 # ## 3 · Fifteen layouts, one loss
@@ -488,7 +489,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_losses(make, layout: Layout):
-    """On a rank, in float64, return the losses of five steps, and the second's peak in bytes."""
+    """On a rank, in float64, return five steps' losses, and the peak of the second step in bytes."""
     torch.set_default_dtype(torch.float64)
     with Meter() as meter:
         step = make(MODEL, layout, Mesh(layout.sizes), ROWS, LR)
@@ -579,15 +580,16 @@ report.points(5)
 # %% [markdown]
 # ### Three steps that somebody changed
 #
-# `step_a`, `step_b` and `step_c` are called like `make_step`. Each was changed for a good reason and passed a test on
-# one rank, but gives wrong losses on eight. Their layouts are below. First use your `smallest_failing` to find the axes
-# each of them needs to fail. Then read the function. It has only ten lines, and you know which axes to look for.
+# `step_a`, `step_b` and `step_c` take the same arguments as `make_step`. Each was changed for a good reason and passed
+# a test on one rank, but gives wrong losses on eight. Their layouts are below. First use your `smallest_failing` to
+# find the axes each of them needs to fail. Then read the function. It has only ten lines, and you know which axes to
+# look for.
 #
-# **Measure.** The cell makes 19 runs of a tiny GPT, which takes about 30 s. You can skip the code of its functions. A
-# step fails if one of its three losses is more than 1e-9 away from one process. For each step, the cell prints the axes
-# that your search returns, and how far off the three losses are on these axes. The first loss is a clue, because it is
-# wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't show before the second
-# loss.
+# **Measure.** The cell trains a tiny GPT 19 times, which takes about 30 s. You can skip the code of its functions. A
+# step fails if any of its three losses is more than 1e-9 away from the loss of one process. For each step, the cell
+# prints the axes that your search returns, and how far off the three losses are on these axes. The first loss is a
+# clue, because it is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't show
+# before the second loss.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -611,7 +613,7 @@ def three_losses(make, sizes):
 
 
 def find_axes(make, sizes):
-    """Return the axes the step needs to fail, and how far its losses then are from one process."""
+    """Return the axes the step needs to fail, and how far off its losses are on these axes."""
     apart = {}
 
     def fails(asked):
@@ -643,7 +645,7 @@ print("\n\n".join(inspect.getsource(make) for make in REPORTED))
 # | key | cause |
 # |---|---|
 # | `"mean"` | The ranks of cp hold terms of one sum, but their gradients are averaged. |
-# | `"bias"` | Every rank of tp adds the bias of a row-parallel layer, so the sum over tp has it several times. |
+# | `"bias"` | Every rank of tp adds the bias of a row-parallel layer, so the sum over tp contains it several times. |
 # | `"norms"` | The ranks of tp use a norm's weights on different tokens, but the gradients of these weights aren't summed. |
 # | `"positions"` | A rank of cp has tokens from several places of the sequence, but a later stage counts them from 0. |
 # | `"head"` | The first and the last stage hold one tied table, but each steps with only its own term of the gradient. |
@@ -727,7 +729,7 @@ for name, optimizer in (
 # it. So test parity with SGD.
 #
 # **Question.** Two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000. Is one of them wrong?
-# (Not necessarily, since training amplifies roundings. Compare only a few steps, or use float64.)
+# (Not necessarily, since training amplifies rounding errors. Compare only a few steps, or use float64.)
 
 # %% [markdown]
 # ## 4 · 1,024 ranks on this laptop
@@ -786,15 +788,17 @@ if rank_517 := tried(as_rank_517, mine):
 
 # %% [markdown]
 # The column *dry run* shows what your program does, and *closed form* shows what the formulas of notebooks 04, 06, 07
-# and 10 say. The row *numbers* contains the few bytes of losses and counts. For all three axes, the bytes, the parameters and the kept activations agree to the byte.
+# and 10 say. The few bytes of losses and counts are in the row *numbers*. For all three axes, the bytes, the parameters
+# and the kept activations agree to the byte.
 #
 # But look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
-# rank would need 702 GB before the first step. This line of your program can never run on a real cluster. This is why
-# Megatron-LM builds parts, and why others build on the meta device.
+# rank would need 702 GB before the first step. This line of your program could never run on a real cluster. That is why
+# Megatron-LM builds only a rank's part, and why others build the model on the meta device.
 #
-# **Check.** It runs your step as ranks of three stages of pp 8 x dp 16 x tp 8, on a small GPT of 8 layers with 8
-# microbatches per replica, and compares bytes by axis, calls over the replicas, parameters and kept activations with
-# the closed forms. A rank takes a few seconds. You can use a schedule other than 1F1B, as long as it keeps no more.
+# **Check.** On the mesh pp 8 x dp 16 x tp 8, it runs your step as ranks from three stages, for a small GPT of 8 layers
+# with 8 microbatches per replica. It compares the bytes by axis, the calls over the replicas, the parameters and the
+# kept activations with the closed forms. Each rank takes a few seconds. You can use a schedule other than 1F1B, as long
+# as it keeps no more activations.
 
 # %% nbgrader={"grade_id": "dry_step_check", "points": 4}
 report = check("13_capstone/dry_step", make_step)
@@ -863,10 +867,10 @@ verdict_c = "bytes over dp", 8
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: where to look</summary>If a row differs from its closed form, it has a mark, which says how
-# many times too large it is.</details>
-# <details><summary>Hint: unusual calls</summary>A program can use other calls than yours, so judge by the bytes instead
-# of the calls.</details>
+# <details><summary>Hint: where to look</summary>If a row differs from its closed form, a mark in the row says how many
+# times too large the number is.</details>
+# <details><summary>Hint: unusual calls</summary>A program can make different calls from yours, so judge by the bytes
+# instead of the calls.</details>
 
 # %% nbgrader={"grade_id": "suspects_check", "points": 5}
 report = check("13_capstone/suspects", verdict_a, verdict_b, verdict_c)
@@ -906,9 +910,9 @@ report.points(5)
 # biases that are added after a sum, so in each layer it leaves 768 parameters whole. A step reads 8 rows of 128 tokens,
 # and everything is float32.
 #
-# **Build.** Write five numbers for **rank 0 and one step**. The first three belong to layouts that §3 has run, but no
-# cell has run the last two layouts. Write the numbers as arithmetic. You can leave out the few bytes of losses and
-# counts, because the check tolerates 0.4 %.
+# **Build.** Write five numbers for **rank 0 and one step**. The first three belong to layouts you ran in §3, but no
+# cell has run the layouts of the last two. Write the numbers as arithmetic. You can leave out the few bytes of losses
+# and counts, because the check tolerates 0.4 %.
 #
 # | | layout | number |
 # |---|---|---|
@@ -955,8 +959,8 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The picture shows the bytes rank 0 sent in the first step of §3, by axis. A cross marks where they should
-# be according to your numbers. (§3 ran in float64, so the picture halves its bytes to show float32.)
+# **Measure.** The picture shows the bytes rank 0 sent in the first step of §3, by axis. A cross marks where a bar
+# should end according to your numbers. (§3 ran in float64, so the picture halves its bytes to show float32.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 predicted = {
@@ -1002,26 +1006,26 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# In notebook 12 you wrote the pieces of a save. Here you get them as two functions, and you write the ten lines around
-# them. The result is a program that a cluster can run for months. It will be killed at moments you can't choose, and the
-# only remedy is to call it again with the same arguments.
+# In notebook 12 you wrote a save from its parts. Here you get saving and loading as two functions, and you write the
+# ten lines around them. The result is a program a cluster can run for months. It will be killed at moments you can't
+# choose, and the only remedy is to call it again with the same arguments.
 #
 # | given | does |
 # |---|---|
-# | `make()` | builds the run from its start. It returns `step`, and also `held`, a function without arguments that returns this rank's pieces as they are now |
+# | `make()` | builds the run from its start. It returns `step`, and also `held`, a function without arguments that returns this rank's pieces of the tensors as they are now |
 # | `save_run(disk, losses, pieces)` | saves the pieces of all ranks and the losses so far, either completely or not at all |
 # | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses, or `[]` if there is no checkpoint |
 # | `batches(number)` | returns the inputs and targets of a step, by its number from 0 |
 #
 # The number of finished steps isn't stored anywhere, because it is the number of losses. All ranks call `save_run` and
 # `load_run`. Call `make` once and `load_run` right after it, but call `held()` again for each save, because a step
-# might replace its tensors. If a run is already finished, `train` does nothing and returns its losses. Since a killed
+# might replace the tensors. If a run is already finished, `train` does nothing and returns its losses. Since a killed
 # process runs no `except` and no `finally`, leave the restart to the program that calls `train`.
 #
-# **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. With which step does the next
+# **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. At which step does the next
 # call begin, and how many losses does it return after 20 steps?
 #
-# <details><summary>Answer</summary>It begins with step 5, because the checkpoint contains the first five losses. It
+# <details><summary>Answer</summary>It begins at step 5, because the checkpoint contains the first five losses. It
 # repeats steps 5 and 6, finishes step 7 for the first time, and in the end returns all 20 losses.</details>
 #
 # **Build.**
@@ -1033,8 +1037,9 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 
     make: builds the run from its start, and returns a step and a function without arguments that
     gives this rank's pieces as they are now. batches: gives the inputs and targets of a step by its
-    number, from 0 on. steps: the steps of the whole run, from its start. every: save after every so
-    many finished steps, counted from the start, and after the last step. disk: where to save.
+    number, from 0 on. steps: the steps of the whole run, from its start. every: how many steps there
+    are from one save to the next, counted from the start. Save after the last step as well. disk:
+    where to save.
 
     Use `save_run(disk, losses, pieces)`, and `load_run(disk, pieces)`, which fills the pieces in
     place from the newest checkpoint and returns its losses, or [] if there is none. If the call is
@@ -1057,8 +1062,8 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 # <details><summary>Hint: when to save</summary>Save after a step if the number of finished steps is a multiple of
 # <code>every</code>, or equal to <code>steps</code>.</details>
 #
-# **Check.** It kills your run in steps and in saves, calls it again, and compares all losses with an undisturbed run,
-# to the last bit.
+# **Check.** It kills your run during steps and during saves, calls it again, and compares all losses with an
+# undisturbed run, to the last bit.
 
 # %% nbgrader={"grade_id": "train_check", "points": 9}
 report = check("13_capstone/train", train)
@@ -1118,8 +1123,8 @@ print("the same losses, to the last bit:", survived == undisturbed)
 # %% [markdown]
 # ### Optional: long enough to learn
 #
-# Now let it run long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start the cell,
-# and while it runs, read §7, which begins with text. (You can also stop here for a break.)
+# Now let the model train long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start
+# the cell, and while it runs, read §7, which begins with text. (You can also stop here for a break.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 LONG = 300
@@ -1133,7 +1138,7 @@ page.add(
 
 # %% [markdown]
 # The cross marks the kill, but the curve has no kink there. Now the four ranks are gone. One process reads their files,
-# puts the whole model together, and lets it write. A token is a byte.
+# puts the whole model together, and lets it write. One token is one byte.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 model = GPT(MODEL)
@@ -1145,7 +1150,7 @@ home.cleanup()
 
 # %% [markdown]
 # The text has the look of Python but none of its sense. There are indented lines, `self`, `if`, brackets, and words as
-# long as English ones. 300 steps are only 307,200 bytes, while the model has 875,264 parameters. By the rule of 20
+# long as English ones. 300 steps read only 307,200 bytes, while the model has 875,264 parameters. By the rule of 20
 # tokens per parameter (Hoffmann et al. 2022), it should have read 17 million.
 #
 # <details><summary>What did the kill cost?</summary>It cost 30 steps, because the run was killed in step 130 and saved
@@ -1169,7 +1174,8 @@ home.cleanup()
 # - Between nodes there is 10 Gb/s Ethernet (`link("10 Gb Ethernet")`), and each GPU has a port of its own.
 # - The model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]` of `course_lib.models`), with 256 sequences of 2,048 tokens per step.
 #   You can't change this batch.
-# - Attention keeps no scores (flash), products reach 63 % of the peak, and NCCL and others take 4 GB of each GPU.
+# - Attention keeps no scores (flash), matrix products reach 63 % of the peak, and NCCL and other libraries take 4 GB of
+#   each GPU.
 #
 # **Predict.** The rule of thumb is to use tp up to the node, then pp, then dp. How far is that from the best layout
 # here? And which axis should use the slow wire between nodes?
@@ -1179,10 +1185,10 @@ home.cleanup()
 # nodes.</details>
 #
 # **Build.** Write a layout of all 32 GPUs. (A `Layout` recomputes everything unless you write `recompute="none"`.) By
-# the planner's model of notebook 10, its step must be at most 5 % longer
-# than the step of the best layout that `advise` finds. You can use everything in `course_lib.planning`, such as
-# `Cluster`, `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the
-# outermost axis leaves the node first.
+# the planner's model of notebook 10, its step must be at most 5 % longer than the step of the best layout `advise`
+# finds. You can use everything in `course_lib.planning`, such as `Cluster`, `Wire` and `advise`, and in
+# `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the outermost axis is the first to cross
+# between nodes.
 
 # %% nbgrader={"grade_id": "cluster", "solution": true}
 my_layout = ...  # Layout({...}, microbatch=..., chunks=..., zero=..., recompute=...)
@@ -1278,9 +1284,9 @@ alone = on_your_gpus(ON_ONE, predicted=by_hand, make_step=mine)
 together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 
 # %% [markdown]
-# In rows with tokens per second, the last column is the MFU. In rows with the peak, this column is larger than 1,
-# because the prediction leaves out the activations. All layouts have the same batch of 8 rows, so you can compare their
-# tokens per second. Which axis pays on your machine, and which one pays only if the links are faster?
+# In rows with tokens per second, the last column is the MFU. In rows with the peak memory, it is larger than 1, because
+# the prediction leaves out the activations. All layouts have the same batch of 8 rows, so you can compare their tokens
+# per second. Which axis pays on your machine, and which one pays only if the links are faster?
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1405,7 +1411,7 @@ report = check(
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 are 40.4 %. Both numbers are rounded, so the run was a
+# Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 is 40.4 %. Both numbers are rounded, so the run was a
 # little above 400. If a pipeline is idle for 48 % of each step, it has to reach 78 % of the peak in the rest, which no
 # run does. So the table itself shows that the stages were interleaved. DeepSeek's GPUs did 343 TFLOP/s, which is 35 %
 # of the bf16 peak, but only 17 % of the fp8 peak, and most of their products run in fp8. So always say which peak you
@@ -1426,10 +1432,10 @@ report = check(
 # %% [markdown]
 # ## What you have built
 #
-# You have built one function that trains a GPT in every layout, with one loss, and a search that names the axis of a
-# mistake. Your function ran as one rank of 1,024, and you found two programs that look right on eight ranks. A run was
-# killed, but it continued as if nothing had happened, to the last bit. And you have a page that says what you measured,
-# and where.
+# You have built one function that trains a GPT in every layout, with the same loss, and a search that names the axis of
+# a mistake. Your function ran as one rank of 1,024, and you found two programs whose flaws don't show on eight ranks. A
+# run was killed, but it continued as if nothing had happened, to the last bit. And you have a page that says what you
+# measured, and where.
 #
 # **Read on.**
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*. §3
