@@ -7,12 +7,12 @@
 # Could a number have fewer bits? Could it be stored elsewhere, or later? Does it have to be stored at all?
 #
 # Each answer breaks something at first, and you will see how. For example, 95 % of all gradients become zero,
-# weights stop moving, and dropout draws other masks. With N ranks there is one more way for each answer to
-# fail: a single rank skips a step, replicas round differently, or a recomputation sends its messages again.
+# weights stop moving, and dropout draws other masks. With N ranks each answer can fail in one more way: a
+# single rank skips a step, replicas round differently, or a recomputation sends its messages again.
 #
 # | | |
 # |---|---|
-# | you will build | a number's rounding to a format; a loss scaler on which all ranks agree; stochastic rounding; tiles of eight bits with their scales; Adam with two bytes of state; checkpoints, which run a function again instead of keeping what is inside it, and the distance between them; optionally a loss without logits |
+# | you will build | a number's rounding to a format; a loss scaler that all ranks agree on; stochastic rounding; tiles of eight bits with their scales; Adam with two bytes of state; checkpoints, which run a function again instead of keeping what is inside it, and the distance between them; optionally a loss without logits |
 # | you need | the tensors autograd keeps (notebook 01 §3); `all_reduce` (notebook 02); all-reduces of a block (notebook 06) |
 # | time | three hours, with a break after §4; the *optional* parts (§5, which has 8 of the points, §7, §9, and the ends of §2, §4 and §6) take two hours more |
 # | points | 60, and 4 of extra credit |
@@ -38,8 +38,8 @@
 # | | |
 # |---|---|
 # | exponent, mantissa | the bits of a float that say how large it is, and the bits that say where between two powers of two it is |
-# | binade | the numbers from one power of two to the next. A format's numbers have equal distances there |
-# | subnormal | a number below the smallest power of two the exponent reaches, with the distances of the first binade |
+# | binade | the numbers from one power of two to the next. Within a binade, a format's numbers are equally far apart |
+# | subnormal | a number below the smallest power of two the exponent reaches, as far from its neighbours as the numbers of the first binade |
 # | fp16, bf16 | formats of 16 bits, with 5 + 10 and 8 + 7 bits of exponent and mantissa |
 # | e4m3, e5m2 | formats of 8 bits, with 4 or 5 bits of exponent and 3 or 2 of mantissa |
 # | scale | a factor by which numbers are multiplied before they are stored, so that they fit into a format |
@@ -97,7 +97,7 @@ SMALL = GPTConfig(layers=2, heads=2, width=32, context=128)
 
 
 class Blocks:
-    """Eight blocks of a GPT, whose forward can run in segments, each in a call of `kind`."""
+    """Eight blocks of a GPT. Their forward can run in segments, each in a call of `kind`."""
 
     def __init__(self, layers=8, width=128, batch=4, seq=256, **more):
         torch.manual_seed(0)
@@ -134,7 +134,7 @@ FORMS = {"bf16": (8, 7, FORWARD), "fp16": (5, 10, BACKWARD), "e5m2": (5, 2, WEIG
 
 
 def errors_picture():
-    """Plot the mean relative error of the numbers of each binade, by format."""
+    """Plot the mean relative error in each binade, by format."""
     figure, axes = plot()
     binades = torch.arange(-30, 20)
     values = torch.exp2(binades.double())[:, None] * torch.linspace(1, 2, 400).double()
@@ -345,10 +345,10 @@ def scorecard(ways):
 # (1 + m / 2^(mantissa bits)) · 2^(e − bias), or for e = 0: (m / 2^(mantissa bits)) · 2^(1 − bias).
 #
 # The largest e, all of whose bits are 1, doesn't stand for a power of two, but marks infinity and NaN. (e4m3
-# differs, see below.)
+# is different, see below.)
 #
-# From 2^k to 2^(k+1) the numbers are equally far apart, and above 2^(k+1) twice as far. So the exponent says
-# how far a format reaches, and the mantissa how fine it is. Here are five formats:
+# From 2^k to 2^(k+1), the numbers are equally far apart, and above 2^(k+1), they are twice as far apart. So
+# the exponent says how far a format reaches, and the mantissa how fine it is. Here are five formats:
 #
 # | | exponent | mantissa | next after 1 | largest | smallest |
 # |---|---|---|---|---|---|
@@ -390,7 +390,7 @@ formats(0.1, "fp16")
 # %% [markdown]
 # **Build.** `round_to` replaces each number of x with the nearest number of a format, in float64. If two
 # numbers are equally near, hardware takes the one whose last bit is 0, which is called *ties to even*. Find
-# the binade, then the distance of the numbers in it, and round to a multiple of that distance. Call the
+# the binade, then the distance between the numbers in it, and round to a multiple of that distance. Call the
 # result `rounded`. The lines below your code then handle the numbers beyond the largest.
 #
 # - Below 2^(1 − bias) the distance shrinks no further, because the subnormal numbers begin there.
@@ -466,9 +466,9 @@ for number in (3e-1, 1e-6, 2e-8):
 errors_picture() if ready(round_to) else None
 
 # %% [markdown]
-# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, which is 0.00006. Below that, each binade
-# costs it one bit. So at 10⁻⁶ it is off by 1.33 %, whereas bf16 is off by only 0.16 %, and 2 · 10⁻⁸
-# becomes 0.
+# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, which is 0.00006. Below that, it loses one bit
+# with each binade. So at 10⁻⁶ it is off by 1.33 %, whereas bf16 is off by only 0.16 %, and 2 · 10⁻⁸ becomes
+# 0.
 #
 # <details><summary>In production</summary>
 #
@@ -498,9 +498,9 @@ errors_picture() if ready(round_to) else None
 # | points | 10 |
 #
 # The smallest number of fp16 is 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? The gradients of a small GPT
-# with a loss over 1,024 tokens are not, and it trains in fp16 as in float32. But a batch of a real run has 4
-# million tokens. A mean over them divides each microbatch's gradient by another 4,096. Below is the histogram
-# of |gradient| for such a microbatch. Slide the scale.
+# with a loss over 1,024 tokens are not, and it trains in fp16 as well as in float32. But a batch in a real
+# run has 4 million tokens. A mean over all of them divides each microbatch's gradient by 4,096 once more.
+# Below is the histogram of |gradient| for such a microbatch. Slide the scale.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.format_explorer import gradients
@@ -519,9 +519,9 @@ gradients(magnitudes)
 # the largest gradient it is 2^28.8.</details>
 #
 # The loss is multiplied by the scale, and so is every gradient, by the chain rule. There is room between a
-# scale at which the small gradients survive and the scale at which the largest overflows. Its place depends
-# on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius et al.
-# 2018 choose it by hand, §3.2, and propose the search, §5):
+# scale at which the small gradients survive and the scale at which the largest overflows. Where this room is
+# depends on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius
+# et al. 2018 choose it by hand, §3.2, and propose the search, §5):
 #
 # - If a gradient is infinite or NaN, the step is **skipped**, and the scale is multiplied by `backoff`.
 # - If `interval` steps in a row were good, the scale is multiplied by `growth`.
@@ -534,7 +534,7 @@ gradients(magnitudes)
 # that rank skips the step but the others take it, their shards belong to two models, and no message says so.
 # **All ranks skip together, or none does.** What is the least they have to send for that?
 #
-# **Build.** The class has the form of `torch.amp.GradScaler`. The training loop is
+# **Build.** The class has the interface of `torch.amp.GradScaler`. The training loop is
 #
 #     scaler.scale_loss(loss).backward()
 #     scaler.unscale_(optimizer)     # only if gradients are clipped or looked at
@@ -607,7 +607,8 @@ class LossScaler:
 # %% [markdown]
 # <details><summary>Hint: one number</summary>Each rank finds out whether <i>any</i> of its gradients is bad,
 # and takes 1 if so, otherwise 0. The maximum over the ranks says whether any rank has found one.</details>
-# <details><summary>Hint: a rank without gradients</summary>It waits in the all-reduce as all others do.</details>
+# <details><summary>Hint: a rank without gradients</summary>It takes part in the all-reduce like all
+# others.</details>
 # <details><summary>Hint: NaN</summary><code>NaN > x</code> is False for every x. <code>isfinite</code> is False for NaN
 # and both infinities.</details>
 #
@@ -637,10 +638,10 @@ for name, options in RUNS.items():
 
 # %% [markdown]
 # In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14.
-# With a scale of 2¹⁶ it agrees with float32 to three digits. The histogram said 17 %, because it shows only
-# the gradients of the *weights*. The gradients of the activations are smaller (the gradient of a logit is its
-# probability over 4 million, 10⁻⁹ for most), and each zero among them makes all gradients behind it zero.
-# bf16 needs no scaler, because it has float32's exponent.
+# With a scale of 2¹⁶ the loss agrees with float32's to three digits. The histogram said 17 %, because it
+# shows only the gradients of the *weights*. The gradients of the activations are smaller (the gradient of a
+# logit is its probability over 4 million, 10⁻⁹ for most), and each zero among them makes all gradients
+# computed from it zero. bf16 needs no scaler, because it has float32's exponent.
 #
 # Now let's look at two ranks. Each has a weight of 8 and a gradient of 1, scaled by 8, but rank 1's gradient
 # is infinite. PyTorch provides two scalers, and `ShardedGradScaler` is the one for sharded gradients.
@@ -679,8 +680,8 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
 
 # %% [markdown]
 # With the plain scaler, rank 0 stepped and kept its scale, but rank 1 did neither. So in the next step their
-# gradients have two scales. (In data parallelism without shards the plain scaler is right, because gradients
-# are summed *before* the scaler looks at them, and an infinity has reached all ranks.)
+# gradients have different scales. (In data parallelism without shards the plain scaler is right, because
+# gradients are summed *before* the scaler looks at them, and an infinity has reached all ranks.)
 #
 # <details><summary>In production</summary>
 #
@@ -695,7 +696,7 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
 # ### The wrong order, and autocast's list *(optional)*
 #
 # **Break it.** Clip the gradient to a norm of 1 *before* it is unscaled, while its norm is 65,536 times too
-# large. What becomes of the step, with SGD?
+# large. What happens to the step, with SGD?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -768,14 +769,14 @@ for name, output in outputs.items():
 # **Predict.** A weight starts at 1 and loses 0.001 in each of 1,000 steps. In float32 it ends at 0. Where
 # does it end in bf16?
 #
-# <details><summary>Answer</summary>At 1, because it doesn't move once. An update of 0.001 is less than half of
-# the step, so 1 − 0.001 is rounded to 1.</details>
+# <details><summary>Answer</summary>It ends at 1, because it never moves. An update of 0.001 is less than half
+# of the step, so 1 − 0.001 is rounded to 1.</details>
 #
 # The usual remedy is a **master copy** in float32 for the optimizer to change, which costs 4 more bytes per
 # parameter (notebook 01 §4). The other remedy is chance. A number between two neighbours becomes the upper
 # one with probability (x − lower) / (upper − lower), and otherwise the lower one.
 #
-# Then the *expected* value is x, and of a thousand small updates, some arrive as a full step.
+# Then the *expected* value is x, and some of a thousand small updates take effect as a full step.
 #
 # **Build.** A bf16 number is the upper half of a float32 number's bits. So the lower half, an integer from 0
 # to 65,535, *is* that probability, in parts of 65,536. Which integer do you have to add at random so that the
@@ -800,7 +801,7 @@ def stochastic_round(x: torch.Tensor, generator: torch.Generator | None = None) 
 # %% [markdown]
 # <details><summary>Hint: bits as integers</summary><code>x.view(torch.int32)</code> has the same bits. Shifting right and left
 # by 16 clears the lower half.</details>
-# <details><summary>Hint: negative numbers</summary>Floats are sign and magnitude, so adding to the bits leads
+# <details><summary>Hint: negative numbers</summary>Floats are sign and magnitude, so adding to the bits moves
 # away from zero for both signs. You don't have to do anything about the sign.</details>
 #
 # **Check.**
@@ -845,7 +846,7 @@ for name, rounding in ROUNDINGS.items():
     print(f"{name:11} loss {rounded_weights(rounding):.3f}")
 
 # %% [markdown]
-# If weights are rounded to nearest, the loss is 0.08 behind float32's after 120 steps. With stochastic
+# If weights are rounded to nearest, the loss is 0.08 above float32's after 120 steps. With stochastic
 # rounding the two agree to 0.001, although a weight takes only two bytes and has no master copy. But that is
 # one small model. The noise of the rounding stays in the weights, so a large model may need its master copy.
 #
@@ -897,8 +898,8 @@ if "stochastic" in ROUNDINGS:
 # | points | 8 |
 #
 # e4m3 has 254 codes for numbers from −448 to 448 (two are 0 and −0). A gradient of 1e-5 is below its smallest
-# number, and an outlier of 1,000 is above its largest. So a block of a tensor is divided by a *scale* that
-# puts its largest magnitude at 448, and the scale travels with the values:
+# number, and an outlier of 1,000 is above its largest. So each block of a tensor is divided by a *scale* that
+# brings its largest magnitude to 448, and the scale travels with the values:
 #
 # scale = amax / 448,  values = x / scale in e4m3,  x ≈ values · scale
 #
@@ -911,9 +912,10 @@ if "stochastic" in ROUNDINGS:
 # 1.0312 bytes, which is 3 % more than the values. Blocks of 128 × 128 cost 1.0002.</details>
 #
 # **Build.** `block` is a pair, the numbers of rows and columns that share a scale. −1 stands for all of them,
-# so (−1, −1) is a scale for the tensor, and (1, −1) a scale for each row. (1, 128) is DeepSeek-V3's tile of
-# an activation, and (128, 128) its block of weights. `group` is for a weight that is sharded but has one
-# scale, because its ranks hold parts of the same block. Three functions for blocks are given.
+# so (−1, −1) means one scale for the tensor, and (1, −1) means a scale for each row. (1, 128) is
+# DeepSeek-V3's tile of an activation, and (128, 128) its block of weights. `group` is for a weight that is
+# sharded but has one scale, because its ranks hold parts of the same block. Three functions for blocks are
+# given.
 
 
 # %% nbgrader={"grade_id": "quantize", "solution": true}
@@ -970,9 +972,9 @@ def dequantize(values, scales, block):
 # %% [markdown]
 # <details><summary>Hint: blocks</summary>With the view that <code>tiles</code> returns, <code>amax((1,
 # 3))</code> gives a number for each block.</details>
-# <details><summary>Hint: the end</summary>A scale is also rounded. For a block of very small numbers it may
-# be rounded down by so much that x / scale is beyond the largest number. So <code>clamp</code> before the
-# cast, on every version of PyTorch.</details>
+# <details><summary>Hint: the end</summary>A scale is also rounded. For a block of very small numbers, it can
+# be rounded down so far that x / scale is beyond the largest number. So <code>clamp</code> before the cast,
+# on every version of PyTorch.</details>
 #
 # **Check.**
 
@@ -1036,7 +1038,7 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 # Read the table by columns. A float has a scale in each element, its exponent, so fp8 with *one* scale
 # survives an outlier that ruins int8. Finer blocks matter for outliers that are larger still. At 100,000, the
 # error of the single scale is three times as large, but the error of the finer blocks hasn't moved. (The last
-# lines are gradients of 1e-5, without any scale.)
+# lines show gradients of 1e-5, without any scale.)
 #
 # <details><summary>Why MX is a little worse</summary>
 #
@@ -1053,9 +1055,9 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 #
 # <details><summary>In production</summary>
 #
-# torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one
-# all-reduce (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8
-# matrices with their scales, after PyTorch 2.6 also on the CPU.
+# torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one all-reduce
+# (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8 matrices with
+# their scales, and after PyTorch 2.6 it does so on the CPU as well.
 #
 # </details>
 #
@@ -1093,9 +1095,9 @@ for agree in (True, False):
 
 # %% [markdown]
 # Even a right `quantize` leaves room for two more mistakes. *Delayed scaling* takes the scale from the step
-# before, because then the tensor is read only once. But a gradient that has become 50 times larger is out of
-# its range. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the
-# point, as a model of a tensor core that keeps about 14 bits.
+# before, because then the tensor is read only once. But a gradient that has become 50 times larger no longer
+# fits. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the point, as
+# a model of a tensor core that keeps about 14 bits.
 
 # %% tags=["skip-in-grading"]
 before, now = torch.randn(100_000), 50 * torch.randn(100_000)
@@ -1147,13 +1149,13 @@ for cut in (False, True):
 # | points | 8 |
 #
 # Adam keeps two moments of each parameter. In float32 they take 8 bytes, half of ZeRO's 16. With a byte for
-# each they would take 2, and the scales of blocks of 256 add 8/256. But m and v are not used up like an
-# activation, since they are remembered from step to step, and v holds *squares*. If a gradient is a thousand
-# times smaller than another, its v is a million times smaller.
+# each they would take 2, and the scales of blocks of 256 add 8/256. But unlike an activation, m and v are not
+# used once and freed, since they are kept from step to step, and v holds *squares*. If a gradient is a
+# thousand times smaller than another, its v is a million times smaller.
 #
-# So the 256 codes are not spread evenly. Dettmers' *dynamic map* has numbers in each of seven decades, twice
-# as many in a decade as in the one below. Both maps are given, one with a sign for m, and one without a sign
-# for v.
+# So the 256 codes are not spread evenly. Dettmers' *dynamic map* has numbers in each of seven decades, and
+# each decade has twice as many as the decade below it. Both maps are given, one with a sign for m, and one
+# without a sign for v.
 
 # %%
 from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates
@@ -1244,8 +1246,8 @@ class Adam8bit(ByteStates):
 
 
 # %% [markdown]
-# <details><summary>Hint: the nearest code</summary><code>torch.bucketize</code> with the middles between neighbouring numbers
-# gives the index of the nearest one.</details>
+# <details><summary>Hint: the nearest code</summary><code>torch.bucketize</code> with the midpoints between
+# neighbouring numbers gives the index of the nearest one.</details>
 # <details><summary>Hint: zeros</summary>A block of zeros is divided by 1.</details>
 #
 # **Check.**
@@ -1324,8 +1326,8 @@ for name, make in MADE.items():
 # The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for
 # m. The bytes are more than 2.03, because small parameters keep float32, and they are a larger share here
 # than in a 7B model. One line is this section's **break it**, linear codes for v. All elements of v below
-# 1/510 of their block's largest become 0, but their m doesn't, and m / (√0 + ε) is a step of many learning
-# rates. (With linear codes for √v the largest step is about a hundred.)
+# 1/510 of the largest in their block become 0, but the m of these elements doesn't, and m / (√0 + ε) is a
+# step of many learning rates. (With linear codes for √v the largest step is about a hundred.)
 #
 # **Look.** The picture shows the distribution of v in all large matrices, after the first step and after 50.
 # Each element is a share of its block's largest, and the ticks above are the numbers of both maps.
@@ -1377,24 +1379,25 @@ figure
 
 # %% [markdown]
 # After the first step v is a single square, and spans many decades. After 50 it is a mean of squares, so
-# three decades are enough. Therefore the linear codes lose at the beginning, but a run that broke there
-# doesn't come back.
+# three decades are enough. Therefore the linear codes fail only at the beginning, but a run that broke there
+# doesn't recover.
 #
 # <details><summary>Where the dynamic codes end</summary>
 #
-# The dynamic codes also end. Below 1.6e-7 of the block's largest, half of their smallest number, v becomes 0.
-# An embedding comes closest to that end, because its rows belong to frequent and to rare tokens, and a block
-# of 2,048 holds 32 rows of this GPT. bitsandbytes therefore offers a layer for it, `StableEmbedding`.
+# The dynamic codes also have an end. Below 1.6e-7 of the block's largest, half of their smallest number, v
+# becomes 0. An embedding comes closest to that end, because its rows belong to frequent and to rare tokens,
+# and a block of 2,048 holds 32 rows of this GPT. bitsandbytes therefore offers a layer for it,
+# `StableEmbedding`.
 #
 # </details>
 #
-# **With ranks.** ZeRO shards the states, and blocks start again in each shard, so the beginning of a block
-# decides which elements share a scale. Therefore the trajectory of 8-bit Adam depends on the number of ranks,
-# and a run that resumes on another number doesn't repeat its losses bit by bit. So test the loss instead of
-# the bits.
+# **With ranks.** ZeRO shards the states, and in each shard the first block starts again, so the cut decides
+# which elements share a scale. Therefore the trajectory of 8-bit Adam depends on the number of ranks, and a
+# run that resumes on a different number of ranks doesn't repeat its losses bit by bit. So test the loss
+# instead of the bits.
 #
 # A parameter takes ZeRO's 16 bytes, 10.03 with 8-bit moments and a master copy, and 6.03 without the copy.
-# Without the master copy, section 3's stochastic rounding has to do its work.
+# Without the master copy, section 3's stochastic rounding has to take its place.
 #
 # <details><summary>In production</summary>
 #
@@ -1418,12 +1421,12 @@ figure
 #
 # The largest band in notebook 01's timeline was purple. It showed the activations, which forward keeps for
 # backward. Fewer bits make it thinner. But each of its numbers was *computed* from the batch and the weights,
-# and both are still in memory. So a block can keep only its input. When backward arrives at the block, its
-# forward runs once more, and its inside exists just long enough.
+# and both are still in memory. So a block can keep only its input. When backward reaches the block, the
+# block's forward runs once more, and its inside exists just long enough.
 #
 # Here is a step of a small GPT of six blocks, three times. The first has no checkpoints, the second has one
-# for each block, and the third has one for every third. The saw-tooth of backward is the inside of one
-# segment, made and given back.
+# for each block, and the third has one for every third. Each tooth of the saw in backward is the inside of
+# one segment, which is computed and freed again.
 
 # %% tags=["skip-in-grading"]
 DISTANCES = {
@@ -1439,8 +1442,8 @@ memory_figure(timelines)
 # %% [markdown]
 # ### How far apart?
 #
-# With a checkpoint every k of L layers, ⌈L/k⌉ inputs wait until backward has used them. In addition, the
-# inside of *one* segment, which is k layers, exists while it is recomputed. At the worst moment there are
+# With a checkpoint every k of L layers, ⌈L/k⌉ inputs wait until backward has used them. In addition, while
+# *one* segment of k layers is recomputed, the inside of that segment exists. At the worst moment there are
 #
 # ⌈L/k⌉ · kept + k · inside
 #
@@ -1571,8 +1574,8 @@ class Recompute(torch.autograd.Function):
 # Open one with <code>torch.enable_grad()</code> around the second run.</details>
 # <details><summary>Hint: a first block</summary>Pass <code>torch.empty(0, requires_grad=True)</code> to
 # <code>apply</code> as the argument <code>anchor</code>. Its gradient is None.</details>
-# <details><summary>Hint: the generator</summary><code>with torch.random.fork_rng(devices=[]):</code> gives
-# the caller's state back at its end. Inside, call <code>torch.set_rng_state</code>.</details>
+# <details><summary>Hint: the generator</summary><code>with torch.random.fork_rng(devices=[]):</code> restores
+# the caller's state at its end. Inside, call <code>torch.set_rng_state</code>.</details>
 # <details><summary>Another way</summary>With <code>torch.autograd.graph.saved_tensors_hooks</code>, keep a
 # number instead of each tensor, and run the function again when the first tensor is asked for. The same
 # function keeps the same tensors in the same order.</details>
@@ -1599,12 +1602,12 @@ if ready(checkpoint):
         print(f"every {every} {kept / 1e6:8.1f} MB{peak / 1e6:7.1f} MB")
 
 # %% [markdown]
-# After forward, 67.4 MB become 4.2, sixteen times less, and for k = 8 nearly nothing is kept. But the peak is
-# the number that has to fit. It falls from 70 MB to 18 MB with k = 1, but every larger k is worse. With k =
-# 3, about the square root of 8, it is 33 MB, and one segment of all eight gains nothing. (6 MB of each peak
-# are gradients of the weights.)
+# After forward, only 4.2 of 67.4 MB are kept, sixteen times less, and for k = 8 nearly nothing. But the peak
+# is the number that has to fit. It falls from 70 MB to 18 MB with k = 1, but every larger k is worse. With k
+# = 3, about the square root of 8, it is 33 MB, and one segment of all eight blocks gains nothing. (6 MB of
+# each peak are gradients of the weights.)
 #
-# And the price? The cell measures yours and also PyTorch's own checkpoint, in both of its kinds. Attention is
+# And the price? The cell measures your checkpoint and both kinds of PyTorch's own checkpoint. Attention is
 # computed by two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
 
 # %% tags=["skip-in-grading"]
@@ -1622,8 +1625,8 @@ for name, kind in KINDS.items():
     )
 
 # %% [markdown]
-# One more forward, in addition to a forward and a backward of twice its cost, makes 4/3. The head of a whole
-# model isn't checkpointed, so its ratio is a little less. `use_reentrant=False` needs only 5/4, because it
+# A forward and a backward cost three forwards, so one more forward makes it 4/3. The head of a whole model
+# isn't checkpointed, so the model's ratio is a little less. `use_reentrant=False` needs only 5/4, because it
 # stops early.
 #
 # <details><summary>Why 5/4?</summary>
@@ -1735,7 +1738,7 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # that is Hugging Face's cache for generation, which has nothing to do with backward.</details>
 #
 # **Look.** A checkpoint can also keep the expensive results and recompute only the cheap ones. PyTorch asks a
-# policy for each operation, and here the policy keeps every product of matrices.
+# policy for each operation, and here the policy keeps every matrix product.
 
 # %% tags=["skip-in-grading"]
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -1756,11 +1759,11 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
     print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / blocks.flops():.3f} times")
 
 # %% [markdown]
-# No product is computed twice, but a third of the peak is gone. Korthikanti et al. (2022) instead recompute
-# only attention. Before flash attention, its scores added 5as/h bytes to the 34, which is 80 more for GPT-3
-# (a heads, b sequences of s tokens, width h). Forward's two products of attention take 4 b s² h FLOPs per
-# layer, and a step has 72 b s h² in all other products, so the share is **s/18h**. With PyTorch's early stop,
-# only the first of the two runs again, which makes s/36h.
+# No product is computed twice, and yet a third of the peak is gone. Korthikanti et al. (2022) instead
+# recompute only attention. Before flash attention, its scores added 5as/h bytes to the 34, which is 80 more
+# for GPT-3 (a heads, b sequences of s tokens, width h). Forward's two products of attention take 4 b s² h
+# FLOPs per layer, and a step has 72 b s h² in all other products, so the share is **s/18h**. With PyTorch's
+# early stop, only the first of the two products runs again, which makes s/36h.
 #
 # <details><summary>An erratum, with its derivation</summary>The paper's appendix A counts a model's FLOPs as
 # 72 B L s h² (1 + s/6h + V/12Lh). Attention's products are s/6h, which is 12 B s² h per layer, forward and
@@ -1797,9 +1800,9 @@ y.sum().backward()
 print(f"after backward {moved.returned} came back")
 
 # %% [markdown]
-# If two operations keep a tensor, it moves twice, so more bytes move than are kept. Is the copy hidden? At h
-# = 12,288 it is, if it has a stream of its own, but at h = 4,096 it isn't. The section *On your GPUs*
-# measures PyTorch's version.
+# If two operations keep the same tensor, it moves twice, so more bytes move than are kept. Is the copy
+# hidden? At h = 12,288 it is, if it has a stream of its own, but at h = 4,096 it isn't. The section *On your
+# GPUs* measures PyTorch's version.
 #
 # <details><summary>The numbers</summary>For each token a block keeps 34 h bytes and computes 24 h² FLOPs. At h
 # = 12,288 and 40 % of an A100's 312 TFLOP/s, the forward takes 29 µs per token, and PCIe 4.0 (32 GB/s each way)
@@ -1808,7 +1811,7 @@ print(f"after backward {moved.returned} came back")
 # ### Never all at once: the optimizer in backward
 #
 # After backward the gradients of all parameters are in memory, but a parameter's step needs only its own.
-# `step_in_backward` makes a parameter's step in a hook that runs when its gradient is complete
+# `step_in_backward` takes a parameter's step in a hook that runs when its gradient is complete
 # (`register_post_accumulate_grad_hook`, notebook 03), and then frees the gradient.
 
 # %% tags=["skip-in-grading"]
@@ -1831,7 +1834,7 @@ print("the same weights:", torch.equal(*weights.values()))
 
 # %% [markdown]
 # Here P is the size of the weights in bytes. The peak, which includes the weights, falls from 2 P to a little
-# over 1 P, and the result is the same to the bit. But two things are lost. Why can't this step clip by a
+# over 1 P, and the result is the same, bit for bit. But two things are lost. Why can't this step clip by a
 # global norm, or accumulate over microbatches? (The norm needs all gradients before the first step. And the
 # first microbatch's gradient is freed before the second one arrives.) Under FSDP, the hook sees the shard
 # after its reduce-scatter, one unit at a time.
@@ -1908,8 +1911,8 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 # 3. A run has bfloat16 weights with stochastic rounding and no master copy, bfloat16 gradients, and Adam's m
 #    and v in 8 bits with a float32 scale for each block of 256. How many **bytes** does it take per
 #    parameter?
-# 4. Llama-3-405B has 126 layers. Take 34 bytes inside a layer for each 2 bytes of its input. Every how many
-#    **layers** should you set a checkpoint, so that the worst moment takes the least memory?
+# 4. Llama-3-405B has 126 layers. A layer keeps 34 bytes inside for each 2 bytes of its input. How many
+#    **layers** apart should the checkpoints be, so that the worst moment takes the least memory?
 # 5. Replicas round their weights stochastically, and drift apart. Which of these has to be the same on all of
 #    them, but isn't? `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
 # 6. Gradients usually have the format e5m2, because of its range. But DeepSeek-V3 gives them e4m3, as it does
@@ -2085,9 +2088,9 @@ if ready(chunked_loss):
 # %% [markdown]
 # ## Scorecard
 #
-# The cell takes one step of AdamW of a GPT with eight blocks, on one rank, with 1,024 tokens. It measures
-# every answer of this notebook, and then all of them together. M is the 4P bytes of the parameters. The cell
-# takes up to a minute, and prints a dot for each row it has measured.
+# The cell runs one AdamW step of a GPT with eight blocks, on one rank, with 1,024 tokens. It measures every
+# answer of this notebook, and then all of them together. M is the 4P bytes of the parameters. The cell takes
+# up to a minute, and prints a dot for each row it has measured.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 WAYS = {
@@ -2104,16 +2107,16 @@ WAYS = {
 scorecard(WAYS)
 
 # %% [markdown]
-# Read the column of the peak. Without checkpoints, the peak is in the activations. With one for each block it
-# has moved to the logits, and there the square root looks a little better, because fewer inputs wait. When
-# the loss is cut into chunks as well, backward's segments are the peak again, and one block at a time is
-# best. Checkpoints cost a quarter to a third more arithmetic, but the loss in chunks and smaller states cost
-# nothing this counter sees. On one rank, no row sends a byte. On tensor-parallel ranks, the checkpoints' rows
-# would send half as much again (§6).
+# Read the column of the peak. Without checkpoints, the peak is in the activations. With a checkpoint for each
+# block, the peak moves to the logits, and there the square root looks a little better, because fewer inputs
+# are waiting. When the loss is cut into chunks as well, backward's segments are the peak again, and one block
+# at a time is best. Checkpoints cost a quarter to a third more arithmetic, but the loss in chunks and smaller
+# states cost nothing this counter sees. On one rank, no row sends a byte. On tensor-parallel ranks, the
+# checkpoints' rows would send half as much again (§6).
 #
 # **You have built** the rounding that a cast does, a scaler that keeps N ranks together, 16-bit weights that
-# small steps move, tiles of eight bits with their scales, Adam with two bytes of state, a checkpoint that
-# agrees with PyTorch's to the bit, the distance at which to set it, and perhaps a loss without logits.
+# small steps can move, tiles of eight bits with their scales, Adam with two bytes of state, a checkpoint that
+# agrees with PyTorch's bit for bit, the distance at which to set it, and perhaps a loss without logits.
 #
 # **Read on.**
 # - Micikevicius et al. (2018), *Mixed Precision Training*: §3, and figure 3 with the gradients that fp16 loses.

@@ -4,8 +4,8 @@
 # **Is it fast, is it healthy, and what happens when a rank dies?**
 #
 # Llama 3 was trained on 16,384 GPUs. In a window of 54 days, the run was interrupted 419 times unexpectedly,
-# which is once in 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024 of
-# them fails once in 2.1 days. So for a long run the question isn't whether something fails, but what it
+# which is once every 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024
+# of them fails once every 2.1 days. So for a long run the question isn't whether something fails, but what it
 # costs.
 #
 # In part A, a rank is really killed, and at first nothing is left of its run. So you write the pieces that
@@ -48,7 +48,7 @@
 # | | |
 # |---|---|
 # | checkpoint | the bytes of a run at one step, from which the run can go on |
-# | agent | the process that `torchrun` starts on each node. It starts the node's ranks, watches them, and starts them again |
+# | agent | the process that `torchrun` starts on each node. It starts the node's ranks, watches them, and restarts them |
 # | rendezvous | the meeting at which agents agree on who takes part |
 # | SIGKILL | the signal that ends a process immediately. It can't be caught |
 # | part | a name and its bytes. A checkpoint consists of parts |
@@ -176,9 +176,9 @@ def timeline(run, saves=True):
 display(timeline(forgetful, saves=False))
 
 # %% [markdown]
-# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were faults of
-# GPUs, including their memory (§3.3.4). MegaScale restarted its run of several weeks more than 100 times, but
-# more than 90 % of the time was still effective training (Jiang et al. 2024, §6).
+# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were GPU
+# faults, including faults of their memory (§3.3.4). MegaScale restarted its run of several weeks more than
+# 100 times, but more than 90 % of the time was still effective training (Jiang et al. 2024, §6).
 #
 # **Question.** The lab replaced four processes because one died. What would have happened if the other three
 # had gone on? (They would have waited in their next all-reduce for a rank that never came.)
@@ -195,10 +195,10 @@ display(timeline(forgetful, saves=False))
 # | points | 8 |
 #
 # A run keeps more in memory than its weights. AdamW holds two moments for each parameter and counts its
-# steps, and the schedule of the learning rate knows how far it has come. The number of the step decides which
-# data is drawn. Dropout draws from a random generator, whose state is hidden in PyTorch, and a run may also
-# have its own generator. If one of these is missing, the run goes on and the loss looks plausible, but it
-# isn't the same run.
+# steps, and the learning-rate schedule knows how far it has got. The number of the step decides which data is
+# drawn. Dropout draws from a random generator, whose state is hidden in PyTorch, and a run may also have its
+# own generator. If one of these is missing, the run goes on and the loss looks plausible, but it isn't the
+# same run.
 #
 # There is also a second trap, because `state_dict()` doesn't copy. It returns the very tensors the next step
 # changes, so a state taken after step 3 holds the values of step 5 if you write it after step 5.
@@ -309,9 +309,9 @@ if ready(capture, restore):
         print(f"without {left_out or 'nothing':10}: losses up to {apart:.1e} apart")
 
 # %% [markdown]
-# **In production.** The data loader has a state as well, unless the number of the step decides the rows, as
-# it does here. `torch.distributed.checkpoint` leaves all of this to you, because it saves only what is in
-# your dict. Each rank also has its own generators, so a job has one such state per rank.
+# **In production.** The data loader has a state as well, unless the number of the step decides which rows are
+# read, as it does here. `torch.distributed.checkpoint` leaves all of this to you, because it saves only what
+# is in your dict. Each rank also has its own generators, so a job has one such state per rank.
 #
 # **Question.** Which entries could you leave out if the model had no dropout and the run had no generator of
 # its own?
@@ -328,7 +328,7 @@ if ready(capture, restore):
 # | points | 15 |
 #
 # Suppose you write your state to a file, over the old one, and the power fails in the middle. Now the file is
-# *torn*, which means that it is cut off, or that its end is zeros. And the old state is lost as well. So in
+# *torn*, which means that it is cut off, or that it ends in zeros. And the old state is lost as well. So in
 # this section you write a save that leaves a whole checkpoint on the disk, no matter when the power fails.
 #
 # A program doesn't write directly to the disk. It writes to the **page cache**, which is memory of the
@@ -347,13 +347,13 @@ if ready(capture, restore):
 # | `sync_folder()` | | all names are safe, but perhaps not their bytes |
 # | `read(name)`, `names()` | are read from the cache | |
 #
-# After a power failure, the folder is as it was last synced, plus none, some or all of the later changes of
-# names, in their order. Each file that was not synced can be old, new or torn. This is only a model, because
+# After a power failure, the folder is as it was last synced, plus none, some or all of the later name
+# changes, in order. Each file that was not synced can be old, new or torn. This is only a model, because
 # POSIX doesn't even promise the order. Pillai et al. (OSDI 2014) found 60 faults of this kind in eleven
 # programs.
 #
-# **Look.** The cell writes over a file and renames it, without any sync. Then it lists all states in which
-# the disk can be after a power failure.
+# **Look.** The cell writes over a file and renames it, without any sync. Then it lists all states the disk
+# can be in after a power failure.
 
 # %% tags=["skip-in-grading"]
 disk = Disk({"a": b"old."})
@@ -421,10 +421,10 @@ def newest(disk):
 # %% [markdown]
 # <details><summary>Hint: the order</summary>First write the parts, sync each of them, and sync the folder.
 # Then write the manifest under a draft name and sync it. Finally rename it, and sync the folder again. Why
-# again? (In this model, names reach the disk in their order, so it would also work without the first sync of
-# the folder. But a real disk may reorder them.)</details>
+# again? (In this model, names reach the disk in order, so it would also work without the first sync of the
+# folder. But a real disk may reorder them.)</details>
 # <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a new prefix,
-# such as <code>f"{step}.{attempt}."</code>, and count the attempts up until no name begins with the
+# such as <code>f"{step}.{attempt}."</code>, and increase the attempt until no name begins with the
 # prefix.</details>
 # <details><summary>Hint: the manifest</summary>Write <code>json.dumps({name: file}).encode()</code>, and
 # rename it to <code>f"step-{step}"</code>. The newest step is the greatest <i>number</i>, because as a name,
@@ -578,10 +578,10 @@ journal(smaller)
 # <code>TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1</code>.</details>
 #
 # **In production.** `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen, so *all* ranks start
-# again. Each agent has its own `TORCHELASTIC_RESTART_COUNT`, so don't name files by it. `--max-restarts` is 0
-# unless you set it, and counts only failures of the agent's own ranks. torchft, however, doesn't restart the
-# other ranks. Instead, groups of replicas leave and come back, and the rows of a lost group's step are not
-# seen again (`torchft/data.py`).
+# again. Each agent has its own `TORCHELASTIC_RESTART_COUNT`, so don't name files after it. `--max-restarts`
+# is 0 unless you set it, and counts only failures of the agent's own ranks. torchft, however, doesn't restart
+# the other ranks. Instead, groups of replicas leave and come back, and the rows of a lost group's step are
+# not seen again (`torchft/data.py`).
 #
 # A rank that hangs is harder to find than one that dies.
 #
@@ -618,8 +618,8 @@ journal(smaller)
 # **Predict.** The matrix was saved in two boxes, columns 0 to 3 and 3 to 6. Three ranks want its rows in
 # three parts, 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and what part of each?
 #
-# <details><summary>Answer</summary>From both, since each row was cut. For example, rank 1 reads rows 3 to 6
-# of each file, which are the left and the right half of its own box.</details>
+# <details><summary>Answer</summary>Each rank reads from both, since each row was cut. For example, rank 1
+# reads rows 3 to 6 of each file, which are the left and the right half of its own box.</details>
 #
 # **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap has
 # the coordinates of the whole tensor. So subtract the start of the saved box to get its place in the saved
@@ -673,8 +673,8 @@ report = check("12_in_operation/read_plan", read_plan, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Look.** Four ranks saved a matrix in four quarters. The cell draws the thirds that three ranks fill from
-# them. The colour tells you from which file an element comes.
+# **Look.** Four ranks saved a matrix in four quarters. The cell draws how three ranks fill their thirds from
+# these quarters. The colour tells you which file an element comes from.
 
 # %% tags=["skip-in-grading"]
 shape = (24, 16)
@@ -773,17 +773,17 @@ if saving and loading:
 # | points | 4 |
 #
 # A save stops the run for δ seconds, and a failure costs the work since the last save. If you save often, you
-# pay for the saves, but if you save seldom, you lose work. Let τ be the seconds of work between the end of
-# one save and the start of the next. A failure happens once in M seconds, at a random time.
+# pay for the saves, but if you save rarely, you lose work. Let τ be the seconds of work between the end of
+# one save and the start of the next. A failure happens once every M seconds on average, at a random time.
 #
-# First write down the two shares of the time you lose. Saves cost δ seconds in every τ seconds. Once in M
+# First write down the two shares of the time you lose. Saves cost δ seconds in every τ seconds. Once every M
 # seconds, a failure costs *half* of an interval on average. Then find the τ at which the sum of the two
 # shares is least.
 #
 # **Predict.** You use half of the GPUs, so M doubles. Should you save half as often?
 #
-# <details><summary>Answer</summary>No, because the best τ grows with the root of M, so it is 1.41 times as
-# long.</details>
+# <details><summary>Answer</summary>No, because the best τ grows with the square root of M, so it is 1.41
+# times as long.</details>
 
 
 # %% nbgrader={"grade_id": "best_interval", "solution": true}
@@ -848,8 +848,8 @@ display(figure)
 #
 # **Look.** The lab of §3 measures the goodput of a real process, in which seconds play the part of hours. The
 # formula gives a mean over many failures, but a handful of kills can be far from it. So the cell also
-# simulates a hundred runs with as many failures, without processes, and prints the range of nine of ten.
-# Compare the measurement with this range.
+# simulates a hundred runs with as many failures, without processes, and prints a range that contains nine of
+# ten. Compare the measurement with this range.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -863,11 +863,12 @@ print(f"{kills} kills: measured {means.goodput:.2f}, by the formula {goodput(*co
 print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 
 # %% [markdown]
-# **Break it.** By the same count, one of Llama 3's GPUs fails once in 5.8 years. If you use this as M, you
-# save once in 1.7 days (δ = 60 s). But the job fails once in 3.1 hours, so it never reaches its first save.
+# **Break it.** By the same count, each of Llama 3's GPUs fails once every 5.8 years. If you use this as M,
+# you save once every 1.7 days (δ = 60 s). But the job fails once every 3.1 hours, so it never reaches its
+# first save.
 #
 # **In production.** Young published this square root in 1974. Asynchronous saves (§13) make δ the time of a
-# copy in memory, so τ falls with the root of δ.
+# copy in memory, so τ falls with the square root of δ.
 #
 # **Question.** Suppose δ goes to 0. What bounds the goodput then? (Only R does. The bound is M / (M + R).)
 #
@@ -1132,9 +1133,9 @@ for hits in range(12, 22):
     )
 
 # %% [markdown]
-# How slow is it? In a collective, a rank is late by its time minus the latest time of the other ranks,
-# because all could have begun that much sooner. Take the median over all collectives, since a single pause of
-# two seconds would move a mean.
+# How slow is it? In a collective, a rank is late by its own time minus the latest time of the other ranks,
+# because every rank could have begun that much sooner. Take the median over all collectives, since a single
+# pause of two seconds would move a mean.
 #
 # **Build.** Count, compute the tail, and return None if chance explains the count. Don't accuse the rank that
 # *waits* most, because it is the fastest.
@@ -1248,7 +1249,7 @@ if ready(find_straggler):
 # | points | 4 |
 #
 # You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which
-# rank? A cause counts only if it costs at least 5 % of the step, and one run is healthy.
+# rank? One run is healthy, because a cause counts only if it costs at least 5 % of the step.
 #
 # | kind | what you see | first lever |
 # |---|---|---|
@@ -1257,8 +1258,8 @@ if ready(find_straggler):
 # | `"data"` | the step's input is late | use more loaders, prefetch |
 # | `"checkpoint"` | seconds go into saves | save behind, or less often |
 # | `"bubble"` | stages have no microbatch | use more microbatches, interleave |
-# | `"latency"` | most of moving is a start per message, alpha · messages | send fewer and larger messages |
-# | `"bandwidth"` | most of moving is bytes | overlap, send fewer bytes |
+# | `"latency"` | most of the moving time is spent on starting messages, alpha · messages | send fewer and larger messages |
+# | `"bandwidth"` | most of the moving time is spent on bytes | overlap, send fewer bytes |
 # | `"memory"` | a rank is near its limit, or has twice the others' peak | shard, recompute |
 # | `"healthy"` | nothing costs 5 % | leave it alone |
 #
@@ -1273,8 +1274,9 @@ from course_lib.pictures.operations_room import operations_room
 operations_room()
 
 # %% [markdown]
-# <details><summary>Answer</summary>By 0.4 %. Moving takes 0.31 s, but 0.30 s of it are starts of messages,
-# and no bandwidth shortens those. Fewer and larger messages, however, shorten the step by 19 %.</details>
+# <details><summary>Answer</summary>It would shorten the step by 0.4 %. Moving takes 0.31 s, but 0.30 s of
+# that time is spent on starting messages, and no bandwidth shortens those. Fewer and larger messages,
+# however, shorten the step by 19 %.</details>
 #
 # **Look.** The cell prints seconds per rank. `late` is the result of `find_straggler` among ranks that do the
 # same work. Its seconds are per collective, but a step can have many collectives.
@@ -1375,8 +1377,8 @@ if saved_from_gpu and ready(best_interval):
 #
 # You may write a number as arithmetic.
 #
-# 1. A job fails once in 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should it
-#    save?
+# 1. A job fails once every 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should
+#    it save?
 # 2. Four ranks wait for 0.33, 0.00, 0.32 and 0.33 of their step in all-reduces. Which **rank** is slow?
 # 3. Replicas start from the same parameters, and in each step all of them apply the average gradient from the
 #    all-reduce. The loss jumps up, but you find that the parameters of all replicas still agree in every bit.
@@ -1479,7 +1481,7 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 #
 # Replicas hold the same boxes, but each box should be written only once. If rank 0 writes everything, the
 # others wait. So deal out the boxes, the largest first, each to the rank with the fewest bytes so far among
-# those that hold it. If every rank holds every box, the busiest rank then writes at most 4/3 of the least
+# the ranks that hold it. If every rank holds every box, the busiest rank then writes at most 4/3 of the least
 # possible (Graham 1969).
 #
 # **Predict.** Two ranks both hold boxes of 5, 4, 3, 3 and 3 bytes. How many bytes does the busier rank write
@@ -1541,7 +1543,7 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 #
 # **Predict.** A save stops the run for δ = 2 s instead of 60 s. By which factor does the best interval fall?
 #
-# <details><summary>Answer</summary>By the root of 30, which is 5.5.</details>
+# <details><summary>Answer</summary>It falls by the square root of 30, which is 5.5.</details>
 
 
 # %% nbgrader={"grade_id": "async_checkpoint", "solution": true}
@@ -1550,7 +1552,7 @@ class AsyncCheckpoint:
 
     write: the function `write(step, copies)`, which runs in the thread. At most one write runs
     at a time. If `write` raises an error, the next `save` or `wait` raises it. The next save
-    uses the memory of the copies again.
+    reuses the memory of the copies.
     """
 
     def __init__(self, write):
@@ -1613,8 +1615,8 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 #
 # **Predict.** A bit flips in one rank's gradient before the all-reduce. Which ranks does the comparison name?
 #
-# <details><summary>Answer</summary>None, because the wrong gradient is in everyone's average, so all take the
-# same wrong step.</details>
+# <details><summary>Answer</summary>It names none, because the wrong gradient is in everyone's average, so all
+# ranks take the same wrong step.</details>
 
 
 # %% nbgrader={"grade_id": "odd_ranks", "solution": true}
@@ -1784,7 +1786,7 @@ if ready(local_steps):
 # %% [markdown]
 # The bytes fall to exactly 1/H, and the time falls until only the computing is left. But bytes and seconds
 # are only half of the account. Here is the other half, for a GPT of 0.8M parameters on four ranks, with AdamW
-# inside, 200 steps from random weights, and the loss on text which no rank has seen:
+# inside, 200 steps from random weights, and the loss on text no rank has seen:
 #
 # | | bytes | loss |
 # |---|---|---|
@@ -1800,7 +1802,7 @@ if ready(local_steps):
 #
 # - An outer momentum of 0.9 needs about 10 outer steps to build up, but this run has only 20. Once it has
 #   built up, the outer step is 7 times the mean movement, so it overshoots if the direction changes.
-# - The run is short. A single period of the paper (H = 500) is longer than all of it.
+# - The run is short. A single period of the paper (H = 500) is longer than the whole run.
 # - These figures come from one seed and one learning rate, and nothing was tuned.
 #
 # So don't take the table as a verdict on the method. Instead, take it as a reason to measure the loss
@@ -1817,10 +1819,11 @@ if ready(local_steps):
 # %% [markdown]
 # ## What you have built
 #
-# You have built a state from which a run goes on to the last bit, a save that survives every power failure of
-# the model, a plan by which three ranks load what four have saved, and a formula for the best time between
-# two saves. Then you have built a breakdown that tells waiting from moving, and a test that accuses a rank
-# only if chance can't be the cause. A rank was really killed, but the run still ended with the same digits.
+# You have built a state from which a run continues with every bit the same, a save that survives every power
+# failure in the model, a plan by which three ranks load what four have saved, and a formula for the best time
+# between two saves. Then you have built a breakdown that tells waiting from moving, and a test that accuses a
+# rank only if chance can't be the cause. A rank was really killed, but the run still ended with the same
+# digits.
 #
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
