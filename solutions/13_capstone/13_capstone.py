@@ -209,7 +209,7 @@ report.points(5)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_steps(how: str):
-    """Return the last loss, the seconds of the fastest step, and this rank's number of parameters."""
+    """Return the last loss, the fastest step's seconds, and the parameters held on this rank."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = distribute(GPT(MODEL).to(device()), how)
@@ -489,7 +489,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_losses(make, layout: Layout):
-    """On a rank, in float64, return five steps' losses, and the peak of the second step in bytes."""
+    """On a rank, in float64, return five steps' losses and the second step's peak in bytes."""
     torch.set_default_dtype(torch.float64)
     with Meter() as meter:
         step = make(MODEL, layout, Mesh(layout.sizes), ROWS, LR)
@@ -1037,9 +1037,9 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 
     make: builds the run from its start, and returns a step and a function without arguments that
     gives this rank's pieces as they are now. batches: gives the inputs and targets of a step by its
-    number, from 0 on. steps: the steps of the whole run, from its start. every: how many steps there
-    are from one save to the next, counted from the start. Save after the last step as well. disk:
-    where to save.
+    number, from 0 on. steps: the steps of the whole run, from its start. every: the number of steps
+    from one save to the next, counted from the start. Save after the last step as well. disk: where
+    to save.
 
     Use `save_run(disk, losses, pieces)`, and `load_run(disk, pieces)`, which fills the pieces in
     place from the newest checkpoint and returns its losses, or [] if there is none. If the call is
