@@ -5,14 +5,14 @@
 #
 # In a dense layer, every parameter costs FLOPs for every token. A mixture of experts breaks this rule,
 # because it has E MLPs instead of one, and a router sends each token to only k of them. For example,
-# Mixtral holds 46.7 billion parameters but uses only 12.9 billion for a token. DeepSeek-V3 holds 671
+# Mixtral holds 46.7 billion parameters but uses only 12.9 billion per token. DeepSeek-V3 holds 671
 # billion and uses 37.6 billion, including its embeddings.
 #
 # The experts do not fit on one rank, so they are dealt out, and tokens travel to their experts and back.
-# No earlier notebook had messages of this kind, because only at the moment of sending does the data
-# decide how much a rank sends, and to whom. You build the router, the layer on one rank, and then the
-# layer on many. Finally, you predict every byte from a histogram, watch a router collapse, and bring it
-# back into balance.
+# No earlier notebook had messages of this kind, because here the data decides, just before a rank sends,
+# how much it sends and to whom. You build the router, the layer on one rank, and then the layer on many.
+# Finally, you predict every byte from a histogram, watch a router collapse, and bring it back into
+# balance.
 #
 # | | |
 # |---|---|
@@ -98,9 +98,9 @@ print("added where they belong:", sums.tolist())
 # | points | 8 |
 #
 # Softmax turns a router's logits into probabilities, and the k experts with the largest probabilities are
-# chosen. This choice has no gradient, because an index does not change a little if a logit does. So a
-# router can learn only through the **weights** with which the experts' outputs are added. These are the
-# probabilities of the chosen experts, divided by their sum:
+# chosen. This choice has no gradient, because if a logit changes a little, an index either stays the same
+# or jumps. So a router can learn only through the **weights** with which the experts' outputs are added.
+# These are the probabilities of the chosen experts, divided by their sum:
 #
 # > wᵢ = pᵢ / Σ p of the chosen
 #
@@ -226,9 +226,9 @@ if ready(route):
 # | points | 9 |
 #
 # Every token goes through its k experts, and their results are added, each multiplied by its weight. A
-# loop over tokens does that, but it is slow, because a product of one row with a matrix uses a GPU badly.
-# The other extreme is one line that sends all tokens through all experts, with a mask. But it costs E/k
-# times the FLOPs, so you lose the reason for having experts.
+# loop over tokens does that, but it is slow, because the product of a single row and a matrix makes poor
+# use of a GPU. The other extreme is one line that sends all tokens through all experts, with a mask. But
+# it costs E/k times the FLOPs, so you lose the reason for having experts.
 #
 # So sort. Put the T·k assignments in the order of their experts, so that the rows of one expert are next
 # to each other. Then each expert needs only one product, whatever its number of rows. With three tokens
@@ -377,15 +377,15 @@ if ready(moe):
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# In notebook 02, all parts of an all-to-all had the same size. Here the i-th of n parts also goes to rank
-# i, but each part has as many rows as the router decided. `dist.all_to_all_single` can do that:
+# In notebook 02, all parts of an all-to-all had the same size. Here, too, the i-th of n parts goes to
+# rank i, but each part has as many rows as the router decided. `dist.all_to_all_single` can do that:
 #
 # > `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)`
 #
 # The two lists are not symmetric. `input_split_sizes` says how many of *my* rows go to each rank, while
-# `output_split_sizes` says how many rows come from each. So rank 0's number for rank 1 in one list is
-# rank 1's number for rank 0 in the other list. For example, take three ranks, with rows[i][j] the number
-# of rows rank i has for rank j:
+# `output_split_sizes` says how many rows come from each rank. So rank 0's number for rank 1 in one list
+# is rank 1's number for rank 0 in the other list. For example, take three ranks, with rows[i][j] the
+# number of rows rank i has for rank j:
 #
 # | | to 0 | to 1 | to 2 | `send` |
 # |---|---|---|---|---|
@@ -537,7 +537,7 @@ except RankError as error:
 # to be summed over the n ranks? What about the gradient of the router, which is whole on every rank?
 #
 # <details><summary>Answer</summary>The experts' gradients do not. In backward, the gradients of all
-# results came back to the experts, so their gradient already is the sum over all ranks' tokens. But the
+# results came back to the experts, so their gradient is already the sum over all ranks' tokens. But the
 # router's gradient does, because the router saw only the tokens of its own rank, like any replica
 # (§7).</details>
 #
@@ -804,7 +804,7 @@ if run and ready(all_to_all_bytes):
 # with a large f the most. On many ranks, f is the share of *all* tokens, so the counts are summed. But p
 # can come from the rank's own tokens, because a mean is a sum of shares. Each rank returns E · Σ fᵢ ·
 # (the sum of pᵢ over its own tokens) / (the number of tokens of *all* ranks). These shares add up to L,
-# and their gradients to its gradient.
+# and their gradients add up to the gradient of L.
 #
 # **A bias.** After each step, raise the bias of every expert that got less than the mean by a fixed
 # `speed`, and lower it for every expert that got more. This doesn't distort any gradient (Wang et al.
@@ -881,8 +881,8 @@ report.points(3)
 # %% [markdown]
 # **Measure.** A two-layer GPT with your mixtures instead of its MLPs, 8 experts and k = 2, learns to
 # write Python from the standard library's sources. The cell trains it for 120 steps, three times, with
-# the same seed. The first run does nothing for balance. The second uses the loss, with the coefficient
-# 0.1, and the third uses the bias, with the speed 0.01. The cell takes about 20 seconds.
+# the same seed. The first run does nothing for balance. The second uses the loss, with a coefficient of
+# 0.1, and the third uses the bias, with a speed of 0.01. The cell takes about 20 seconds.
 #
 # `AddLoss.apply(y, loss, scale)` is y, but in backward it gives `loss` the gradient `scale`. So a loss
 # made inside a layer takes part without being passed through the model. (Megatron-Core does it in the
@@ -963,8 +963,8 @@ if runs:
 
 # %% [markdown]
 # The grey line is the collapse, 3 = E/k − 1. Without a remedy, both routers are near it within a dozen
-# steps, and one of them stays there. The bias is slow, because it is added to probabilities between 0
-# and 1. At 0.01 per step it needs fifty steps to make up a gap of 0.5, and until then the router
+# steps, and one of them stays there. The bias is slow, because it is added to probabilities between 0 and
+# 1. At 0.01 per step, it needs fifty steps to close a gap of 0.5, and in the meantime the router
 # collapses in spite of it. Look at the losses as well. At this size, balance makes the model neither much
 # better nor much worse, so you buy it for *speed*. If the busiest expert has four times the mean, its
 # rank takes four times as long as in a balanced layer, and the others wait.
@@ -979,10 +979,10 @@ if runs:
         print(f"speed {speed:5}: MaxVio of the layers {first:.2f} and {second:.2f}")
 
 # %% [markdown]
-# **In production.** DeepSeek-V3 uses both, the bias with speed 0.001, and a loss with a coefficient of
-# 0.0001 that only keeps single sequences from extremes (§4.2 of its report). If activations are
-# recomputed, the router runs twice and counts twice. For that reason torchtitan halves its counts,
-# although doubled counts would move each bias in the same direction.
+# **In production.** DeepSeek-V3 uses both, the bias with a speed of 0.001, and a loss with a coefficient
+# of 0.0001. This loss only prevents extremes within a single sequence (§4.2 of its report). If
+# activations are recomputed, the router runs twice and counts twice. For that reason torchtitan halves
+# its counts, although doubled counts would move each bias in the same direction.
 
 # %% [markdown]
 # ## 7 · Two labs: places that run out, gradients and their groups
@@ -1034,8 +1034,9 @@ router_playground()
 
 # %% [markdown]
 # <details><summary>Answers</summary>The first answer is 16 ranks, which are two nodes. With 32, three in
-# four rows leave their node. The skew is 0.5. The limit saves a quarter, because the bytes "once for each
-# node" fall from 4.3 to 3.2 MB. But it saves nothing if every expert gets a row of its own.</details>
+# four rows leave their node. The second answer is a skew of 0.5. The third is a quarter, because the
+# bytes "once for each node" fall from 4.3 to 3.2 MB. But the limit saves nothing if every expert gets a
+# row of its own.</details>
 #
 # **Gradients and their groups.** Put the experts on a mesh with replicas. With dp = 2 and ep = 2, there
 # are four ranks, all with rows of their own. Rank r has the coordinate (dp, ep) = (r // 2, r % 2). Which
@@ -1122,8 +1123,8 @@ between_gpus = on_your_gpus(EXCHANGES)
 #    gradients by 3. How many **times** too large are the experts' gradients, and with which optimizer
 #    does it hardly show: `"sgd"`, `"sgd with momentum"` or `"adamw"`?
 # 4. On the same mesh, {"dp": 3, "ep": 4}, ep is the inner axis, so rank r has dp = r // 4 and ep = r % 4.
-#    Over which **ranks** is the gradient of a dense parameter of rank 6 summed, and over which the
-#    gradient of its experts? Write two lists.
+#    Over which **ranks** is the gradient of a dense parameter of rank 6 summed, and over which is the
+#    gradient of its experts summed? Write two lists.
 # 5. DeepSeek-V3 took 180,000 GPU hours for each 10¹² tokens, on 2,048 H800. How many **days** is that?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
@@ -1327,9 +1328,9 @@ if alone_run:
 
 # %% [markdown]
 # *Bytes*: Replicas send 2(N−1)/N of all parameters' gradients. If experts are dealt out, their gradients
-# are never sent. Instead, the rows of the tokens are sent, whose bytes have nothing to do with the
-# experts' size. With wide experts, this is why the token travels and not the expert. *Memory*: Each rank
-# no longer holds weights, gradients and AdamW's two states for six of the eight experts.
+# are never sent. Instead, the rows of the tokens are sent, and their bytes have nothing to do with the
+# experts' size. With wide experts, this is why the tokens travel instead of the experts. *Memory*: Each
+# rank no longer holds weights, gradients and AdamW's two states for six of the eight experts.
 #
 # **You have built** a router that learns only through its weights; a mixture of experts on one rank and
 # on many; an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy.
