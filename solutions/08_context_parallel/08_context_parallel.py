@@ -192,7 +192,7 @@ for seq in (4096, 32768, 131072, 1048576):
 #
 # The helper `block_attention` computes attention of some queries to only some keys, and returns out and lse.
 # You will also use it in §3 and §4, so read it. Its two ranges are the positions of the queries and keys in
-# the *whole* sequence, so that `scores_of` can mask a key that comes after its query. Queries that share a
+# the *whole* sequence, so that `scores_of` can mask keys that come after a query. The queries that share a
 # head of keys become rows of one product (`by_head`; `by_token` undoes this). `SEEN` records the ranges of
 # each call, for the pictures below.
 
@@ -389,7 +389,7 @@ for size in (12, 6, 3, 1):
 # - `tiles(spans, block)` gives each tile's place in the tensor (a slice) and its positions in the sequence (a
 #   range). Here `spans` is `[range(seq)]`, whereas a rank of §4 can have two spans.
 # - Under a causal mask, `queries[-1] < keys[0]` means that no query sees a key, so go on to the next tile.
-# - Keep sums in float32 at least, even for bf16 inputs. Create `out` and the three gradients with
+# - Keep sums in at least float32, even for bf16 inputs. Create `out` and the three gradients with
 #   `torch.zeros_like(in_float32(q))` and the like, and `lse` in the same dtype. At the end, round `out` and
 #   the gradients once, but do not round `lse`.
 # - Give q, k, v, out and lse to `save_for_backward`, and nothing of a tile.
@@ -601,7 +601,7 @@ def sdpa(q, k, v, causal=False):
 
 
 def compared(attends, seq=2048, repeats=3):
-    """Return (seconds, largest difference from the first function's results) for each function."""
+    """Return (seconds, largest difference from the results of the first function) for each."""
     torch.set_num_threads(1)
     tensors, results, measured = drawn(seq, 2, 2, 64, torch.float32), [], []
     for attend in attends:
@@ -670,7 +670,7 @@ for name, (seconds, apart) in zip(
 #   send and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait
 #   *after* it. Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`.
 #   Wait for each handle only once, because with gloo a second `wait` on the handle of a send never returns.
-# - Keep `out` and `lse` in float32 at least (`in_float32`), because in bf16 their error grows with the number
+# - Keep `out` and `lse` in at least float32 (`in_float32`), because in bf16 their error grows with the number
 #   of ranks. But *send* keys and values in the dtype of the inputs, because float32 would double the bytes.
 #   Round `out` once, at the end, but do not round `lse`.
 # - With one rank, send nothing.
@@ -858,7 +858,7 @@ def hiding_block(
 #   step can also travel during that time (the check does not ask for this). When the sum has arrived, add
 #   your share to it and pass it on.
 # - Skip the pairs of spans that forward skips.
-# - Keep all sums in float32 at least (`in_float32`), including those that are sent.
+# - Keep all sums in at least float32 (`in_float32`), including those that are sent.
 # - backward returns one value for each argument of forward, and None for arguments that are not tensors.
 
 
@@ -1169,8 +1169,8 @@ if run:
 # **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks, and
 # remember that only half of a block on the diagonal is needed. How long does the ring take, and for how much
 # of this time does rank r work? For what share of it does rank r idle? Return this share from
-# `causal_idle_share`, in §4. And how many times as long does the ring take as it would if all ranks had equal
-# work?
+# `causal_idle_share` (in §4). And how many times as long does the ring take as it would if all ranks had
+# equal work?
 #
 # <details><summary>Answer</summary>The ring takes N − 1/2 blocks of time, because the last rank always works.
 # Rank r works for r + 1/2 of them, so it idles for (N − 1 − r) / (N − 1/2) of the time. With 4 ranks that is
@@ -1308,7 +1308,7 @@ idle_picture(table, 16 * 16) if table else None
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
 # code computes whole blocks, even on the diagonal, so "computed" counts whole blocks, for the busiest rank in
-# each step. The ledger tells how long each rank was blocked, because it waited for a message or, at the end,
+# each step. The ledger shows how long each rank was blocked, because it waited for a message or, at the end,
 # for the other rank. In the contiguous layout, for what share of the time will rank 0 be blocked?
 
 
@@ -1570,7 +1570,7 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** The cell runs 8 heads of queries and 4 of keys on four ranks, in float64. It compares the
-# results with those of one process, and the bytes with your formula. Then your formulas tell how many MB a
+# results with those of one process, and the bytes with your formula. Then your formulas show how many MB a
 # rank sends for one layer of LLaMA 3 70B with 131,072 tokens.
 
 
@@ -1600,10 +1600,10 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries, Ulysses sends far less from four ranks on. With few heads of keys,
-# a ring carries few keys around, while Ulysses also exchanges q and the output, which stay as large. So up to
-# 8 ranks, the ring sends less in forward. In backward, however, it sends more, because the keys go around
-# again and the sums of gradients travel N times, in float32. (But a ring's messages can hide behind
+# With as many heads of keys as of queries, Ulysses sends far less with four or more ranks. With few heads of
+# keys, a ring carries few keys around, while Ulysses also exchanges q and the output, which don't shrink. So
+# up to 8 ranks, the ring sends less in forward. In backward, however, it sends more, because the keys go
+# around again and the sums of gradients travel N times, in float32. (But a ring's messages can hide behind
 # computing. An all-to-all can't, because the operation after it needs all of its result.)
 #
 # **Break it.** Try two heads of keys on four ranks.
@@ -1651,7 +1651,7 @@ if run:
 #
 # Computing grows with c², but sending only with c, so **long enough parts always hide the message.**
 #
-# **Predict.** From which c on is the message hidden? Answer for three cases: with as many heads of keys as of
+# **Predict.** Above which c is the message hidden? Answer for three cases: with as many heads of keys as of
 # queries; with fewer; and under a causal mask in zigzag, which needs half of each block's scores. An A100 has
 # 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
 #
@@ -1833,7 +1833,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 #
 # <details><summary>Answer</summary>With tiles it can be N times as long, because the memory is linear in the
 # tokens and divided among the ranks. With the matrix it can be about √N times as long, because the N ranks
-# share a memory that grows with the square.</details>
+# share memory that grows with the square of the tokens.</details>
 #
 # **Measure.** The cell prints the bytes your ring keeps for backward on each rank, with 1,024 tokens in
 # float32, next to the formula for q, k, v, out and lse.
@@ -1953,7 +1953,7 @@ if run:
 # PyTorch calls all-gathers instead of sending messages. They send as many bytes as a ring's forward, but in
 # only two calls, and the keys of all ranks are in memory while they are used. In backward it gathers again,
 # and then two reduce-scatters bring the gradients home. They send N − 1 shares of gradients, in the inputs'
-# dtype, while your ring sends N, in float32 at least. With a causal mask, PyTorch's version ends in an error:
+# dtype, while your ring sends N, in at least float32. With a causal mask, PyTorch's version ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1994,7 +1994,7 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 # A dash means that a kernel did not run. A T4 has no flash kernel, and the matrix of 16,384 tokens does not
 # fit on every card.
 #
-# **Predict.** The cell times a block of the ring and its message between two GPUs. From which length on does
+# **Predict.** The cell times a block of the ring and its message between two GPUs. Above which length does
 # the block take longer than the message? Each row is predicted from the speed in the longest row, in FLOPs
 # for blocks and in bytes for messages, so the prediction leaves out α and the start of a kernel. Below,
 # `hiding_block` gets these two speeds.
