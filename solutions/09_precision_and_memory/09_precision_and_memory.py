@@ -1168,7 +1168,8 @@ for name, numbers in (("signed", DYNAMIC_SIGNED), ("unsigned", DYNAMIC_UNSIGNED)
 
 # %% [markdown]
 # **Predict.** How many bytes per parameter do both moments take with blocks of 64, 256 and 2,048? And the
-# signed map has 1 but no −1. By how much does a block's largest magnitude shrink if it is negative?
+# signed map has 1 but no −1. If the element with the largest magnitude in a block is negative, by how much
+# does it shrink?
 #
 # <details><summary>Answer</summary>They take two bytes and 8/block, so 2.1250, 2.0312 and 2.0039. −1 comes back
 # as −0.9930, so the magnitude shrinks by 0.7 %.</details>
@@ -1425,8 +1426,8 @@ figure
 # block's forward runs once more, and its inside exists just long enough.
 #
 # Here is a step of a small GPT of six blocks, three times. The first has no checkpoints, the second has one
-# for each block, and the third has one for every third. Each tooth of the saw in backward is the inside of
-# one segment, which is computed and freed again.
+# for each block, and the third has one for every three blocks. Each tooth of the saw in backward is the
+# inside of one segment, which is computed and freed again.
 
 # %% tags=["skip-in-grading"]
 DISTANCES = {
@@ -1633,8 +1634,8 @@ for name, kind in KINDS.items():
 #
 # `use_reentrant=False` works with hooks, and stops *early*. As soon as the last tensor that backward needs is
 # ready, it leaves out the rest of the second run. In a block this is the last product of the MLP, 8 h² FLOPs
-# for each token. A forward takes 24 h², and attention's 4 s h, which are 8 h² here (s = 2h). So 24/32 of a
-# forward runs again, and a forward is a third of forward and backward, which makes 1/4 more. (Yours can't
+# for each token. A forward takes 24 h², plus 4 s h for attention, which makes 8 h² here (s = 2h). So 24/32 of
+# a forward runs again, and a forward is a third of forward and backward, which makes 1/4 more. (Yours can't
 # stop, because its backward needs the output of the second run.)
 #
 # </details>

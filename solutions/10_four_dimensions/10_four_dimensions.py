@@ -323,9 +323,9 @@ if ready(my_part):
     display(hybrid_figures.sheet_figure(parts, rows=8, seq=32))
 
 # %% [markdown]
-# Each square is read by the two ranks of one tp group. From row 4 on, the other ranks read, because dp gives
-# 4 rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8, so a step sees 4
-# · 8 samples.
+# Each square is read by the two ranks of one tp group. From row 4 on, it is the other ranks that read,
+# because dp gives 4 rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8,
+# so a step sees 4 · 8 samples.
 #
 # **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=k)` with the size of dp and the
 # coordinate on dp. By default, both are the world's size and rank, so ranks that share a layer read different
@@ -1003,7 +1003,7 @@ print(f"{slept[1] / slept[0]:.1f} times as long")
 # Your own program can count a rank's bytes, because `dry_run` runs `hybrid_step`, unchanged, as one rank of a
 # large mesh. Float tensors have a shape but no values, and the other ranks answer immediately. There is no
 # clock and nothing is computed, so a dry run can't see a wrong value, but its bytes, calls, memory and FLOPs
-# are the real rank's counts. The cell takes half a minute.
+# are the same as the real rank's. The cell takes half a minute.
 #
 # **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. How many microbatches
 # does it keep for backward at most?
@@ -1913,8 +1913,8 @@ if ready(step_seconds):
 
 # %% [markdown]
 # **Break it.** If you give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, the check names the
-# mistake. NCCL's ring has that many, but the emulated wires sleep only one. A model has to count in the same
-# way as the thing it is compared with.
+# mistake. NCCL's ring has that many, but the emulated wires sleep for only one. A model has to count in the
+# same way as the thing it is compared with.
 #
 # **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
 #

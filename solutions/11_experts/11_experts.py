@@ -1112,7 +1112,7 @@ between_gpus = on_your_gpus(EXCHANGES)
 # You can write a number as arithmetic. If a question asks for two things, write a pair, `(first,
 # second)`.
 #
-# 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion for a token. With AdamW in mixed
+# 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion per token. With AdamW in mixed
 #    precision, it takes 16 bytes per parameter. How many **GB** (10⁹ bytes) do weights, gradients and
 #    states take? And how many **GFLOPs** does a token cost, forward and backward, at 6 FLOPs per
 #    parameter?

@@ -518,8 +518,8 @@ for name, layout in FIFTEEN.items():
         print(f"{name:24} {losses[name][-1]:.15f}  {apart:.1e} apart")
 
 # %% [markdown]
-# **Look.** The left picture shows fifteen curves. The right picture shows the largest distance of each curve from one
-# process, on a logarithmic scale. The grey line marks one rounding of float64 at a loss of 5.
+# **Look.** The left picture shows fifteen curves. The right picture shows the largest distance of each curve from the
+# curve of one process, on a logarithmic scale. The grey line marks one rounding of float64 at a loss of 5.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves = layouts_figure.parity(losses)
@@ -905,10 +905,10 @@ report.points(5)
 # You now have the losses, the bytes and the memory of fifteen layouts. Since they all train the same model, the choice
 # between them is only a question of cost. And you can know the bytes before anything runs.
 #
-# The model has 875,264 parameters: 4 layers of 198,272, a table of 256 tokens and one of 128 positions with 128 numbers
-# each, a last norm of 256, and a head of 32,768. tp cuts everything except the norms, the table of positions, and the
-# biases that are added after a sum, so in each layer it leaves 768 parameters whole. A step reads 8 rows of 128 tokens,
-# and everything is float32.
+# The model has 875,264 parameters: 4 layers of 198,272 each, a table with 128 numbers for each of 256 tokens, another
+# for each of 128 positions, a last norm of 256, and a head of 32,768. tp cuts everything except the norms, the table of
+# positions, and the biases that are added after a sum, so in each layer it leaves 768 parameters whole. A step reads 8
+# rows of 128 tokens, and everything is float32.
 #
 # **Build.** Write five numbers for **rank 0 and one step**. The first three belong to layouts you ran in §3, but no
 # cell has run the layouts of the last two. Write the numbers as arithmetic. You can leave out the few bytes of losses
@@ -1226,7 +1226,7 @@ report.points(2)
 #
 # <details><summary>Six things to compare it with</summary>
 #
-# 1. Does it say that the states and the activations fit, with numbers?
+# 1. Does it show with numbers that the states and the activations fit?
 # 2. Does it say which traffic leaves a node, and that tp doesn't?
 # 3. Does it name the bubble, or say why there isn't one?
 # 4. Does the batch stay as it was?
