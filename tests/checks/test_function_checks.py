@@ -106,7 +106,7 @@ def in_place(cache, x, place, *, dtype):
     ("function", "said"),
     [
         (unstored, ["the cache is not what the row gives: element [0, 3] is 0 instead of 3."]),
-        (halved, ["the scale is not what the row gives: element [] is 1 instead of 3.", HALVED]),
+        (halved, ["the scale is not what the row gives: it is 1 instead of 3.", HALVED]),
         (wide, ["the row is float32[4]; bfloat16[4] is expected."]),
         (alone, ["the scale is None; float32[] is expected.", "Is there a `return` at its end?"]),
         (three, ["the row is tuple; bfloat16[4] is expected."]),

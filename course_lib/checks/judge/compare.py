@@ -73,6 +73,10 @@ def worst(actual: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
 
 
 def difference(general: str, actual: Tensor, wanted: Tensor, what: str = "element {} is ") -> Sentence:
-    """`general`, and the value of the worst element. `what` names it; {} stands for its place."""
+    """`general`, and the value of the worst element.
+
+    `what` names it, with {} for its place; a tensor without dimensions has no place, and is named "it".
+    """
     where, got, want = worst(actual, wanted)
-    return Sentence(f"{general}: {what.format(where)}{got} instead of {want}.", f"{general}.")
+    named = what.format(where) if where else what and "it is "
+    return Sentence(f"{general}: {named}{got} instead of {want}.", f"{general}.")

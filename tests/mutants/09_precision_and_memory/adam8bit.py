@@ -138,7 +138,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: m alone is rounded before the update
 # is: slip
-# says: they are rounded only after it|rounded to the nearest code
+# says: and round them only after it|look at how moments are stored and read
 # base: what the wrong ones change
 -        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
 +        self.write(state, "m", m, group["block"])
@@ -215,7 +215,7 @@ class Adam8bit(ByteStates):
 
 # %% wrong: the codes are indices of 64 bits
 # is: idea
-# says: Two moments in float32 take 8 bytes. Keep codes in uint8
+# says: Codes in int64 take 8 bytes each. Keep codes in uint8
 # base: what the wrong ones change
 -        state[name] = codes.flatten()[: len(flat)].to(torch.uint8)
 +        state[name] = codes.flatten()[: len(flat)]

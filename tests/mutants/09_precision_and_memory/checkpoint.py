@@ -57,7 +57,7 @@ def checkpoint(function, *args):
 
 # %% wrong: detached arguments need no gradient
 # is: slip
-# says: so each has to need a gradient again if it did before
+# says: so call requires_grad_\(\) on each argument that needed one before
 # base: a Function, arguments kept
 -            args[place] = tensor.detach().requires_grad_(tensor.requires_grad)
 +            args[place] = tensor.detach()
@@ -146,7 +146,7 @@ def checkpoint(function, *args):
 
 # %% wrong: the arguments' gradients are not returned
 # is: slip
-# says: x has no gradient. The arguments were detached
+# says: x has no gradient. .* return the arguments' gradients from backward
 # base: a Function, arguments kept
 -        return None, None, *[arg.grad if torch.is_tensor(arg) else None for arg in args]
 +        return None, None, *[None for arg in args]
@@ -204,7 +204,7 @@ def checkpoint(function, *args):
 
 # %% wrong: every argument is taken for a tensor
 # is: slip
-# says: save_for_backward
+# says: Give save_for_backward only the tensors
 # base: a Function, arguments kept
 -        ctx.save_for_backward(*[args[place] for place in ctx.places])
 +        ctx.save_for_backward(*[args[place] for place in ctx.places], *[a for a in args if not torch.is_tensor(a)])
@@ -228,7 +228,7 @@ def checkpoint(function, *args):
 
 # %% wrong: the first output alone
 # is: slip
-# says: from the gradients of all outputs
+# says: Backward must begin from the gradients of all outputs
 # base: a Function, arguments kept
 -        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
 +        torch.autograd.backward([y for y, _ in pairs[:1]], [g for _, g in pairs[:1]])

@@ -105,7 +105,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 # %% wrong: the logits are kept
 # is: idea
-# says: All logits exist at the same time, or are kept
+# says: each chunk's logits are kept until backward
 def chunked_loss(hidden, weight, targets, chunks):
     total, wide = torch.zeros(()), weight.float()
     for x, y in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks)):
@@ -116,7 +116,7 @@ def chunked_loss(hidden, weight, targets, chunks):
 
 # %% wrong: no chunks
 # is: idea
-# says: All logits exist at the same time
+# says: The logits of all tokens exist at the same time
 def chunked_loss(hidden, weight, targets, chunks):
     return torch.nn.functional.cross_entropy(hidden.float() @ weight.float().t(), targets)
 

@@ -182,7 +182,7 @@ def work(run: Expected, reply: Reply) -> kit.Finding:
     objects=("checkpoint",),
     references=REFERENCES,
     refused=REFUSED,
-    point="keeping the arguments alone, and not what lies inside",
+    point="keeping only the arguments instead of everything inside",
     besides="the gradients that autograd gives without it",
 )
 def checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:

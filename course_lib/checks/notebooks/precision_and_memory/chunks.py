@@ -20,6 +20,10 @@ MEANS = (
     "and divide by the number of all targets."
 )
 COUNTED = "Targets of -100 were counted. Divide only by the number of targets that are not -100."
+EACH = (
+    "You divided by the number of tokens, which is also the number of chunks here. Divide only by the "
+    "number of targets that are not -100."
+)
 ZERO = "Targets of -100 were taken for token 0 and counted. Leave them out of both the sum and the number."
 EMPTY = (
     "A chunk without a target has no mean, because 0 / 0 is NaN. Add up sums, and divide by the "
@@ -33,8 +37,8 @@ UPSTREAM = (
 )
 NARROW = "Sums over chunks need float32, because a sum in bfloat16 stops growing after a few hundred terms."
 LOGITS = (
-    "All logits exist at the same time, or are kept. Free each chunk's logits as soon as its loss and "
-    "its share of the gradients are computed."
+    "The logits of all tokens exist at the same time, or each chunk's logits are kept until backward. Free a "
+    "chunk's logits as soon as its loss and its share of the gradients are computed."
 )
 ABOUT = functions.About(
     "chunked_loss",
@@ -95,9 +99,15 @@ def slips(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, upstream
         alone[:begin] = IGNORED
         return gradients(hidden, weight, alone, count, upstream)
 
+    if chunks == len(targets):  # two mistakes give the same
+        counted = [of(EACH, lambda: made(float(len(targets)), upstream))]
+    else:
+        counted = [
+            of(MEANS, lambda: made(chunk_counts(targets, chunks), upstream)),
+            of(COUNTED, lambda: made(float(len(targets)), upstream)),
+        ]
     return [
-        of(MEANS, lambda: made(chunk_counts(targets, chunks), upstream)),
-        of(COUNTED, lambda: made(float(len(targets)), upstream)),
+        *counted,
         of(ZERO, lambda: gradients(hidden, weight, targets.clamp(min=0), float(len(targets)), upstream)),
         of(SUM, lambda: made(1.0, upstream)),
         of(UPSTREAM, lambda: made(count, 1.0), "grad.hidden", "grad.weight"),
@@ -144,11 +154,15 @@ def narrow_call(draw: kit.Draw) -> functions.Call:
     weight = (torch.randint(-2, 3, (vocab, width), generator=draw.generator) / 4).bfloat16()
     targets = torch.zeros(tokens, dtype=torch.int64)
     results = gradients(hidden, weight, targets, float(tokens), 1.0)
-    wanted = named(results, hidden)
+    wanted, keys = named(results, hidden), ("loss", "grad.weight")
     return functions.Call(
         "narrow", ABOUT, {"hidden": hidden, "weight": weight, "targets": targets},
-        {key: wanted[key] for key in ("loss", "grad.weight")},
+        {key: wanted[key] for key in keys},
         gradients={"loss": torch.tensor(1.0)}, kwargs={"chunks": tokens}, outputs=("loss",),
+        slips=lambda name, came: [
+            kit.Slip(slip.says, lambda slip=slip: {k: t for k, t in slip.gives().items() if k in keys})
+            for slip in slips(hidden, weight, targets, tokens, 1.0)
+        ],
     )  # fmt: skip
 
 
@@ -195,8 +209,8 @@ def chunked_loss(draw: kit.Draw) -> Iterator[kit.Case]:
         functions.values_line(large, f"{chunks} chunks", weight=0.25),
         functions.work_line(
             large, "FLOPs: four products at most", {"forward": 3 * product, "backward": 3 * product},
-            "Compute the logits once and both gradients once. With a second run of forward, this makes "
-            "four products in all.", 0.5,
+            "The logits and both gradients take one product each, and a second run of forward takes a "
+            "fourth. One of them is computed more than once.", 0.5,
         ),
         functions.memory_line(
             large, "saved", "kept for backward", 2 * (of_hidden + of_weight) + SMALL, too_many, 1.5

@@ -151,10 +151,22 @@ def values_line(
                 if not any(bool(off(tensors, made, i, n).any()) for n in range(until)):
                     return kit.wrong(said, says, cause=says, misses_point=says == FLOAT32)
         small = run.starts[i].numel() < SMALL
-        generic = "Take AdamW's step from moments rounded to the nearest code."
-        if k == 0:
-            generic = "Take AdamW's step from the float32 moments, because they are rounded only after it."
-        return kit.wrong(said, "Take the step that AdamW takes." if small else generic, cause="values")
+        if small:
+            why = (
+                "This parameter keeps float32 moments, so it takes the steps of AdamW. Look at the update of "
+                "m and v, the bias correction and the weight decay."
+            )
+        elif k == 0:
+            why = (
+                "The first step reads no stored moments, so it must be AdamW's. Take it from the float32 "
+                "moments, and round them only after it."
+            )
+        else:
+            why = (
+                "The step before was right, so look at how moments are stored and read. Each must come back "
+                "as the nearest code's number times the scale of its block."
+            )
+        return kit.wrong(said, why, cause="values")
 
     @cache
     def right_of(i: int) -> JudgedSteps:
@@ -179,6 +191,8 @@ def bytes_line(run: Expected, title: str, weight: float) -> kit.Line:
         )
         if run.saved is not None:
             why = CAST
+        elif reply.held >= 15.9 * elements:
+            why = f"Codes in int64 take 8 bytes each. {why}"
         elif reply.held >= 7.9 * elements:
             why = f"Two moments in float32 take 8 bytes. {why}"
         said = kit.Sentence(

@@ -29,8 +29,9 @@ FIRST = (
     "empty tensor."
 )
 RETURNED = (
-    "x has no gradient. The arguments were detached for the second run, so each has to need a gradient "
-    "again if it did before, and backward has to return these gradients, one for each argument."
+    "x has no gradient. After detach() an argument needs none, so call requires_grad_() on each argument "
+    "that needed one before. Then return the arguments' gradients from backward, in the order of forward's "
+    "arguments."
 )
 DETACHED = (
     "The output was detached, or computed without the Function. Return the result of Function.apply instead."
@@ -44,12 +45,20 @@ STREAM = (
     "before (torch.random.fork_rng does so)."
 )
 TWICE = (
-    "The weights' gradients are counted twice, because backward() adds them to .grad and something else "
-    "also does."
+    "The weights' gradients are counted twice. torch.autograd.backward already adds them to .grad, so do not "
+    "add them to it or return them as well."
+)
+ARGUMENT_TWICE = (
+    "This gradient is counted twice. The argument was not detached, so torch.autograd.backward already went "
+    "on to it, and backward returned its gradient as well."
 )
 DTYPES = (
     "The second run was in float32, because backward is outside of autocast. Keep the state of autocast "
     "in forward, and enter it again in backward."
+)
+WEIGHTS = (
+    "A function reaches its weights without having them as arguments. Call torch.autograd.backward on the "
+    "outputs of the second run, because it goes as far as the weights."
 )
 OUTPUT, GRADIENT = "out.", "grad."
 Tensors = dict[str, Tensor]
@@ -95,12 +104,14 @@ class Expected:
 class Reply:
     """The reply to a run: the rank's words about it, and its tensors.
 
-    graphless: whether neither arguments nor weights got a gradient in the first run.
+    graphless: whether neither arguments nor weights got a gradient in the first run; weightless: whether
+    weights got none there.
     """
 
     reported: CheckpointReply
     tensors: Tensors
     graphless: bool
+    weightless: bool
 
     def off(self, run: Expected, names: Sequence[str]) -> dict[str, float]:
         """The tensors that differ from those of `run` by more than rounding, and by how much."""
@@ -121,7 +132,8 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
     def judge_reply(observed: kit.Observed) -> kit.Finding:
         prefix = f"{run.name}."
         tensors = {name: observed.tensors[0][prefix + name] for name in run.tensors}
-        reply = Reply(observed.values[0][run.name], tensors, graphless(observed.values[0]))
+        replies = observed.values[0]
+        reply = Reply(replies[run.name], tensors, graphless(replies), weightless(replies))
         if reply.reported.error is not None:
             return raised(*reply.reported.error)
         if reply.reported.misfit:
@@ -131,7 +143,7 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
                 kit.Sentence(f"{said}: {reply.reported.misfit}.", f"{said}."), why, cause="misfit"
             )
         if reply.reported.detached:
-            why = FIRST if run.kind == "first" else DETACHED
+            why = FIRST if run.kind == "first" and not replies["block"].detached else DETACHED
             return kit.wrong("the output has no graph, so backward cannot begin.", why, cause=why)
         return judge(run, reply)
 
@@ -142,6 +154,11 @@ def graphless(replies: Mapping[str, CheckpointReply]) -> bool:
     """Whether the two blocks, whose input and weights need a gradient, gave none to either."""
     missing = [name for name in replies["block"].missing if name.startswith(GRADIENT)]
     return {of_weight(name) for name in missing} == {True, False}
+
+
+def weightless(replies: Mapping[str, CheckpointReply]) -> bool:
+    """Whether weights of the two blocks got no gradient, although their input needs one."""
+    return any(name.startswith(GRADIENT) and of_weight(name) for name in replies["block"].missing)
 
 
 def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
@@ -157,6 +174,8 @@ def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
         why = (
             "The arguments still had their graph in the second run. Detach them so that the graph ends there."
         )
+    elif "save_for_backward can only save" in text:
+        why = "Give save_for_backward only the tensors, and keep the other arguments on ctx."
     elif "returned an incorrect number of gradients" in text:
         why = "backward must return a gradient or None for each argument of forward except ctx."
     elif "autograd.grad() or when inputs are passed" in text or "appears to not have been used" in text:
@@ -181,12 +200,13 @@ def values(run: Expected, reply: Reply, of: Callable[[str], bool] = bool) -> kit
                 f"the outputs are off by {words.number(max(off.values()))}.",
                 "the outputs differ from the function's outputs.",
             ),
-            "Forward must run the function as it is, in the state it finds.",
+            "Run the function once in forward, with the arguments as they came, and change neither the "
+            "random generator nor autocast before it runs.",
         )
     gradients = [name for name in run.tensors if name.startswith(GRADIENT) and of(name)]
     missing = [name.removeprefix(GRADIENT) for name in gradients if name in reply.reported.missing]
     if missing:
-        return without_gradient(run, missing, reply.graphless)
+        return without_gradient(run, missing, reply)
     off = reply.off(run, gradients)
     return differing(run, reply, off) if off else kit.RIGHT
 
@@ -205,36 +225,34 @@ def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> kit.Find
         return kit.wrong(RETURNED, cause=RETURNED)
     name = max(off, key=off.__getitem__)
     by = words.number(off[name])
+    why = why_off(run, reply, list(off))
+    cause = why if why in (TWICE, ARGUMENT_TWICE, WEIGHTS) else ""  # it shows in several runs
     if run.kind == "block" and run.sizes.get("dropout"):
         return kit.wrong(
             kit.Sentence(
                 f"gradients differ by {by}.", "gradients differ from the gradients without a checkpoint."
             ),
-            AGAIN,
+            why if cause else AGAIN,
+            cause=cause,
         )
     said = kit.Sentence(
         f"the gradient of {name.removeprefix(GRADIENT)} differs by {by} from the gradient without a "
         "checkpoint.",
         "a gradient differs from the gradient without a checkpoint.",
     )
-    return kit.wrong(said, why_off(run, reply, list(off)))
+    return kit.wrong(said, why, cause=cause)
 
 
-def without_gradient(run: Expected, missing: Sequence[str], graphless: bool) -> kit.Finding:
+def without_gradient(run: Expected, missing: Sequence[str], reply: Reply) -> kit.Finding:
     names = words.listing(missing[:3])
     has = "has" if len(missing) == 1 else "have"
     weights = [name for name in missing if "." in name]
-    if graphless:
+    if reply.graphless:
         return kit.wrong(f"{names} {has} no gradient.", GRAPH, cause=GRAPH)
-    if run.kind == "first" and weights:
+    if run.kind == "first" and weights and not reply.weightless:
         return kit.wrong(f"{names} {has} no gradient.", FIRST, cause=FIRST)
     if len(weights) == len(missing):
-        why = (
-            "A function reaches its weights without having them as arguments. Call "
-            "torch.autograd.backward on the outputs of the second run, because it goes as far as the "
-            "weights."
-        )
-        return kit.wrong(f"{names} {has} no gradient.", why, cause=why)
+        return kit.wrong(f"{names} {has} no gradient.", WEIGHTS, cause=WEIGHTS)
     if weights:
         return kit.wrong(f"{names} {has} no gradient.", GRAPH, cause=GRAPH)
     return kit.wrong(RETURNED, cause=RETURNED)
@@ -246,20 +264,35 @@ def share(actual: Tensor, wanted: Tensor) -> float:
     return float((actual * wanted).sum() / (wanted * wanted).sum().clamp(min=1e-300))
 
 
+def twice(run: Expected, reply: Reply, off: Sequence[str]) -> str:
+    """What is said if the weights' gradients among `off`, or else the arguments', are doubled."""
+    judged = [name for name in off if of_weight(name)] or off
+    shares = [share(reply.tensors[name], run.tensors[name]) for name in judged]
+    if run.kind == "twice" or any(abs(part - 2) >= 0.01 for part in shares):
+        return ""
+    return TWICE if of_weight(judged[0]) else ARGUMENT_TWICE
+
+
 def why_off(run: Expected, reply: Reply, off: Sequence[str]) -> str:
+    if why := twice(run, reply, off):
+        return why
     if run.kind == "autocast":
         return DTYPES
-    weights = [share(reply.tensors[name], run.tensors[name]) for name in off if of_weight(name)]
-    if run.kind != "twice" and weights and all(abs(part - 2) < 0.01 for part in weights):
-        return TWICE
+    if run.kind == "twice" and reply.weightless:
+        return WEIGHTS
     if run.kind == "twice":
         return (
-            "Gradients add up, over two uses of a weight and onto an existing .grad. Return each "
-            "gradient as it comes, and set nothing."
+            "The block's weights are used twice, so their two gradients have to add up in .grad. Let "
+            "torch.autograd.backward add to .grad, and do not set it yourself."
+        )
+    if run.kind == "outputs":
+        return (
+            "Backward must begin from the gradients of all outputs. Pass each output that needs a gradient "
+            "to torch.autograd.backward, with the gradient that arrived for it."
         )
     return (
-        "The second run must compute what the first run did, and then backward must go through its graph "
-        "from the gradients of all outputs."
+        "The second run must compute exactly what the first run did, from the same arguments, random numbers "
+        "and autocast. Then backward must go through its graph."
     )
 
 
