@@ -315,7 +315,7 @@ q, k, v, _ = drawn(12)
 for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else ():
     out = in_blocks(online_softmax_merge, q, k, v, starts, 3)
     right = furthest([out], [full_attention(q, k, v)]) < 1e-12
-    print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
+    print(f"keys from {starts}: {'equal to attention in one piece' if right else 'something else'}")
 
 # %% [markdown]
 # **Break it.** In the classic mistake, the new block gets the right weight, but the old out keeps its full
@@ -1088,7 +1088,7 @@ def step_by_step(full, masked, seq=16):
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     looks = [Patch(fc=RANKS[r % len(RANKS)], ec=INK, label=f"rank {r}'s keys") for r in range(n)]
-    looks.append(Patch(fc="none", ec=INK, ls="--", label="came, and was skipped"))
+    looks.append(Patch(fc="none", ec=INK, ls="--", label="arrived, but was skipped"))
     looks.append(Patch(fc="#F2F2F2", ec="#C8C8C8", label="hidden by the mask"))
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "ncols": len(looks)}
     figure.legend(handles=looks, frameon=False, fontsize=8, **below)
@@ -1104,8 +1104,8 @@ def noted_all(run, seq=16):
     )
 
 
-NOT_NOTED = """SEEN does not have the blocks of all positions, so there is nothing to draw. Let what computes
-a block note it, as block_attention does, with the ranges where its tokens stand in the whole sequence."""
+NOT_NOTED = """SEEN does not contain blocks for all positions, so there is nothing to draw. The function that computes
+a block must record it as block_attention does, with the positions of its tokens in the whole sequence."""
 noted = full and masked and noted_all(full)
 if full and masked and not noted:
     print(NOT_NOTED)
@@ -1289,7 +1289,7 @@ for name, make in (("contiguous", contiguous), ("striped", striped), ("zigzag", 
         dealt.append(name)
         print(f"{name}: {right}; a rank sent {sent(run)[0]:,.0f} bytes forward")
         if right != EQUAL:
-            print("    not in the figure: idle times of a run with wrong results tell nothing")
+            print("    not in the figure: idle times of a run with wrong results mean nothing")
         elif all(rank_run["seen"] for rank_run in run):
             table[name] = seen_scores(run, make(64, 4))
         else:
@@ -1443,7 +1443,7 @@ figure = picture(6.5, 2.6)
 axes = figure.subplots()
 for (name, losses), colour, dashes in zip(curves.items(), RANKS, ("-", "--", ":"), strict=False):
     axes.plot(losses, dashes, color=colour, label=name)
-axes.set(xlabel="step", ylabel="loss, nats a byte")
+axes.set(xlabel="step", ylabel="loss, nats per byte")
 axes.grid(True, alpha=0.3)
 if curves:
     axes.legend(frameon=False, fontsize=8, handlelength=3)
@@ -1723,7 +1723,7 @@ print(
 longer = [
     c for c, seconds, m in zip(PARTS, computing, message, strict=True) if seconds > link.seconds(m)
 ]
-print("measured: a block takes longer than its message with", longer, "tokens a rank")
+print("measured: a block takes longer than its message with", longer, "tokens per rank")
 figure = picture(6.5, 2.8)
 axes = figure.subplots()
 axes.loglog(
@@ -1743,9 +1743,9 @@ axes.loglog(
 )
 if ready(hiding_block):
     block = hiding_block(flops, link.bandwidth / 2, OWN_WIDTH, OWN_WIDTH)
-    print(f"your formula: hidden from {block:,.0f} tokens a rank on")
+    print(f"your formula: hidden with more than {block:,.0f} tokens per rank")
     axes.axvline(block, color=INK, lw=0.8, ls=":", label="hidden from here on, by your formula")
-axes.set(xlabel="tokens on a rank", ylabel="milliseconds")
+axes.set(xlabel="tokens per rank", ylabel="milliseconds")
 axes.set_xticks(PARTS, [str(c) for c in PARTS])
 axes.minorticks_off()
 axes.grid(True, alpha=0.3)
@@ -1780,7 +1780,7 @@ if run:
         seconds = operations[end].issued - operations[begin].completed
         blocked = sum(operation.blocked for operation in operations[begin + 1 : end])
         print(
-            f"{c:5} tokens a rank: {1e3 * seconds:7.1f} ms, {blocked / seconds:4.0%} of it blocked"
+            f"{c:5} tokens per rank: {1e3 * seconds:7.1f} ms, {blocked / seconds:4.0%} of it blocked"
         )
 
 # %% [markdown]
@@ -2013,7 +2013,7 @@ if ring_run:
     width = block.of["width"]
     flops = 4 * block.of["tokens"] ** 2 * width / block.value
     tokens = said(hiding_block, flops, message.of["bytes"] / message.value, width, width)
-    print(f"your formula: hidden from {tokens} tokens a rank on")
+    print(f"your formula: hidden with more than {tokens} tokens per rank")
 
 # %% [markdown]
 # ## 10 · Questions
