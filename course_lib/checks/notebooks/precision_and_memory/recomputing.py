@@ -265,7 +265,7 @@ def share(actual: Tensor, wanted: Tensor) -> float:
 
 
 def twice(run: Expected, reply: Reply, off: Sequence[str]) -> str:
-    """What is said if the weights' gradients among `off`, or else the arguments', are doubled."""
+    """The sentence if the weights' gradients among `off`, or else the arguments', are doubled; or ""."""
     judged = [name for name in off if of_weight(name)] or off
     shares = [share(reply.tensors[name], run.tensors[name]) for name in judged]
     if run.kind == "twice" or any(abs(part - 2) >= 0.01 for part in shares):
