@@ -15,7 +15,7 @@ from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
-from autograder.course.refusing import RefuseToAutograde
+from autograder.course.refusing import RefuseFeedback, RefuseToAutograde
 from autograder.course.student_version import ClearSolutions, ClearWidgets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +77,8 @@ def base_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
     config.GenerateAssignment.preprocessors = RELEASE_PREPROCESSORS
     # nbgrader's own `autograde`, also as a button in formgrader, runs submissions without a sandbox.
     config.Autograde.exporter_class = RefuseToAutograde
+    # Its feedback, another button, has the names and places of this course's pages.
+    config.GenerateFeedback.exporter_class = RefuseFeedback
     # Kernels hold no state worth saving, and a polite shutdown costs half a second each.
     config.ExecutePreprocessor.shutdown_kernel = "immediate"
     return config

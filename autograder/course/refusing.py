@@ -1,10 +1,14 @@
-"""A step for nbgrader's own `autograde` that refuses: it would run submissions without a sandbox."""
+"""Steps of nbgrader that refuse, since this course does their work in another way.
+
+nbgrader makes its exporter before it touches anything. A later refusal would be too late: to grade again, or
+to make feedback again, as formgrader's buttons ask it to, nbgrader first removes the files of the submission.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from nbconvert.exporters import NotebookExporter
+from nbconvert.exporters import HTMLExporter, NotebookExporter
 
 
 class NotHereError(Exception):
@@ -12,14 +16,21 @@ class NotHereError(Exception):
 
 
 class RefuseToAutograde(NotebookExporter):
-    """An exporter that cannot be made. nbgrader makes its exporter before it touches anything.
-
-    A later refusal would be too late: to grade again, as formgrader's button asks it to, nbgrader first
-    removes the files that grading has made of the submission.
-    """
+    """An exporter that cannot be made: nbgrader's own `autograde` would run submissions without a sandbox."""
 
     def __init__(self, **options: Any) -> None:
         raise NotHereError(
             "submissions of this course are graded by `make grade SUBMISSIONS=folder`, in a sandbox and "
             "with a judge outside of it; nbgrader's own autograde has neither. Nothing was changed"
+        )
+
+
+class RefuseFeedback(HTMLExporter):
+    """An exporter that cannot be made: nbgrader's own pages would replace those of this course."""
+
+    def __init__(self, **options: Any) -> None:
+        raise NotHereError(
+            "the feedback pages of this course are made by grading, and `python -m autograder report` adds "
+            "scores and comments to them. nbgrader's own pages would replace these, and name no mistake. "
+            "Nothing was changed"
         )

@@ -501,6 +501,25 @@ def test_nbgrader_does_not_autograde_behind_our_back(small: SmallClass, tmp_path
     assert not ran.exists()
 
 
+def test_nbgraders_own_feedback_does_not_replace_the_pages(
+    small: SmallClass, tmp_path: Path
+) -> None:
+    """Formgrader's button forces it, for all students of an assignment or for one."""
+    config = course_config(small.solutions, tmp_path)
+    graded = tmp_path / "autograded" / "ann" / NAME / f"{NAME}.ipynb"
+    page = tmp_path / "feedback" / "ann" / NAME / f"{NAME}.html"
+    for path in (graded, page):
+        path.parent.mkdir(parents=True)
+    nbformat.write(nbformat.v4.new_notebook(), graded)
+    page.write_text("what grading made")
+    ClassBook(tmp_path, small.solutions).register([NAME])
+    api = NbGraderAPI(CourseDirectory(config=config), config=config)
+    for student in (None, "ann"):
+        answer = api.generate_feedback(NAME, student, force=True)
+        assert not answer["success"] and "python -m autograder report" in answer["error"]
+    assert page.read_text() == "what grading made"
+
+
 def test_nbgrader_itself_finds_its_configuration(tmp_path: Path) -> None:
     name = assignments()[0]
     done = run(
