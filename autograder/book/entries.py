@@ -141,6 +141,26 @@ class Entries:
             self.db.rollback()
             raise
 
+    def settle(self, assignment: str) -> None:
+        """Write the penalties as they are due now, after points by hand, a due date or a setting changed."""
+        cells = self.cells(assignment)
+        penalised = SUBMITTED.c.late_submission_penalty.is_not(None)
+        if cells.duedate is not None:
+            penalised |= SUBMISSION.c.timestamp.is_not(None)
+        rows = self.db.execute(
+            select(SUBMISSION.c.student_id, SUBMISSION.c.id, SUBMITTED.c.id)
+            .join(SUBMITTED, SUBMITTED.c.assignment_id == SUBMISSION.c.id)
+            .where(SUBMITTED.c.notebook_id == cells.notebook)
+            .where(penalised)
+        )
+        try:
+            for student, submission, notebook in rows.all():
+                self._set_penalty(student, submission, notebook, cells)
+            self.db.commit()
+        except BaseException:  # as above
+            self.db.rollback()
+            raise
+
     def holds(self, result: Result) -> bool:
         """Whether the book has this result's automatic scores, neither older ones nor none."""
         cells = self.cells(result.assignment)

@@ -77,7 +77,13 @@ class Records:
         return due
 
     def leave(self, submissions: Iterable[Submission]) -> None:
-        """Enter the rows of earlier runs for these; `begin` then replaces those of this run."""
+        """Enter the rows of earlier runs for these; `begin` then replaces those of this run.
+
+        Their penalties are those of now, as their points by hand are.
+        """
+        submissions = list(submissions)
+        for assignment in {submission.assignment for submission in submissions}:
+            self.entries.settle(assignment)
         for submission in submissions:
             key = submission.student, submission.assignment
             result = self.store.find(submission.assignment, submission.student)

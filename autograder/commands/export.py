@@ -19,6 +19,7 @@ from autograder.commands.choice import (
     text_of,
 )
 from autograder.commands.folder import add_out, out_of
+from autograder.commands.penalties import settle_penalties
 from autograder.course.typed import NAME, write_generated
 from autograder.report.code import write_code
 from autograder.report.exports import (
@@ -130,12 +131,14 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: not written, and stderr says why."""
     out = out_of(options)
-    graded = read_class(out, Store(out).all())
-    if not graded.results:
+    results = list(Store(out).all())
+    if not results:
         print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
         return 2
     if options.site == "code":
-        return _code(graded, options)
+        return _code(read_class(out, results), options)
+    late = settle_penalties(out, {result.assignment for result in results})
+    graded = read_class(out, results)
     target = options.to or out / f"{options.site}.csv"
     try:
         check_writable(target)
@@ -152,7 +155,9 @@ def run(options: argparse.Namespace) -> int:
     wanted = _known(
         graded, [options.assignment] if options.site == "moodle" else options.assignment or []
     )
-    print("\n".join([*notes, *doubtful(graded, wanted), f"{target} is ready to be imported."]))
+    print(
+        "\n".join([*late, *notes, *doubtful(graded, wanted), f"{target} is ready to be imported."])
+    )
     return 0
 
 

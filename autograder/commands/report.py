@@ -9,6 +9,7 @@ from autograder.book.leftover import CURE, of_earlier_runs, said
 from autograder.book.store import Store
 from autograder.commands.choice import add_command, server_address
 from autograder.commands.folder import add_out, out_of
+from autograder.commands.penalties import settle_penalties
 from autograder.report.server import formgrader_server
 from autograder.report.write import read_class, renew_table, write_reports
 
@@ -33,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
     if not results:
         print(f"{out} holds no results: run `make grade` first.", file=sys.stderr)
         return 2
+    for note in settle_penalties(out, {result.assignment for result in results}):
+        print(note)
     graded = read_class(out, results)
     renew_table(graded)
     pages = write_reports(graded, server=options.formgrader or formgrader_server())

@@ -31,6 +31,7 @@ from autograder.book.standing import standings
 from autograder.book.store import Store
 from autograder.book.table import Row
 from autograder.book.work import Work
+from autograder.commands import penalties
 from autograder.commands.grade import _said, _ungraded, _wanted, of_full_disk
 from autograder.course.config import ROOT
 from autograder.course.kernels import prefer_this_environment
@@ -1019,6 +1020,61 @@ def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again
     assert toy.grade(config=config).changes == []
     Store(toy.out).forget("ann")
     assert "ann" not in (toy.out / "results/last-scores").read_text()
+
+
+CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,00_toy (7)
+"Ng, Ann",1,,ann,A,
+"""
+
+
+@pytest.fixture
+def late(toy: Class, monkeypatch: pytest.MonkeyPatch) -> Class:
+    """ann has lost all her points for being late, and then got one more by hand."""
+    config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
+    entered(toy).book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
+    toy.hand_in("ann", HALF, HALF, stamp="2026-11-21 10:00:00 UTC")
+    toy.hand_in("bob", HALF, HALF)
+    assert toy.scores(config=config) == {"ann": 0, "bob": 5}
+    type_a_score(toy, "ann", 3)
+    monkeypatch.setattr(penalties, "course_config", lambda *_: config)
+    return toy
+
+
+def test_report_takes_the_penalty_from_the_points_that_there_are_now(
+    late: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the last run's penalty, work that should have no points would have the new ones."""
+    assert main(["report", "--out", str(late.out)]) == 0
+    assert [row["score"] for row in late.table()] == ["0", "5"]
+    assert "6 taken off for being late." in (late.out / "class.html").read_text()
+    monkeypatch.setattr(penalties, "course_config", lambda *_: Config())  # it was taken back
+    assert main(["report", "--out", str(late.out)]) == 0
+    assert [row["score"] for row in late.table()] == ["6", "5"]
+
+
+def test_an_export_and_a_run_over_others_do_so_too(late: Class) -> None:
+    roster = late.folder / "roster.csv"
+    roster.write_text(CANVAS)
+    assert main(["export", "canvas", str(roster), "--out", str(late.out)]) == 0
+    assert '"Ng, Ann",1,,ann,A,0' in (late.out / "canvas.csv").read_text()
+    only_bob = late.grade(config=Config(), wanted=lambda submission: submission.student == "bob")
+    assert {row.student: row.score for row in only_bob.rows} == {"ann": 6, "bob": 5}
+
+
+def test_penalties_that_cannot_be_settled_are_a_sentence(
+    late: Class, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with only_one(late.out):  # a run that is under way settles them itself
+        assert penalties.settle_penalties(late.out, ["00_toy"]) == []
+    assert entered(late).total("ann", "00_toy").score == 1
+
+    def fail(*_: Any) -> Config:
+        raise NameError("name 'zero' is not defined")
+
+    monkeypatch.setattr(penalties, "course_config", fail)
+    assert main(["report", "--out", str(late.out)]) == 0
+    said = capsys.readouterr().out
+    assert "stay as the last run left them, because nbgrader_config.py ended with NameError" in said
 
 
 def test_a_grade_that_the_book_lost_is_entered_again(toy: Class) -> None:
