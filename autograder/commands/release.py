@@ -15,7 +15,7 @@ from autograder.commands.choice import (
     named,
     page_address,
 )
-from autograder.course.config import OUT, assignments
+from autograder.course.config import NOTEBOOKS, OUT, SOLUTIONS, assignments
 from autograder.course.drift import differences
 from autograder.course.package import PackageError, build_wheel
 from autograder.course.place import Place, ReleaseError
@@ -61,10 +61,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: not written, and stderr says why."""
+    on_github = (options.repository, options.branch, options.folder)
     try:
         names = named(options, assignments())
-        check_writable(options.into / "README.md")
-    except ChoiceError as error:
+        place = Place(*on_github) if on_github[0] else None
+        _check_apart(options.into)
+    except (ChoiceError, ReleaseError) as error:
         print(error, file=sys.stderr)
         return 2
     stale = [line for name in names for line in differences(name)]
@@ -72,14 +74,13 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(stale), file=sys.stderr)
         return 2
     try:
-        on_github = (options.repository, options.branch, options.folder)
-        place = Place(*on_github) if on_github[0] else None
+        check_writable(options.into / "README.md")
         with tempfile.TemporaryDirectory(prefix="course-release-") as scratch:
             made = write_release(
                 names, options.into, package=build_wheel(Path(scratch)), place=place,
                 questions=options.questions or "", self_study=options.self_study,
             )  # fmt: skip
-    except (ReleaseError, PackageError) as error:
+    except (ChoiceError, ReleaseError, PackageError) as error:
         print(error, file=sys.stderr)
         return 2
     notebooks = counted(len(made.notebooks), "notebook")
@@ -94,3 +95,13 @@ def run(options: argparse.Namespace) -> int:
             "therefore also needs the course's pyproject.toml, README.md, LICENSE and course_lib/."
         )
     return 0
+
+
+def _check_apart(into: Path) -> None:
+    """ChoiceError for a folder of the course itself, which a release is made from."""
+    where = into.resolve()
+    for own in (NOTEBOOKS, SOLUTIONS):
+        if own in (where, *where.parents):
+            raise ChoiceError(
+                f"{into} is in {own}, from which the course hands out. Name a folder outside of it."
+            )

@@ -15,6 +15,7 @@ from autograder import commands
 from autograder.__main__ import _parser, main
 from autograder.commands import grade
 from autograder.commands.choice import named
+from autograder.course.config import NOTEBOOKS
 from autograder.outcome import limits
 from autograder.run import session
 
@@ -127,6 +128,14 @@ def test_the_example_can_be_copied(words: str) -> None:
         ("rubric 99", "There is no assignment 99; there are 00_first_ranks, "),
         ("rubric --assignment 99", "There is no assignment 99; there are 00_first_ranks, "),
         ("release 00 --into {file}", "{file}/README.md cannot be written: {file} is a file."),
+        (
+            f"release 00 --into {NOTEBOOKS}",
+            "from which the course hands out. Name a folder outside of it.",
+        ),
+        (
+            "release 00 --into {none} --repository nonsense",
+            "'nonsense' is not the name of a repository",
+        ),
         ("gradescope run 00 --root {none}", "{none} is not a folder"),
         ("selftest broken-json --keep {folder}", "{folder} is there. Name a new folder"),
         ("selftest broken-json --keep {file}", "{file} is there. Name a new folder"),
@@ -142,6 +151,7 @@ def test_a_wrong_argument_is_a_sentence(
     (tmp_path / "folder").mkdir()
     assert main([word.format(**places) for word in line.split()]) == 2
     assert says.format(**places) in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bytes", "file", "folder"]
 
 
 @pytest.mark.parametrize(
