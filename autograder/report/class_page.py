@@ -23,6 +23,7 @@ from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import figures, pages
 from autograder.report.disclosure import disclosed
 from autograder.report.eyes import Link, cut, looks, submissions
+from course_lib.checks.words import counted
 
 FEW = 5  # scores: a drawing of fewer says no more than the table
 MISTAKES, FIRST = 15, 5  # of each assignment, and those that are not folded away
@@ -186,7 +187,10 @@ def _summary(scores: Sequence[float], maximum: float) -> str:
         "highest": max(scores),
     }  # fmt: skip
     points_text = ", ".join(f"{what} {wording.shown(points)}" for what, points in of.items())
-    return f"{len(scores)} graded, of {wording.shown(maximum)} points: {points_text}."
+    # Not "graded", which is a status: also what was unreadable, or timed out, has a score.
+    return (
+        f"{counted(len(scores), 'score')}, out of {wording.shown(maximum)} points: {points_text}."
+    )
 
 
 def _exercises(results: Iterable[Result], standing: Of) -> list[dict]:

@@ -747,7 +747,7 @@ def test_of_two_scores_the_median_lies_between() -> None:
         )
         for name, points in (("ann", 2.0), ("bob", 9.0))
     ]
-    said = "2 graded, of 10 points: mean 5.5, median 5.5, lowest 2, highest 9."
+    said = "2 scores, out of 10 points: mean 5.5, median 5.5, lowest 2, highest 9."
     assert said in class_page(results)
 
 
