@@ -25,6 +25,7 @@ from traitlets.config import Config
 
 from autograder.book.extra_credit import ExtraCredit
 from autograder.book.standing import ByHand, Standing
+from autograder.course.config import SettingsError
 from autograder.outcome import statuses
 from autograder.outcome.result import Result
 
@@ -76,16 +77,22 @@ class Cells:
 
 
 class Entries:
-    """Writes results into an open gradebook (`ClassBook.open`). One at a time, by one process."""
+    """Writes results into an open gradebook (`ClassBook.open`). One at a time, by one process.
+
+    SettingsError if a setting of the configuration cannot be used.
+    """
 
     def __init__(self, book: Any, config: Config | None = None) -> None:
         self.book, self.db = book, book.db
         self._cells: dict[str, Cells] = {}
-        # nbgrader's own step and its plugin, as the course's configuration has them
-        step = AssignLatePenalties(config=config or Config())
-        step.init_plugin()
-        self.lateness: Any = step.plugin_inst
-        self.extra = ExtraCredit(config=config or Config())
+        try:
+            # nbgrader's own step and its plugin, as the course's configuration has them
+            step = AssignLatePenalties(config=config or Config())
+            step.init_plugin()
+            self.lateness: Any = step.plugin_inst
+            self.extra = ExtraCredit(config=config or Config())
+        except Exception as error:  # a wrong value, or a plugin that cannot be loaded
+            raise SettingsError(error) from error
 
     def enter(
         self,

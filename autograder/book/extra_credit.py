@@ -16,7 +16,7 @@ from autograder.outcome.result import Result
 
 
 class ExtraCredit(Configurable):
-    """The instructor's limit on extra credit, set in `nbgrader_config.py`."""
+    """The instructor's limit on extra credit, set in `class_config.py`."""
 
     most = Float(
         math.inf, help="Points of extra credit that count for one assignment at most; 0: none."

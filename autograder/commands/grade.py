@@ -89,7 +89,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: every submission got a grade; 1: some did not; 2: nothing could be graded."""
-    from autograder.course.config import NOTEBOOKS, OUT, SAMPLE_OUT, assignments, log_to_file
+    from autograder.course.config import (
+        NOTEBOOKS,
+        OUT,
+        SAMPLE_OUT,
+        SettingsError,
+        assignments,
+        log_to_file,
+    )
     from autograder.course.kernels import prefer_this_environment
     from autograder.run.cluster import SchedulerError
     from autograder.run.lock import BusyError
@@ -134,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     try:
         return _grade(submissions, options)
-    except (BusyError, NotReadyError, SchedulerError, SecretError) as error:
+    except (BusyError, NotReadyError, SchedulerError, SecretError, SettingsError) as error:
         print(f"Nothing was graded: {error}", file=sys.stderr)
         return 2
     except Exception as error:

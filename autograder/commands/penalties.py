@@ -1,7 +1,7 @@
 """Penalties for late work, computed again before a command reads the gradebook's scores.
 
 A penalty depends on the points, so a score that a person entered since the last run changes it, and so do
-a due date, an extension and a setting in `nbgrader_config.py`.
+a due date, an extension and a setting in `class_config.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autograder.book.entries import Entries
 from autograder.book.gradebook import ClassBook
-from autograder.course.config import SOLUTIONS, course_config
+from autograder.course.config import SOLUTIONS, SettingsError, course_config
 from autograder.run.lock import BusyError, only_one
 
 
@@ -27,17 +27,15 @@ def settle_penalties(out: Path, assignments: Iterable[str]) -> list[str]:
     if not (out / "gradebook.db").is_file():
         return []
     try:
-        config = course_config(SOLUTIONS, out)
-    except Exception as error:  # the file is a program, and the instructor's own
-        return [_stay(f"nbgrader_config.py ended with {type(error).__name__}: {error}")]
-    try:
         with only_one(out), ClassBook(out, SOLUTIONS).open() as book:
-            entries = Entries(book, config)
+            entries = Entries(book, course_config(SOLUTIONS, out))
             for name in assignments:
                 with suppress(MissingEntry):  # the book may have been begun anew since
                     entries.settle(name)
     except BusyError:
         return []
+    except SettingsError as error:
+        return [_stay(str(error))]
     except (OSError, SQLAlchemyError) as error:
         return [_stay(f"the gradebook cannot be written ({type(error).__name__})")]
     return []

@@ -55,6 +55,16 @@ RELEASE_PREPROCESSORS = [
 ]
 
 
+class SettingsError(Exception):
+    """An instructor's setting cannot be used; the text says why."""
+
+    def __init__(self, error: Exception) -> None:
+        why = f"{type(error).__name__}: {error}"
+        super().__init__(
+            f"a setting in class_config.py or nbgrader_config.py cannot be used: {why}"
+        )
+
+
 def assignments(solutions: Path = SOLUTIONS) -> list[str]:
     """The assignments, in order: every folder of `solutions` that holds a twin of its own name."""
     return sorted(twin.stem for twin in solutions.glob("*/*.py") if twin.stem == twin.parent.name)
@@ -85,11 +95,14 @@ def base_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
 
 
 def course_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
-    """`base_config` with the instructor's settings in `nbgrader_config.py`, such as late penalties.
+    """`base_config` with the instructor's settings, such as late penalties.
 
-    That file is executed; its exceptions pass through.
+    `nbgrader_config.py` is executed, with the instructor's own `class_config.py`. SettingsError if one fails.
     """
-    config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
+    try:
+        config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
+    except Exception as error:
+        raise SettingsError(error) from error
     config.merge(base_config(solutions, out))
     return config
 

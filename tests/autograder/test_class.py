@@ -33,7 +33,8 @@ from autograder.book.table import Row
 from autograder.book.work import Work
 from autograder.commands import penalties
 from autograder.commands.grade import _said, _ungraded, _wanted, of_full_disk
-from autograder.course.config import ROOT
+from autograder.course import config as settings
+from autograder.course.config import ROOT, SettingsError, course_config
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import read_twin
 from autograder.outcome import statuses
@@ -1068,13 +1069,54 @@ def test_penalties_that_cannot_be_settled_are_a_sentence(
         assert penalties.settle_penalties(late.out, ["00_toy"]) == []
     assert entered(late).total("ann", "00_toy").score == 1
 
-    def fail(*_: Any) -> Config:
-        raise NameError("name 'zero' is not defined")
-
-    monkeypatch.setattr(penalties, "course_config", fail)
+    typo = Config({"LateSubmissionPlugin": {"penalty_method": "zro"}})
+    monkeypatch.setattr(penalties, "course_config", lambda *_: typo)
     assert main(["report", "--out", str(late.out)]) == 0
     said = capsys.readouterr().out
-    assert "stay as the last run left them, because nbgrader_config.py ended with NameError" in said
+    assert "stay as the last run left them, because a setting in class_config.py or" in said
+    assert "not the str 'zro'" in said
+
+
+OWN_SETTINGS = [
+    ('c.LateSubmissionPlugin.penalty_method = "zero"', ""),
+    ("c.LateSubmissionPlugin.penalty_method = zero", "NameError: name 'zero' is not defined"),
+    ('c.LateSubmissionPlugin.penalty_method = "zro"', "not the str 'zro'"),
+    ('c.ExtraCredit.most = "five"', "ExtraCredit"),
+]
+
+
+@pytest.mark.parametrize(("line", "wrong"), OWN_SETTINGS)
+def test_an_instructors_own_settings_stand_in_a_file_of_their_own(
+    toy: Class, line: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a tracked file, where each `git pull` would meet them."""
+    root = toy.folder / "course"
+    root.mkdir()
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    (root / "class_config.py").write_text(f"{line}\n")
+    monkeypatch.setattr(settings, "ROOT", root)
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "class_config.py" in ignored
+    if wrong:
+        with pytest.raises(SettingsError, match=wrong):
+            entered(toy, course_config(toy.folder / "solutions", toy.out))
+    else:
+        made = entered(toy, course_config(toy.folder / "solutions", toy.out))
+        assert made.lateness.penalty_method == "zero"
+
+
+def test_a_setting_that_cannot_be_used_is_a_sentence(
+    toy: Class, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Any) -> Course:
+        raise SettingsError(NameError("name 'zero' is not defined"))
+
+    monkeypatch.setattr("autograder.commands.grade.course_of", fail)
+    folder = toy.folder / "class/ann/00_first_ranks"
+    folder.mkdir(parents=True)
+    line = ["grade", "--submissions", str(toy.folder / "class"), "--out", str(toy.out)]
+    assert main(line) == 2
+    assert "Nothing was graded: a setting in class_config.py or" in capsys.readouterr().err
 
 
 def test_a_grade_that_the_book_lost_is_entered_again(toy: Class) -> None:

@@ -194,8 +194,8 @@ def people_type(day: Day) -> None:
     """The student, the instructor, and people who keep their files here."""
     for name in (
         f"work/{FIRST}/{FIRST}.ipynb", "work/start_here.md", "work/notes.txt", "submission.zip",
-        f"solutions/{TOY}/{TOY}.py", "solutions/notes.txt", "nbgrader_config.py", "README.md",
-        f"{CLASS}/ann/{FIRST}/notes.txt", "roster.csv", f"{OUT}/notes.txt",
+        f"solutions/{TOY}/{TOY}.py", "solutions/notes.txt", "nbgrader_config.py", "class_config.py",
+        "README.md", f"{CLASS}/ann/{FIRST}/notes.txt", "roster.csv", f"{OUT}/notes.txt",
         f"{OUT}/feedback/notes.txt", "build/notes.txt", "build/gpu/notes.txt", "dist/thesis.txt",
     ):  # fmt: skip
         day.types(name)
