@@ -33,7 +33,6 @@ from autograder.book.table import Row
 from autograder.book.work import Work
 from autograder.commands import penalties
 from autograder.commands.grade import _said, _ungraded, _wanted, of_full_disk
-from autograder.course import config as settings
 from autograder.course.config import ROOT, SettingsError, course_config
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import read_twin
@@ -1089,12 +1088,12 @@ OWN_SETTINGS = [
 def test_an_instructors_own_settings_stand_in_a_file_of_their_own(
     toy: Class, line: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in a tracked file, where each `git pull` would meet them."""
+    """In a tracked file each `git pull` could meet them."""
     root = toy.folder / "course"
     root.mkdir()
     shutil.copy(ROOT / "nbgrader_config.py", root)
     (root / "class_config.py").write_text(f"{line}\n")
-    monkeypatch.setattr(settings, "ROOT", root)
+    monkeypatch.setattr("autograder.course.config.ROOT", root)
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "class_config.py" in ignored
     if wrong:
