@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import shlex
 import sys
 
 from autograder import commands
@@ -22,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser = _parser(words[0] if words else "")
         options, left = parser.parse_known_args(words)
         if left:
-            hint = _meant(left[0]) if words[0] == "grade" else ""
+            hint = _meant(options, left) if words[0] == "grade" else ""
             parser.error(f"unrecognized arguments: {' '.join(left)}{hint}")
         return options.run(options)
     except ModuleNotFoundError as error:
@@ -36,11 +37,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _meant(word: str) -> str:
-    """A question that names the option of `grade` that the word may be for; "" if there is no guess."""
-    if word.partition("=")[0] in ("--into", "--to"):  # as other commands name their folder
+def _meant(options: argparse.Namespace, left: list[str]) -> str:
+    """A question that names the option of `grade` that the words may be for; "" if there is no guess."""
+    if left[0].partition("=")[0] in ("--into", "--to"):  # as other commands name their folder
         return "; did you mean --out?"
-    return "" if word.startswith("-") else f"; did you mean --submissions {word}?"
+    if left[0].startswith("-"):
+        return ""
+    folder = left[0]
+    if options.submissions is not None:  # a name with spaces, whose quotes were forgotten
+        folder = " ".join([str(options.submissions), *left])
+    return f"; did you mean --submissions {shlex.quote(folder)}?"
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:

@@ -268,4 +268,4 @@ def _grade(result: Result) -> str:
 
 
 def _points(score: float | None) -> str:
-    return f"{shown(score)} points"
+    return f"{shown(score)} point{'s' * (score != 1)}"

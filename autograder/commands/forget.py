@@ -52,9 +52,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if not graded:
         there = sorted({path.stem for path in (out / "results").glob("*/*.json")})
-        print(
-            f"{out} holds no grade of {student}. It has grades of {listed(there)}.", file=sys.stderr
-        )
+        others = f"It has grades of {listed(there)}." if there else "It has no grades at all."
+        print(f"{out} holds no grade of {student}. {others}", file=sys.stderr)
         return 2
     try:
         names = chosen(options.assignment, graded)
@@ -74,7 +73,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         with only_one(out):
             note = _forget(out, student, names, whole=not options.assignment)
-    except (BusyError, OSError, SQLAlchemyError) as error:
+    except BusyError as error:
+        print(f"Nothing was removed: {error}", file=sys.stderr)
+        return 2
+    except (OSError, SQLAlchemyError) as error:
         print(f"Not everything was removed: {error}", file=sys.stderr)
         return 2
     end = f"The grades of {student} in {in_words(names)} are removed."

@@ -1005,7 +1005,7 @@ def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again
     entries = entered(toy)
     entries.book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
     toy.hand_in("ann", ALL, ALL, stamp="2026-11-21 10:00:00 UTC")
-    toy.hand_in("ben", ALL, HALF)
+    toy.hand_in("ben", "# share: 0.25", NONE)
     assert toy.grade().changes == []
     type_a_score(toy, "ben", 5)
     config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
@@ -1013,7 +1013,7 @@ def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again
     why = "because points by hand, a due date or a penalty changed in the gradebook"
     assert summary.graded == 0 and summary.changes == [
         f"ann 00_toy: 10 points before, 0 points now, {why}",
-        f"ben 00_toy: 7 points before, 8 points now, {why}",
+        f"ben 00_toy: 1 point before, 5 points now, {why}",
     ]
     (untimed,) = [note for note in summary.notes if "time stamp" in note]
     assert untimed.startswith("00_toy: 1 submission without a time stamp.")

@@ -17,7 +17,7 @@ from autograder.commands import grade
 from autograder.commands.choice import named
 from autograder.course.config import NOTEBOOKS
 from autograder.outcome import limits
-from autograder.run import session
+from autograder.run import lock, session
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -203,6 +203,32 @@ def test_a_wrong_value_of_an_option_is_a_sentence(
     with pytest.raises(SystemExit) as ended:
         main(line.split())
     assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_a_folder_with_a_space_is_named_as_a_shell_takes_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (["my class"], ["--submissions", "my", "class"]):
+        with pytest.raises(SystemExit):
+            main(["grade", *words])
+        assert "did you mean --submissions 'my class'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["grade", "--agian"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_while_a_run_is_grading_nothing_is_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forget", "ann", "--yes", "--out", str(tmp_path)]) == 2
+    assert "no grade of ann. It has no grades at all." in capsys.readouterr().err
+    place = tmp_path / "results" / "00_x" / "ann.json"
+    place.parent.mkdir(parents=True)
+    place.write_text("{}")
+    with lock.only_one(tmp_path):
+        assert main(["forget", "ann", "--yes", "--out", str(tmp_path)]) == 2
+    assert "Nothing was removed: another run is grading" in capsys.readouterr().err
+    assert place.is_file()
 
 
 @pytest.mark.parametrize("name", ["*", "../00_x/ann", "[", "**x", ""])
