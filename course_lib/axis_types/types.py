@@ -172,9 +172,7 @@ class AxisTypes(Collectives, TorchDispatchMode):
         over = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items())
         if self.finding is not None:
             return str(self.finding)
-        return (
-            f"Nothing found: {self.operations} operations on {over}, {self.trials} of them tried."
-        )
+        return f"No mistake found in {self.operations} operations on {over}, {self.trials} of them tried."
 
     # ---- for PyTorch, which dispatches operations
 

@@ -192,7 +192,7 @@ def test_the_right_block_is_silent_and_quick() -> None:
     types = followed(right)
     assert types.finding is None, types
     assert time.process_time() - began < 2
-    assert str(types).startswith("Nothing found: 1")
+    assert str(types).startswith("No mistake found in 1")
 
 
 OF_TERM = "adds a copy, shape (8,), to each term of a sum. The sum over tp will have it once"

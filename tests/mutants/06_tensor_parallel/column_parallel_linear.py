@@ -322,6 +322,14 @@ class ColumnParallelLinear(torch.nn.Module):
 +        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.own(self.bias))
 
 
+# %% wrong: the whole bias is added to a part
+# is: slip
+# says: also cuts its bias
+# base: what the wrong ones change
+-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
++        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+
 # %% wrong: counts ranks in the whole world
 # is: slip
 # says: in the group

@@ -68,7 +68,7 @@ kind_12 = "P"
 
 # %% wrong: a bias in terms
 # is: slip
-# says: Here it is added behind it
+# says: but b2 is added after it
 kind_1 = "S(0)"
 kind_2 = "S(1)"
 kind_3 = "S(1)"
@@ -136,7 +136,7 @@ kind_12 = "P"
 
 # %% wrong: replicas have equal gradients
 # is: slip
-# says: The replicas read other rows
+# says: The replicas read different tokens
 kind_1 = "S(0)"
 kind_2 = "S(1)"
 kind_3 = "S(1)"

@@ -99,7 +99,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: an all-reduce in both directions
 # is: slip
-# says: \d times too large: the gradient was all-reduced
+# says: \d times too large, because it was all-reduced
 # base: what the wrong ones change
      def forward(ctx, y, group):
 +        ctx.group = group
@@ -184,6 +184,14 @@ class RowParallelLinear(torch.nn.Module):
 # base: what the wrong ones change
 -        return y if self.bias is None else y + self.bias
 +        return y
+
+
+# %% wrong: the bias is cut
+# is: slip
+# says: cut by rows keeps all of it
+# base: what the wrong ones change
+-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
++        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
 
 
 # %% wrong: the bias's gradient is summed

@@ -133,6 +133,14 @@ class SequenceParallelNorm(torch.nn.Module):
 +        return torch.cat(parts, 1), None
 
 
+# %% wrong: the gradient of a part is handed on
+# is: slip
+# says: must gather the gradients of all ranks' parts
+# base: what the wrong ones change
+-        return gathered(grad, ctx.group), None
++        return grad, None
+
+
 # %% wrong: an all-reduce, of which a part is kept
 # is: idea
 # says: An all-reduce is both halves
@@ -228,6 +236,20 @@ class SequenceParallelNorm(torch.nn.Module):
          )
 +        x = Summed.apply(x, self.group)
          return torch.nn.functional.layer_norm(
+
+
+# %% wrong: the norm's output is summed
+# is: slip
+# says: on weight and bias, not on the output
+# base: what the wrong ones change
+-        weight, bias = (
+-            Summed.apply(self.norm.weight, self.group),
+-            Summed.apply(self.norm.bias, self.group),
+-        )
+-        return torch.nn.functional.layer_norm(
+-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
+-        )
++        return Summed.apply(self.norm(x), self.group)
 
 
 # %% wrong: the norm gathers the sequence

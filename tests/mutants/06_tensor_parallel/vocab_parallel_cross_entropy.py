@@ -64,6 +64,17 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 +        of_target = wide.gather(-1, at[..., None])[..., 0]
 
 
+# %% wrong: the target's logit, less the largest, from every rank
+# is: slip
+# says: taken on ranks that do not have it
+# base: what the wrong ones change
+-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
++        of_target = wide.gather(-1, at[..., None])[..., 0] - largest
+@@
+-        return lse - of_target
++        return total.log() - of_target
+
+
 # %% wrong: the target's place modulo the part
 # is: slip
 # says: taken on ranks that do not have it
@@ -88,6 +99,14 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 # base: what the wrong ones change
 -        return lse - of_target
 +        return total.log() - of_target
+
+
+# %% wrong: the largest logit is put back where it had cancelled
+# is: slip
+# says: so it has cancelled already
+# base: what the wrong ones change
+-        return lse - of_target
++        return lse - (of_target - largest)
 
 
 # %% wrong: ignored targets in the mean

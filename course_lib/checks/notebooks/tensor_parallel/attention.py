@@ -44,7 +44,7 @@ COPIES = (
 
 ODD = "6 heads, 4 ranks"
 ODD_KEYS = "12 heads, 6 of keys and values, 4 ranks"
-POINT = "heads of which each rank has its part alone, with one sum behind them"
+POINT = "heads of which each rank holds only its part, with one sum behind them"
 UNEVEN = "The ranks cannot share these heads equally. Raise a ValueError that names the heads and the ranks."
 
 

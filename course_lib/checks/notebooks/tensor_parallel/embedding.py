@@ -281,7 +281,7 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     objects=("VocabParallelEmbedding",),
     references=REFERENCE,
     hint=trouble,
-    point="a table of which each rank has its rows alone",
+    point="a table of which each rank holds only its rows",
 )
 def vocab_parallel_embedding(draw: kit.Draw) -> Iterator[kit.Case]:
     table = Table.draw(draw, 3, 31, 16, 4, 10)

@@ -10,7 +10,7 @@ from course_lib.checks import kit, words
 KINDS = ("R", "P", "S(0)", "S(1)")
 OWN_FEATURES = "A rank has some of the hidden features, one after the other along dimension 1."
 SAME_LOSS = (
-    "Every rank computes the same loss from the same output, so each has the whole gradient behind the sum, "
+    "Every rank computes the same loss from the same output, so each has the whole gradient after the sum, "
     "and a sum hands its gradient on to every term."
 )
 LIKE_ITSELF = "The gradient of a part is the same part of the gradient."
@@ -36,23 +36,25 @@ ASKED = (
           "A rank multiplies its own hidden features by the weights that belong to them."),
     Asked("z", "P", {"R": "Each rank has multiplied other features, so their z differ.",
                      "S(1)": "z has all features of the output on every rank."},
-          "Each rank has added up over its own hidden features, and the sum over all of them is asked for."),
+          "Each rank has summed over its own hidden features only, but z needs the sum over all of them."),
     Asked("s", "R", {"P": "The terms were added up, so all ranks have the same sum."},
           "An all-reduce leaves the whole sum on every rank."),
-    Asked("b2", "R", {"P": "A term of a bias would be added before the sum. Here it is added behind it."},
-          "The bias is added behind the sum, by every rank to the same output."),
-    Asked("gradient of z", "R", {"P": SAME_LOSS}, SAME_LOSS),
-    Asked("gradient of h", "S(1)", {"P": "A rank has h's gradient for its own features only, and all of it."},
+    Asked("b2", "R", {"P": "A term would be added before the sum, but b2 is added after it."},
+          "Every rank adds b2 to the same output, after the sum."),
+    Asked("the gradient of z", "R", {"P": SAME_LOSS}, SAME_LOSS),
+    Asked("the gradient of h", "S(1)",
+          {"P": "A rank has h's gradient for its own features only, and all of it."},
           LIKE_ITSELF),
-    Asked("gradient of w2", "S(1)", {"P": f"{LIKE_ITSELF} No other rank has used this part of w2."},
+    Asked("the gradient of w2", "S(1)", {"P": f"{LIKE_ITSELF} No other rank has used this part of w2."},
           LIKE_ITSELF),
-    Asked("gradient of u", "P", {"R": "Each rank has the gradient of its own use of u, and the uses differ."},
+    Asked("the gradient of u", "P",
+          {"R": "Each rank has the gradient of its own use of u, and the uses differ."},
           "N ranks have used u, so its gradient is a sum of N terms. A rank has one of them."),
-    Asked("gradient of b2", "R", {}, SAME_OUTPUT),
-    Asked("gradient of w1 on dp", "P",
-          {"R": "The replicas read other rows. Their gradients differ before the sum.",
+    Asked("the gradient of b2", "R", {}, SAME_OUTPUT),
+    Asked("the gradient of w1 on dp", "P",
+          {"R": "The replicas read different tokens, so their gradients differ before the sum.",
            "S(0)": "Your answer is its kind on tp. On dp both replicas have the same part of w1."},
-          "Each replica has the gradient of its own rows, and the batch's gradient is their sum."),
+          "Each replica has the gradient of its own tokens, and the batch's gradient is their sum."),
 )  # fmt: skip
 NAMES = tuple(f"kind_{number}" for number in range(1, len(ASKED) + 1))
 
@@ -71,7 +73,8 @@ def judged(name: str, index: int, asked: Asked) -> Callable[[kit.Observed], kit.
         if kind == asked.right:
             return kit.RIGHT
         if kind not in KINDS:
-            return kit.wrong(f"{name} must be {words.listing([repr(kind) for kind in KINDS], 'or')}.")
+            texts = words.listing([repr(kind) for kind in KINDS], "or")
+            return kit.wrong(f"{name} must be {texts}, a text in quotes.")
         says = asked.slips.get(kind) or asked.otherwise
         return kit.wrong(f"{name} = {kind!r} is not the kind of {asked.tensor}.", says)
 

@@ -29,7 +29,7 @@ from course_lib.checks.notebooks.tensor_parallel.slips import (
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE, Whole
 from course_lib.ledger.operation import Operation
 
-POINT = "a layer of which each rank has its part alone"
+POINT = "a layer of which each rank holds only its part"
 SUB_GROUP = (1, 2)  # of three ranks: its first is not the world's first
 WHOLE_WEIGHT = (
     "The whole weight is still in memory. A slice is a view and keeps the whole tensor alive, and so "

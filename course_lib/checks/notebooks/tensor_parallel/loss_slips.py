@@ -123,6 +123,18 @@ def of_value(loss: Loss) -> list[kit.Slip]:
             for each in (loss.vocab // n, -(-loss.vocab // n), OWN_LENGTH)
             if loss.vocab % n
         ),
+        *(
+            kit.Slip(
+                wrong_shard,
+                lambda k, at=at: {"y": summed(at) + loss.y((n - 1) * loss.logits.amax(-1) * loss.counts)},
+            )
+            for at in (loss.first, loss.nearest, loss.modulo)
+        ),
+        kit.Slip(
+            "The largest logit was added to the log of the sum, but the target's logit is also counted from "
+            "it, so it has cancelled already.",
+            lambda k: {"y": loss.y(loss.each + loss.logits.amax(-1) * loss.counts)},
+        ),
         kit.Slip(
             "The target's logit is on one rank, but the other ranks went on with 0. Sum it over the ranks.",
             lambda k: {"y": loss.y(loss.lse * loss.counts - own(k))},

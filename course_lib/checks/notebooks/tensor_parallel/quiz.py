@@ -24,7 +24,7 @@ def share(regions: float = 2, n: int = RANKS, link: float = SLOW, flops: float =
 
 SUMS = {
     1: "The lecture says one per layer. But attention ends with a sum, and so does the MLP. And backward?",
-    2: "You counted one direction, but backward has the conjugates of both.",
+    2: "You counted one direction only. Backward has as many, because each region begins with a sum there.",
     8: "You counted gathers and reduce-scatters, two for each all-reduce.",
 }
 SHARES = {
@@ -53,7 +53,7 @@ FACTORS = {
     1 / 8: "The gradients were summed, not divided, so they are too large.",
 }
 TIMES = {
-    1: 'You kept the gathered inputs ("keep"). Then it sends as much as tensor parallelism.',
+    1: 'You kept the gathered inputs ("keep"). That form sends as much as tensor parallelism.',
     1.5: "You counted only backward, but forward has no second gather.",
     2: (
         "An all-reduce is a gather and a reduce-scatter, so the pairs send as much. Count the second gather."

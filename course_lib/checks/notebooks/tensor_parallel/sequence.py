@@ -45,6 +45,7 @@ SIDE_BY_SIDE = (
     "Collectives put parts one after the other along dimension 0, the batch, but here they belong "
     "side by side along the sequence, dimension 1."
 )
+SHAPES = re.compile(r"\[(\d+, \d+, \d+)\]")  # of a gradient, in PyTorch's words
 COPY = "Other code may also hold it, so communicate in your own copy."
 
 
@@ -201,6 +202,11 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         return "Look first whether N divides the length of the sequence, and raise a ValueError that says so."
     if "not contiguous" in text:
         return "A part along the sequence is a view with gaps, so call contiguous() before it is sent."
+    shapes = [[int(size) for size in re.findall(r"\d+", shape)] for shape in SHAPES.findall(text)]
+    if "returned an invalid gradient" in text and len(shapes) == 2 and shapes[0][0] == shapes[1][0]:
+        if shapes[0][SEQ] < shapes[1][SEQ]:
+            return "x has all positions here, so backward must gather the gradients of all ranks' parts."
+        return "x is the rank's part here, so backward must return the rank's part of the summed gradients."
     if "returned an invalid gradient" in text:
         return f"A gradient has the shape of its tensor. {SIDE_BY_SIDE}"
     if kind == "deadlock" or "collective number" in text:
@@ -214,7 +220,7 @@ ALL_REDUCE = 1.5  # times the bytes of one of its halves, and more: no half is t
 
 @kit.exercise(
     points=8, objects=NAMES, references=REFERENCE, hint=trouble,
-    point="tokens of which each rank has its part alone, with the halves of an all-reduce at the edges",
+    point="tokens of which each rank holds only its part, with the halves of an all-reduce at the edges",
 )  # fmt: skip
 def sequence_parallel(draw: kit.Draw) -> Iterator[kit.Case]:
     gather, scatter = gathering(draw, 3, (2, 6, 4)), scattering(draw, 3, (2, 6, 4))

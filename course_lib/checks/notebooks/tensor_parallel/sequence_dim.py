@@ -19,8 +19,8 @@ from course_lib.checks.notebooks.tensor_parallel.sequence_runs import (
 TITLE = "other dimensions"
 DIMS = (0, -1)
 LOOK = (
-    "`dim` says which dimension is the sequence, counted from the front, or from the end if it is "
-    "negative. Join and cut along that dimension, forward and backward."
+    "If the lines above are right, the dimension is the cause. `dim` says which dimension is the sequence, "
+    "counted from the end if it is negative. Join and cut along that dimension, forward and backward."
 )
 KEEP = "The dimension of the sequence is passed as dim=, so keep that argument."
 

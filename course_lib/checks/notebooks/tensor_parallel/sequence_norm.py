@@ -60,6 +60,13 @@ def norm_wrong(run: LayerRun) -> list[kit.Slip]:
         parameters = run.wanted[k]["p.weight"], run.wanted[k]["p.bias"]
         return F.layer_norm(x[k], (width,), *parameters)
 
+    def summed_behind(k: int) -> Tensor:
+        """The gradient of x, if the gradients of the norm's outputs were summed."""
+        of_x = x[k].clone().requires_grad_()
+        y = F.layer_norm(of_x, (width,), run.wanted[k]["p.weight"], run.wanted[k]["p.bias"], EPS)
+        return torch.autograd.grad(y, of_x, total(upstream))[0]
+
+    even = len({part.shape for part in x}) == 1
     plain = [F.layer_norm(part, (width,), eps=EPS) for part in x]
     return [
         kit.Slip(
@@ -77,6 +84,14 @@ def norm_wrong(run: LayerRun) -> list[kit.Slip]:
             "The gradients of x were summed over the ranks, which have different positions. Sum only "
             "the gradients of weight and bias.",
             lambda k: {"grad.x": total(for_x)},
+        ),
+        *(
+            kit.Slip(
+                "The gradients of the norm's outputs were summed over the ranks, which have different "
+                "positions. Put identity_all_reduce on weight and bias, not on the output.",
+                lambda k: {"grad.x": summed_behind(k)},
+            )
+            for _ in range(even)
         ),
         kit.Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
         kit.Slip(

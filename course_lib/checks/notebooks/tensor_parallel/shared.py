@@ -35,7 +35,12 @@ IN_A_GROUP = (
 
 
 def interface(text: str) -> str:
-    """The hint for an argument that the student's object does not take; "" for anything else."""
+    """The hint for arguments that the student's object, or its backward, leaves out; "" for anything else."""
+    if "incorrect number of gradients" in text:
+        return (
+            "`backward` must return a value for each argument that forward takes after ctx: a gradient for "
+            "x, and None for each of the others."
+        )
     match = MISSING.search(text)
     if match is None:
         return ""

@@ -13,10 +13,7 @@ from course_lib.checks.notebooks.tensor_parallel.shared import interface
 from course_lib.checks.notebooks.tensor_parallel.whole import Whole
 from course_lib.ledger.operation import Operation
 
-NAMES = (
-    "A parameter whose name ends in `weight`, and one that ends in `bias`, are expected, or the optimizer "
-    "does not find them: nn.Parameter."
-)
+NAMES = "Make `weight` and `bias` an nn.Parameter each, because the optimizer finds nothing else."
 OWN_DRAW = (
     "Each rank drew a small layer separately, so from one seed all got the same. Draw the whole layer "
     "on every rank, and keep this rank's part."
@@ -69,7 +66,7 @@ def column_slips(whole: Whole, gather: bool) -> list[kit.Slip]:
             lambda k: {"grad.x": whole.for_x / n},
         ),
         kit.Slip(
-            f"{n} times too large, because the gradient was summed over ranks that already had all of it.",
+            f"The gradient is {n} times too large, because it was summed over ranks that all had it already.",
             lambda k: {"grad.x": n * whole.for_x},
         ),
     ]
@@ -82,8 +79,8 @@ def gathered_slips(whole: Whole) -> list[kit.Slip]:
     flat = torch.cat(parts).reshape(whole.y.shape) if even else whole.y
     return [
         kit.Slip(
-            f"{whole.n} times too large, because behind the gathered output every rank has the same "
-            "gradient, and these were added. Let backward of this all-gather keep the rank's own part.",
+            f"The gradient is {whole.n} times too large, because every rank has the same gradient of the "
+            "gathered output, and these were added. Let backward of the all-gather keep the rank's own part.",
             lambda k: {
                 "grad.x": whole.n * whole.for_x,
                 "grad.p.weight": whole.n * whole.part(k, whole.for_weight, 0),
@@ -184,8 +181,8 @@ def row_slips(whole: Whole, parallel: bool) -> list[kit.Slip]:
         return whole.part(k, whole.for_x, -1) if parallel else whole.for_x
 
     reduced_twice = (
-        f"{n} times too large: the gradient was all-reduced, although every rank already has all of "
-        "it. An all-reduce in forward is an identity in backward, because a sum hands its gradient on "
+        f"The gradient is {n} times too large, because it was all-reduced, although every rank already had "
+        "all of it. An all-reduce in forward is an identity in backward, because a sum hands its gradient on "
         "to each of its terms."
     )
     return [
@@ -223,8 +220,8 @@ def row_slips(whole: Whole, parallel: bool) -> list[kit.Slip]:
         ),
         kit.Slip(
             (
-                f"{n} times too large, because the bias's gradient was summed over ranks, each of which "
-                "has all of it."
+                f"The gradient is {n} times too large, because the bias's gradient was summed over ranks "
+                "that all had it already."
             ),
             lambda k: {"grad.p.bias": n * whole.for_bias},
         ),
@@ -274,6 +271,13 @@ def linear_trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
             "dimension 1. A layer cut by columns takes a whole x, but a layer cut by rows takes the "
             "rank's part, which must be taken from a whole x first."
         )
+    if "must match the" in text and ("expanded size" in text or "size of tensor" in text):
+        return (
+            "The bias does not fit the tensor it is added to. A layer cut by columns also cuts its bias, as "
+            "each rank has only some outputs. A layer cut by rows keeps all of it, as every rank has y."
+        )
+    if "a part of" in text and "size=" in text:
+        return "Hand `gather_parts` the size of the whole output, out_features, instead of a part's size."
     few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
     if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):
         return "Count the ranks of the group with dist.get_world_size(group), dist.get_rank(group)."

@@ -207,7 +207,7 @@ def if_exchanged(line: kit.Line, run: LayerRun) -> kit.Line:
     references=REFERENCE,
     extra=True,
     hint=trouble,
-    point="MLPs of which each rank has its part alone, with one sum behind them",
+    point="MLPs of which each rank holds only its part, with one sum behind them",
 )
 def swap(draw: kit.Draw) -> Iterator[kit.Case]:
     four = Swap.draw(draw, 4, 16)

@@ -25,6 +25,10 @@ OVERFLOW = (
     "exp(1,000) is infinite, and exp(-1,000) is 0, so first take off the largest logit of all ranks "
     "(an all-reduce with MAX). It cancels: log(sum of exp(logits - largest)) + largest."
 )
+NO_TERMS = (
+    "The log of 0 is -inf, because all of the rank's own exponentials are 0 here. The sum of exponentials "
+    "goes over all ranks, and at least one of its terms is then 1."
+)
 
 
 def cast(slips: list[kit.Slip], run: LayerRun) -> list[kit.Slip]:
@@ -57,7 +61,8 @@ def stable(run: LayerRun, loss: Loss, title: str, weight: float) -> kit.Line:
         for rank in members(observed):
             y = observed.tensors[rank][f"{run.name}.y"]
             if not bool(y.isfinite()):
-                return kit.wrong(f"on rank {rank} the loss is {float(y):g}.", OVERFLOW)
+                says = NO_TERMS if float(y) == -torch.inf else OVERFLOW
+                return kit.wrong(f"on rank {rank} the loss is {float(y):g}.", says)
         return line.judge(observed)
 
     return kit.Line(title, judge, weight)
@@ -127,6 +132,8 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
             "logits here. Count from the rank's first token. For such a target look up any index, "
             "such as 0, and set the result to zero."
         )
+    if "in-place operation" in text:
+        return "The caller still needs the logits, so write into a new tensor: logits = logits - ..."
     if kind == "deadlock" or "collective number" in text:
         return "All ranks must call the same collectives, even a rank that has none of the targets."
     return ""
