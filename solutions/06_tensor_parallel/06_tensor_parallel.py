@@ -18,23 +18,23 @@
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
 # | you need | all-reduce, reduce-scatter, all-gather and their bytes (notebook 02); `torch.autograd.Function`; how a transformer's block computes |
-# | time | three hours; the *optional* parts (the ends of §4 and §5, and all of §9) take 50 minutes more |
+# | time | three hours; the *optional* parts (the ends of §4 and §5, the scorecard, and all of §9) take an hour more |
 # | points | 60, and 7 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. With several GPUs, *On your GPUs* shows what only they can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | start | 6 | | |
+# | start | 7 | | |
 # | 1 What must be sent | 23 | 6 | notebook 02 |
 # | 2 By columns | 16 | 7 | 1 |
 # | 3 By rows | 11 | 7 | 1, 2 |
-# | 4 Two layers, and which kind is it? | 25, and 6 *optional* | 3 + 5 | 2, 3 |
-# | 5 Attention | 19, and 28 *optional* | 6 + 4 extra | 4 |
-# | 6 The two ends: embedding and loss | 34 | 12 | 1, 2 |
-# | 7 Sequence parallelism | 25 | 8 | 1, 4, 5 |
-# | 8 What it costs, and when it stops paying | 5 | 3 | 4, 6, 7 |
-# | 10 Questions, and the scorecard | 9 | 3 | all |
-# | 9 Optional: a GPT with its layers replaced | 15 | 3 extra | 2, 3; its last curve also 5, 6 |
+# | 4 Two layers, and which kind is it? | 26, and 6 *optional* | 3 + 5 | 2, 3 |
+# | 5 Attention | 19, and 32 *optional* | 6 + 4 extra | 4 |
+# | 6 The two ends: embedding and loss | 33 | 12 | 1, 2 |
+# | 7 Sequence parallelism | 29 | 8 | 1, 4, 5 |
+# | 8 What it costs, and when it stops paying | 6 | 3 | 4, 6, 7 |
+# | 10 Questions, and the scorecard | 9, and 4 *optional* | 3 | all |
+# | 9 Optional: a GPT with its layers replaced | 18 | 3 extra | 2, 3; its last curve also 5, 6 |
 
 # %%
 # If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
@@ -117,7 +117,7 @@ def joined(x, dim, group: Group = None, size=None):
     n, dim = dist.get_world_size(group), dim % x.dim()
     sizes = [x.shape[dim]] * n if size is None else [size // n + (r < size % n) for r in range(n)]
     if x.shape[dim] != sizes[dist.get_rank(group)]:
-        raise ValueError(f"{x.shape[dim]} along dimension {dim}: no part of {size} on {n} ranks")
+        raise ValueError(f"a part of {x.shape[dim]}, but size={size} on {n} ranks makes {sizes}")
     padded = x.movedim(dim, 0).contiguous()
     padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])])
     pieces = padded.new_empty(n * max(sizes), *padded.shape[1:])
@@ -433,53 +433,44 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # If you want the whole output (`gather_output`), the parts are gathered. What is the backward of this gather?
 # Each rank already has the gradient of the whole output, because all later operations are the same on all
 # ranks. So the rank takes its own part of it. The next cell provides this function, `gather_parts`, and its
-# mirror image `own_features` for §3, which takes the part forward and gathers backward.
+# mirror image `own_features` for §3, which takes the part forward and gathers backward. `Conjugate` makes
+# both of them, and spares you a class in §7.
 #
-# **Build.** Every rank makes the whole layer, `nn.Linear(in_features, out_features, bias)`, and keeps its
-# part. Since all ranks have the same seed, the parts belong to the layer one process would have drawn. (In
-# real training, layers are too large for one rank, so they are drawn part by part.)
+# **Build.** Every rank makes the whole layer (`whole`, given), and keeps its part. Since all ranks have the
+# same seed, the parts belong to the layer one process would have drawn. (In real training, layers are too
+# large for one rank, so they are drawn part by part.)
 #
 # - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
 # - If N does not divide `out_features`, cut as `part` does, so that the first ranks have one more feature.
 
 
 # %%
-class _AllGatherSplit(torch.autograd.Function):
-    """Forward: all parts along the last dimension, joined.
-    Backward: this rank's part of the gradient."""
+class Conjugate(torch.autograd.Function):
+    """Forward: there(x). Backward: back(gradient)."""
 
     @staticmethod
-    def forward(ctx, x, group, size):
-        ctx.group = group
-        return joined(x, -1, group, size)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return part(grad, -1, ctx.group), None, None
-
-
-class _SplitAllGather(torch.autograd.Function):
-    """Forward: this rank's part along the last dimension.
-    Backward: the parts' gradients, joined."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.size = group, x.shape[-1]
-        return part(x, -1, group)
+    def forward(ctx, x, there, back):
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx, grad):
-        return joined(grad, -1, ctx.group, ctx.size), None
+        return ctx.back(grad), None, None
 
 
 def gather_parts(x, size, group: Group = None):
-    """Gather all ranks' features: a tensor with `size` features, replicated."""
-    return _AllGatherSplit.apply(x, group, size)
+    """Forward: all ranks' features, joined to `size` of them. Backward: this rank's part."""
+    return Conjugate.apply(
+        x, lambda x: joined(x, -1, group, size), lambda grad: part(grad, -1, group)
+    )
 
 
 def own_features(x, group: Group = None):
-    """This rank's features of a replicated x."""
-    return _SplitAllGather.apply(x, group)
+    """Forward: this rank's features of a replicated x. Backward: all ranks' gradients, joined."""
+    size = x.shape[-1]
+    return Conjugate.apply(
+        x, lambda x: part(x, -1, group), lambda grad: joined(grad, -1, group, size)
+    )
 
 
 # %% nbgrader={"grade_id": "column_parallel_linear", "solution": true}
@@ -496,9 +487,9 @@ class ColumnParallelLinear(nn.Module):
         self, in_features, out_features, bias=True, gather_output=False, group: Group = None
     ):
         super().__init__()
-        ### BEGIN SOLUTION
         self.out_features, self.gather_output, self.group = out_features, gather_output, group
         whole = nn.Linear(in_features, out_features, bias)
+        ### BEGIN SOLUTION
         self.weight = nn.Parameter(part(whole.weight, 0, group))
         self.bias = nn.Parameter(part(whole.bias, 0, group)) if bias else None
         ### END SOLUTION
@@ -511,8 +502,8 @@ class ColumnParallelLinear(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: four lines</summary>In the constructor, write <code>whole = nn.Linear(...)</code>,
-# then <code>part(whole.weight, 0, group)</code>. In forward, enter the region with
+# <details><summary>Hint: four lines</summary>In the constructor, make a parameter of
+# <code>part(whole.weight, 0, group)</code>, and of the bias's part. In forward, enter the region with
 # <code>identity_all_reduce</code>, then call <code>F.linear</code>, and finally <code>gather_parts</code> if
 # asked.</details>
 #
@@ -579,7 +570,7 @@ _ = beside(
 #
 # - If `input_is_parallel=True`, x is sharded by features, in the form a `ColumnParallelLinear` leaves it.
 # - If `input_is_parallel=False`, x is replicated, and the layer takes its part of it (`own_features`).
-# - Draw the whole layer and keep the part, as in §2, but keep `bias` replicated. If N does not divide
+# - Keep the rank's part of `whole`, as in §2, but keep `bias` replicated. If N does not divide
 #   `in_features`, cut as `part` does.
 
 
@@ -596,9 +587,9 @@ class RowParallelLinear(nn.Module):
         self, in_features, out_features, bias=True, input_is_parallel=True, group: Group = None
     ):
         super().__init__()
-        ### BEGIN SOLUTION
         self.input_is_parallel, self.group = input_is_parallel, group
         whole = nn.Linear(in_features, out_features, bias)
+        ### BEGIN SOLUTION
         self.weight = nn.Parameter(part(whole.weight, 1, group))
         self.bias = whole.bias
         ### END SOLUTION
@@ -650,7 +641,7 @@ _ = beside(
 # |---|---|
 # | you will write | `kind_1` to `kind_12`; repairs of `rows_then_columns`, `bias_behind` and `norm_before`; `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
 # | builds on | §2, §3 |
-# | time | 25 minutes, and 6 for the *optional* end |
+# | time | 26 minutes, and 6 for the *optional* end |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 3 + 5, and the formula in §8 |
 #
@@ -786,8 +777,8 @@ draw(run, "columns, then rows") if run else None
 # The replicas read different tokens, so x is S(0) on dp. But the two ranks of a replica read the same tokens,
 # so x is R on tp. Gradients also have kinds.
 #
-# **Fill in** the kinds of the tensors in `block` as texts, each of which is `"R"`, `"P"`, `"S(0)"` or
-# `"S(1)"`. The loss is summed over all tokens.
+# **Fill in** the kinds of the tensors in `block` as texts in quotes, each of which is `"R"`, `"P"`, `"S(0)"`
+# or `"S(1)"`. The loss is summed over all tokens.
 
 
 # %%
@@ -850,10 +841,10 @@ report.points(3)
 
 # %% [markdown]
 # **Look.** A program can also find the kinds. Inside `axis_types`, the cell runs `block` once, in this
-# process and without other ranks. It tries each kind of operation once, forward and backward, on two
-# imaginary ranks with random numbers. If both ranks get the same tensor as one process, each result is a
-# copy. If the sum of their results is that tensor, each is a term, and if the results side by side are that
-# tensor, each is a part. If none of these fits, the line computes something one process does not, which is
+# process and without other ranks. It tries every new operation once, forward and backward, on two imaginary
+# ranks with random numbers. If both ranks get the same tensor as one process, each result is a copy. If the
+# sum of their results is that tensor, each is a term, and if the results side by side are that tensor, each
+# is a part. If none of these fits, the line computes something that one process does not compute, and this is
 # the mistake.
 
 
@@ -916,7 +907,7 @@ tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 #
 # **Mend three blocks.** Each of them has a mistake in one line. None raises an error, and the last one even
 # has the right output. Read them, and say what is wrong. Then run the cell, which prints what the types say.
-# They show only the first mistake, because after a mistake everything is wrong.
+# They show only the first mistake, because everything after it is also wrong.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1138,7 +1129,7 @@ if theirs_run:
 # |---|---|
 # | you will write | `ParallelHeads(width, heads, bias=True, group=None)`; optional: `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
 # | builds on | §4 |
-# | time | 19 minutes, and 28 for the two *optional* parts |
+# | time | 19 minutes, and 32 for the two *optional* parts |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
@@ -1152,12 +1143,12 @@ if theirs_run:
 # heads) and the output matrix by rows. Then there is one sum forward and one backward.</details>
 #
 # **Build the heads.** Write causal self-attention, as in `course_lib.models.gpt.SelfAttention` for one
-# process, with as many heads of keys and values as of queries. `causal_attention` is given.
+# process, with as many heads of keys and values as of queries. `heads_of` and `causal_attention` are given.
 #
-# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights. §7 and §9
-#   use these names.
+# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights. §7 and
+#   §9 use these names.
 # - x is replicated, and enters the region only *once*, so backward sends one all-reduce of x's gradient.
-#   (Each `ColumnParallelLinear` would let x in again, so use only its weight and bias.)
+#   (Each call of a `ColumnParallelLinear` would let x in again, so use `heads_of`.)
 # - A rank's heads are neighbours, and the rank has the same heads in all four matrices.
 # - You don't have to write a backward here, because your functions of §1 have one, and autograd does the
 #   rest.
@@ -1176,6 +1167,12 @@ def causal_attention(q, k, v, dropout=0.0):
     return out.transpose(1, 2).flatten(-2)
 
 
+def heads_of(x, linear, head_dim):
+    """A layer's output as heads, (batch, seq, heads, head_dim), by its own weight and bias:
+    to call a ColumnParallelLinear would let x into the region again."""
+    return F.linear(x, linear.weight, linear.bias).unflatten(-1, (-1, head_dim))
+
+
 # %% nbgrader={"grade_id": "parallel_heads", "solution": true}
 class ParallelHeads(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
@@ -1186,11 +1183,11 @@ class ParallelHeads(nn.Module):
 
     def __init__(self, width, heads, bias=True, group: Group = None):
         super().__init__()
+        self.group, self.head_dim = group, width // heads
         ### BEGIN SOLUTION
         n = dist.get_world_size(group)
         if width % heads or heads % n:
             raise ValueError(f"width={width}, heads={heads}: {n} ranks cannot share them equally")
-        self.group, self.head_dim = group, width // heads
         self.query, self.key, self.value = (
             ColumnParallelLinear(width, width, bias, group=group) for _ in range(3)
         )
@@ -1200,10 +1197,8 @@ class ParallelHeads(nn.Module):
     def forward(self, x):
         ### BEGIN SOLUTION
         x = identity_all_reduce(x, self.group)  # once, for all three
-        q, k, v = (
-            F.linear(x, linear.weight, linear.bias).unflatten(-1, (-1, self.head_dim))
-            for linear in (self.query, self.key, self.value)
-        )
+        linears = self.query, self.key, self.value
+        q, k, v = (heads_of(x, linear, self.head_dim) for linear in linears)
         return self.out(causal_attention(q, k, v))
         ### END SOLUTION
 
@@ -1211,9 +1206,8 @@ class ParallelHeads(nn.Module):
 # %% [markdown]
 # <details><summary>Hint</summary><code>query</code>, <code>key</code> and <code>value</code> are
 # <code>ColumnParallelLinear</code>, and <code>out</code> is <code>RowParallelLinear</code>. In forward, write
-# <code>x = identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight,
-# self.query.bias)</code> and so on, because <code>self.query(x)</code> would let x in once more.
-# <code>.unflatten(-1, (-1, head_dim))</code> turns features into heads.</details>
+# <code>x = identity_all_reduce(x, self.group)</code>, then <code>heads_of(x, self.query,
+# self.head_dim)</code> and so on.</details>
 #
 # **Check the heads.**
 
@@ -1444,7 +1438,7 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # |---|---|
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
 # | builds on | §1, and the given functions of §2 |
-# | time | 34 minutes |
+# | time | 33 minutes |
 # | difficulty, importance | 4 and 3 of 5 |
 # | points | 4 + 8 |
 #
@@ -1464,7 +1458,17 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # <details><summary>Answer</summary>Forward sends one all-reduce of M. Backward sends nothing, because every
 # rank has the gradient of the sum, and adds it to its own rows.</details>
 #
-# **Build.** As in §2, draw the whole `nn.Embedding`, and keep the rank's rows as the parameter `weight`.
+# **Build.** As in §2, keep the rank's rows of `whole` as the parameter `weight`. `local_index` finds the
+# tokens among them.
+
+
+# %%
+def local_index(tokens, vocab_size, group: Group = None):
+    """Where tokens are among this rank's part of the vocabulary, and whether they are here;
+    the index is 0 for a token of another rank."""
+    own = part(torch.arange(vocab_size, device=tokens.device), 0, group)
+    here = (tokens >= own[0]) & (tokens <= own[-1])
+    return (tokens - own[0]).where(here, 0), here
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_embedding", "solution": true}
@@ -1478,27 +1482,23 @@ class VocabParallelEmbedding(nn.Module):
 
     def __init__(self, num_embeddings, embedding_dim, group: Group = None):
         super().__init__()
-        ### BEGIN SOLUTION
-        self.group = group
+        self.num_embeddings, self.group = num_embeddings, group
         whole = nn.Embedding(num_embeddings, embedding_dim)
+        ### BEGIN SOLUTION
         self.weight = nn.Parameter(part(whole.weight, 0, group))
-        self.start = int(part(torch.arange(num_embeddings), 0, group)[0])
         ### END SOLUTION
 
     def forward(self, tokens):
         ### BEGIN SOLUTION
-        local = tokens - self.start
-        elsewhere = (local < 0) | (local >= len(self.weight))
-        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        rows = rows.masked_fill(elsewhere[..., None], 0)
+        index, here = local_index(tokens, self.num_embeddings, self.group)
+        rows = F.embedding(index, self.weight).masked_fill(~here[..., None], 0)
         return all_reduce_identity(rows, self.group)
         ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint: tokens that are elsewhere</summary>Look up row 0 for them, and then replace the
-# result by zeros with <code>masked_fill</code>. If you mask only afterwards, you read outside the
-# table.</details>
+# <details><summary>Hint: tokens that are elsewhere</summary>Their index is 0, so you look up row 0 for them.
+# Then replace the result by zeros, with <code>masked_fill(~here[..., None], 0)</code>.</details>
 #
 # **Check.**
 
@@ -1541,8 +1541,8 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 #
 # - `logits` are (..., this rank's part of the vocabulary), cut as `part` does. `target` is (...), with tokens
 #   of the whole vocabulary, the same on all ranks. `vocab_size` is the size of the whole vocabulary.
-# - Return the mean over the targets that are not `ignore_index`. The mean is the same on every rank, and at
-#   least in float32. Do not change `logits`.
+# - Return the mean over the targets that are not `ignore_index` (True in `counts`, given). The mean is the
+#   same on every rank, and at least in float32. Do not change `logits`.
 # - The tensors kept for backward have the size of the rank's logits, instead of all logits.
 # - At most three numbers for each target travel forward, and nothing travels backward.
 #
@@ -1559,17 +1559,16 @@ def vocab_parallel_cross_entropy(
     logits, target, group: Group = None, *, vocab_size: int, ignore_index: int = -100
 ):
     """F.cross_entropy of logits that are cut over the ranks by the vocabulary."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # at least float32
+    index, here = local_index(target, vocab_size, group)
+    counts = target != ignore_index
     ### BEGIN SOLUTION
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     shifted = logits - largest[..., None]
-    local = target - int(part(torch.arange(vocab_size), 0, group)[0])
-    here = (local >= 0) & (local < logits.shape[-1])
-    at_target = shifted.gather(-1, local.masked_fill(~here, 0)[..., None])[..., 0]
+    at_target = shifted.gather(-1, index[..., None])[..., 0]
     terms = torch.stack([shifted.exp().sum(-1), at_target.masked_fill(~here, 0)])
     exponentials, of_target = all_reduce_identity(terms, group)
-    counts = target != ignore_index
     loss = (exponentials.log() - of_target).masked_fill(~counts, 0)
     return loss.sum() / counts.sum()
     ### END SOLUTION
@@ -1582,10 +1581,8 @@ def vocab_parallel_cross_entropy(
 # <details><summary>Hint: the largest</summary>Call <code>largest = logits.detach().amax(-1)</code>, then
 # <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>. Both are outside of
 # autograd.</details>
-# <details><summary>Hint: the target's logit</summary>Begin with <code>local = target - start</code>. Here
-# start is the rank's first token, <code>part(torch.arange(vocab_size), 0, group)[0]</code>. The token is here
-# if 0 <= local < the number of the rank's logits. If not, look at 0 (<code>gather</code> along the last
-# dimension), and then mask.</details>
+# <details><summary>Hint: the target's logit</summary>Look it up at <code>local_index(target, vocab_size,
+# group)</code>, with <code>gather</code> along the last dimension, and then mask.</details>
 #
 # **Check.**
 
@@ -1661,7 +1658,7 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # |---|---|
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
 # | builds on | §1, §4, §5 |
-# | time | 25 minutes |
+# | time | 29 minutes |
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
@@ -1688,8 +1685,9 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 #
 # **Build.**
 #
-# - Both functions communicate, so you write their backward, in a `torch.autograd.Function` each, as in §1.
-#   `SequenceParallelNorm` needs no such class, because `identity_all_reduce` already has the right backward.
+# - Both functions communicate, so you have to say what their backward does. `Conjugate` (§2) takes forward
+#   and backward as functions. `SequenceParallelNorm` does not need it, because `identity_all_reduce` already
+#   has the right backward.
 # - Dimension `dim` is the sequence, which is -2 in (batch, seq, width). Parts are equal, so if N does not
 #   divide the sequence, raise a ValueError that says both numbers (`summed_part` does).
 # - Neither function may write into its argument.
@@ -1699,45 +1697,22 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 
 # %% nbgrader={"grade_id": "sequence_parallel", "solution": true}
-# Your torch.autograd.Functions:
-### BEGIN SOLUTION
-class _AllGatherReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return joined(x, dim, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return summed_part(grad, ctx.dim, ctx.group), None, None
-
-
-class _ReduceScatterAllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.group, ctx.dim = group, dim
-        return summed_part(x, dim, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return joined(grad, ctx.dim, ctx.group), None, None
-
-
-### END SOLUTION
-
-
 def all_gather_reduce_scatter(x, group: Group = None, dim: int = -2):
     """Into a region, from parts of the sequence. Forward: all parts.
     Backward: part of the gradient sum."""
     ### BEGIN SOLUTION
-    return _AllGatherReduceScatter.apply(x, group, dim)
+    return Conjugate.apply(
+        x, lambda x: joined(x, dim, group), lambda grad: summed_part(grad, dim, group)
+    )
     ### END SOLUTION
 
 
 def reduce_scatter_all_gather(x, group: Group = None, dim: int = -2):
     """Out of a region, to parts of the sequence. Forward: part of the sum. Backward: all parts."""
     ### BEGIN SOLUTION
-    return _ReduceScatterAllGather.apply(x, group, dim)
+    return Conjugate.apply(
+        x, lambda x: summed_part(x, dim, group), lambda grad: joined(grad, dim, group)
+    )
     ### END SOLUTION
 
 
@@ -1747,8 +1722,8 @@ class SequenceParallelNorm(nn.Module):
 
     def __init__(self, norm: nn.LayerNorm, group: Group = None):
         super().__init__()
-        ### BEGIN SOLUTION
         self.shape, self.eps, self.group = norm.normalized_shape, norm.eps, group
+        ### BEGIN SOLUTION
         self.weight, self.bias = norm.weight, norm.bias
         ### END SOLUTION
 
@@ -1760,8 +1735,9 @@ class SequenceParallelNorm(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the pair</summary>Do as in §1, but with the tools <code>joined</code> and
-# <code>summed_part</code>. Each class needs one of them in forward and the other one in backward.</details>
+# <details><summary>Hint: the pair</summary>Do as <code>own_features</code> does in §2, but with the tools
+# <code>joined</code> and <code>summed_part</code>. Each function needs one of them forward and the other one
+# backward.</details>
 # <details><summary>Hint: the norm</summary>You have a function that does nothing forward and sums gradients
 # backward. You can also apply it to parameters.</details>
 #
@@ -2084,7 +2060,7 @@ for name, norm in (
 # |---|---|
 # | you will write | nothing new |
 # | builds on | your predictions in §4, §6 and §7 |
-# | time | 5 minutes |
+# | time | 6 minutes |
 # | points | 3 |
 #
 # The check takes your formulas from the sections above.
@@ -2105,7 +2081,7 @@ report = check(
 report.points(3)
 
 # %% [markdown]
-# In data parallelism, communication is hidden behind backward. But here the next operation *is waiting* for
+# In data parallelism, communication is hidden behind backward. But here the next operation *has to wait* for
 # the sum. (In backward, the weights' gradients don't have to wait, but in forward everything waits.) So the
 # time of a layer is computing plus talking. In the forward of an MLP, each rank has this much of both (two
 # matrices, 2 FLOPs per weight and token, activations of 2 bytes per element):
@@ -2113,7 +2089,7 @@ report.points(3)
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
 # If you divide them, you get **hidden / (N − 1) FLOPs per byte**. Tokens and width cancel, so neither a
-# longer sequence nor a larger batch helps. Only more hidden features do, and each further rank makes it
+# longer sequence nor a larger batch helps. Only more hidden features help, and each further rank makes it
 # worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
 # which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) the ratio is
 # 19,780. If the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example,
@@ -2159,8 +2135,8 @@ def layer_times(n, one_port=False):
 
 
 rows = [(f"{n} GPU{'s' * (n > 1)}", layer_times(n)) for n in (1, 2, 4, 8)]
-rows += [(f"{n}, a port each", layer_times(n)) for n in (16, 32)]
-rows += [(f"{n}, one port a node", layer_times(n, True)) for n in (16, 32)]
+rows += [(f"{n}, one port per GPU", layer_times(n)) for n in (16, 32)]
+rows += [(f"{n}, one port per node", layer_times(n, True)) for n in (16, 32)]
 figure = picture(8.5, 3.0)
 axes = figure.subplots()
 for row, (_, (computing, talking)) in enumerate(rows):
@@ -2204,7 +2180,7 @@ figure
 # |---|---|
 # | you will write | `parallelize_mlps(model, group=None)` |
 # | builds on | §2, §3 |
-# | time | 15 minutes |
+# | time | 18 minutes |
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -2342,9 +2318,9 @@ for colour, dashes, (name, losses) in zip(
     RANKS, ("-", "--", "-.", ":"), curves.items(), strict=False
 ):
     apart = max(abs(a - b) for a, b in zip(losses, curves["one rank"], strict=True))
-    print(f"{name:22} last loss {losses[-1]:.4f}, at most {apart:.0e} from one rank's")
+    print(f"{name:22} last loss {losses[-1]:.4f}, differs from one rank by at most {apart:.0e}")
     axes.plot(losses, dashes, label=name, color=colour)
-axes.set(xlabel="step", ylabel="loss, nats a byte")
+axes.set(xlabel="step", ylabel="loss, nats per byte")
 axes.grid(True, alpha=0.3)
 axes.legend(frameon=False, fontsize=8, handlelength=3)
 figure
@@ -2406,7 +2382,7 @@ on_gpus = on_your_gpus(
 # | | |
 # |---|---|
 # | builds on | all of it |
-# | time | 9 minutes, with the scorecard |
+# | time | 9 minutes, and 4 for the *optional* scorecard |
 # | points | 3 |
 #
 # You can write a number as arithmetic.
@@ -2457,8 +2433,8 @@ report.points(3)
 # %% [markdown]
 # ## Scorecard
 #
-# The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3 million
-# parameters learns from 4 sequences of 32 tokens on 4 ranks. Here M means the bytes of the model's
+# *Optional.* The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3
+# million parameters learns from 4 sequences of 32 tokens on 4 ranks. Here M means the bytes of the model's
 # *parameters*. With replicas and with ZeRO-3 (from the reference) each rank gets one sequence, whereas ranks
 # that share layers get all four. The row *tensor parallel* appears only if you have solved §9, but the next
 # two rows, made by the reference, show almost the same.
