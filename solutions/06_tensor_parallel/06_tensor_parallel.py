@@ -1320,7 +1320,7 @@ for make, inward, outward in (
 # numbers again.
 #
 # **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two more things. (It can be
-# a subclass.)
+# a subclass, but the four layers are to be drawn only once.)
 #
 # - `kv_heads=None` means as many as `heads`. `kv_heads` must be a divisor or a multiple of N, and `heads` a
 #   multiple of N. If not, raise a ValueError that names N and the number that does not fit.

@@ -28,8 +28,8 @@ ALONE = (
     "copy of x, or belongs to other ranks' heads."
 )
 UNKNOWN = (
-    "No usual mistake gives these values. On 1 rank the layer is an ordinary one, drawn in the order "
-    "query, key, value, out, so compare it there first."
+    "No usual mistake gives these values. On 1 rank the layer is an ordinary one, with query, key, value and "
+    "out drawn in this order, each only once (also in a subclass), so compare it there first."
 )
 
 WRONG = "The gradients of the parameters are not right."
