@@ -680,11 +680,11 @@ if plain and schedule:
         ]
         print("{:9} {:7.2f} {:16.2f} {:7.2f} {:7.2f}".format(c, *totals))
     print(
-        f"rank 0 keeps {held(shorter)} activations after the shorter warm-up, else {held(schedule)}"
+        f"rank 0 keeps {held(shorter)} activations after the shorter warm-up, otherwise {held(schedule)}"
     )
     for v in (1, 2, 4):
         foretold = [said(pipeline_bytes_sent, 4, 8, rank, 1, v) for rank in range(4)]
-        print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
+        print(f"v = {v}: activations sent by each rank: {', '.join(foretold)}")
 
 # %% [markdown]
 # If messages are free, the second extra forward saves no time but costs memory, because without it, rank 0
@@ -1253,7 +1253,7 @@ for generator in (naive, gpipe, one_f_one_b):
     if run:
         right = abs(run[-1][0] - loss) < 1e-9 and furthest(run, gradients) < 1e-9
         print(
-            f"{generator.__name__}: {'equal to one process' if right else 'NOT that of one process'}"
+            f"{generator.__name__}: {'equal to one process' if right else 'NOT equal to one process'}"
         )
         sequences, nbytes = sum((1, 2, 3)[k % 3] for k in range(8)), 24 * 32 * 8
         for rank in (0, 1, 3) if generator is one_f_one_b else ():
@@ -1399,7 +1399,7 @@ if run:
     terms = {"rank 0's gradient": first, "rank 3's gradient": last, "the sum of both": first + last}
     for what, gradient in terms.items():
         off = (gradient - whole).abs().max() / whole.abs().max()
-        print(f"{what:17}:", "that of one process" if off < 1e-9 else f"off by {off:.2f}")
+        print(f"{what:17}:", "equal to one process" if off < 1e-9 else f"off by {off:.2f}")
 
 # %% [markdown]
 # If you forget the sum, you train two matrices that were meant to be one, but nothing crashes. Megatron-LM
@@ -1715,7 +1715,7 @@ for axes, lr in zip(figure.subplots(1, 2, sharey=True), RATES, strict=True) if r
     axes.set_title(f"learning rate {lr}", fontsize=9)
     axes.grid(True, alpha=0.3)
 if run:
-    figure.axes[0].set_ylabel(f"loss, nats a byte,\nmean of 2 seeds x {SMOOTH}")
+    figure.axes[0].set_ylabel(f"loss, nats per byte,\nmean of 2 seeds x {SMOOTH}")
     figure.axes[0].legend(frameon=False, fontsize=8, handlelength=3)
 figure if run else None
 
@@ -1827,7 +1827,7 @@ for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
             )
             line += f"{best[1]} {best[0]:.0%}".ljust(34)
         print(line)
-print("\np = 8, m = 16            GB a GPU   share of time at work, links as above")
+print("\np = 8, m = 16          GB per GPU   share of time at work, links as above")
 for name, *setting in candidates(8, 16):
     shares = [
         1
@@ -1862,12 +1862,12 @@ for name, parameters in SIZES.items():
         states = (4 + 12 / replicas) * parameters / GPUS / 1e9
         sent = 2 * (replicas - 1) / replicas * 2 * parameters / GPUS
         print(
-            f"{name:4} on {replicas:2} nodes: {states:3.0f} GB a GPU, sends {sent / 1e9:3.0f} GB in a step ({sent / PORT:.1f} s)"
+            f"{name:4} on {replicas:2} nodes: {states:3.0f} GB per GPU, sends {sent / 1e9:3.0f} GB per step ({sent / PORT:.1f} s)"
         )
 step = 64 * LAYERS * (3 * WEIGHTS + 3 * SCORES) / 8
 border = 2 * 64 * M / GPUS
 print(f"64 sequences on 8 nodes compute {step:.1f} s, however they are shared")
-print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f} s)")
+print(f"as a pipeline of 8, a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f} s)")
 
 # %% [markdown]
 # For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit. They take 47 GB plus
