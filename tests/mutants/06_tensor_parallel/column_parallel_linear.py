@@ -323,7 +323,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the whole bias is added to a part
-# is: slip
+# is: form
 # says: also cuts its bias
 # base: what the wrong ones change
 -        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None

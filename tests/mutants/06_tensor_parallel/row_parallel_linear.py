@@ -187,7 +187,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the bias is cut
-# is: slip
+# is: form
 # says: cut by rows keeps all of it
 # base: what the wrong ones change
 -        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None

@@ -134,7 +134,7 @@ class SequenceParallelNorm(torch.nn.Module):
 
 
 # %% wrong: the gradient of a part is handed on
-# is: slip
+# is: form
 # says: must gather the gradients of all ranks' parts
 # base: what the wrong ones change
 -        return gathered(grad, ctx.group), None
