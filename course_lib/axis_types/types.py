@@ -172,7 +172,8 @@ class AxisTypes(Collectives, TorchDispatchMode):
         over = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items())
         if self.finding is not None:
             return str(self.finding)
-        return f"No mistake found in {self.operations} operations on {over}, {self.trials} of them tried."
+        tried = f"{self.trials} of them were tried"
+        return f"No mistake found in {self.operations} operations on {over}. {tried}."
 
     # ---- for PyTorch, which dispatches operations
 
