@@ -45,7 +45,8 @@ SIDE_BY_SIDE = (
     "Collectives put parts one after the other along dimension 0, the batch, but here they belong "
     "side by side along the sequence, dimension 1."
 )
-SHAPES = re.compile(r"\[(\d+, \d+, \d+)\]")  # of a gradient, in PyTorch's words
+WRONG_SHAPE = re.compile(r"got \[(\d+), (\d+), \d+\]")  # of a gradient, in PyTorch's words
+EXPECTED_SHAPE = re.compile(r"shape compatible with \[(\d+), (\d+), \d+\]")
 COPY = "Other code may also hold it, so communicate in your own copy."
 
 
@@ -202,9 +203,9 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         return "Look first whether N divides the length of the sequence, and raise a ValueError that says so."
     if "not contiguous" in text:
         return "A part along the sequence is a view with gaps, so call contiguous() before it is sent."
-    shapes = [[int(size) for size in re.findall(r"\d+", shape)] for shape in SHAPES.findall(text)]
-    if "returned an invalid gradient" in text and len(shapes) == 2 and shapes[0][0] == shapes[1][0]:
-        if shapes[0][SEQ] < shapes[1][SEQ]:
+    came, expected = WRONG_SHAPE.search(text), EXPECTED_SHAPE.search(text)
+    if came and expected and came[1] == expected[1]:
+        if int(came[2]) < int(expected[2]):
             return "x has all positions here, so backward must gather the gradients of all ranks' parts."
         return "x is the rank's part here, so backward must return the rank's part of the summed gradients."
     if "returned an invalid gradient" in text:
