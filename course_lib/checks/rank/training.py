@@ -38,6 +38,16 @@ class TrainingReply:
     without: list[str] = field(default_factory=list)
 
 
+@dataclass
+class OptimizerReply(TrainingReply):
+    """The reply about a sharded optimizer, and more.
+
+    left: how many parameters had a .grad after a backward, at most.
+    """
+
+    left: Count = 0
+
+
 @dataclass(frozen=True)
 class TrainingInstructions(Instructions):
     """A model, and the steps of its training.
@@ -201,7 +211,7 @@ def replicas(
 
 def sharded_optimizer(
     objects: list, tensors: dict, groups: list, instructions: TrainingInstructions
-) -> tuple[TrainingReply, dict[str, Any]]:
+) -> tuple[OptimizerReply, dict[str, Any]]:
     """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
     session = Session(instructions)
     make, defaults = session.optimizer()
@@ -209,10 +219,13 @@ def sharded_optimizer(
     params = iter(every) if instructions.once else every
     optimizer = objects[0](params, make, **defaults, **keywords(instructions, groups))
     session.started()
+    left = 0
     for step in range(len(instructions.steps)):
         quiet = optimizer.no_sync if instructions.no_sync else None
         session.accumulate(step, session.model, quiet)
+        left = max(left, sum(p.grad is not None for p in every))
         optimizer.step()
         optimizer.zero_grad()
         session.stepped(step)
-    return session.reply()
+    values, kept = session.reply()
+    return OptimizerReply(**vars(values), left=left), kept

@@ -99,6 +99,14 @@ class Zero1Optimizer:
 +        self.shard.grad = whole.chunk(self.n)[self.rank].clone()
 
 
+# %% wrong: the shard is a view of the row
+# is: slip
+# says: because a view keeps the whole row
+# base: what the wrong ones change
+-        self.shard = torch.nn.Parameter(own.clone())
++        self.shard = torch.nn.Parameter(own)
+
+
 # %% wrong: not divided
 # is: slip
 # says: divide it by their number

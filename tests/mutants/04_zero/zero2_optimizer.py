@@ -98,6 +98,14 @@ class Zero2Optimizer:
 +        shard.grad = mean
 
 
+# %% wrong: the gradients stay in the parameters
+# is: slip
+# says: parameters still have a .grad
+# base: what the wrong ones change
+-        for p in bucket:
+-            p.grad = None
+
+
 # %% wrong: not divided
 # is: slip
 # says: divide it by their number

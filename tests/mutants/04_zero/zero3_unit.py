@@ -74,6 +74,15 @@ class Unit:
 +            p.data = p.data.new_empty(0)
 
 
+# %% wrong: an empty float32 tensor in place of the memory
+# is: idea
+# says: leave param.data alone
+# base: what the wrong ones change
+-        self.row.untyped_storage().resize_(0)
++        for p in self.params:
++            p.data = torch.empty(0)
+
+
 # %% wrong: the gradients stay in the parameters
 # is: slip
 # says: otherwise the next backward adds to it

@@ -133,11 +133,11 @@ def of_one_size(cut: Cut, shards: list[list]) -> kit.Finding | None:
             cause="number of shards",
         )
     said = kit.Sentence(
-        f"the shards have {words.listing(sizes)} elements; {cut.total} elements over {cut.n} ranks are "
-        f"{cut.size} for each.",
+        f"the shards have {words.listing(sizes)} elements; {cut.total} elements over "
+        f"{words.counted(cut.n, 'rank')} are {cut.size} for each.",
         "the shards do not have ceil(P / n) elements each.",
     )
-    if len(cut.shapes) > 1 and dealt_whole(cut, shards):
+    if len(cut.shapes) > 1 and sum(sizes) == cut.total and sizes != as_even(cut) and dealt_whole(cut, shards):
         hint = (
             "Whole tensors were dealt out. Lay all elements in one row and cut that, because a shard "
             "can end inside a tensor."
@@ -200,6 +200,12 @@ def tensors_of(cut: Cut) -> list[list[float]]:
         tensors.append([float(k) for k in range(first, first + math.prod(shape))])
         first += math.prod(shape)
     return tensors
+
+
+def as_even(cut: Cut) -> list[int]:
+    """The sizes if the row is cut without zeros, as by tensor_split."""
+    short, longer = divmod(cut.total, cut.n)
+    return [short + (k < longer) for k in range(cut.n)]
 
 
 def dealt_whole(cut: Cut, shards: list[list]) -> bool:

@@ -18,6 +18,7 @@ from course_lib.checks.notebooks.zero.runs import (
     REFUSED,
     SGD,
     SLACK,
+    UNKNOWN,
     WHOLE,
     carried,
     in_a_group,
@@ -38,8 +39,9 @@ EXCHANGED = 2 * (RANKS - 1) / RANKS * WHOLE  # bytes that a rank sends in a step
 TWO_STEPS = 1.9  # times the bytes of one: it was not measured between the two
 UNSHARDED = 1.9 * WHOLE  # after a step: parameters and the momentum of all of them, but for what varies
 NO_SHARD = (
-    "Make the optimizer only of this rank's shard, so that its state then has 1/N of the size. Free "
-    "the whole tensors, such as the row of all gradients, when the step is over."
+    "Make the optimizer only of this rank's shard, so that its state then has 1/N of the size. The shard "
+    "must be a copy, own.clone(), because a view keeps the whole row it was cut from. Free all other rows, "
+    "such as the row of all gradients, when the step is over."
 )
 WHOLE_GRADIENTS, SHARDED_GRADIENTS = "the parameters' gradients", "the shards' gradients"
 EMPTY = re.compile(r"empty parameter list|non-empty list of Tensors|StopIteration|list index out")
@@ -48,9 +50,13 @@ SOMETIMES = (
     "zeros, and all ranks call their collectives in the same order, whichever gradients come first."
 )
 ONE_MORE_SHARD = (
-    "Something as large as a shard is still in memory. The gradients of this rank's shard are no "
-    "longer needed, so set their .grad to None (zeros take the same memory), and keep no output of a "
+    "Something as large as a shard is still in memory. After the step, this rank's shards no longer need "
+    "gradients, so set their .grad to None (zeros take the same memory), and keep no output of a "
     "reduce-scatter under another name."
+)
+STAYED = (
+    "After a backward, parameters still have a .grad. Set it to None when their bucket is sent, because a "
+    "bucket whose parameters all have a .grad counts as full, and the next backward adds to old gradients."
 )
 KEPT_ROW = (
     "A row in which gradients were sent is still in memory. Make sure that no attribute refers "
@@ -94,6 +100,8 @@ def values(draw: kit.Draw, cleared: str, buckets: bool = False) -> Iterator[kit.
         line = value_line(
             training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared
         )
+        if buckets:
+            line = or_stayed(line)
         case_lines = [trains(line, training)]
         if model == "traps":
             case_lines.insert(0, start_line(training))
@@ -108,6 +116,19 @@ def values(draw: kit.Draw, cleared: str, buckets: bool = False) -> Iterator[kit.
         yield values_case(3, "sometimes", SGD, "SGD, 3 ranks, 3 microbatches", 1, micro=3)
 
 
+def or_stayed(line: kit.Line) -> kit.Line:
+    """The line on ZeRO-2's values. If it knows no cause, it looks for gradients that stayed in parameters."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = line.judge(observed)
+        if finding.ok or not finding.cause.startswith(UNKNOWN):
+            return finding
+        kept = any(observed.values[rank].left for rank in training_runs.members(observed))
+        return kit.wrong(finding.sentences[0], STAYED, cause=STAYED) if kept else finding
+
+    return replace(line, judge=judge)
+
+
 def accumulation(draw: kit.Draw, volume: int, weight: float, cleared: str) -> kit.Case:
     """Two microbatches a step, weight decay, a frozen block: values, and the bytes of a step.
 
@@ -117,8 +138,11 @@ def accumulation(draw: kit.Draw, volume: int, weight: float, cleared: str) -> ki
     training.more["once"] = True
     title = "AdamW, 3 ranks, 2 microbatches"
     hint = accumulated_one if volume == 2 else accumulated_two
+    values = value_line(training, title, weight=2, cleared=cleared)
+    if volume > 2:  # its docstring promises that no gradient stays
+        values = or_stayed(values)
     case_lines = [
-        trains(value_line(training, title, weight=2, cleared=cleared), training),
+        trains(values, training),
         step_bytes(volume, training, hint, title="bytes, 2 microbatches", weight=weight),
     ]
     return optimizer_case(RECIPE, training, title, case_lines)
@@ -209,7 +233,10 @@ def zero1_optimizer(draw: kit.Draw) -> Iterator[kit.Case]:
 
 def after_backward(enough: float, title: str, weight: float = 1.0) -> kit.Line:
     def hint(ratio: float) -> str:
-        return "Something else is as large as the parameters or the gradients. Free copies after use."
+        return (
+            "Something else is as large as the parameters or the gradients. Free copies after use, and keep "
+            "no view of a row, because the view keeps all of it."
+        )
 
     return training_runs.held_line(
         [("after backward", 3, enough)], slack=SLACK, hint=hint, weight=weight, title=title

@@ -146,7 +146,8 @@ def gathers(run: UnitRun) -> Callable[[Observed], Finding]:
                         f"after gather() a parameter on rank {rank} does not have its shape, or has no "
                         "memory for it.",
                         "Give the storage its size again (untyped_storage().resize_) before the all-gather "
-                        "writes into it; the parameters stay views of it.",
+                        "writes into it. Outside the constructor leave param.data alone, because the "
+                        "parameters must stay views of that storage.",
                         cause="not whole",
                     )
                 for k, p in enumerate(run.params[0]):

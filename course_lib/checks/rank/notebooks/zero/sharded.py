@@ -105,7 +105,7 @@ class Driven:
             kept = (
                 frozen.clone(frozen.detach(p))
                 if there
-                else frozen.zeros(shape, dtype=p.dtype, device=p.device)
+                else frozen.zeros(shape, dtype=self.tensors[f"p{k}"].dtype, device=p.device)
             )
             self.outputs[f"{when}.{k}"] = kept
 
@@ -163,7 +163,7 @@ def unit(
         if product is not None and kept_bytes[1] >= kept.nbytes:
             product.backward()
             back = driven.params[0].grad
-        nothing = frozen.zeros(driven.shapes[0], dtype=kept.dtype, device=kept.device)
+        nothing = frozen.zeros(driven.shapes[0], dtype=tensors["p0"].dtype, device=kept.device)
         driven.outputs["back"] = nothing if back is None else frozen.clone(frozen.detach(back))
     driven.values.kept = kept_bytes
     if instructions.trained:
