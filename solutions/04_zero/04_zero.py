@@ -16,7 +16,7 @@
 # |---|---|
 # | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a unit and a module of sharded weights (ZeRO-3) |
 # | you need | reduce-scatter and all-gather (notebook 02); replicas and gradient hooks (notebook 03) |
-# | time | three hours, with a break after §4; the *optional* §6 and §7 take ten minutes more, and §9 and §10 45 |
+# | time | three hours, with a break after §4; the *optional* §6, §7 and §11 take half an hour more, and §9 and §10 an hour and a half |
 # | points | 60, and 8 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
 #
@@ -24,14 +24,15 @@
 # |---|---|---|---|
 # | 1 What a rank keeps | 20 | 6 | notebook 03 |
 # | 2 Flat shards | 15 | 6 | |
-# | 3 ZeRO-1: the optimizer's state | 40 | 14 | 2 |
-# | 4 ZeRO-2: the gradients | 30 | 12 | 3 |
+# | 3 ZeRO-1: the optimizer's state | 35 | 14 | 2 |
+# | 4 ZeRO-2: the gradients | 35 | 12 | 3 |
 # | 5 ZeRO-3: the weights | 65 | 16 | 2, 4 |
 # | 6 Offload: memory that is cheaper *(optional)* | 5 | | 3 |
 # | 7 DeepSpeed's configuration, line by line *(optional)* | 5 | | all |
 # | 8 Questions | 10 | 6 | 1, 3, 4, 5 |
-# | 9 Optional: states in files | 20 | 3 extra | 3, 6 |
-# | 10 Optional: an optimizer that needs whole matrices | 25 | 2 + 3 extra | 4 |
+# | 9 Optional: states in files | 30 | 3 extra | 3, 6 |
+# | 10 Optional: an optimizer that needs whole matrices | 60 | 2 + 3 extra | 4 |
+# | 11 Optional: next to PyTorch, and on the wire | 20 | | 3, 5 |
 
 # %% [markdown]
 # ### Words and letters
@@ -90,7 +91,8 @@ P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 # `Network`, a small model with its layers in `blocks`, for a few steps on every rank. Meanwhile it measures
 # how many bytes of tensors the rank holds. `most` is the largest of these measurements, and
 # `memory_picture` draws the measurements of the last step. `sent` reads from the ledger how much a rank
-# sent in that step.
+# sent in that step, and `show` prints both next to the numbers we expect. `in_buckets` and `in_units` sort
+# parameters for §4 and §5.
 
 
 # %%
@@ -169,6 +171,46 @@ def sent(run, rank=0, since=-1):
     return sum(operation.bytes_sent for operation in operations[begin:]) / ((n - 1) / n * 4 * P)
 
 
+def show(name, make, expected, world_size=4, **options):
+    """Run `train`, and print the measured and the expected bytes per parameter,
+    and the traffic of a step."""
+    run = try_it(train, make, world_size=world_size, **options)
+    if run:
+        text = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
+        said = ", ".join(f"{value:.2f}" for value in expected.values())
+        print(
+            f"{name}: bytes per parameter {text} (expected {said}); a step sends {sent(run):.2f} units"
+        )
+    return run
+
+
+def in_buckets(params, bucket_bytes):
+    """Return the trained parameters in lists of up to that many bytes, from the last to the first."""
+    buckets, room = [], 0
+    for param in reversed([param for param in params if param.requires_grad]):
+        if param.nbytes > room:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(param)
+        room -= param.nbytes
+    return buckets
+
+
+def in_units(module):
+    """Return a pair for each unit, of the module it belongs to and its parameters."""
+    owner = {}
+    for block in dict.fromkeys(module.blocks):  # each block once
+        for param in block.parameters():
+            owner[param] = module if param in owner else block
+    inside = {inner for block in module.blocks for inner in block.modules()}
+    for outside in set(module.modules()) - inside:
+        owner |= dict.fromkeys(outside.parameters(recurse=False), module)
+    members = {}
+    for param in module.parameters():
+        members.setdefault((owner[param], param.requires_grad), []).append(param)
+    return [(where, params) for (where, _), params in members.items()]
+
+
 def memory_picture(runs):
     """Draw the bytes per parameter at every measurement of the last step on rank 0,
     with one panel for each run of `train`."""
@@ -192,6 +234,49 @@ def memory_picture(runs):
     panels[0].set_ylabel("bytes per parameter", fontsize=9)
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, -0.08), "ncols": 3, "frameon": False}
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, **place)
+    return figure
+
+
+FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
+LOOKS = {
+    "weights": {"color": FORWARD, "edgecolor": "white"},
+    "gradients": {"color": BACKWARD, "hatch": "///", "edgecolor": "white"},
+    "state": {"color": WEIGHT_GRADIENT, "hatch": "...", "edgecolor": "white"},
+}
+
+
+def stages_picture(runs):
+    """Draw the bytes of each stage for 7B on 8 GPUs, and the measured runs next to the formula."""
+    figure = picture(9.0, 3.4)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for stage in range(4):
+        parts = (
+            2 / (8 if stage == 3 else 1),
+            2 / (8 if stage >= 2 else 1),
+            12 / (8 if stage else 1),
+        )
+        begin = 0.0
+        for part, (name, look) in zip(parts, LOOKS.items(), strict=True):
+            left.barh(stage, 7 * part, left=begin, **look, label=name if stage == 0 else "")
+            begin += 7 * part
+        yours = said(memory_per_rank, 7e9, 8, stage) / 1e9
+        left.text(begin + 1, stage, f"{yours:g} GB", va="center", fontsize=9)
+        right.barh(stage, FLOAT32[stage], color=FAINT, label="formula" if stage == 0 else "")
+        if runs.get(stage):
+            units = runs[stage][0]["after backward"] / P
+            right.plot(units, stage, "o", color=INK, label="measured" if stage == 0 else "")
+            right.text(units + 0.5, stage, f"{units:.2f}", va="center", fontsize=9)
+    left.axvline(80, color=INK, linestyle=":", linewidth=1, label="an H100's 80 GB")
+    left.set_xlabel("GB per GPU", fontsize=9)
+    right.set_xlabel("bytes per parameter, after backward", fontsize=9)
+    left.set_yticks(range(4), ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+    right.set_yticks([])
+    left.set_xlim(0, 132)
+    right.set_xlim(0, 19.5)
+    for axes in (left, right):
+        axes.invert_yaxis()
+        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False}
+        axes.legend(**place, ncols=4, fontsize=8, columnspacing=1.2)
     return figure
 
 
@@ -229,11 +314,11 @@ def replicas(model):
 run = launch(train, replicas, world_size=1)
 print(f"{P:,} parameters")
 for when in ("after backward", "after step"):
-    print(f"{when:15} {run[0][when]:10,} bytes: {run[0][when] / P:5.2f} for each parameter")
+    print(f"{when:15} {run[0][when]:10,} bytes, {run[0][when] / P:5.2f} per parameter")
 
 # %% [markdown]
 # After backward, there are 16 bytes for each parameter, but after the step the gradients have been freed.
-# (The other 0.02 are inputs and targets. Backward has freed the activations by then. ZeRO does not shard
+# (The 0.02 above 16 are inputs and targets. Backward has freed the activations by then. ZeRO does not shard
 # activations, but notebook 09 makes them smaller.)
 #
 # **Predict.** ZeRO shards in three stages. Each stage shards one more part, which is then divided by N:
@@ -320,7 +405,8 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
 with contextlib.suppress(NotImplementedError):
     for n, room in ((1, 80), (8, 80), (8, 60)):
         largest = (f"{room / memory_per_rank(1, n, stage):4.1f}B" for stage in range(4))
-        print(f"GPUs: {n}, for model states: {room} GB, stages 0 to 3:", "  ".join(largest))
+        gpus = "1 GPU " if n == 1 else f"{n} GPUs"
+        print(f"{gpus} with {room} GB for model states, stages 0 to 3:", "  ".join(largest))
 
 # %% [markdown]
 # <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which are
@@ -364,15 +450,6 @@ def padded(numel: int, n: int) -> int:
     return -(-numel // n) * n
 
 
-def offsets(tensors) -> list[int]:
-    """Return where each tensor begins if all are stored in a row."""
-    begins, total = [], 0
-    for tensor in tensors:
-        begins.append(total)
-        total += tensor.numel()
-    return begins
-
-
 ### END SOLUTION
 
 
@@ -398,8 +475,7 @@ def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
         )
     total = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(padded(total, n))
-    for tensor, offset in zip(tensors, offsets(tensors), strict=True):
-        flat[offset : offset + tensor.numel()] = tensor.reshape(-1)
+    torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:total])
     return list(flat.tensor_split(n)) if total else [flat] * n
     ### END SOLUTION
 
@@ -425,7 +501,7 @@ report.points(6)
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
     shards = flatten_and_shard([torch.ones(100)], 1024)
-    print("a bias of 100 over 1,024 ranks:", sum(map(len, shards)), "elements")
+    print(f"a bias of 100 elements, cut for 1,024 ranks: {sum(map(len, shards)):,} elements")
 
 # %% [markdown]
 # **Break it.** Leave out the zeros, and cut 5 elements for 2 ranks with `tensor_split`. What does the
@@ -459,13 +535,13 @@ try_it(uneven, world_size=2)
 # |---|---|
 # | you will write | `Zero1Optimizer(params, optimizer_cls, **defaults)` |
 # | builds on | §2 |
-# | time | 40 minutes |
+# | time | 35 minutes |
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
 # The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement of
 # all tensors of the rank. Each of the eight blocks has one bar when forward leaves it and one when backward
-# enters it. Two bars follow at the end.
+# enters it. Two bars follow, one after backward and one after the step.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 measured = {0: launch(train, replicas, world_size=1)}
@@ -495,15 +571,38 @@ memory_picture({"replicas": measured[0]})
 # as `answer_2` in §8.
 #
 # **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an
-# ordinary optimizer, which knows only a single parameter, the shard.
+# ordinary optimizer, which knows only a single parameter, the shard. The next cell gives you three functions,
+# and the constructor begins with the parameters. All of them get the first rank's values, and `self.params`
+# lists the trained parameters. You make the shard and the inner optimizer, and write `step`.
 #
-# - `params`: all parameters of the model, without parameter groups. Often `params` is `model.parameters()`,
-#   an iterator that can be used only once, so make a list of it. Some parameters can be frozen
-#   (`requires_grad` is False). These belong to no shard, and a step sends nothing for them. All parameters,
-#   including the frozen ones, get the values of the first rank of `group` (not necessarily rank 0).
+# - Frozen parameters (`requires_grad` is False) belong to no shard, and a step sends nothing for them.
 # - A missing gradient counts as zeros, because a rank does not have to use every part of the model.
 # - After the step, keep no large tensor except the shard and the inner optimizer's state. Free the
 #   shard's gradient as well.
+
+
+# %%
+def flat_gradient(params, n):
+    """Return the gradients of `params` in a row, as `flatten_and_shard` has it before the cut.
+    A missing gradient counts as zeros."""
+    grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
+    return torch.cat(flatten_and_shard(grads, n))
+
+
+def views(row, params):
+    """Return a view of the row for each parameter, in the parameter's shape."""
+    sizes = [param.numel() for param in params]
+    parts = row[: sum(sizes)].split(sizes)
+    return [part.view(param.shape) for part, param in zip(parts, params, strict=True)]
+
+
+@torch.no_grad()
+def gather_into(params, shard, group):
+    """All-gather the shards, and write them into the parameters they were cut from."""
+    whole = shard.new_empty(shard.numel() * dist.get_world_size(group))
+    dist.all_gather_into_tensor(whole, shard.detach(), group=group)
+    for param, new in zip(params, views(whole, params), strict=True):
+        param.copy_(new)
 
 
 # %% nbgrader={"grade_id": "zero1_optimizer", "solution": true}
@@ -514,21 +613,6 @@ def reduce_scatter_mean(whole, group):
     shard = whole.new_empty(whole.numel() // dist.get_world_size(group))
     dist.reduce_scatter_tensor(shard, whole, group=group)
     return shard.div_(dist.get_world_size(group))
-
-
-def gather_into(params, shard, group):
-    """Write all ranks' shards into the parameters they were cut from."""
-    whole = shard.new_empty(shard.numel() * dist.get_world_size(group))
-    dist.all_gather_into_tensor(whole, shard, group=group)
-    for param, offset in zip(params, offsets(params), strict=True):
-        param.copy_(whole[offset : offset + param.numel()].view_as(param))
-
-
-def flat_gradient(params, n):
-    """Return the gradients of `params` in a row, with zeros for missing gradients."""
-    return torch.cat(
-        flatten_and_shard([torch.zeros_like(p) if p.grad is None else p.grad for p in params], n)
-    )
 
 
 ### END SOLUTION
@@ -543,12 +627,12 @@ class Zero1Optimizer:
     """
 
     def __init__(self, params, optimizer_cls, *, group: Group = None, **defaults):
-        ### BEGIN SOLUTION
-        params = list(params)
+        params = list(params)  # model.parameters() is an iterator, which can be used only once
         for param in params:
             dist.broadcast(param.detach(), group_src=0, group=group)
         self.group, self.n = group, dist.get_world_size(group)
         self.params = [param for param in params if param.requires_grad]
+        ### BEGIN SOLUTION
         own = flatten_and_shard(self.params, self.n)[dist.get_rank(group)]
         self.shard = nn.Parameter(own.clone())  # a view would keep the whole row alive
         self.optimizer = optimizer_cls([self.shard], **defaults)
@@ -557,31 +641,27 @@ class Zero1Optimizer:
     def step(self):
         """Average gradients, update this rank's shard, and give all ranks the new parameters."""
         ### BEGIN SOLUTION
-        with torch.no_grad():
-            self.shard.grad = reduce_scatter_mean(flat_gradient(self.params, self.n), self.group)
-            self.optimizer.step()
-            self.shard.grad = None
-            gather_into(self.params, self.shard.detach(), self.group)
+        self.shard.grad = reduce_scatter_mean(flat_gradient(self.params, self.n), self.group)
+        self.optimizer.step()
+        self.shard.grad = None
+        gather_into(self.params, self.shard, self.group)
         ### END SOLUTION
 
     def zero_grad(self):
         """Forget the gradients."""
-        ### BEGIN SOLUTION
         for param in self.params:
             param.grad = None
-        ### END SOLUTION
 
 
 # %% [markdown]
-# <details><summary>Hint: the two collectives</summary>Call <code>dist.reduce_scatter_tensor(shard,
-# whole)</code> and then <code>dist.all_gather_into_tensor(whole, shard)</code>.
-# <code>torch.cat(flatten_and_shard(grads, n))</code> is the whole row.</details>
-# <details><summary>Hint: the inner optimizer</summary>Write <code>shard = nn.Parameter(own.clone())</code>
-# and <code>optimizer_cls([shard], **defaults)</code>. Before its step, give it the mean: <code>shard.grad =
-# ...</code>. The inner optimizer never sees a parameter of the model.</details>
-# <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in
-# the same order: <code>param.copy_(whole[offset :
-# offset + param.numel()].view_as(param))</code>.</details>
+# <details><summary>Hint: the gradient of the shard</summary>The row of all gradients is <code>whole =
+# flat_gradient(self.params, self.n)</code>. Call <code>dist.reduce_scatter_tensor(own, whole,
+# group=self.group)</code> with a new tensor <code>own</code> of the shard's size, and divide it by
+# N.</details>
+# <details><summary>Hint: the inner optimizer</summary>Write <code>self.shard =
+# nn.Parameter(own.clone())</code> and <code>optimizer_cls([self.shard], **defaults)</code>. Before its step,
+# give it the mean: <code>self.shard.grad = ...</code>. The inner optimizer never sees a parameter of the
+# model.</details>
 #
 # **Check.** The check compares your values with the values of one process on all data, and your bytes with
 # the formula. It also limits the memory the operating system counts for the process. In its messages, P
@@ -607,180 +687,16 @@ def zero1(model):
     return model, Zero1Optimizer(model.parameters(), torch.optim.AdamW)
 
 
-def show(name, make, expected, world_size=4, **options):
-    """Run `train`, and print the measured and the expected bytes per parameter,
-    and the traffic of a step."""
-    run = try_it(train, make, world_size=world_size, **options)
-    if run:
-        text = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
-        said = ", ".join(f"{value:.2f}" for value in expected.values())
-        print(f"{name}: bytes per parameter {text} (expected {said}); a step sends {sent(run):.2f}")
-    return run
-
-
 measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
 
 # %% [markdown]
-# **Break it.** In practice, the replicas of notebook 03 are wrapped in `DistributedDataParallel`. Leave the
-# model wrapped, and give its parameters to your optimizer. Will the values still be right?
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def under_ddp(model):
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    return wrapped, Zero1Optimizer(wrapped.parameters(), torch.optim.AdamW)
-
-
-_ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
-
-# %% [markdown]
-# The mean of equal gradients is the same gradient again, so the values do not show the waste. But the bytes
-# do, because DDP sends 2 and then your optimizer sends 2. (DDP also keeps its buckets, a second copy of the
-# gradients, which takes 4 bytes more.) If you cut the shards out of DDP's result instead, you send 3. That is
-# the other workflow. A test that looks only at values accepts both programs. It also accepts a third, plain
-# AdamW behind an all-reduce, which sends 2 but keeps all of the state. Which lines of the check refuse which
-# of these three programs?
+# Your step sends 2 units, as the step of a replica does.
 #
-# <details><summary>Answer</summary>The two lines that begin with <i>bytes</i> refuse the first two programs,
-# which send 4 and 3 units instead of 2. Plain AdamW sends 2, so these lines accept it. But it keeps the state
-# of all parameters on every rank, so the three lines on memory refuse it.</details>
-#
-# **In production.** PyTorch provides `torch.distributed.optim.ZeroRedundancyOptimizer`, for use under
-# `DistributedDataParallel`. DDP averages all gradients, as it always does, and then the optimizer
-# broadcasts each rank's part of the new parameters. Which workflow is that?
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def trained(make, steps=3):
-    """Return the model after some steps, with the same start on all ranks, but different data."""
-    rank = dist.get_rank()
-    model, optimizer = make(Network(seed=5).to(device()))
-    generator = torch.Generator().manual_seed(100 + rank)
-    for _ in range(steps):
-        x, y = torch.randn(2, 4, WIDTH, generator=generator).to(device())
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-def row(make):
-    """Return all parameters of the model from `trained`, in full, in one row."""
-    model = trained(make)
-    if hasattr(model, "full_state_dict"):
-        tensors = list(model.full_state_dict().values())
-    else:
-        tensors = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
-
-
-def torchs(model):
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=1e-3)
-
-
-def step_in_two(make):
-    """Take two steps, with a barrier before each backward and each optimizer step."""
-    model, optimizer = make(Network(seed=5).to(device()))
-    for _ in range(2):
-        x, y = torch.randn(2, 4, WIDTH, device=device())
-        dist.barrier()
-        nn.functional.mse_loss(model(x), y).backward()
-        dist.barrier()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-for name, make in (("yours", zero1), ("PyTorch's", torchs)):
-    run = try_it(step_in_two, make)
-    if run:
-        both, step = sent(run, since=-2), sent(run)
-        print(f"{name:10} backward {both - step:.2f}, step {step:.2f}, together {both:.2f}")
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-ours, theirs = try_it(row, zero1), try_it(row, torchs)
-if ours and theirs:
-    print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
-
-# %% [markdown]
-# PyTorch's optimizer computes the same values, but follows the other workflow, so it sends one and a half
-# times the bytes. That workflow has one advantage. Its all-reduce runs *during* backward, while your
-# reduce-scatter waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and Megatron-LM's
-# distributed optimizer reduce-scatter the gradients, as yours does.)
-#
-# **On this machine.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must
-# send, so you can compare the booked bytes with a formula on any machine. But the bytes really sent can
-# differ. For example, gloo, the CPU's backend, has no reduce-scatter of its own. It runs an all-reduce and
-# throws (N−1)/N of the sum away, which puts 2 on the wire instead of 1 (notebook 02 §2). NCCL sends the
-# booked bytes.
-#
-# The ring you wrote in notebook 02 sends the booked bytes on gloo as well. In its own ranks, the next cell
-# replaces PyTorch's functions with the ring. Linux counts the bytes of every connection. What do you expect
-# on 2 and on 4 ranks, with PyTorch's functions and with the ring?
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def wire_bytes():
-    """Return the bytes this process has sent over TCP, as counted by Linux (notebook 02 §1)."""
-    total = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            connection = socket.socket(fileno=os.dup(int(fd)))
-        except OSError:
-            continue  # not a socket
-        with connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent, Linux 4.19
-    return total
-
-
-def over_the_ring(make):
-    """Return `make` with reduce-scatters and all-gathers on the ring of notebook 02."""
-
-    def made(model):
-        from course_lib import collectives as ring  # paste your own functions, if you have them
-
-        dist.reduce_scatter_tensor = lambda output, input, op=None, group=None: ring.reduce_scatter(
-            output, input, group
-        )
-        dist.all_gather_into_tensor = ring.all_gather
-        return make(model)
-
-    return made
-
-
-def on_the_wire(make):
-    """Return the bytes this rank sent over TCP in the second of two steps,
-    in units of (N-1)/N P elements."""
-    model, optimizer = make(Network(seed=5).to(device()))
-    for _ in range(2):
-        x, y = torch.randn(2, 4, WIDTH, device=device())
-        dist.barrier()
-        before = wire_bytes()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.barrier()
-    n = dist.get_world_size()
-    return (wire_bytes() - before) / ((n - 1) / n * 4 * P)
-
-
-for world_size in (2, 4):
-    for name, make in (("PyTorch's functions", zero1), ("the ring", over_the_ring(zero1))):
-        # on the CPU, because the bytes are read from TCP
-        run = try_it(on_the_wire, make, world_size=world_size, backend="gloo")
-        if run:
-            booked = sent(run, since=-2)
-            print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
-
-# %% [markdown]
-# Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, as much as the other workflow, but 2 with
-# the ring. (Linux also counts the bytes that TCP had to send again, so it can show a few hundredths more.)
-# After §4, try `over_the_ring(zero2)` in the cell above, if your class passes no `async_op`, which the ring
-# lacks.
+# **In production.** DeepSpeed's stage 1 and Megatron-LM's distributed optimizer reduce-scatter the gradients,
+# as yours does. But PyTorch's `ZeroRedundancyOptimizer` follows the other workflow. It works under
+# `DistributedDataParallel`, which averages the gradients *during* backward, while your reduce-scatter waits
+# until the step. ZeRO-2 will not have to wait. (In §11 you can measure PyTorch's optimizer, and the bytes
+# that are really on the wire.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
 # with the reduce-scatter.</details>
@@ -792,38 +708,21 @@ for world_size in (2, 4):
 # |---|---|
 # | you will write | `Zero2Optimizer(params, optimizer_cls, *, bucket_bytes, **defaults)` |
 # | builds on | §3; notebook 03 §3, buckets and hooks |
-# | time | 30 minutes |
+# | time | 35 minutes |
 # | difficulty, importance | 4 and 4 of 5 |
 # | points | 12 |
 #
-# The picture shows the reference's ZeRO-1 on four ranks, next to the replica:
+# The picture shows your ZeRO-1 on four ranks, next to the replica:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib import zero as reference  # for the pictures
-
-
-def library1(model):
-    return model, reference.Zero1Optimizer(model.parameters(), torch.optim.AdamW)
-
-
-def library2(model):
-    parameters, bucket = model.parameters(), 4 * WIDTH * (WIDTH + 1)  # one bucket per block
-    return model, reference.Zero2Optimizer(parameters, torch.optim.AdamW, bucket_bytes=bucket)
-
-
-drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4)}
-memory_picture(drawn)
+memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 
 # %% [markdown]
-# The floor is lower, because m and v take only 8/4 bytes now. The bars of backward no longer rise, but stay
-# at 4 + 4 + 8/4 = 10 bytes, because the reference keeps one row for all gradients from step to step. (Your
-# optimizer keeps no gradient after the step, so its bars climb, from 7 to 11. The 11 is 4/4 more than 10,
-# because your shard is a copy, while the reference's shard is a part of the row that stores the weights.)
-#
-# Either way, all gradients stay until the step, though each rank will read only 1/N of them. So send them
-# off while backward produces them. As soon as the gradients of a few neighbouring parameters (a *bucket*)
-# are ready, reduce-scatter them, keep your own shard, and free the rest. Then the full gradient never
-# exists.
+# The floor is lower, because the shard, m and v take only 12/4 bytes. But the bars of backward still climb by
+# 4 bytes, from 7 to 11. All gradients stay until the step, though each rank will read only 1/N of them. So
+# send them off while backward produces them. As soon as the gradients of a few neighbouring parameters (a
+# *bucket*) are ready, reduce-scatter them, keep your own shard, and free the rest. Then the full gradient
+# never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 #
@@ -834,16 +733,19 @@ memory_picture(drawn)
 # gradients. So every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then
 # send? That is `answer_3` in §8.
 #
-# **Build.** The constructor is given. Each bucket has its own row, its own zeros and its own shard, and the
-# inner optimizer gets the list of shards. Backward runs from the last layer to the first, so the buckets are
-# filled in reverse order. You write the hook and the methods it calls.
+# **Build.** Each bucket has its own row, its own zeros and its own shard, and the inner optimizer gets the
+# list of shards. Backward runs from the last layer to the first, so the buckets are filled in reverse order.
+# You write `send` and the rest of the hook `arrived`.
 #
 # Three rules make the result right on all ranks.
 # 1. Buckets leave *in order*. Gradients can arrive in different orders on different ranks, and some might not
 #    arrive at all. So a bucket that is full before its turn waits.
-# 2. When backward ends, send the remaining buckets, because a missing gradient counts as zeros.
-#    `after_backward(function)`, called from a hook, calls `function` when backward ends.
+# 2. When backward ends, `send_the_rest` sends the remaining buckets, because a missing gradient counts as
+#    zeros. (`after_backward(function)`, called from a hook, calls `function` when backward ends.)
 # 3. The gradient shards of several backwards add up.
+#
+# In §5, a unit sends its gradients in the same way, so a function that sends the gradients of a list of
+# parameters serves you twice.
 
 
 # %%
@@ -854,6 +756,20 @@ def after_backward(function):
 
 
 # %% nbgrader={"grade_id": "zero2_optimizer", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def add_mean(params, shard, group):
+    """Add this rank's part of the mean gradient to `shard.grad`, and forget the parameters' gradients."""
+    whole = flat_gradient(params, dist.get_world_size(group))
+    for param in params:
+        param.grad = None
+    mean = reduce_scatter_mean(whole, group)
+    shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+
+
+### END SOLUTION
+
+
 class Zero2Optimizer:
     """Like Zero1Optimizer, but with gradients sharded as well.
 
@@ -870,14 +786,10 @@ class Zero2Optimizer:
         for param in params:
             dist.broadcast(param.detach(), group_src=0, group=group)
         self.group, self.n = group, dist.get_world_size(group)
-        self.buckets, room = [], 0  # lists of parameters, from the last parameter to the first
-        for param in reversed([param for param in params if param.requires_grad]):
-            if param.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(param)
-            room -= param.nbytes
-            param.register_post_accumulate_grad_hook(self.arrived)
+        self.buckets = in_buckets(params, bucket_bytes)  # from the last parameter to the first
+        for bucket in self.buckets:
+            for param in bucket:
+                param.register_post_accumulate_grad_hook(self.arrived)
         rank = dist.get_rank(group)
         cut = (flatten_and_shard(bucket, self.n)[rank].clone() for bucket in self.buckets)
         self.shards = [nn.Parameter(own) for own in cut]  # one for each bucket
@@ -885,11 +797,11 @@ class Zero2Optimizer:
         self.turn = None  # the index of the bucket to send next, or None between backwards
 
     def arrived(self, param):
-        """Called when this parameter's gradient is complete, perhaps as the first of a backward."""
-        ### BEGIN SOLUTION
-        if self.turn is None:
+        """Called when this parameter's gradient is complete. Which buckets can leave now?"""
+        if self.turn is None:  # the first gradient of a backward
             self.turn = 0
             after_backward(self.send_the_rest)
+        ### BEGIN SOLUTION
         while self.turn < len(self.buckets) and self.is_full(self.buckets[self.turn]):
             self.send()
         ### END SOLUTION
@@ -902,31 +814,21 @@ class Zero2Optimizer:
     def send(self):
         """Reduce-scatter the bucket whose turn it is, and give the turn to the next bucket."""
         ### BEGIN SOLUTION
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = flat_gradient(bucket, self.n)
-        for param in bucket:
-            param.grad = None
-        mean = reduce_scatter_mean(whole, self.group)
-        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+        add_mean(self.buckets[self.turn], self.shards[self.turn], self.group)
         self.turn += 1
         ### END SOLUTION
 
     def send_the_rest(self):
         """Called when backward is over."""
-        ### BEGIN SOLUTION
         while self.turn < len(self.buckets):
             self.send()
         self.turn = None
-        ### END SOLUTION
 
     def step(self):
         """Update this rank's shards, and give all ranks the new parameters."""
-        ### BEGIN SOLUTION
-        with torch.no_grad():
-            self.optimizer.step()
-            for bucket, shard in zip(self.buckets, self.shards, strict=True):
-                gather_into(bucket, shard.detach(), self.group)
-        ### END SOLUTION
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            gather_into(bucket, shard, self.group)
 
     def zero_grad(self):
         """Set the gradients of all shards to None, because zeros would keep the memory."""
@@ -934,13 +836,13 @@ class Zero2Optimizer:
 
 
 # %% [markdown]
-# <details><summary>Hint: the hook</summary><code>param.register_post_accumulate_grad_hook(hook)</code>
-# calls <code>hook(param)</code> when <code>param.grad</code> is complete. The argument is the
-# <i>parameter</i>. Inside <code>send</code>, the row of a bucket is
-# <code>flat_gradient(bucket, self.n)</code>.</details>
+# <details><summary>Hint: send</summary>The row of a bucket is <code>flat_gradient(bucket, self.n)</code>.
+# Set the gradients of the bucket's parameters to None, add this rank's part of the mean to the
+# <code>.grad</code> of the bucket's shard, which might be None, and give the turn to the next
+# bucket.</details>
 # <details><summary>Hint: the turn</summary>In the hook, <code>while</code> the bucket with the number
-# <code>self.turn</code> is full, send it. In the first hook of a backward, set the number to 0 and also
-# ask <code>after_backward</code> to send the rest.</details>
+# <code>self.turn</code> is full, send it. After the last bucket, <code>self.turn</code> is
+# <code>len(self.buckets)</code>.</details>
 #
 # **Check.**
 
@@ -1007,15 +909,14 @@ try_it(in_order_of_arrival, world_size=2)
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 16: 7 for the unit, 9 for the module |
 #
-# The picture shows the reference's ZeRO-2 with one bucket per block:
+# The picture adds your ZeRO-2, with one bucket per block:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-drawn["ZeRO-2"] = launch(train, library2, world_size=4)
-memory_picture(drawn)
+memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1), "ZeRO-2": measured.get(2)})
 
 # %% [markdown]
-# The bars of backward rise by only one byte now, from 6 to 7, because only the shard of the gradients is
-# kept. The weights are now the largest part, with 4 bytes of the 7. But a step needs a block's weights
+# The bars of backward rise by only one byte now, from 7 to 8, because only the shard of the gradients is
+# kept. The weights are now the largest part, with 4 bytes of the 8. But a step needs a block's weights
 # only twice, in its forward and in its backward. So cut each block as in §2, keep your shard, and gather
 # the block when it is used.
 #
@@ -1047,12 +948,11 @@ flat.copy_(torch.arange(4.0) + 10)
 print("again:", view)
 
 # %% [markdown]
-# **Build a unit first.** A `Unit(params)` does all the work for one block. Then the module of the next
-# exercise is just a list of units and the hooks that call them. The check expects this of a unit:
+# **Build a unit first.** A `Unit(params)` does all the work for one block. The check expects this of a unit:
 #
-# - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2.
-#   The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, which is frozen if `params`
-#   are.
+# - All of `params` are trained, or all are frozen. They get the first rank's values (given), in one row as
+#   in §2. The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, which is frozen if
+#   `params` are.
 # - `gather()` makes every parameter whole, in its shape, with the values the shards hold *now*, because
 #   the optimizer might have changed them since the last `gather()`. A second `gather()` without a
 #   `free()` in between sends nothing.
@@ -1074,14 +974,15 @@ class Unit:
     """
 
     def __init__(self, params, *, group: Group = None):
-        ### BEGIN SOLUTION
         self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        for param in self.params:
+            dist.broadcast(param.detach(), group_src=0, group=group)
+        ### BEGIN SOLUTION
         self.flat = torch.cat(flatten_and_shard(self.params, self.n))
-        dist.broadcast(self.flat, group_src=0, group=group)
         own = self.flat.chunk(self.n)[dist.get_rank(group)].clone()
         self.shard = nn.Parameter(own, requires_grad=self.params[0].requires_grad)
-        for param, offset in zip(self.params, offsets(self.params), strict=True):
-            param.data = self.flat[offset : offset + param.numel()].view(param.shape)
+        for param, view in zip(self.params, views(self.flat, self.params), strict=True):
+            param.data = view
         self.nbytes, self.here = self.flat.nbytes, True
         self.free()
         ### END SOLUTION
@@ -1107,22 +1008,18 @@ class Unit:
         """Add the mean of the parameters' gradients to the shard's gradient,
         and forget the gradients of the parameters."""
         ### BEGIN SOLUTION
-        whole = flat_gradient(self.params, self.n)
-        for param in self.params:
-            param.grad = None
-        mean = reduce_scatter_mean(whole, self.group)
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
+        add_mean(self.params, self.shard, self.group)
         ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint: one flat tensor</summary>Keep one flat tensor. In the constructor, and only there,
-# make every parameter a view of it with <code>param.data = flat[...].view(shape)</code>. The shard is a copy
-# of 1/N of the flat tensor, made with <code>.clone()</code>, because a view would be empty after
-# <code>free()</code>. Then <code>gather()</code> and <code>free()</code> resize the storage of the flat
-# tensor and leave the views unchanged.</details>
+# make every parameter a view of it, with <code>param.data = view</code> for each view from
+# <code>views(self.flat, self.params)</code>. The shard is a copy of 1/N of the flat tensor, made with
+# <code>.clone()</code>, because a view would be empty after <code>free()</code>. Then <code>gather()</code>
+# and <code>free()</code> resize the storage of the flat tensor and leave the views unchanged.</details>
 # <details><summary>Hint: reduce</summary>It works like ZeRO-2's bucket: a row of the gradients, a
-# reduce-scatter, and the mean added to <code>shard.grad</code>. It reads no parameter. Write
+# reduce-scatter, and the mean added to <code>shard.grad</code>. Write
 # <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
 # requires a gradient, but autograd must not record these two methods.</details>
 #
@@ -1137,32 +1034,23 @@ report = check("04_zero/zero3_unit", Unit, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Build the module.** The constructor is given. It makes the units and registers the hooks, which call
-# `after_forward`, `before_backward` and `arrived`. You write these, `end`, and the middle of
-# `full_state_dict`. The check expects this of the class:
+# **Build the module.** A module is now a list of units and the hooks that call them. You write
+# `after_forward`, `arrived` and the rest of `before_backward`. The check expects this of the class:
 #
-# - The module has `blocks`, an `nn.ModuleList`. The parameters of each block are a *unit*. All other
+# - The module has `blocks`, an `nn.ModuleList`, and the parameters of each block are a *unit*. All other
 #   parameters form one more unit, which is gathered for the forward of the whole module, and again for its
 #   backward. *Tied weights*, shared by two blocks or by a block and a module outside the blocks, also belong
-#   to this unit. The same block can be in the list twice.
-# - `parameters()` returns this rank's flat shards, so you can give them to any torch optimizer. A unit is
-#   frozen or trained as a whole, so a block with both frozen and trained parameters has two units. The
-#   same holds outside the blocks.
+#   to this unit. The same block can be in the list twice. Frozen parameters have units of their own.
 # - After backward, `shard.grad` holds the mean over the ranks, and several backwards add up. A gradient that
 #   is missing on all ranks counts as zeros. (In the check, no gradient is missing only on some ranks.)
-# - All ranks can call `full_state_dict()` at any time between steps. It returns a whole copy of every
-#   parameter, including frozen and unused ones, by its name in `module.named_parameters()`. Afterwards,
-#   no unit stays gathered.
 # - In addition to the shards, their gradients and the optimizer's state, the check allows the size of
 #   three blocks at any time: a block's weights, its gradients, and the row in which these are sent. Keep
-#   no block gathered outside its forward or backward, not even after the constructor.
-# - All ranks start with the first rank's values, and all of them run the same blocks in the same order.
+#   no block gathered outside its forward or backward.
 #
-# Your tools are hooks. A module has `register_forward_pre_hook` and `register_forward_hook`. Its output is
-# always one tensor here, and `output.register_hook(f)` calls `f(grad)` when the gradient of that output is
-# ready, just before the module's backward. A parameter has `register_post_accumulate_grad_hook`. You also
-# have `after_backward`. You are free to write the class in your own way, because the check looks only at the
-# module.
+# The constructor registers the hooks of the blocks and of the parameters, and one hook is left to you. The
+# output of a block or module is always one tensor here, and `output.register_hook(f)` calls `f(grad)` when
+# the gradient of that output is ready, just before the backward of the block or module. You are free to
+# write the class in your own way, because the check looks only at the module.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1176,18 +1064,9 @@ class Zero3Module(nn.Module):
     def __init__(self, module: nn.Module, *, group: Group = None):
         super().__init__()
         self.module, self.unsent, self.in_backward = module, set(), False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):  # each block once
-            for param in block.parameters():
-                owner[param] = module if param in owner else block
-        inside = {inner for block in module.blocks for inner in block.modules()}
-        for outside in set(module.modules()) - inside:
-            owner |= dict.fromkeys(outside.parameters(recurse=False), module)
-        members = {}
-        for param in module.parameters():
-            members.setdefault((owner[param], param.requires_grad), []).append(param)
-        self.units = [Unit(params, group=group) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
+        self.units = []
+        for where, params in in_units(module):
+            self.units.append(unit := Unit(params, group=group))
             where.register_forward_pre_hook(lambda _, args, unit=unit: unit.gather())
             where.register_forward_hook(
                 lambda _, args, output, unit=unit: self.after_forward(unit, output)
@@ -1205,19 +1084,20 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def before_backward(self, unit):
-        """Called before the backward of the unit's module. If the unit is trained, put it into
-        `self.unsent`, where it stays until its gradients are reduced."""
+        """Called before the backward of the unit's module. A trained unit stays in `self.unsent`
+        until its gradients are reduced."""
         if not self.in_backward:
             self.in_backward = True
             after_backward(self.end)
-        ### BEGIN SOLUTION
-        unit.gather()
         if unit.shard.requires_grad:
             self.unsent.add(unit)
+        ### BEGIN SOLUTION
+        unit.gather()
         ### END SOLUTION
 
     def arrived(self, unit):
-        """Called when one of the unit's gradients is ready. Are all of them ready?"""
+        """Called when one of the unit's gradients is ready. Are all of them ready? If so, the unit
+        has done its work, and leaves `self.unsent`."""
         ### BEGIN SOLUTION
         if all(param.grad is not None for param in unit.params):
             unit.reduce()
@@ -1228,12 +1108,10 @@ class Zero3Module(nn.Module):
     def end(self):
         """Called when backward is over. Two kinds of units are left, units with a parameter that
         got no gradient, and frozen units."""
-        ### BEGIN SOLUTION
         for unit in self.units:
             if unit in self.unsent:
                 unit.reduce()
             unit.free()
-        ### END SOLUTION
         self.unsent, self.in_backward = set(), False
 
     def forward(self, *args):
@@ -1247,12 +1125,10 @@ class Zero3Module(nn.Module):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return every parameter in full, by its name in the module. All ranks call this."""
         whole = {}
-        ### BEGIN SOLUTION
         for unit in self.units:
             unit.gather()
             whole |= {param: param.detach().clone() for param in unit.params}
             unit.free()
-        ### END SOLUTION
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: whole[param] for name, param in named}
 
@@ -1260,8 +1136,8 @@ class Zero3Module(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: the work of each hook</summary>The forward pre-hook has gathered the unit. The
 # forward hook frees it, and then puts a hook on the output, in which you gather the unit again. If all
-# gradients of the unit are ready, the post-accumulate hook of a parameter reduces the unit and frees it.
-# After backward, reduce the units in <code>self.unsent</code>, and free every unit.</details>
+# gradients of the unit are ready, <code>arrived</code> reduces the unit, frees it and discards it from
+# <code>self.unsent</code>.</details>
 # <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. You might
 # free a unit in a full <i>backward</i> hook. But if a module's input needs no gradient, like the input of the
 # first block, this hook fires before the module's own backward.</details>
@@ -1304,41 +1180,7 @@ memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in 
 # there.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
-LOOKS = {
-    "weights": {"color": FORWARD, "edgecolor": "white"},
-    "gradients": {"color": BACKWARD, "hatch": "///", "edgecolor": "white"},
-    "state": {"color": WEIGHT_GRADIENT, "hatch": "...", "edgecolor": "white"},
-}
-
-
-figure = picture(9.0, 3.4)
-left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-for stage in range(4):
-    parts = (2 / (8 if stage == 3 else 1), 2 / (8 if stage >= 2 else 1), 12 / (8 if stage else 1))
-    begin = 0.0
-    for part, (name, look) in zip(parts, LOOKS.items(), strict=True):
-        left.barh(stage, 7 * part, left=begin, **look, label=name if stage == 0 else "")
-        begin += 7 * part
-    yours = said(memory_per_rank, 7e9, 8, stage) / 1e9
-    left.text(begin + 1, stage, f"{yours:g} GB", va="center", fontsize=9)
-    right.barh(stage, FLOAT32[stage], color=FAINT, label="formula" if stage == 0 else "")
-    if measured[stage]:
-        units = measured[stage][0]["after backward"] / P
-        right.plot(units, stage, "o", color=INK, label="measured" if stage == 0 else "")
-        right.text(units + 0.5, stage, f"{units:.2f}", va="center", fontsize=9)
-left.axvline(80, color=INK, linestyle=":", linewidth=1, label="an H100's 80 GB")
-left.set_xlabel("GB per GPU", fontsize=9)
-right.set_xlabel("bytes per parameter, after backward", fontsize=9)
-left.set_yticks(range(4), ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
-right.set_yticks([])
-left.set_xlim(0, 132)
-right.set_xlim(0, 19.5)
-for axes in (left, right):
-    axes.invert_yaxis()
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False}
-    axes.legend(**place, ncols=4, fontsize=8, columnspacing=1.2)
-figure
+stages_picture(measured)
 
 # %% [markdown]
 # **Break it.** Free a weight before its backward. Then, in a second program, read a weight that was
@@ -1369,44 +1211,9 @@ try_it(read_after_free, world_size=2)
 # the kernel ends with "an illegal memory access", after which the rank cannot use its GPU any more. Between
 # uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that you can see a mistake.
 #
-# **In production.** In FSDP2 you call `fully_shard` on each block and then on the whole model. The cell
-# compares it with your module:
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def fsdp(model):
-    from torch.distributed.fsdp import fully_shard
-
-    if torch.__version__ < "2.7" and device().type == "cpu":
-        raise RuntimeError("PyTorch 2.6 runs fully_shard only on GPUs")
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def step_only(make):
-    """Take two steps. The ledger holds the second step after the last barrier."""
-    model, optimizer = make(Network(seed=5).to(device()))
-    for _ in range(2):
-        x, y = torch.randn(2, 4, WIDTH, device=device())
-        dist.barrier()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-for name, make in (("yours", zero3), ("fully_shard", fsdp)):
-    run = try_it(step_only, make)
-    if run:
-        print(f"{name:12} a step sends {sent(run):.2f}")
-ours, theirs = try_it(row, zero3), try_it(row, fsdp)
-if ours and theirs:
-    print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
-
-# %% [markdown]
-# The bytes and the values are the same. But FSDP also saves *time*, because it gathers the next block while
-# this one computes. That is the subject of notebook 05.
+# **In production.** In FSDP2 you call `fully_shard` on each block and then on the whole model. It sends the
+# same bytes as your module and computes the same values (§11 compares them). But FSDP also saves *time*,
+# because it gathers the next block while this one computes. That is the subject of notebook 05.
 
 # %% [markdown]
 # ## 6 · Offload: memory that is cheaper *(optional)*
@@ -1459,7 +1266,7 @@ with tempfile.TemporaryDirectory() as folder:
 if run:
     for rank, (nbytes, kept) in enumerate(run):
         print(
-            f"rank {rank}: {nbytes / (P / 2):.2f} bytes for each of its parameters in files: {kept}"
+            f"rank {rank}: {nbytes / (P / 2):.2f} bytes per parameter of its shard; in files: {kept}"
         )
 
 # %% [markdown]
@@ -1531,7 +1338,9 @@ def arguments(zero):
     names = {0: "replicas", 1: "Zero1Optimizer", 2: "Zero2Optimizer", 3: "Zero3Module"}
     extra = {"offload": "cpu"} if away else {}
     if stage == 2:
-        extra["bucket_bytes"] = 2 * int(zero.get("reduce_bucket_size", 5e8))  # two bytes an element
+        extra["bucket_bytes"] = 2 * int(
+            zero.get("reduce_bucket_size", 5e8)
+        )  # two bytes per element
     return names[stage], extra
 
 
@@ -1590,8 +1399,8 @@ def left(of, run):
 
 on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # %% [markdown]
-# Stage 1 is above the prediction if both the row of all gradients and this rank's averaged shard of it
-# are kept until the next step.
+# Stage 1 is above the prediction if the program keeps two things until the next step, the row of all
+# gradients and this rank's shard of their mean.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1655,7 +1464,7 @@ report.points(6)
 # |---|---|
 # | you will write | `offloaded(optimizer_cls, folder)` |
 # | builds on | §3, §6 |
-# | time | 20 minutes |
+# | time | 30 minutes |
 # | difficulty, importance | 2 and 1 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -1813,7 +1622,7 @@ with tempfile.TemporaryDirectory() as folder:
 # |---|---|
 # | you will write | `deal(shapes, n)`, `muon_step(params, momenta, owned, orthogonalize, lr, beta, group)` |
 # | builds on | §4 |
-# | time | 25 minutes |
+# | time | 60 minutes |
 # | difficulty, importance | 4 and 2 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
@@ -2031,8 +1840,8 @@ for n in (1, 2, 4, 8):
         bytes_sent = sum(operation.bytes_sent for operation in operations[last:])
         ranks = "1 rank:" if n == 1 else f"{n} ranks:"
         print(
-            f"{ranks:8} {(weights - alone).abs().max():.0e} from one rank, {bytes_sent:9,.0f} "
-            f"bytes sent in a step, {elements:7,} elements of momentum"
+            f"{ranks:8} weights differ by {(weights - alone).abs().max():.0e}, {bytes_sent:9,.0f} "
+            f"bytes sent per step, {elements:7,} elements of momentum"
         )
 
 # %% [markdown]
@@ -2044,6 +1853,190 @@ for n in (1, 2, 4, 8):
 # up to a quarter more bytes than AdamW if gradients and weights are sent in float32, and the momentum in 16
 # bits, but it works with more ranks than matrices. In both publications, embeddings, the head, norms and
 # biases get AdamW. The reference's `ShardedMuon` is in `course_lib/zero/muon.py`.
+
+# %% [markdown]
+# ## 11 · Optional: next to PyTorch, and on the wire
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | builds on | §3, §5 |
+# | time | 20 minutes |
+#
+# **Break it.** In practice, the replicas of notebook 03 are wrapped in `DistributedDataParallel`. Leave the
+# model wrapped, and give its parameters to your `Zero1Optimizer`. Will the values still be right?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def under_ddp(model):
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    return wrapped, Zero1Optimizer(wrapped.parameters(), torch.optim.AdamW)
+
+
+_ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
+
+# %% [markdown]
+# The mean of equal gradients is the same gradient again, so the values do not show the waste. But the bytes
+# do, because DDP sends 2 and then your optimizer sends 2. (DDP also keeps its buckets, a second copy of the
+# gradients, which takes 4 bytes more.) If you cut the shards out of DDP's result instead, you send 3. That is
+# the other workflow. A test that looks only at values accepts both programs. It also accepts a third, plain
+# AdamW behind an all-reduce, which sends 2 but keeps all of the state. Which lines of the check refuse which
+# of these three programs?
+#
+# <details><summary>Answer</summary>The two lines that begin with <i>bytes</i> refuse the first two programs,
+# which send 4 and 3 units instead of 2. Plain AdamW sends 2, so these lines accept it. But it keeps the state
+# of all parameters on every rank, so the three lines on memory refuse it.</details>
+#
+# **Measure.** PyTorch's `ZeroRedundancyOptimizer` works under DDP. DDP averages all gradients, and then the
+# optimizer broadcasts each rank's part of the new parameters. Which workflow is that?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def trained(make, steps=3):
+    """Return the model after some steps, with the same start on all ranks, but different data."""
+    rank = dist.get_rank()
+    model, optimizer = make(Network(seed=5).to(device()))
+    generator = torch.Generator().manual_seed(100 + rank)
+    for _ in range(steps):
+        x, y = torch.randn(2, 4, WIDTH, generator=generator).to(device())
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def row(make):
+    """Return all parameters of the model from `trained`, in full, in one row."""
+    model = trained(make)
+    if hasattr(model, "full_state_dict"):
+        tensors = list(model.full_state_dict().values())
+    else:
+        tensors = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def torchs(model):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=1e-3)
+
+
+def step_in_two(make):
+    """Take two steps, with a barrier before each backward and each optimizer step."""
+    model, optimizer = make(Network(seed=5).to(device()))
+    for _ in range(2):
+        x, y = torch.randn(2, 4, WIDTH, device=device())
+        dist.barrier()
+        nn.functional.mse_loss(model(x), y).backward()
+        dist.barrier()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+for name, make in (("yours", zero1), ("PyTorch's", torchs)):
+    run = try_it(step_in_two, make)
+    if run:
+        both, step = sent(run, since=-2), sent(run)
+        print(f"{name:10} backward {both - step:.2f}, step {step:.2f}, together {both:.2f}")
+ours, theirs = try_it(row, zero1), try_it(row, torchs)
+if ours and theirs:
+    print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
+
+# %% [markdown]
+# PyTorch's optimizer computes the same values, but follows the other workflow, so it sends one and a half
+# times the bytes.
+#
+# **On the wire.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must
+# send. But the bytes really sent can differ. For example, gloo, the CPU's backend, has no reduce-scatter of
+# its own. It runs an all-reduce and throws (N−1)/N of the sum away, which puts 2 on the wire instead of 1
+# (notebook 02 §2). NCCL sends the booked bytes, and so does the ring of notebook 02, on gloo as well. The
+# next cell replaces PyTorch's functions with the ring, and Linux counts the bytes of every connection. What
+# do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def wire_bytes():
+    """Return the bytes this process has sent over TCP, as counted by Linux (notebook 02 §1)."""
+    total = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            connection = socket.socket(fileno=os.dup(int(fd)))
+        except OSError:
+            continue  # not a socket
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent, Linux 4.19
+    return total
+
+
+def over_the_ring(make):
+    """Return `make` with reduce-scatters and all-gathers on the ring of notebook 02."""
+
+    def made(model):
+        from course_lib import collectives as ring  # paste your own functions, if you have them
+
+        dist.reduce_scatter_tensor = lambda output, input, op=None, group=None: ring.reduce_scatter(
+            output, input, group
+        )
+        dist.all_gather_into_tensor = ring.all_gather
+        return make(model)
+
+    return made
+
+
+def on_the_wire(make):
+    """Return the bytes this rank sent over TCP in the second of two steps,
+    in units of (N-1)/N P elements."""
+    model, optimizer = make(Network(seed=5).to(device()))
+    for _ in range(2):
+        x, y = torch.randn(2, 4, WIDTH, device=device())
+        dist.barrier()
+        before = wire_bytes()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+    n = dist.get_world_size()
+    return (wire_bytes() - before) / ((n - 1) / n * 4 * P)
+
+
+for world_size in (2, 4):
+    for name, make in (("PyTorch's functions", zero1), ("the ring", over_the_ring(zero1))):
+        # on the CPU, because the bytes are read from TCP
+        run = try_it(on_the_wire, make, world_size=world_size, backend="gloo")
+        if run:
+            booked = sent(run, since=-2)
+            print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
+
+# %% [markdown]
+# Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, as much as the other workflow, but 2 with
+# the ring. (Linux also counts the bytes that TCP had to send again, so it can show a few hundredths more.)
+# Try `over_the_ring(zero2)` as well, if your class passes no `async_op`, which the ring lacks.
+#
+# **Measure.** Do your `Zero3Module` and FSDP2 agree in bytes and values?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def fsdp(model):
+    from torch.distributed.fsdp import fully_shard
+
+    if torch.__version__ < "2.7" and device().type == "cpu":
+        raise RuntimeError("PyTorch 2.6 runs fully_shard only on GPUs")
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+for name, make in (("yours", zero3), ("fully_shard", fsdp)):
+    run = try_it(step_in_two, make)
+    if run:
+        print(f"{name:12} a step sends {sent(run, since=-2):.2f} units")
+ours, theirs = try_it(row, zero3), try_it(row, fsdp)
+if ours and theirs:
+    print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
 # ## Scorecard
