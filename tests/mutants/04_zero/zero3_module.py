@@ -212,6 +212,13 @@ class Zero3Module(torch.nn.Module):
 +        mean = whole.chunk(self.n)[dist.get_rank()].clone()
 
 
+# %% wrong: units are reduced again at the end of backward
+# is: slip
+# says: reduced twice in one backward
+# base: what the wrong ones change
+-        self.used = False
+
+
 # %% wrong: every rank cuts up its own parameters
 # is: slip
 # says: first rank's parameters \(dist.broadcast\)|all must start from

@@ -185,12 +185,30 @@ def bytes_hint(ratio: float, observed: kit.Observed) -> str:
             "One of the three transfers is missing. Weights are gathered in forward and, once freed, "
             "again in backward, and gradients are reduce-scattered."
         )
+    if abs(ratio - 4 / 3) < 0.03 and reduced_twice(observed):
+        return (
+            "There is a fourth transfer, because units are reduced twice in one backward. Once a unit is "
+            "reduced, discard it from self.unsent, so that the end of backward does not reduce it again."
+        )
     if abs(ratio - 4 / 3) < 0.03:
         return (
             "There is a fourth transfer. Either an all-reduce does the work of a reduce-scatter, or "
             "weights were gathered once more after the step."
         )
     return "All-gather in forward, all-gather in backward, reduce-scatter of the gradients: 3P."
+
+
+def reduced_twice(observed: kit.Observed) -> bool:
+    """Whether the first rank reduce-scattered almost as often as it gathered, in the second step.
+
+    A unit is gathered twice in a step, and reduced once.
+    """
+    begun = observed.values[0].begun
+    if len(begun) < 4:
+        return False
+    names = [operation.op for operation in observed.operations[0][begun[2] : begun[3]]]
+    gathers = sum("all_gather" in name for name in names)
+    return 3 * sum("reduce_scatter" in name for name in names) > 2 * gathers > 0
 
 
 def held_hint(ratio: float) -> str:

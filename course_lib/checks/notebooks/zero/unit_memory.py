@@ -31,7 +31,8 @@ KEPT = {
     "made": (
         "A rank needs only its shard here. Usually an attribute still refers to the whole row, to a "
         "copy of it, or to the old tensors of the parameters, because local names are gone when the "
-        "constructor returns."
+        "constructor returns. A shard that is a view also keeps its whole row, so make it a copy, "
+        "own.clone()."
     ),
     "freed": (
         "A rank needs only its shard here. Usually gather() or free() leaves a whole row in an "
