@@ -30,6 +30,14 @@
 +                        if value.numel():
 
 
+# %% wrong: mapped privately, in an empty file
+# is: form
+# says: With shared=True, torch.from_file makes
+# base: files of their own, looked for by the storage
+-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
++    file = torch.from_file(path, shared=False, size=value.numel(), dtype=value.dtype)
+
+
 # %% wrong: one file for each name, whatever the parameter
 # is: slip
 # says: no other

@@ -89,8 +89,17 @@ def value(draw: kit.Draw, optimizer: tuple, title: str, states: int, **more) -> 
     return offload_case(training, title, case_lines)
 
 
+def offload_trouble(case: kit.Case, kind: str, text: str) -> str:
+    if "required mapping size" in text:
+        return (
+            "With shared=True, torch.from_file makes a file as large as its tensor needs. With "
+            "shared=False it does not, and new values would not reach the file."
+        )
+    return ""
+
+
 @kit.exercise(
-    points=3, objects=("offloaded",), references=REFERENCE, extra=True,
+    points=3, objects=("offloaded",), references=REFERENCE, hint=offload_trouble, extra=True,
     point="states whose only place is a file", besides="steps that are right",
 )  # fmt: skip
 def offload(draw: kit.Draw) -> Iterator[kit.Case]:
