@@ -296,12 +296,11 @@ def stages_picture(runs):
 # because a step of 1e-5 on a weight of 1 is lost in bf16. They take 4 more. Plain float32 training takes 4
 # for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by coincidence.
 #
-# You will also read that the optimizer's state takes 4 or 8 bytes per parameter. These are m and v without
-# the master copy, in 16 bits or in float32. So always say which parts you count.
-#
 # <details><summary>The 16 bytes in libraries</summary>DeepSpeed and Megatron-LM take 2 + 2 + 12,
 # or 2 + 4 + 12 if gradients add up in float32. PyTorch's <code>autocast</code> takes 4 + 4 + 8, because
-# weights and gradients stay in float32 there.</details>
+# weights and gradients stay in float32 there. You will also read that the optimizer's state takes 4 or 8 bytes
+# per parameter. These are m and v without the master copy, in 16 bits or in float32. So always say which parts
+# you count.</details>
 #
 # Let's look at replicas first. The cell trains a small model with plain AdamW in float32, on one rank:
 
@@ -405,7 +404,7 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
 with contextlib.suppress(NotImplementedError):
     for n, room in ((1, 80), (8, 80), (8, 60)):
         largest = (f"{room / memory_per_rank(1, n, stage):4.1f}B" for stage in range(4))
-        gpus = "1 GPU " if n == 1 else f"{n} GPUs"
+        gpus = "1 GPU" if n == 1 else f"{n} GPUs"
         print(f"{gpus} with {room} GB for model states, stages 0 to 3:", "  ".join(largest))
 
 # %% [markdown]
@@ -591,9 +590,11 @@ def flat_gradient(params, n):
 
 def views(row, params):
     """Return a view of the row for each parameter, in the parameter's shape."""
-    sizes = [param.numel() for param in params]
-    parts = row[: sum(sizes)].split(sizes)
-    return [part.view(param.shape) for part, param in zip(parts, params, strict=True)]
+    pieces, begin = [], 0
+    for param in params:
+        pieces.append(row[begin : begin + param.numel()].view(param.shape))
+        begin += param.numel()
+    return pieces
 
 
 @torch.no_grad()
@@ -744,8 +745,8 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 #    zeros. (`after_backward(function)`, called from a hook, calls `function` when backward ends.)
 # 3. The gradient shards of several backwards add up.
 #
-# In §5, a unit sends its gradients in the same way, so a function that sends the gradients of a list of
-# parameters serves you twice.
+# In §5, a unit sends its gradients in the same way, so it pays to write a function that sends the gradients of
+# a list of parameters.
 
 
 # %%
@@ -948,11 +949,12 @@ flat.copy_(torch.arange(4.0) + 10)
 print("again:", view)
 
 # %% [markdown]
-# **Build a unit first.** A `Unit(params)` does all the work for one block. The check expects this of a unit:
+# **Build a unit first.** A `Unit(params)` does all the work for one block. The constructor begins with the
+# first rank's values, puts them into one row as in §2, and makes the parameters views of it. The check
+# expects this of a unit:
 #
-# - All of `params` are trained, or all are frozen. They get the first rank's values (given), in one row as
-#   in §2. The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, which is frozen if
-#   `params` are.
+# - All of `params` are trained, or all are frozen. The unit keeps this rank's part of the row as `shard`, an
+#   `nn.Parameter`, which is frozen if `params` are.
 # - `gather()` makes every parameter whole, in its shape, with the values the shards hold *now*, because
 #   the optimizer might have changed them since the last `gather()`. A second `gather()` without a
 #   `free()` in between sends nothing.
@@ -977,12 +979,12 @@ class Unit:
         self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
         for param in self.params:
             dist.broadcast(param.detach(), group_src=0, group=group)
+        self.flat = torch.cat(flatten_and_shard(self.params, self.n))  # the row with its zeros
+        for param, view in zip(self.params, views(self.flat, self.params), strict=True):
+            param.data = view  # from now on, the memory of all parameters is one storage
         ### BEGIN SOLUTION
-        self.flat = torch.cat(flatten_and_shard(self.params, self.n))
         own = self.flat.chunk(self.n)[dist.get_rank(group)].clone()
         self.shard = nn.Parameter(own, requires_grad=self.params[0].requires_grad)
-        for param, view in zip(self.params, views(self.flat, self.params), strict=True):
-            param.data = view
         self.nbytes, self.here = self.flat.nbytes, True
         self.free()
         ### END SOLUTION
@@ -1013,11 +1015,10 @@ class Unit:
 
 
 # %% [markdown]
-# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor. In the constructor, and only there,
-# make every parameter a view of it, with <code>param.data = view</code> for each view from
-# <code>views(self.flat, self.params)</code>. The shard is a copy of 1/N of the flat tensor, made with
-# <code>.clone()</code>, because a view would be empty after <code>free()</code>. Then <code>gather()</code>
-# and <code>free()</code> resize the storage of the flat tensor and leave the views unchanged.</details>
+# <details><summary>Hint: one flat tensor</summary>The shard is a copy of 1/N of <code>self.flat</code>, made
+# with <code>.clone()</code>, because a view would be empty after <code>free()</code>. After the constructor,
+# leave <code>param.data</code> alone. <code>gather()</code> and <code>free()</code> only resize the storage of
+# <code>self.flat</code>, and the parameters stay views of it.</details>
 # <details><summary>Hint: reduce</summary>It works like ZeRO-2's bucket: a row of the gradients, a
 # reduce-scatter, and the mean added to <code>shard.grad</code>. Write
 # <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
@@ -1084,15 +1085,15 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def before_backward(self, unit):
-        """Called before the backward of the unit's module. A trained unit stays in `self.unsent`
-        until its gradients are reduced."""
+        """Called before the backward of the unit's module. If the unit is trained, put it into
+        `self.unsent`, where it stays until its gradients are reduced."""
         if not self.in_backward:
             self.in_backward = True
             after_backward(self.end)
-        if unit.shard.requires_grad:
-            self.unsent.add(unit)
         ### BEGIN SOLUTION
         unit.gather()
+        if unit.shard.requires_grad:
+            self.unsent.add(unit)
         ### END SOLUTION
 
     def arrived(self, unit):
@@ -1175,9 +1176,8 @@ memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in 
 # are made and freed between two measurements.
 #
 # In the next picture, the left half shows 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. The
-# right half shows float32 on 4 ranks, and on one rank for replicas. Its bars are the formulas above, and the
-# dots are your own runs. Stages 1 and 2 have 12 bytes of state instead of 8, because the shard is a copy
-# there.
+# right half shows the formulas above for float32, on 4 ranks and on one rank for replicas, and your own runs
+# as dots. Stages 1 and 2 have 12 bytes of state there, and not 8, because the shard is a copy.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 stages_picture(measured)
