@@ -185,7 +185,7 @@ def show(name, make, expected, world_size=4, **options):
 
 
 def in_buckets(params, bucket_bytes):
-    """Return the trained parameters in lists of up to that many bytes, from the last to the first."""
+    """Return the trained parameters in lists of up to that many bytes, from last to first."""
     buckets, room = [], 0
     for param in reversed([param for param in params if param.requires_grad]):
         if param.nbytes > room:
@@ -760,7 +760,8 @@ def after_backward(function):
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def add_mean(params, shard, group):
-    """Add this rank's part of the mean gradient to `shard.grad`, and forget the parameters' gradients."""
+    """Add this rank's part of the mean gradient to `shard.grad`,
+    and forget the parameters' gradients."""
     whole = flat_gradient(params, dist.get_world_size(group))
     for param in params:
         param.grad = None
