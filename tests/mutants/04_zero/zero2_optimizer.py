@@ -99,7 +99,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: the gradients stay in the parameters
-# is: slip
+# is: form
 # says: parameters still have a .grad
 # base: what the wrong ones change
 -        for p in bucket:
