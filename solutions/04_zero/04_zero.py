@@ -298,9 +298,9 @@ def stages_picture(runs):
 #
 # <details><summary>The 16 bytes in libraries</summary>DeepSpeed and Megatron-LM take 2 + 2 + 12,
 # or 2 + 4 + 12 if gradients add up in float32. PyTorch's <code>autocast</code> takes 4 + 4 + 8, because
-# weights and gradients stay in float32 there. You will also read that the optimizer's state takes 4 or 8 bytes
-# per parameter. These are m and v without the master copy, in 16 bits or in float32. So always say which parts
-# you count.</details>
+# weights and gradients stay in float32 there. You will also read that the optimizer's state takes 4 or 8
+# bytes per parameter. These are m and v without the master copy, in 16 bits or in float32. So always say
+# which parts you count.</details>
 #
 # Let's look at replicas first. The cell trains a small model with plain AdamW in float32, on one rank:
 
@@ -525,7 +525,7 @@ try_it(uneven, world_size=2)
 #
 # <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g.
 # layers 0-3 of 32)". But FSDP cuts each block by itself, as you will in §5, so every GPU holds a part of
-# every block. Whole layers on each GPU are pipelining (notebook 07).</details>
+# every block. Putting whole layers on each GPU is pipelining (notebook 07).</details>
 
 # %% [markdown]
 # ## 3 · ZeRO-1: the optimizer's state
@@ -745,8 +745,8 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 #    zeros. (`after_backward(function)`, called from a hook, calls `function` when backward ends.)
 # 3. The gradient shards of several backwards add up.
 #
-# In §5, a unit sends its gradients in the same way, so it pays to write a function that sends the gradients of
-# a list of parameters.
+# In §5, a unit sends its gradients in the same way, so it pays to write a function that sends the gradients
+# of a list of parameters.
 
 
 # %%
@@ -964,8 +964,8 @@ print("again:", view)
 # - `reduce()` is called as soon as the parameters' gradients are ready. It adds the mean over the ranks
 #   to `shard.grad`, and then sets the gradients of the parameters to None. A missing gradient counts as
 #   zeros.
-# - Between uses, a rank holds only its shard and the shard's gradient. No attribute keeps a copy of a whole
-#   row of parameters or gradients, since the check measures the memory of the rank's process.
+# - Between uses, a rank holds only its shard and the shard's gradient. Keep no copy of a whole row
+#   of parameters or gradients in an attribute, because the check measures the memory of the rank's process.
 
 
 # %% nbgrader={"grade_id": "zero3_unit", "solution": true}
@@ -1043,8 +1043,9 @@ report.points(7)
 #   parameters form one more unit, which is gathered for the forward of the whole module, and again for its
 #   backward. *Tied weights*, shared by two blocks or by a block and a module outside the blocks, also belong
 #   to this unit. The same block can be in the list twice. Frozen parameters have units of their own.
-# - After backward, `shard.grad` holds the mean over the ranks, and several backwards add up. A gradient that
-#   is missing on all ranks counts as zeros. (In the check, no gradient is missing only on some ranks.)
+# - After backward, `shard.grad` holds the mean over the ranks, and the means of several backwards add up in
+#   it. A gradient that is missing on all ranks counts as zeros. (In the check, no gradient is missing only on
+#   some ranks.)
 # - In addition to the shards, their gradients and the optimizer's state, the check allows the size of
 #   three blocks at any time: a block's weights, its gradients, and the row in which these are sent. Keep
 #   no block gathered outside its forward or backward.
@@ -1171,10 +1172,10 @@ memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in 
 
 # %% [markdown]
 # The highest bar of stage 3 is the measurement when backward enters the first block. The rank then holds 12/4
-# bytes of shard, m and v. It also holds 7/8 of the 4/4 bytes of gradients, since seven of the eight blocks
-# have theirs, and 4/8 for one whole block. Together these are 4.38, and inputs, targets and activations add a
-# little. The measurements miss stage 2's bucket, and in stage 3 also a block's full gradients, because both
-# are made and freed between two measurements.
+# bytes of shard, m and v. It also holds 4/8 bytes for one whole block, and 7/8 of the 4/4 bytes of gradients,
+# because seven of the eight blocks have theirs. Together these are 4.38, and inputs, targets and activations
+# add a little. The measurements miss stage 2's bucket, and in stage 3 also a block's full gradients, because
+# both are made and freed between two measurements.
 #
 # In the next picture, the left half shows 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. The
 # right half shows the formulas above for float32, on 4 ranks and on one rank for replicas, and your own runs
@@ -1491,8 +1492,8 @@ with tempfile.TemporaryDirectory() as folder:
 # `shared=False` is a trap, because the first write to a page makes a private copy of the page in memory, so
 # the file never gets the new values.
 #
-# **Predict.** Take 7B parameters on one GPU, with 12 bytes of state each, on an NVMe disk that reads 6 GB/s
-# and writes 6 GB/s. What is the least time the optimizer's step can take? How many tokens must a training
+# **Predict.** Take 7B parameters on one GPU. Each has 12 bytes of state on an NVMe disk that reads 6 GB/s and
+# writes 6 GB/s. What is the least time the optimizer's step can take? How many tokens must a training
 # step hold so that the optimizer takes no more than a tenth of the step's time? Assume an A100 that computes
 # at 40 % of its 312 TFLOP/s.
 #
@@ -1738,7 +1739,7 @@ with contextlib.suppress(NotImplementedError):
 # mean.
 #
 # **Build.** Now take a step. Write the gradients into n rows, with the matrices of rank r in row r, and
-# fill the rows with zeros to the length of the longest. Then one reduce-scatter gives each owner its row
+# pad all rows with zeros to the length of the longest. Then one reduce-scatter gives each owner its row
 # of the sum. For each of its matrices W with gradient G, the owner computes
 #
 # M ← β M + G,  W ← W − lr · √max(1, rows / columns) · orthogonalize(G + β M)
@@ -1846,8 +1847,8 @@ for n in (1, 2, 4, 8):
         )
 
 # %% [markdown]
-# **Look.** The weights agree to the last digits. Since P is 8 · 128² = 131,072 elements of 8 bytes, the
-# bytes are exactly 2 (N−1)/N · P, and the momentum is P/N.
+# **Look.** The weights agree to the last digits. P is 8 · 128² = 131,072 elements of 8 bytes. The bytes
+# are exactly 2 (N−1)/N · P, and the momentum is P/N.
 #
 # **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Their ranks gather the momentum of
 # each matrix, orthogonalize the whole matrix wherever a part of it is needed, and keep that part. This costs
@@ -2103,8 +2104,8 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 #
 # <details><summary>In the lectures</summary>The three criteria come from lecture 003.</details>
 #
-# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
+# In a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
 
 # %% tags=["skip-in-grading"]

@@ -95,9 +95,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # computation itself".</details>
 #
 # The next cell has three functions that move data, but know nothing about gradients, so if you need gradients
-# through them, you have to write the backward. `part` and `joined` cut as `torch.tensor_split` does, so 10
-# elements on 4 ranks become 3, 3, 2, 2, but `summed_part` needs equal parts. And `part` returns a *copy*,
-# because a view would keep the whole tensor in memory.
+# through them, you have to write the backward. `part` cuts as `torch.tensor_split` does, and `joined` joins
+# such parts, so 10 elements on 4 ranks become 3, 3, 2, 2. But `summed_part` needs equal parts. And `part`
+# returns a *copy*, because a view would keep the whole tensor in memory.
 #
 # The cell after it has tools that measure. `passes` runs a layer forward and backward on every rank, with the
 # same weights and the same input on all of them. `alone` does the same in one process, `beside` compares the
@@ -1134,9 +1134,9 @@ if theirs_run:
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
 # Now find a cut for attention. Query, key and value are three matrices, from width to heads × head_dim
-# features, with head_dim = width / heads. Then every head computes by itself, and an output matrix leads back
-# to width. Which of the matrices are cut by columns, and which by rows? In the MLP, the function between the
-# matrices is elementwise. Which step plays its role here?
+# features, with head_dim = width / heads. Then every head computes on its own, and an output matrix maps the
+# heads back to width. Which of the matrices are cut by columns, and which by rows? In the MLP, the function
+# between the matrices is elementwise. Which step plays its role here?
 #
 # <details><summary>Answer</summary>It is attention itself, because heads do not look at each other, so a rank
 # with some heads' queries, keys and values needs nothing else. Cut the three matrices by columns (into whole
@@ -2192,7 +2192,7 @@ figure
 # your layers' constructors draw others. `with_weights` gives a parallel layer its parts of the old weights.
 # Change the model in place and return it.
 #
-# **Predict.** How much does this model send for each step, with L blocks?
+# **Predict.** How much does this model send per step, with L blocks?
 #
 # <details><summary>Answer</summary>It sends one all-reduce of M for each block and direction, so 2 L in all.
 # With a gate, backward needs two for each block, as in `Gated` in §4, since gate and up are layers of their
@@ -2334,7 +2334,7 @@ figure
 # <details><summary>Answer</summary>On each rank, it takes the norm of the gradients this rank holds, which
 # differs from rank to rank. So each rank scales its gradients by a different number, and the replicated
 # parameters drift apart. Instead, the squares of the parts have to be summed over the ranks, but the squares
-# of replicated parameters counted only once.</details>
+# of replicated parameters must count only once.</details>
 #
 # <details><summary>In production</summary><code>course_lib.tensor_parallel.parallelize_gpt(model,
 # sequence="regather")</code> does what <code>all_of_it</code> does above, but with sequence parallelism and
@@ -2360,8 +2360,8 @@ from course_lib.gpu.arithmetic import LAYER_AND_MESSAGES, NARROW_LAYERS
 
 on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].value / of["t"])
 # %% [markdown]
-# Narrow products use a GPU less well, and operations on the whole width, such as the sum at the end, do not
-# shrink. This lost time comes on top of the messages counted in §8.
+# Narrow products make poorer use of a GPU, and operations on the whole width, such as the sum at the end, do
+# not shrink. This lost time comes on top of the messages counted in §8.
 #
 # **Predict.** Now let's add the messages, for an MLP of width 4,096 over all your GPUs, with 4,096 tokens.
 # Its two all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Then set
@@ -2539,7 +2539,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # buffers, notebook 04), because the reference does it by an addition. (Norms and activation functions are not
 # counted. So the card does not show that without sequence parallelism every rank computes all norms.) The
 # peak of 1.2 M of ZeRO-3 comes in backward, before m and v are made. The rank then holds its shards of
-# weights and gradients, and also 0.24 M three times, for the current layer's weights, their gradients, and
+# weights and gradients, plus three pieces of 0.24 M: the current layer's weights, their gradients, and
 # the row in which the gradients are sent. For comparison, a layer of LLaMA 3 70B has 1.7 GB of parameters in
 # bf16, whereas one activation of 4,096 tokens has 67 MB.</details>
 #
