@@ -185,7 +185,7 @@ if ready(route):
     display(figure)
     counts = chosen.flatten().bincount(minlength=8)
     print("assignments of each expert:", counts.tolist())
-    print(f"the busiest has {max_violation(counts):.2f} of the mean more than the mean")
+    print(f"the busiest is {max_violation(counts):.2f} of the mean above the mean")
 
 # %% [markdown]
 # The last number is called **MaxVio**, the *maximal violation*: (largest count − mean) / mean. It is 0 if
