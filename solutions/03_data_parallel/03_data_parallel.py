@@ -1356,7 +1356,7 @@ def curves(ways):
             curve = torch.tensor(list(run)).mean(0)
             axes.plot(curve, dashes, label=name, color=colour)
             sent = run.ledger.bytes_sent(0) / 60
-            print(f"{name:32} loss {curve[-1].item():.4f}, {sent:9,.0f} bytes a step")
+            print(f"{name:32} loss {curve[-1].item():.4f}, {sent:9,.0f} bytes per step")
     axes.set_xlabel("step")
     axes.set_ylabel("loss, mean over the ranks")
     axes.grid(True, alpha=0.3)
@@ -1449,9 +1449,9 @@ axes.semilogy(
     (dequantize(*quantize(values)) - values).abs()[0] + 1e-5,
     color=RANKS[0],
     lw=0.6,
-    label="a scale for each 256",
+    label="one scale per 256",
 )
-axes.set_xlabel("element; number 700 is 300, the others are of the order of 1")
+axes.set_xlabel("element; number 700 is 300, the others are of order 1")
 axes.set_ylabel("error")
 axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8)
 figure
@@ -2190,7 +2190,9 @@ for warmup, colour, dashes in ((60, RANKS[0], "-"), (15, RANKS[1], "--"), (1, RA
     if run is not None:
         curve, sent = torch.tensor(list(run)).mean(0), run.ledger.bytes_sent(0)
         axes.plot(curve, dashes, label=f"warm-up of {warmup}", color=colour)
-        print(f"warm-up of {warmup:2}: loss {curve[-1].item():.4f}, {sent / 60:9,.0f} bytes a step")
+        print(
+            f"warm-up of {warmup:2}: loss {curve[-1].item():.4f}, {sent / 60:9,.0f} bytes per step"
+        )
 axes.set_xlabel("step")
 axes.set_ylabel("loss, mean over the ranks")
 axes.set_yscale("log")
