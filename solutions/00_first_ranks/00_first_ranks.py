@@ -1216,15 +1216,23 @@ def torchrun(script, world_size, **environment):
         path = Path(folder) / "ring.py"
         path.write_text(script)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        done = subprocess.run(
+        job = subprocess.Popen(
             [*command, f"--nproc-per-node={world_size}", str(path)],
             # TMPDIR: when a rank fails, torchrun leaves a folder of logs there.
             env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder, **environment},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=100,
+            start_new_session=True,  # an interrupt reaches torchrun as terminate() alone
         )
-    return done.stdout if done.returncode == 0 else done.stderr
+        with job:
+            try:
+                printed, errors = job.communicate(timeout=100)
+            except subprocess.TimeoutExpired:
+                return "torchrun has not ended within 100 s, so it was ended"
+            finally:
+                job.terminate()  # torchrun ends its ranks, which kill() would leave behind
+    return printed if job.returncode == 0 else errors
 
 
 print(torchrun(script, world_size=3)) if ready(ring_shift) else None
