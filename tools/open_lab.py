@@ -58,6 +58,7 @@ def running(notes: Path) -> str:
         try:
             note = json.loads(file.read_text(encoding="utf-8"))
             if Path(note["root_dir"]) == WORK:
+                os.kill(note["pid"], 0)  # another server may have the port of one that has ended
                 socket.create_connection((note["hostname"], note["port"]), timeout=1.0).close()
                 return f"{note['url']}lab?token={note['token']}"
         except (

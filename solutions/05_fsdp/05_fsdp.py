@@ -49,8 +49,9 @@
 # all-gather or one reduce-scatter of all P parameters.
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
-# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
+# If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
+# this version of it is not installed here. Its README says below "Colab" and "Kaggle" what to run in a new
+# cell above this one. Then run this cell again.
 import contextlib
 import gc
 import itertools

@@ -48,8 +48,9 @@
 # | contiguous | the layout in which rank 0 has the first tokens, rank 1 the next ones, and so on |
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
-# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
+# If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
+# this version of it is not installed here. Its README says below "Colab" and "Kaggle" what to run in a new
+# cell above this one. Then run this cell again.
 import time
 from functools import partial
 

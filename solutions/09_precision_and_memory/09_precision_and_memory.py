@@ -48,8 +48,9 @@
 # </details>
 
 # %%
-# If Python finds no module named course_lib or torch, the course is not installed here. Its README says below
-# "Colab" and "Kaggle" what to run in a new cell above this one. Then run this cell again.
+# If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
+# this version of it is not installed here. Its README says below "Colab" and "Kaggle" what to run in a new
+# cell above this one. Then run this cell again.
 import gc
 import math
 import time

@@ -159,12 +159,16 @@ def test_a_server_of_the_same_folder_that_still_runs_is_named(tmp_path: Path) ->
         "port": listening.getsockname()[1],
         "url": "http://localhost:8888/",
     }
-    note = {"root_dir": str(open_lab.WORK), "token": "ab", **where}
+    note = {"root_dir": str(open_lab.WORK), "token": "ab", "pid": os.getpid(), **where}
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
     assert open_lab.running(tmp_path / "none") == ""
     for name, other in (("1", "{"), ("2", "[]"), ("3", json.dumps(note | {"root_dir": "/x"}))):
         (tmp_path / f"jpserver-{name}.json").write_text(other)
     assert open_lab.running(tmp_path) == ""
     (tmp_path / "jpserver-4.json").write_text(json.dumps(note))
+    before = json.dumps(note | {"pid": ended.pid, "token": "of a server that was killed"})
+    (tmp_path / "jpserver-0.json").write_text(before)
     assert open_lab.running(tmp_path) == "http://localhost:8888/lab?token=ab"
     listening.close()
     assert open_lab.running(tmp_path) == "", "its server has ended, by force"
