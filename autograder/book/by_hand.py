@@ -1,47 +1,54 @@
-"""The entries of people in formgrader, counted. They cannot be made again from the submissions."""
+"""The entries of people in the gradebook, counted. They cannot be made again from the submissions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from autograder.book.standing import added, named_students, standings
+from autograder.book.standing import added, due_dates, extensions, named_students, standings
 from autograder.book.store import Store
 from autograder.outcome.result import Result
 
 
 @dataclass(frozen=True)
 class Typed:
-    """scores, extras: exercises that have a person's points or extra credit. people: named students."""
+    """scores, extras: exercises that have a person's points or extra credit. people: named students.
+
+    extensions, due_dates: how many; an extension is for one student and one assignment.
+    """
 
     scores: int = 0
     extras: int = 0
     comments: int = 0
     people: int = 0
+    extensions: int = 0
+    due_dates: int = 0
 
     def __bool__(self) -> bool:
-        return any((self.scores, self.extras, self.comments, self.people))
+        return any(astuple(self))
 
     def __str__(self) -> str:
-        """ "1 score, extra credit for 2 exercises and 1 comment that people entered in formgrader"."""
+        """ "1 score, extra credit for 2 exercises and 1 comment that people entered in the gradebook"."""
         parts = [
             counted(self.scores, "score") if self.scores else "",
             f"extra credit for {counted(self.extras, 'exercise')}" if self.extras else "",
             counted(self.comments, "comment") if self.comments else "",
             f"names or addresses of {counted(self.people, 'student')}" if self.people else "",
+            counted(self.extensions, "extension") if self.extensions else "",
+            counted(self.due_dates, "due date") if self.due_dates else "",
         ]
         *some, last = [part for part in parts if part] or ["nothing"]
-        return f"{', '.join(some)}{' and ' * bool(some)}{last} that people entered in formgrader"
+        return f"{', '.join(some)}{' and ' * bool(some)}{last} that people entered in the gradebook"
 
 
 def typed(
     out: Path,
-    assignments: Iterable[str],
+    assignments: Collection[str],
     students: Collection[str] | None = None,
     names_too: bool = True,
 ) -> Typed:
-    """Count the entries for these students (None: all). names_too: also names and addresses.
+    """Count the entries for these students (None: all, and due dates). names_too: also names and addresses.
 
     The checks' own extra credit stands in the field that a person may change. It counts if it differs from
     the stored result.
@@ -61,7 +68,11 @@ def typed(
             )
     named = named_students(book) if names_too else []
     people = sum(students is None or student in students for student in named)
-    return Typed(scores, extras, comments, people)
+    later = sum(
+        students is None or student in students for student in extensions(book, assignments)
+    )
+    due = len(due_dates(book, assignments)) if students is None else 0
+    return Typed(scores, extras, comments, people, later, due)
 
 
 def earned(result: Result, grade_id: str) -> float:

@@ -24,6 +24,7 @@ from sqlalchemy import select, update
 from traitlets.config import Config
 
 from autograder.book.extra_credit import ExtraCredit
+from autograder.book.misspelt import refuse_misspelt
 from autograder.book.standing import ByHand, Standing
 from autograder.course.config import SettingsError
 from autograder.outcome import statuses
@@ -86,6 +87,7 @@ class Entries:
         self.book, self.db = book, book.db
         self._cells: dict[str, Cells] = {}
         try:
+            refuse_misspelt(config or Config())
             # nbgrader's own step and its plugin, as the course's configuration has them
             step = AssignLatePenalties(config=config or Config())
             step.init_plugin()

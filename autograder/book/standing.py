@@ -7,6 +7,7 @@ automatic scores are not taken from there: the results are the truth.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,37 @@ def named_students(gradebook: Path) -> list[str]:
         rows = connection.execute(select(table.c.id, *typed).order_by(table.c.id)).all()
     engine.dispose()
     return [row[0] for row in rows if any(row[1:])]
+
+
+def extensions(gradebook: Path, assignments: Collection[str]) -> list[str]:
+    """The students who have more time, once for each of these assignments; none without a gradebook."""
+    if not gradebook.is_file():
+        return []
+    work: Any = SubmittedAssignment.__table__
+    homework: Any = Assignment.__table__
+    wanted = (
+        select(work.c.student_id)
+        .join(homework, homework.c.id == work.c.assignment_id)
+        .where(homework.c.name.in_(assignments), work.c.extension.is_not(None))
+    )
+    return [row[0] for row in _rows(gradebook, wanted)]
+
+
+def due_dates(gradebook: Path, assignments: Collection[str]) -> list[str]:
+    """Those of the assignments that have a due date; none without a gradebook."""
+    if not gradebook.is_file():
+        return []
+    table: Any = Assignment.__table__
+    wanted = select(table.c.name).where(table.c.name.in_(assignments), table.c.duedate.is_not(None))
+    return [row[0] for row in _rows(gradebook, wanted)]
+
+
+def _rows(gradebook: Path, wanted: Any) -> list[Any]:
+    engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
+    with engine.connect() as connection:
+        rows = connection.execute(wanted).all()
+    engine.dispose()
+    return list(rows)
 
 
 def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:

@@ -27,7 +27,7 @@ from traitlets.config import Config
 from autograder.__main__ import main
 from autograder.book.entries import Entries
 from autograder.book.gradebook import ClassBook
-from autograder.book.standing import standings
+from autograder.book.standing import extensions, standings
 from autograder.book.store import Store
 from autograder.book.table import Row
 from autograder.book.work import Work
@@ -923,7 +923,7 @@ def test_a_student_is_forgotten_after_a_question(
         if names
         else "1 score and extra credit for 1 exercise"
     )
-    assert f"With them go {joined}{names} that people entered in formgrader." in said
+    assert f"With them go {joined}{names} that people entered in the gradebook." in said
     assert sorted(standings(toy.out / "gradebook.db", "00_toy")) == ["bob", "dupont"]
     (kept,) = toy.out.glob("gradebook-until-*.db")
     assert standings(kept, "00_toy")["ann"].by_hand["one_check"].extra == 1.5
@@ -1061,6 +1061,24 @@ def test_an_export_and_a_run_over_others_do_so_too(late: Class) -> None:
     assert {row.student: row.score for row in only_bob.rows} == {"ann": 6, "bob": 5}
 
 
+def test_extensions_and_due_dates_are_told_before_they_are_deleted(
+    late: Class, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ClassBook(late.out, late.folder / "solutions").open() as book:
+        book.grant_extension("00_toy", "bob", days=2)  # as autograder/README.md says
+    assert main(["clean", "--out", str(late.out)]) == 2  # there is no terminal to ask in
+    lost = (
+        "Lost for good: 1 score, 1 extension and 1 due date that people entered in the gradebook."
+    )
+    assert lost in capsys.readouterr().out
+    assert main(["forget", "bob", "--out", str(late.out), "--yes"]) == 0
+    told = "With them go 1 extension that people entered in the gradebook. A copy of the gradebook keeps"
+    assert told in capsys.readouterr().out
+    (kept,) = late.out.glob("gradebook-until-*.db")
+    assert extensions(kept, ["00_toy"]) == ["bob"]
+    assert extensions(late.out / "gradebook.db", ["00_toy"]) == []
+
+
 def test_penalties_that_cannot_be_settled_are_a_sentence(
     late: Class, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1081,6 +1099,8 @@ OWN_SETTINGS = [
     ("c.LateSubmissionPlugin.penalty_method = zero", "NameError: name 'zero' is not defined"),
     ('c.LateSubmissionPlugin.penalty_method = "zro"', "not the str 'zro'"),
     ('c.ExtraCredit.most = "five"', "ExtraCredit"),
+    ('c.LateSubmisionPlugin.penalty_method = "zero"', "did you mean LateSubmissionPlugin"),
+    ('c.LateSubmissionPlugin.penalty_methode = "zero"', "there is penalty_method"),
 ]
 
 

@@ -28,6 +28,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hand = {"a": ByHand(3.0, 8.0, "good"), "b": ByHand(None, 8.0, "see me")}
     monkeypatch.setattr(by_hand, "named_students", lambda book: ["ann", "eve"])
     monkeypatch.setattr(by_hand, "standings", lambda book, assignment: {"ann": Standing(hand)})
+    for name in ("extensions", "due_dates"):
+        monkeypatch.setattr(by_hand, name, lambda book, assignments: [])
     return folder
 
 
