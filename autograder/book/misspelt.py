@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import Any
 
 from nbgrader.apps.nbgraderapp import NbGraderApp
 from traitlets.config import Config
@@ -15,7 +16,8 @@ ALIKE = 0.85  # of a class's name: an instructor's own plugin may have any other
 def refuse_misspelt(config: Config) -> None:
     """NameError for a class that nearly is one of nbgrader's or of this course, or a setting it lacks."""
     known: dict[str, set[str]] = {}
-    for kind in (*NbGraderApp().all_configurable_classes(), ExtraCredit):
+    kinds: list[Any] = [*NbGraderApp().all_configurable_classes(), ExtraCredit]
+    for kind in kinds:
         known.setdefault(kind.__name__, set()).update(kind.class_trait_names(config=True))
     for name, settings in config.items():
         if not isinstance(settings, Config):

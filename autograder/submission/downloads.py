@@ -71,11 +71,13 @@ def find_downloaded(
         is_class = path.suffix.lower() == ".zip" and not owner_of(_name(path))
         if _is_hidden(path) or path.is_symlink() or not is_class:
             continue
-        if members := _of_zip(path, largest * len(known)):
+        members, others = _of_zip(path, largest * len(known))
+        if members:
             taken_in.taken.add(path)
-            desk.take(path.name, members, taken_in)
-    if loose := _of_folder(folder, taken_in.taken):
-        desk.take(f"{folder.name}/", loose, taken_in)
+            desk.take(path.name, members, others, taken_in)
+    loose, others = _of_folder(folder, taken_in.taken)
+    if loose:
+        desk.take(f"{folder.name}/", loose, others, taken_in)
     taken_in.notes += _one_folder_down(folder, taken_in.taken)
     taken_in.submissions = desk.newest_first()
     return taken_in
@@ -90,14 +92,26 @@ def _is_hidden(place: Path | PurePosixPath) -> bool:
     return place.name.startswith(".") or "__MACOSX" in place.parts
 
 
-def _of_zip(path: Path, largest: int) -> list[tuple[Owner, Member]]:
-    """The notebooks and zips of a zip in which the site has named every one of them; else none."""
+def _of_zip(path: Path, largest: int) -> tuple[list[tuple[Owner, Member]], list[Owner]]:
+    """The notebooks and zips of a zip in which the site has named every one of them, else none.
+
+    Also the owners of its other files.
+    """
     try:
         packed = zipfile.ZipFile(io.BytesIO(read_zip(path, largest)))
     except BROKEN:
-        return []  # `find_zipped` says so
+        return [], []  # `find_zipped` says so
     pairs = [(owner_of(member.place), member) for member in _members(packed)]
-    return [(owner, member) for owner, member in pairs if owner] if all(o for o, _ in pairs) else []
+    if not all(owner for owner, _ in pairs):
+        return [], []
+    names = [PurePosixPath(info.filename) for info in packed.infolist() if not info.is_dir()]
+    others = [owner_of(name) for name in names if _is_other(name)]
+    return [(owner, member) for owner, member in pairs if owner], list(filter(None, others))
+
+
+def _is_other(place: PurePosixPath) -> bool:
+    """Whether it is a student's file that is not a notebook, such as a PDF."""
+    return place.suffix.lower() not in KINDS and not _is_hidden(place)
 
 
 def _members(packed: zipfile.ZipFile) -> Iterator[Member]:
@@ -112,9 +126,10 @@ def _members(packed: zipfile.ZipFile) -> Iterator[Member]:
             yield Member(place, info.date_time, read)
 
 
-def _of_folder(folder: Path, taken: set[Path]) -> list[tuple[Owner, Member]]:
+def _of_folder(folder: Path, taken: set[Path]) -> tuple[list[tuple[Owner, Member]], list[Owner]]:
     """The same of an unpacked download, whose paths in `folder` join `taken`. Links are not followed."""
-    pairs = []
+    pairs: list[tuple[Owner, Member]] = []
+    others: list[Owner] = []
     for path in sorted(folder.iterdir()):
         if path in taken or _is_hidden(path) or path.is_symlink():
             continue
@@ -129,9 +144,11 @@ def _of_folder(folder: Path, taken: set[Path]) -> list[tuple[Owner, Member]]:
                 saved: Saved = time.localtime(file.lstat().st_mtime)[:6]  # pyright: ignore
                 read = lambda most, file=file: read_file(file, most)  # noqa: E731
                 pairs.append((owner, Member(place, saved, read)))
+            elif _is_other(place) and (owner := owner_of(place)):
+                others.append(owner)
         if is_folder:
             taken.add(path)
-    return pairs
+    return pairs, others
 
 
 def _files(folder: Path, deeper: int) -> Iterator[Path]:
@@ -172,8 +189,14 @@ class _Desk:
         self.dated: list[tuple[tuple[int, Saved], Submission]] = []
         self.written = 0
 
-    def take(self, place: str, pairs: list[tuple[Owner, Member]], taken_in: Downloaded) -> None:
-        """Take a download in. place: its name in sentences."""
+    def take(
+        self,
+        place: str,
+        pairs: list[tuple[Owner, Member]],
+        others: list[Owner],
+        taken_in: Downloaded,
+    ) -> None:
+        """Take a download in. place: its name in sentences. others: the owners of other files."""
         by_owner: dict[tuple[str, str], list[tuple[Owner, Member]]] = defaultdict(list)
         for owner, member in pairs:
             by_owner[owner.name, owner.number].append((owner, member))
@@ -188,6 +211,13 @@ class _Desk:
                 taken_in.notes.append(
                     f"{place}: the files of {students[key]} cannot be read: {reason}."
                 )
+
+        without = [owner for owner in others if (owner.name, owner.number) not in by_owner]
+        for key, student in sorted(students_of(without).items()):
+            files_of = [printable(o.file) for o in without if (o.name, o.number) == key]
+            taken_in.notes.append(
+                f"{place}: {student} handed in no notebook, but {_few(files_of)}, and so is not in the table."
+            )
 
     def newest_first(self) -> list[Submission]:
         """All submissions; of those of one student and assignment the newest comes first."""

@@ -181,6 +181,33 @@ def test_canvas_files_are_students(folder, capsys, unpacked) -> None:
     assert {each.student: collect(each).stamp for each in again}["libo_77"]
 
 
+@pytest.mark.parametrize("unpacked", [False, True])
+@pytest.mark.parametrize(
+    ("work", "other", "student"),
+    [
+        (
+            f"{ANNA}/00_first_ranks.ipynb",
+            "Ida Roe_1234570_assignsubmission_file_/00.html",
+            "Ida Roe",
+        ),
+        ("nganna_12_678901_00_first_ranks.ipynb", "roeida_13_678902_00.pdf", "roeida_13"),
+    ],
+)
+def test_a_student_without_a_notebook_is_named(
+    folder, capsys, unpacked: bool, work: str, other: str, student: str
+) -> None:
+    """Such as one who handed in a PDF. She has no row, so nothing else would tell of her."""
+    members = {work: "anna", other: "print", other.replace("00.", "more."): "print"}
+    if unpacked:
+        for name, text in members.items():
+            put(folder / name, text)
+    else:
+        pack(folder / "download.zip", members)
+    submissions, said = taken_in(folder, capsys)
+    assert len(submissions) == 1 and "hands it out: 1 student." in said
+    assert f"{student} handed in no notebook, but 00." in said and "is not in the table." in said
+
+
 def test_what_submit_packs_counts_inside_a_download(folder, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     notebook = made.hello(tmp_path / "mine.ipynb", made.HELLO, made.FULL)
