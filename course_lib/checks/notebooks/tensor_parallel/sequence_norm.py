@@ -17,6 +17,10 @@ NORM = 2  # place among the exercise's objects
 FLOAT = 8  # bytes
 SEQ = 1  # the dimension of the sequence in (batch, seq, width)
 EPS = 0.01  # another than LayerNorm's, for those who leave it out
+SUMMED_BEHIND = (
+    "The gradients of the norm's outputs were summed over the ranks, which have different positions. Put "
+    "identity_all_reduce on weight and bias, not on the output."
+)
 
 
 def parts(tensor: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
@@ -85,14 +89,8 @@ def norm_wrong(run: LayerRun) -> list[kit.Slip]:
             "the gradients of weight and bias.",
             lambda k: {"grad.x": total(for_x)},
         ),
-        *(
-            kit.Slip(
-                "The gradients of the norm's outputs were summed over the ranks, which have different "
-                "positions. Put identity_all_reduce on weight and bias, not on the output.",
-                lambda k: {"grad.x": summed_behind(k)},
-            )
-            for _ in range(even)
-        ),
+        # uneven parts have no sum
+        *([kit.Slip(SUMMED_BEHIND, lambda k: {"grad.x": summed_behind(k)})] if even else []),
         kit.Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
         kit.Slip(
             f"The norm's eps is left out. It is {EPS:g} here, not LayerNorm's usual 1e-05, so use norm.eps.",
