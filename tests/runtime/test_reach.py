@@ -31,10 +31,12 @@ def test_a_message_that_never_arrives_ends_with_its_processes(
     for folder in (tmp_path / "course_lib", tmp_path / "course_lib" / "runtime"):
         (folder / "__init__.py").touch()
     script = tmp_path / "course_lib" / "runtime" / "reach.py"
-    script.write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(reach, "SECONDS", 1.0)
+    script.write_text("import os, time; open(f'{os.getpid()}.began', 'w').close(); time.sleep(600)")
+    monkeypatch.chdir(tmp_path)  # `python -m` looks there first, so the processes run this script
+    monkeypatch.setattr(reach, "SECONDS", 5.0)
     before = {child.pid for child in psutil.Process().children()}
     assert not reach.reached(2, {**environment(), "PYTHONPATH": str(tmp_path)}, "gloo")
+    assert len(list(tmp_path.glob("*.began"))) == 2, "the processes ran another module"
     assert_no_orphans({child.pid for child in psutil.Process().children()} - before)
 
 
