@@ -285,9 +285,9 @@ def said(prediction, *args):
 #
 # <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M backward and nothing forward, and
 # all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. In place of
-# all_reduce_identity, this call would give the right gradient by luck, and PyTorch would warn that this luck
-# may end with another release. But it cannot replace identity_all_reduce, whose work is in backward, so the
-# gradients of x would not be added up.</details>
+# all_reduce_identity, this call would give the right gradient by luck, and PyTorch would warn that another
+# release may compute a different one. But it cannot replace identity_all_reduce, whose work is in backward,
+# so the gradients of x would not be added up.</details>
 #
 # **Build.** Write two `torch.autograd.Function`s, and two functions that apply them:
 #
@@ -902,9 +902,8 @@ def ask(rows_then_columns, bias_behind, norm_before):
 tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 
 # %% [markdown]
-# u and its gradient show why `identity_all_reduce` is needed, because u is a copy, but its gradient is a
-# term. For z it is the other way around. So the two functions of §1 turn terms into copies, one in backward
-# and one in forward.
+# u shows why `identity_all_reduce` is needed. It is a copy, but its gradient is a term. For z it is the other
+# way around. So the two functions of §1 turn terms into copies, one in backward and one in forward.
 #
 # **Mend three blocks.** Each of them has a mistake in one line. None raises an error, and the last one even
 # has the right output. Read them, and say what is wrong. Then run the cell, which prints what the types say.
@@ -973,8 +972,8 @@ def norm_before(x, scale, w1, w2, group: Group = None):
 # <details><summary>Hint: norm_before</summary>Every rank computes the same norm, but uses its output for its
 # own hidden features. Which tensor is used N times?</details>
 #
-# **Check.** It runs the three blocks on real ranks. To ask the types again, call `ask(rows_then_columns,
-# bias_behind, norm_before)` in a cell of your own.
+# **Check.** The check runs the three blocks on real ranks. To ask the types again, call
+# `ask(rows_then_columns, bias_behind, norm_before)` in a cell of your own.
 
 # %% nbgrader={"grade_id": "mend_check", "points": 5}
 report = check("06_tensor_parallel/mend", rows_then_columns, bias_behind, norm_before)
@@ -1158,7 +1157,7 @@ if theirs_run:
 
 # %%
 def causal_attention(q, k, v, dropout=0.0):
-    """q (batch, seq, heads, head_dim), k and v of as many heads or fewer;
+    """q (batch, seq, heads, head_dim), k and v with as many heads or fewer;
     returns (batch, seq, heads * head_dim)."""
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
@@ -1169,8 +1168,8 @@ def causal_attention(q, k, v, dropout=0.0):
 
 
 def heads_of(x, linear, head_dim):
-    """A layer's output as heads, (batch, seq, heads, head_dim), by its own weight and bias:
-    to call a ColumnParallelLinear would let x into the region again."""
+    """A layer's output as heads, (batch, seq, heads, head_dim), by its own weight and bias.
+    Calling the ColumnParallelLinear itself would let x into the region again."""
     return F.linear(x, linear.weight, linear.bias).unflatten(-1, (-1, head_dim))
 
 
@@ -1227,7 +1226,7 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 class Layer(nn.Module):
-    """A transformer's layer of a given attention and MLP; the norms are on every rank."""
+    """A transformer's layer, made of a given attention and MLP; the norms are on every rank."""
 
     def __init__(self, attention, mlp, width=64):
         super().__init__()
@@ -1256,9 +1255,9 @@ if run:
 #
 # ### Optional: heads of features that are not neighbours
 #
-# **Break it.** Let every rank r take the features r, r + N, r + 2N, ... instead of neighbouring features. It
-# does so both in the matrices that are cut by columns and in the one that is cut by rows, so every shape
-# fits. Is the MLP still right? Is attention?
+# **Break it.** Let every rank r take the features r, r + N, r + 2N, ... instead of neighbouring features,
+# both in the matrices cut by columns and in the matrix cut by rows. Every shape still fits. Is the MLP still
+# right? Is attention?
 
 
 # %% tags=["skip-in-grading"]
@@ -1321,7 +1320,7 @@ for make, inward, outward in (
 # numbers again.
 #
 # **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two more things. (It can be
-# a subclass, but the four layers are to be drawn only once.)
+# a subclass, but draw the four layers only once.)
 #
 # - `kv_heads=None` means as many as `heads`. `kv_heads` must be a divisor or a multiple of N, and `heads` a
 #   multiple of N. If not, raise a ValueError that names N and the number that does not fit.
@@ -1996,8 +1995,8 @@ figure
 # More is <i>kept for backward</i>, because a norm also keeps two numbers for each position, and attention
 # keeps one for each position and head.</details>
 #
-# GPT-3 can be computed in the same way. On 8 ranks, 0.58 GB of its 2.9 GB per layer are left, and with
-# sequence parallelism in the form `"regather"` only 0.36 GB.
+# You can compute GPT-3's memory in the same way. On 8 ranks, 0.58 GB of the 2.9 GB per layer are left, and
+# with sequence parallelism in the form `"regather"` only 0.36 GB.
 #
 # <details><summary>How the 0.58 and 0.36 GB are computed</summary>In 16 bits, your 16 activations would be 32
 # bytes for each element of an activation. GPT-3 in 16 bits, with dropout and without flash attention, keeps
@@ -2158,10 +2157,10 @@ figure
 
 # %% [markdown]
 # Inside the node, every doubling still helps, but less each time. If each GPU has a port, sixteen GPUs in two
-# nodes are hardly faster than eight in one, so you pay twice the machines for nothing. With one port for the
-# node, they even take four times as long as eight. So use as much tensor parallelism as memory asks for, but
-# never go beyond the node. The rest of the GPUs get other sequences (data parallelism), other layers
-# (pipelines) or other parts of the sequence (notebook 08).
+# nodes are hardly faster than eight in one, so you pay for twice the machines and gain almost nothing. With
+# one port for the node, they even take four times as long as eight. So use as much tensor parallelism as
+# memory asks for, but never go beyond the node. The rest of the GPUs get other sequences (data parallelism),
+# other layers (pipelines) or other parts of the sequence (notebook 08).
 #
 # Ranks that share a layer also share its data. With 8 GPUs per model, 64 GPUs hold 8 replicas, so a step of
 # 2,048 sequences gives 256 to each *replica*, instead of 32 to each GPU. In general, a step has (a replica's
@@ -2171,8 +2170,8 @@ figure
 # in NCCL's own cost model (<code>course_lib/facts/hardware.py</code>). FLOP/s and bytes/s are taken from the
 # data sheets, although no program reaches them.</details>
 # <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
-# that tensor parallelism is "only applied to GPUs in the same computing node". The "32 per GPU" are in
-# lecture 001's recipe, and batch × world size is in lecture 002.</details>
+# that tensor parallelism is "only applied to GPUs in the same computing node". The 32 sequences per GPU are
+# from lecture 001's recipe, and batch × world size is from lecture 002.</details>
 
 # %% [markdown]
 # ## 9 · Optional: a GPT with its layers replaced
@@ -2189,15 +2188,15 @@ figure
 # changes.
 #
 # **Build.** `model.blocks` is a list of blocks. `block.mlp` has `up` and `down`, and also `gate`, which is
-# None if the MLP has no gate. They are `nn.Linear`, with *weights of their own*. Keep these weights, although
-# your layers' constructors draw others. `with_weights` gives a parallel layer its parts of the old weights.
-# Change the model in place and return it.
+# None if the MLP has no gate. They are `nn.Linear`. *Keep their weights*, although your layers' constructors
+# draw others. `with_weights` gives a parallel layer its parts of the old weights. Change the model in place
+# and return it.
 #
 # **Predict.** How much does this model send per step, with L blocks?
 #
 # <details><summary>Answer</summary>It sends one all-reduce of M for each block and direction, so 2 L in all.
-# With a gate, backward needs two for each block, as in `Gated` in §4, since gate and up are layers of their
-# own, so there are 3 L in all. Attention, norms and embedding are whole on every rank, and every rank
+# With a gate there are 3 L, because gate and up are two layers, so backward needs two all-reduces for each
+# block (<code>Gated</code> in §4). Attention, norms and embedding are whole on every rank, and every rank
 # computes the same with them, so nothing is sent for them.</details>
 
 
@@ -2246,9 +2245,9 @@ report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 
 # %% [markdown]
 # **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources. It takes 50 steps
-# of AdamW on one rank, then with its MLPs on two and on four, and then also with your attention, embedding,
-# head and loss on four. All ranks get the same batches. The head is tied to the embedding, so on each rank,
-# their parts are one tensor.
+# of AdamW on one rank, then with its MLPs on two and on four ranks, and then also with your attention,
+# embedding, head and loss on four. All ranks get the same batches. The head is tied to the embedding, so on
+# each rank, their parts are one tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2329,8 +2328,8 @@ figure
 # %% [markdown]
 # The picture shows one curve, four times. The small differences come from the order in which float32 adds.
 #
-# **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into this loop. Which norm does
-# it compute?
+# **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into the loop of `learn`. Which
+# norm does it compute?
 #
 # <details><summary>Answer</summary>On each rank, it takes the norm of the gradients this rank holds, which
 # differs from rank to rank. So each rank scales its gradients by a different number, and the replicated
@@ -2352,8 +2351,8 @@ figure
 # if there is one.*
 #
 # **Predict.** Tensor parallelism on t GPUs leaves each of them 1/t of the columns, and so 1/t of the FLOPs.
-# Does a layer also take only 1/t of the time? The prediction is the time of the whole layer divided by t. All
-# of it runs on one GPU, without messages.
+# Does a layer also take only 1/t of the time? The cell runs on one GPU, without messages. Its prediction is
+# the time of the whole layer divided by t.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -2526,35 +2525,36 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read the card column by column. *Computation* is almost the same for all of them, but replicas do a little
-# more, because each repeats the optimizer's whole step. In *memory*, replicas hold 4 M of weights, gradients,
-# m and v. ZeRO-3 holds only a quarter of them at the end of the step. Tensor parallelism holds a quarter, and
-# never a whole layer. But in *bytes sent*, the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N
-# of the *parameters*, however many tokens there are. Tensor parallelism instead sends *activations*, which
-# are small for these 128 tokens. With 5 or 6 times as many tokens, it would send as much as replicas (1.5 M
-# against 0.27 M), but little of this traffic can be hidden behind computation.
+# Read the card column by column. *Computation* is almost the same in all rows, but replicas do a little more,
+# because each repeats the optimizer's whole step. In *memory*, replicas hold 4 M of weights, gradients, m and
+# v. ZeRO-3 holds only a quarter of them at the end of the step. Tensor parallelism holds a quarter, and never
+# a whole layer. But in *bytes sent*, the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the
+# *parameters*, however many tokens there are. Tensor parallelism instead sends *activations*, which are small
+# for these 128 tokens. With 5 or 6 times as many tokens, it would send as much as replicas (1.5 M against
+# 0.27 M), but little of this traffic can be hidden behind computation.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
 # four replicas takes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
 # the others share that step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows (flat
 # buffers, notebook 04), because the reference does it by an addition. (Norms and activation functions are not
-# counted. So the card does not show that without sequence parallelism every rank computes all norms.) The
-# peak of 1.2 M of ZeRO-3 comes in backward, before m and v are made. The rank then holds its shards of
-# weights and gradients, plus three pieces of 0.24 M: the current layer's weights, their gradients, and
-# the row in which the gradients are sent. For comparison, a layer of LLaMA 3 70B has 1.7 GB of parameters in
-# bf16, whereas one activation of 4,096 tokens has 67 MB.</details>
+# counted. So the card does not show that without sequence parallelism every rank computes all norms.)
+# ZeRO-3's peak of 1.2 M comes in backward, before m and v are made. The rank then holds its shards of weights
+# and gradients, plus three pieces of 0.24 M: the current layer's weights, their gradients, and the row in
+# which the gradients are sent. For comparison, a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16,
+# whereas one activation of 4,096 tokens has 67 MB.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
-# So you can say how much each layer sends in each direction, and up to how many ranks it pays.
+# So you can say how much each layer sends in each direction, and up to how many ranks tensor parallelism pays
+# off.
 #
 # **Read on.**
-# - Shoeybi et al. (2019), *Megatron-LM*. §3 explains f and g on four pages, with both figures.
+# - Shoeybi et al. (2019), *Megatron-LM*. §3 explains f and g, with a figure of both.
 # - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*. §4 explains
 #   sequence parallelism, with table 2.
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*. §5 measures
 #   tensor parallelism inside the node.
 # - Ainslie et al. (2023), *GQA*, introduces grouped queries.
-# - `course_lib/tensor_parallel/` is best read after you have written yours.
+# - `course_lib/tensor_parallel/` is best read after you have written your own.
 #
 # <details><summary>In the lectures</summary>Lecture 003 uses the same three criteria (computation, memory,
 # bytes sent). Lecture 004 recommends fairscale's layers (<code>nn/model_parallel/layers.py</code>), which use
