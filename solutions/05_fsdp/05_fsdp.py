@@ -36,7 +36,7 @@
 #
 # | | |
 # |---|---|
-# | N, P, K | the number of ranks (n in the code); of parameters; of microbatches whose gradients add up before a step |
+# | N, P, K | the numbers of ranks (n in the code), of parameters, and of microbatches whose gradients add up before a step |
 # | unit | parameters that are gathered and freed together, usually a block. The *root* is the unit of all parameters outside the blocks |
 # | whole | A unit is whole on a rank from its gather until it is freed. If we count whole units, we include those whose gather is still running |
 # | reshard | to free a unit, so that each rank holds only its shard |
@@ -467,7 +467,7 @@ measured_lanes(run) if run else None
 #
 # **Predict.** How does the smallest T that hides the gather grow with U?
 #
-# **Build.** `hides_from` returns this T, with which the forward of a unit takes as long as the gather of the
+# **Build.** `hides_from` returns this T, at which the forward of a unit takes as long as the gather of the
 # next one. `each_way` is a rank's bandwidth in bytes per second, in one direction, and `itemsize` is an
 # element's size in bytes.
 #
@@ -611,9 +611,9 @@ for each_way in (900e9, 450e9):
 # group has 131,072 tokens, and each of its GPUs computes a part of the model for all of these (notebook 10).
 # This is far more than 7,912, which is your T for a large n on this network.
 #
-# <details><summary>Measured on 512 GPUs</summary>Zhao et al. trained a GPT of 175B with PyTorch FSDP on up to
-# 512 A100s. With one and two sequences, they report more than 173 and 186 TFLOP/s per GPU, or 55 and 60 % of
-# the peak (§5.4).</details>
+# <details><summary>Measured on 512 GPUs</summary>Zhao et al. used PyTorch FSDP to train a GPT with 175B
+# parameters on up to 512 A100s. With one and two sequences, they report more than 173 and 186 TFLOP/s per
+# GPU, or 55 and 60 % of the peak (§5.4).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
 # the A100's number, in both directions. Lecture 002 lists 600 GB/s, 32 GB/s and 200 Gb/s together, although
@@ -660,8 +660,8 @@ lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 # ahead, (b) if one unit is, (c) if all of them are? In (b) and (c), the last unit also stays whole between
 # forward and backward. Write down both for each case.
 #
-# **Build.** Write the two loops of the generator by these rules. The stub has `gather`, which leaves out
-# units that are whole already, and `free`.
+# **Build.** Write the two loops by these rules. The stub has `gather`, which leaves out units that are whole
+# already, and `free`.
 #
 # - Forward goes from unit 0 up, and backward comes down again. A unit is gathered before it computes.
 # - Before a unit computes, gather first the unit itself and then, with prefetch p, the next p units, nearest
@@ -684,7 +684,7 @@ def fsdp_schedule(
 
     An action is ("gather", i), ("forward", i), ("free", i), ("backward", i) or ("reduce", i); units
     are numbered in the order of forward. If `reshard`, at most 1 + forward_prefetch units are whole
-    at once in forward, and 1 + backward_prefetch in backward.
+    at the same time in forward, and 1 + backward_prefetch in backward.
     """
     actions: list[tuple[str, int]] = []
     whole: set[int] = set()
@@ -857,8 +857,8 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 #   that all ranks run all blocks in the order of the list, and that a gradient is missing on all ranks or on
 #   none.
 #
-# A block might be listed twice, a block might raise an error in forward, and two forwards might come before
-# one backward. But the given lines handle all three.
+# A block might be listed twice or raise an error in forward, and two forwards might come before one backward.
+# The given lines handle all three cases.
 
 
 # %%
@@ -964,14 +964,14 @@ class PrefetchedModule(nn.Module):
             ### END SOLUTION
 
     def end(self):
-        """Backward is over, so all gradients are here, also those of the root."""
+        """Backward is over, so all gradients are here, including the root's."""
         self.send(self.current)
         self.send(self.root)
         self.finish()
         self.forget()
 
     def forget(self):
-        """Free every unit, also one whose gather is in flight."""
+        """Free every unit, including one whose gather is in flight."""
         self.current, self.finish = [], lambda: None
         for unit in self.units:
             unit.drop()
@@ -1031,8 +1031,8 @@ measured_lanes({name: measured[name] for name in shown}) if shown else None
 
 # %% [markdown]
 # The program's own events look like the picture of the list. The measured times are up to 15 % above the
-# simulated ones, because of copies, hooks, and a busy machine. With nothing ahead, your module is as slow as
-# notebook 04's, so the whole gain comes from the order.
+# simulated ones, because of copies, hooks, and a busy machine. With nothing ahead, your module is almost as
+# slow as notebook 04's, so nearly the whole gain comes from the order.
 #
 # **Break it**, in three ways. What do you expect of each?
 #
@@ -1111,8 +1111,8 @@ for count in range(1, 513):
 
 # %% [markdown]
 # A ring adds the gradients of N ranks one after the other, just like this loop. If 512 ranks have gradients
-# around 1, the sum of a ring is off by 2 % in bfloat16, but only by 0.01 % if the ring adds them in float32.
-# (The optional end of this section measures both.)
+# around 1, a ring's sum is off by 2 % in bfloat16, but only by 0.01 % if the ring adds them in float32. (The
+# optional end of this section measures both.)
 #
 # **Predict.** In a step of one microbatch, how many bytes does a parameter cost on the wire, in units of
 # (N−1)/N? Take everything in float32, then weights in bfloat16 and gradients in float32, and then everything
@@ -1546,7 +1546,7 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 def clip_grad_norm_(
     shards, max_norm: float, group: Group = None, replica_group: Group = None
 ) -> float:
-    """Scale all gradients by min(1, max_norm / norm), where norm is that of the whole gradient.
+    """Scale all gradients by min(1, max_norm / norm), where norm is the norm of the whole gradient.
 
     shards: this rank's tensors, with their gradients in `.grad`, which are scaled in place;
     a `.grad` that is None counts as zeros. group: the ranks that hold the other shards.
@@ -1672,9 +1672,9 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
-# A correct generator produces all five orders. (If a line finds no arguments, check whether your list gathers
-# the unit that computes next before the units ahead of it.) By default (*as it comes*), forward gathers
-# nothing ahead, backward gathers one unit, and unit 7 is gathered *again* right after its forward.
+# A correct `fsdp_schedule` produces all five orders. (If a line finds no arguments, check whether your list
+# gathers the unit that computes next before the units ahead of it.) By default (*as it comes*), forward
+# gathers nothing ahead, backward gathers one unit, and unit 7 is gathered *again* right after its forward.
 #
 # On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
 # `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
@@ -1852,8 +1852,8 @@ for name, (ranks, operations) in visible.items():
 #   each reduction.
 # - *Accumulation.* Whole gradients on the rank save traffic but take memory, as in §1.
 #
-# The same options have four names. FSDP2 is `fully_shard`, and FSDP1 is `FullyShardedDataParallel`, whose
-# strategies are members of `ShardingStrategy` and `BackwardPrefetch`.
+# The table lists the names of these options. FSDP2 is `fully_shard`, and FSDP1 is `FullyShardedDataParallel`,
+# whose strategies are members of `ShardingStrategy` and `BackwardPrefetch`.
 #
 # | yours | FSDP2 | FSDP1 | DeepSpeed, stage 3 |
 # |---|---|---|---|
@@ -1878,9 +1878,9 @@ for name, (ranks, operations) in visible.items():
 #
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
 # but FSDP1 takes the enumeration's member instead of a string. For overlap it sets
-# <code>forward_prefetch=True</code>, although backward prefetch saves more and is on by default. Its list of
-# weaknesses, "No CPU Offload" and "No Pipeline Parallelism", contradicts its own code, which imports
-# <code>CPUOffload</code>, and Llama 3, which was trained with FSDP, tensor, context and pipeline parallelism
+# <code>forward_prefetch=True</code>, although backward prefetch saves more and is on by default. As
+# weaknesses, it lists "No CPU Offload" and "No Pipeline Parallelism". But its own code imports
+# <code>CPUOffload</code>, and Llama 3 was trained with FSDP, tensor, context and pipeline parallelism
 # together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
 # excluded_wrap_modules=...)</code>, raises a TypeError for two reasons. The policy is a predicate that needs
 # <code>functools.partial</code>, and the keyword is <code>exclude_wrap_modules</code>. The training loops of
@@ -1953,7 +1953,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # ### Optional: DeepSpeed's configuration
 #
-# In notebook 04, you read the part on memory. The next cell translates a whole configuration into our
+# Notebook 04 (§7) explains the lines on memory. The next cell translates a whole configuration into our
 # arguments:
 
 # %% tags=["skip-in-grading"]
@@ -2137,7 +2137,7 @@ def trade_off():
 trade_off()
 
 # %% [markdown]
-# No strategy has the least traffic and also the least memory. ZeRO-3 is a little lower than `FSDP, yours`,
+# No strategy has both the least traffic and the least memory. ZeRO-3 is a little lower than `FSDP, yours`,
 # because yours also holds the unit that is gathered ahead. If you want still less memory, you need smaller
 # units, and if you want less traffic, you need whole weights or whole gradients. The picture doesn't show
 # time, but the slow motion of §3 does.
@@ -2215,8 +2215,8 @@ on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 #    **tokens** per GPU on does a forward hide the next gather?
 # 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why doesn't the step get shorter?
 #    `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in backward"`
-# 3. LLaMA-7B has 32 blocks of 202,383,360 parameters. Units are blocks, one unit is gathered ahead, in
-#    bfloat16. How many **MB** of whole blocks are there at most?
+# 3. LLaMA-7B has 32 blocks of 202,383,360 parameters. Each block is a unit, and one unit is gathered ahead,
+#    in bfloat16. How many **MB** of whole blocks are there at most?
 # 4. With K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic**
 #    does a step send, if all elements have the same size?
 # 5. You have 64 GPUs in nodes of 8, with 50 GB/s between nodes, and 16P/8 bytes fit next to the activations.
@@ -2293,7 +2293,7 @@ def all_gather_int8(
     """Write all ranks' shards into `output`, each rounded to 8 bits in blocks of `block` elements.
 
     shard: s elements of any floating dtype, the same size on every rank; left alone. output: N s
-    elements; overwritten, with the same bits on all ranks. Blocks begin anew with each shard;
+    elements; overwritten, with the same bits on all ranks. A new block begins with each shard;
     the last one may be short. An element is off by at most half of its block's scale. Sends (N-1)
     (s + 4 ceil(s/block)) bytes.
     """
@@ -2410,9 +2410,9 @@ for name, (took, _) in measured.items():
 # which 46.9 are in the layers, 7 in AdamW, and one for the mean. Four replicas compute AdamW's step and the
 # mean four times, which is 24 more, so the ratio is 1.44. Two islands compute AdamW's step twice. In
 # <code>fully_shard</code> the mean is part of the communication and isn't counted. So it has 53.9 operations
-# instead of 54.9, which makes 0.982, or 60.9 with islands, which makes 1.11. The ZeRO-3 of notebook 04 adds
-# each rank's gradients into a buffer. That is one more operation on each of the four ranks, and makes 1.07.
-# Yours divides each shard of the mean once, as one process does, and therefore has 1.</details>
+# instead of 54.9, which makes 0.982. With islands it has 60.9, which makes 1.11. The ZeRO-3 of notebook 04
+# adds each rank's gradients into a buffer. That is one more operation on each of the four ranks, and makes
+# 1.07. Yours divides each shard of the mean once, as one process does, and therefore has 1.</details>
 #
 # FSDP sends nearly as many bytes as ZeRO-3, and also holds the unit that is on its way. The two differ in the
 # exposed share. Not resharding saves a third of the bytes but keeps whole weights. Islands have short wires,
