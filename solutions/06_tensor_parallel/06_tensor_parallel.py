@@ -1998,9 +1998,9 @@ figure
 # You can compute GPT-3's memory in the same way. On 8 ranks, 0.58 GB of the 2.9 GB per layer are left, and
 # with sequence parallelism in the form `"regather"` only 0.36 GB.
 #
-# <details><summary>How the 0.58 and 0.36 GB are computed</summary>In 16 bits, your 16 activations would be 32
-# bytes for each element of an activation. GPT-3 in 16 bits, with dropout and without flash attention, keeps
-# 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). In
+# <details><summary>How the 0.58 and 0.36 GB are computed</summary>In 16 bits, your 16 activations would take
+# 32 bytes for each element of one activation. GPT-3 in 16 bits, with dropout and without flash attention,
+# keeps 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). In
 # Korthikanti et al. (table 2), 10 of the 34 stay whole with tensor parallelism, but none stays whole with
 # sequence parallelism in addition (in the form <code>"regather"</code>). So on 8 ranks the 114 bytes become
 # 10 + 104/8 = 23, and then 114/8 = 14.25. That leaves 0.58 GB and 0.36 GB of the 2.9 GB per layer.</details>
