@@ -176,8 +176,8 @@ def said(prediction, *args):
 # | difficulty, importance | 1 and 3 of 5 |
 # | points | 3 |
 #
-# Begin with the simplest order. One microbatch goes down all stages and up again, and only then does the next
-# one start.
+# In the simplest order, one microbatch goes down all stages and up again, and only then does the next one
+# start.
 #
 # **Predict.** For what share of the time does a rank work, with 4 ranks and one microbatch? And with 4 ranks
 # and 100 microbatches?
@@ -258,9 +258,9 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # rank?
 #
 # <details><summary>Answer</summary>It is (p − 1)(F + B) on every rank. Rank i waits for i F before its first
-# input arrives, and for (p − 1 − i)(F + B) between its last forward and its first gradient, and it finishes i
-# B before rank 0. Since m does not appear in this sum, the bubble's share of the time shrinks as you add
-# microbatches.</details>
+# input arrives, for (p − 1 − i)(F + B) between its last forward and its first gradient, and for i B at the
+# end, until rank 0 is done. Since m does not appear in this sum, the bubble's share of the time shrinks as
+# you add microbatches.</details>
 #
 # **Build.**
 
@@ -688,10 +688,10 @@ if plain and schedule:
         print(f"v = {v}: activations sent by each rank: {', '.join(foretold)}")
 
 # %% [markdown]
-# If messages are free, the second extra forward saves no time but costs memory, because without it, rank 0
-# keeps only as much as with 1F1B. If a message takes a quarter of F, the extra forward saves 4 of the step's
-# 36, because it gives the rank work while an activation and a gradient are on their way. The longer a message
-# takes, the fewer chunks you should use.
+# If messages are free, the second extra forward saves no time but costs memory. Without it, rank 0 keeps only
+# as much as with 1F1B. If a message takes a quarter of F, the extra forward saves 4 of the step's 36, because
+# it gives the rank work while an activation and a gradient are on their way. The longer a message takes, the
+# fewer chunks you should use.
 #
 # **Break it.** In the next cell, backwards take the chunks in the order of the forwards, first chunk first.
 # Which rank then waits for which?
@@ -750,11 +750,11 @@ if schedule:
 # (Qi et al., table 1), so count a microbatch as kept until its W.
 #
 # <details><summary>Answer</summary>The bubble shrinks to (p − 1)(F + I − W). If F = I = W, this is a third of
-# 1F1B's bubble, and easy to derive. Rank i waits for i F before its first input arrives. It then waits for (p
-# − 1 − i) I before its first gradient, since the ranks below do no W before they pass this gradient on. The
-# W's fill the rest. On rank i, p − i microbatches await I, as before, and up to i more await W. So every rank
-# keeps up to p microbatches, as many as rank 0 in 1F1B. (`peak_activations` counts only the microbatches that
-# await I.)</details>
+# 1F1B's bubble. Rank i waits for i F before its first input arrives. It then waits for (p − 1 − i) I before
+# its first gradient, since the ranks below do no W before they pass this gradient on. The W's fill the rest.
+# On rank i, p − i microbatches await I, as before, and up to i more await W. So every rank keeps up to p
+# microbatches, as many as rank 0 in 1F1B. (`peak_activations` counts only the microbatches that await
+# I.)</details>
 #
 # **Build.** m has to be at least p, because with fewer microbatches the bubble is longer than the formula
 # says. So refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). The kinds are
@@ -1044,11 +1044,11 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
         print(f"{generator.__name__}, {'send' if blocking else 'isend'}: done")
 
 # %% [markdown]
-# In GPipe, all messages go one way, and then all go back. In 1F1B's steady state, however, rank 0 sends an
+# In GPipe, all messages first go down, and then all go up. In 1F1B's steady state, however, rank 0 sends an
 # activation down while rank 1 sends a gradient up, so each waits for the other to receive. `isend` helps on
 # gloo, but on NCCL the run can still hang, because NCCL runs a rank's operations in a group *one after the
-# other*, in the order in which it posted them. So if two ranks both post a send first, they can wait for each
-# other again.
+# other*, in the order they were posted. So if two ranks both post a send first, they can wait for each other
+# again.
 #
 # **One order for all ranks** helps everywhere. You already have such an order, because
 # `simulate(actions).events` lists all actions of all ranks, sorted by start time. Each event has `rank`,
@@ -1907,8 +1907,8 @@ on_gpus = on_your_gpus(ACTIONS)
 
 # %% [markdown]
 # **Predict.** Now 1F1B runs over all your GPUs, with microbatches of one size. A step of m microbatches takes
-# m slots plus the bubble. The slot is taken from the step with one microbatch, and the bubble from your
-# `bubble_of_ideal`.
+# m slots of F + B, plus the bubble. The slot is taken from the step with one microbatch, and the bubble from
+# your `bubble_of_ideal`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1981,10 +1981,10 @@ report.points(4)
 # | difficulty, importance | 5 and 1 of 5 |
 # | extra credit | 5 points, on top of the 60 |
 #
-# A layer of DeepSeek-V3 has many networks, its *experts*, but each token uses only a few. They are spread
-# over many nodes, and sending tokens to them and back takes as long as the computing. But a forward and a
-# backward of *different* microbatches do not need each other's results. So the two can be computed as one
-# block, in which each hides its messages behind the other's computing. Since a rank then always needs a
+# A layer of DeepSeek-V3 has many networks, its *experts*, but each token uses only a few. The experts are
+# spread over many nodes, and sending tokens to them and back takes as long as the computing. But a forward
+# and a backward of *different* microbatches do not need each other's results. So the two can be computed as
+# one block, in which each hides its messages behind the other's computing. Since a rank then always needs a
 # forward to pair with a backward, DualPipe feeds the pipeline from **both ends**. There are two copies of the
 # model, in opposite directions, and half of the microbatches go into each.
 #
@@ -2084,7 +2084,7 @@ def _dual(row, near, far, half, place, microbatches):
     for _ in range(below):  # the near end has no forwards left
         row.do("B", far)
         row.pair(far, near)
-    for k in range(2 * (place + 1)):  # nor has the far end; W from the middle on waits for the end
+    for k in range(2 * (place + 1)):  # nor has the far end; from the middle on, W waits for the end
         kind = "I" if k > place else "B"
         row.do(kind, near if k % 2 else far)
     for _ in range(below):
@@ -2267,7 +2267,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # `course_lib.pipeline.run`, also runs chunks, halves and pairs.)
 #
 # **Read on.**
-# - Huang et al. (2019), *GPipe*: §2.3 explains the bubble, and recomputation.
+# - Huang et al. (2019), *GPipe*: §2.3 explains the bubble and recomputation.
 # - Narayanan et al. (2019), *PipeDream*: §3.3 explains weight stashing.
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §2.2 describes
 #   both schedules of Megatron-LM.
