@@ -178,7 +178,7 @@ for seq in (4096, 32768, 131072, 1048576):
 # > Z = Σ exp(sⱼ) and out = Σ exp(sⱼ) vⱼ / Z
 #
 # Now cut the keys into two parts A and B, and compute attention to each part separately. You get out_A and
-# out_B, each divided by its own sum. If you kept Z_A and Z_B, you can undo the division:
+# out_B, each divided by its own sum. If you keep Z_A and Z_B, you can undo the division:
 #
 # > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
 #
@@ -860,7 +860,7 @@ def hiding_block(
 #   your share to it and pass it on.
 # - Skip the pairs of spans that forward skips.
 # - Keep all sums in at least float32 (`in_float32`), including those that are sent.
-# - backward returns one value for each argument of forward, and None for arguments that are not tensors.
+# - backward returns one value for each argument of forward, which is None if the argument is not a tensor.
 
 
 # %%
@@ -1170,8 +1170,7 @@ if run:
 # **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks, and
 # remember that only half of a block on the diagonal is needed. How long does the ring take, and for how much
 # of this time does rank r work? For what share of it does rank r idle? Return this share from
-# `causal_idle_share` (in §4). And how many times as long does the ring take as it would if all ranks had
-# equal work?
+# `causal_idle_share` (in §4). And how many times as long does the ring take as with equal work on all ranks?
 #
 # <details><summary>Answer</summary>The ring takes N − 1/2 blocks of time, because the last rank always works.
 # Rank r works for r + 1/2 of them, so it idles for (N − 1 − r) / (N − 1/2) of the time. With 4 ranks that is
@@ -1305,7 +1304,7 @@ idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
 # The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work would, and
-# zigzag only 1.00 times. (Long parts would give 1.75, as you predicted.)
+# zigzag 1.00 times as long. (Long parts would give 1.75, as you predicted.)
 #
 # And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
 # code computes whole blocks, even on the diagonal, so "computed" counts whole blocks, for the busiest rank in
@@ -1658,10 +1657,10 @@ if run:
 #
 # <details><summary>Answer</summary>With F FLOP/s and B bytes/s, both times are equal if 4 · c² · width / F =
 # 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries
-# that is 312e12 / 300e9 = 1,040 tokens, which is simply its FLOPs for each byte. With fewer heads of keys
-# there are fewer bytes, so c falls in proportion. Under a causal mask there is half the computing, so twice
-# as many tokens are needed. (Backward has 2.5 times the computing and three times the bytes, so it needs 1.2
-# times as many tokens.)</details>
+# that is 312e12 / 300e9 = 1,040 tokens, which is simply its FLOPs per byte. With fewer heads of keys there
+# are fewer bytes, so c falls in proportion. Under a causal mask there is half the computing, so twice as many
+# tokens are needed. (Backward has 2.5 times the computing and three times the bytes, so it needs 1.2 times as
+# many tokens.)</details>
 #
 # **Check.**
 
@@ -1687,8 +1686,8 @@ report.points(7)
 
 # %% [markdown]
 # **Measure.** The cell measures how long a block of c queries and c keys takes on this machine, on one thread
-# in float32, and how long a message takes, as in the ping-pong of notebook 00. Numbers have 4 bytes here, so
-# your formula gets a link that is half as fast.
+# in float32, and how long a message takes, as in the ping-pong of notebook 00. Elements have 4 bytes here
+# instead of 2, so your formula gets half of the bandwidth.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1789,7 +1788,7 @@ if run:
 # (If the cores have other work, a rank can be blocked mostly because its neighbour is late.)
 #
 # The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2).
-# The paper calls the smallest c that hides messages the *block*, here in thousands of tokens. Its second
+# The paper calls the smallest c that hides messages the *block* (printed in thousands of tokens). Its second
 # column is six times the block, because a rank holds six blocks at the same time: its queries, its output,
 # its keys, its values, and the keys and values that arrive.
 
@@ -1817,8 +1816,8 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
 # This number assumes the data sheet's speed, so a GPU that reaches 40 % of that speed needs only 40 % of the
-# tokens. A ring can therefore hide its messages even between nodes, whereas tensor parallelism (notebook 06)
-# cannot. So keep NVLink, inside the node, for traffic that can't overlap.
+# tokens. So a ring can hide its messages even between nodes, whereas tensor parallelism (notebook 06) cannot.
+# Keep NVLink, inside the node, for traffic that can't overlap.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits *(optional)*
@@ -1997,8 +1996,8 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 #
 # **Predict.** The cell times a block of the ring and its message between two GPUs. Above which length does
 # the block take longer than the message? Each row is predicted from the speed in the longest row, in FLOPs
-# for blocks and in bytes for messages, so the prediction leaves out α and the start of a kernel. Below,
-# `hiding_block` gets these two speeds.
+# for blocks and in bytes for messages, so the prediction leaves out α and the start of a kernel. The cell
+# also gives these two speeds to `hiding_block`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2028,7 +2027,7 @@ if ring_run:
 # You can write a number as arithmetic.
 #
 # 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long does a
-#    ring take as it would if all ranks had equal work?
+#    ring take as with equal work on all ranks?
 # 2. There are 16 ranks. How many **times** does each of them pass keys and values on in a forward?
 # 3. An A100 computes 312 TFLOP/s in 16 bits and sends 100 Gb/s (12.5 GB/s each way). There are as many heads
 #    of keys as of queries, and no mask. How many **tokens** must a rank hold so that the ring hides its
@@ -2186,12 +2185,12 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # rank sends, when the messages hide, and which rank waits.
 #
 # **Read on.**
-# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, presents §2 in its first form
-#   (section 3).
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, is the origin of §2 (section
+#   3).
 # - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*, explain the tiles, and why bytes
 #   count more than FLOPs.
-# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, has table 2, and the MLP in
-#   blocks as well.
+# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, contains table 2, and cuts the
+#   MLP into blocks as well.
 # - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*, for zigzag.
 # - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*, which combines Ulysses with a
 #   ring.
