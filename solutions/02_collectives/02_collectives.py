@@ -50,8 +50,8 @@
 # | round | messages that travel at the same time. The next round begins when all of them have arrived |
 #
 # An exchange takes about **rounds · α + B · β** seconds. Here B counts the bytes that pass *one after
-# another*: take the largest message of each round, and add these up over the rounds. If one rank sends a
-# largest message in every round, B is just the number of bytes this rank sends. That is why we count the
+# another*: take the largest message of each round, and add these up over the rounds. If one rank sends as
+# much as any other in every round, B is just the number of bytes this rank sends. That is why we count the
 # bytes of the *busiest* rank. (There are two exceptions, in §0 and, if N is not a power of two, in §5.)
 # Adding numbers takes no time in this model.
 #
@@ -167,13 +167,13 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 
 # %% [markdown]
 # Read the picture from left to right. A row is grey while its rank waits. Rank 3 offers its tensor early, but
-# it waits until rank 0 has taken the tensors of ranks 1 and 2, and then waits again until rank 0 comes back
-# with the sum. Every arrow starts or ends at rank 0, so while one pair talks, the others wait or have
-# finished. White means that a rank runs its own code, or has finished its last message.
+# waits until rank 0 has taken the tensors of ranks 1 and 2, and then waits again until rank 0 comes back with
+# the sum. Every arrow starts or ends at rank 0, so while one pair talks, the others wait or have finished.
+# White means that a rank runs its own code, or has finished its last message.
 #
 # **Predict, then measure.** With N ranks and M bytes, how many bytes does rank 0 send, and in how many
 # rounds? Write the pair. Below it, `beside` prints your pair next to the ledger. (Functions whose names end
-# in `_cost` give no points by themselves, but all except this one return in §8, which has points. From §1 on,
+# in `_cost` earn no points by themselves, but all except this one return in §8, which has points. From §1 on,
 # the docstring of the exercise gives the cost away, so predict before you scroll down.)
 
 
@@ -468,7 +468,7 @@ def reduce_scatter_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** Chunk c must visit all N ranks and end on rank c. So it starts at the next rank, c + 1, and makes
-# N − 1 hops. Now look at this from the side of a rank. What does rank r send in round k, and what arrives?
+# N − 1 hops. Now take the side of one rank. What does rank r send in round k, and what arrives?
 #
 # `input` belongs to the caller, so leave it as it was. The partial sums need memory of their own.
 
@@ -625,7 +625,7 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** What do you hold at the start, and what has rank r + 1 not seen yet? This time you don't need a
-# second buffer, because each chunk arrives exactly where it should stay.
+# second buffer, because each chunk arrives exactly where it belongs.
 
 
 # %% nbgrader={"grade_id": "all_gather", "solution": true}
@@ -728,7 +728,7 @@ results(uneven_shards)
 # share them out evenly over the N ranks, you have the least the busiest rank can send. The prediction asks
 # you for this number.
 #
-# In total, the ranks of §0 send no more than that. The flaw is that one rank sends half the bytes. A
+# In total, §0 sends just as many messages per element. Its flaw is that one rank sends half of them. A
 # reduce-scatter followed by an all-gather puts the same load on every rank instead. This is the ring
 # all-reduce, and in no algorithm can the busiest rank send less.
 #
@@ -903,11 +903,11 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 #
 # **Look.** The next two cells show your ring on film and as a timeline. Is the film the same as the film at
 # the top of this section? (If your ring works on a copy, the boxes change only at the end, so compare the
-# messages instead. If your ring is §2 followed by §3, each message carries the chunk one place before the
-# chunk in that film.) In the timeline, count the arrows and ignore the milliseconds. Every rank sends six
-# messages and receives six, of 1 MB each. In §0, by contrast, rank 0 received three messages of 4 MB and sent
-# three, and every other rank sent one and received one. (Grey is waiting, and on a laptop most of it is
-# waiting for a core. §9 shows how that changes the time.)
+# messages instead. If your ring is §2 followed by §3, the number next to each message is one lower than in
+# that film, or 3 instead of 0.) In the timeline, count the arrows and ignore the milliseconds. Every rank
+# sends six messages and receives six, of 1 MB each. In §0, by contrast, rank 0 received three messages of 4
+# MB and sent three, and every other rank sent one and received one. (Grey is waiting, and on a laptop most of
+# it is waiting for a core. §9 shows how that changes the time.)
 
 # %% tags=["skip-in-grading"]
 run = try_it(film_in_place, ring_all_reduce, backend="gloo")
@@ -1082,8 +1082,8 @@ beside(recursive_doubling_cost, doubling_840)
 # M.
 #
 # **Break it.** Why does the docstring insist on *the same bits*? In the next cell, every rank gets all
-# contributions and adds them up starting with its own. The sum is the same, but its order differs from rank
-# to rank.
+# contributions and adds them up starting with its own. Every rank adds the same numbers, but in a different
+# order.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1832,8 +1832,8 @@ scorecard(
 
 # %% [markdown]
 # Recursive doubling adds everything on every rank, so it pays for its few rounds with more additions than one
-# process needs. `gather_to_one` makes no unnecessary addition, but one rank makes them all. The ring makes no
-# unnecessary addition either, and it sends the least. If one buffer serves all rounds, the ring needs room
+# process needs. `gather_to_one` does no unnecessary additions, but one rank does them all. The ring does no
+# unnecessary additions either, and it sends the least. If one buffer serves all rounds, the ring needs room
 # for only one chunk in addition to the tensor, 1.25 M in all. If your ring's peak is higher, it holds more
 # buffers at the same time, such as a new one in each round, or a copy of the tensor. The card doesn't show
 # the rounds, which are 6, 2 and 6 from top to bottom. In rounds, then, the ring is not better than
