@@ -109,7 +109,7 @@ print("in the notebook:", counter)
 # one rank can do to another is to send it bytes.*
 #
 # Why processes, then, and not threads, which share everything? Because Python's global lock lets only one
-# thread at a time run Python code. PyTorch's older `DataParallel` has one process with a thread per GPU,
+# thread run Python code at a time. PyTorch's older `DataParallel` has one process with a thread per GPU,
 # whereas `DistributedDataParallel` has one rank per GPU.
 #
 # **Build.** Who am I, how many of us are there, and where do my tensors live? `launch` has already made the
@@ -242,8 +242,8 @@ run = launch(early_start, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# The white part, up to 30 milliseconds, is work. With `send`, rank 0 would have spent this time waiting. The
-# grey part after it is `handle.wait()`. Making training fast is largely a matter of making the grey parts
+# The white part, up to 30 milliseconds, is work, and the grey part after it is `handle.wait()`. With `send`,
+# rank 0 would have waited all this time. Making training fast is largely a matter of making the grey parts
 # shorter (notebook 03).
 #
 # Messages obey six rules, and the lab in §5 breaks each of them:
@@ -508,8 +508,8 @@ launch(naive_shift, world_size=3, backend="gloo")  # gloo's sends wait for the r
 # `init_process_group`), and then say only "timed out".
 #
 # **Begun one by one.** Two ranks swap tensors and *begin* their messages one by one, first the send, then the
-# receive. Neither rank waits before it has begun both. Before you run the program over gloo, do you expect it
-# to finish?
+# receive. Neither rank waits before it has begun both. Before you run the program over gloo, decide whether
+# it will finish.
 
 
 # %% tags=["skip-in-grading"]
@@ -671,8 +671,8 @@ for wire in LINKS:
 # Here is how to read a diagnosis. The first line says what is certain. Then there is an entry for each rank.
 # It says what the rank is doing, in which operation, at which line, since when, and **which rank it is
 # waiting for**. A blocked rank can go on only when its partner makes the matching call. If the ranks wait in
-# a circle, or for a rank that has returned, the partner never makes that call. This is a **deadlock**, and
-# you need no time limit to know it.
+# a circle, or for a rank that has returned, the partner never makes that call. This is a **deadlock**, and it
+# takes no time limit to detect it.
 
 # %% tags=["skip-in-grading"]
 import textwrap
@@ -1178,8 +1178,8 @@ for how in ("killed", "exits"):
 # and puts `RANK`, `WORLD_SIZE`, `LOCAL_RANK` (the rank within its node) and the address of a meeting point
 # into its environment. Then the program calls `dist.init_process_group`. On GPUs it first calls
 # `torch.cuda.set_device` with `LOCAL_RANK`, because otherwise all ranks of a node would use its first GPU.
-# Your function can be used in such a program without a change. The next cell prints the program, and the cell
-# after it runs `torchrun --standalone --nproc-per-node=3 ring.py` as a subprocess:
+# You can use your function in such a program unchanged. The next cell prints the program, and the cell after
+# it runs `torchrun --standalone --nproc-per-node=3 ring.py` as a subprocess:
 
 # %% tags=["skip-in-grading"]
 import inspect
@@ -1224,7 +1224,7 @@ def torchrun(script, world_size, **environment):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # an interrupt reaches torchrun as terminate() alone
+            start_new_session=True,  # an interrupt reaches torchrun only as terminate()
         )
         with job:
             try:
@@ -1277,7 +1277,7 @@ for level in ("OFF", "DETAIL"):
 # | | `launch` | `torchrun` |
 # |---|---|---|
 # | a circle of receives | named after about 1 s | after 30 minutes (gloo) or 10 (NCCL): "timed out" |
-# | collectives that do not fit | named immediately | only with `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
+# | collectives that do not match | named immediately | only with `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
 # | one rank raises | its traceback, the others are waiting | its traceback, among what the others printed |
 # | several machines | no | yes |
 #
@@ -1331,8 +1331,8 @@ on_gpus = on_your_gpus(PING_PONG, predicted=lambda of, run: link.seconds(of["byt
 # 1. How many **seconds** does one message of 1 MB (10⁶ bytes) take?
 # 2. At how many **bytes** does a message spend as long on α as on its bytes?
 # 3. Rank 3 of a program on a cluster catches an exception, prints it and continues to compute. It never calls
-#    the `all_reduce` that ranks 0, 1 and 2 have begun. No time limit is set, and PyTorch's default is off. Do
-#    ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
+#    the `all_reduce` that ranks 0, 1 and 2 have begun. No time limit is set, and PyTorch's default limit is
+#    switched off. Do ranks 0, 1 and 2 `"raise"`, `"return"` or `"wait"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 # Replace the dots.
