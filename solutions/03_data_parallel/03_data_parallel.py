@@ -265,7 +265,7 @@ dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
 # **Predict.** How many samples does each rank get, and how many samples are repeated so that all ranks get
-# equally many? (You will see both numbers after the check of your sampler. Predictions that give points are
+# equally many? (You will see both numbers after the check of your sampler. Predictions that earn points are
 # checked in §7.)
 
 
@@ -317,9 +317,9 @@ def shard_indices(
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Think of a pack of cards, shuffled once and dealt around the
 # table. All ranks shuffle alike, so nothing has to be sent.</details>
-# <details><summary>Hint: the step</summary>A rank takes the places <code>rank, rank + N, ...</code> below
-# <code>each * N</code>, where <code>each</code> is the number of its samples. Place p holds <code>order[p %
-# n]</code>.</details>
+# <details><summary>Hint: the step</summary>A rank takes the positions <code>rank, rank + N, ...</code> below
+# <code>each * N</code>, where <code>each</code> is the number of its samples. Position p holds <code>order[p
+# % n]</code>.</details>
 #
 # **Check.** The cell after the check prints your prediction next to the numbers of your sampler.
 
@@ -449,8 +449,8 @@ one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, 
 
 # %% [markdown]
 # After forward and backward, twelve all-reduces follow, one after another, while no rank computes. (They are
-# drawn on three lines, so that you can tell them apart.) If a rank's first all-reduce is long, that rank came
-# early and waits for the others.
+# drawn on three lines so you can tell them apart.) If a rank's first all-reduce is long, that rank came early
+# and waits for the others.
 #
 # **Predict.** A replica has M bytes of gradients, and a step has K microbatches. How many bytes does each
 # rank send in a step? With `no_sync` (§3), the gradients of the first K − 1 microbatches only add up on their
@@ -706,7 +706,7 @@ one_step_drawn(
 # A grey bar begins when its bucket is handed over, while the orange backward still runs. The bar ends when
 # the rank has finished waiting for the bucket. That is always after backward, even if the sum arrived
 # earlier, because the ledger does not record the arrival. The grey to the right of the orange is exposed. (On
-# a laptop, ranks and messages share the cores, so you win little time, and backward itself takes longer.
+# a laptop, ranks and messages share the cores, so you save little time, and backward itself takes longer.
 # Overlap pays off when the network needs no CPU core.)
 #
 # **Predict.** Backward takes t seconds and makes gradients at an even pace, in B equal buckets. All of the
@@ -898,8 +898,8 @@ class BucketedDataParallel(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: the things to remember</summary>Remember the buckets (lists of parameters) and the
 # bucket of each parameter. For each bucket, remember the parameters whose gradients are still missing. For
-# each bucket that has left, remember the flat tensor and the handle. At the end of <code>finish</code>, reset
-# the last two for the next step.</details>
+# each bucket that has left, remember the flat tensor and the handle. At the end of <code>finish</code>, count
+# every gradient as missing again, and drop the flat tensors and handles.</details>
 # <details><summary>Hint: flat and back</summary>To flatten, use <code>torch.cat([g.flatten() for g in
 # grads])</code>. To get back, use <code>flat.split([p.numel() for p in bucket])</code> and
 # <code>view_as(p)</code>.</details>
@@ -917,8 +917,8 @@ report = check("03_data_parallel/bucketed_data_parallel", BucketedDataParallel, 
 report.points(16)
 
 # %% [markdown]
-# **Measure.** On this machine, ranks compute on the cores that also copy their messages. So overlap wins
-# little here, and the gain depends on what else is running. The next cell therefore imitates a cluster in
+# **Measure.** On this machine, ranks compute on the cores that also copy their messages. So overlap saves
+# little here, and how much depends on what else is running. The next cell therefore imitates a cluster in
 # slow motion. The backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither needs
 # a core. Ranks, gradients (1 MB per layer) and the order of events are real. Grey is exposed communication,
 # and a black line marks where it ends according to your `exposed_seconds`.
@@ -1160,7 +1160,7 @@ for counted in (False, True):
 # The cure has three steps. First, every rank takes the *sum* of the losses of its samples. Then the gradients
 # are summed over the ranks. Finally, they are divided by the number of samples on all ranks together. That
 # number is also a sum over the ranks, which needs one more all-reduce, of 8 bytes. `reference`'s wrappers do
-# it with `finish_gradient_synchronization(count=...)`.
+# the last two steps in `finish_gradient_synchronization(count=...)`.
 #
 # **In production.** DDP divides by N, whatever the counts are. With unequal counts, you have to multiply each
 # rank's mean loss by N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same
@@ -1798,8 +1798,8 @@ on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # With many small buckets, DDP pays α many times, a cost that `exposed_seconds` leaves out. With a single
 # bucket, it hides nothing. A message also occupies some of the GPU's multiprocessors and memory bandwidth, so
 # backward can get slower while the message travels. And because the embedding is tied to the head, its
-# gradient, 154 of the 498 MB, is complete only when backward ends. So this third stays exposed with any
-# buckets, but `exposed_seconds` does not know this, because it assumes equal buckets.
+# gradient, 154 of the 498 MB, is complete only when backward ends. So this third stays exposed whatever the
+# buckets are. Your `exposed_seconds`, which assumes equal buckets, misses this.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -2213,7 +2213,7 @@ figure
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria (computation, peak memory, bytes sent), on one step of a network of 256 x 256
+# Here are the three criteria (computation, peak memory, bytes sent) for one step of a network of 256 x 256
 # matrices, with 64 samples in all, AdamW and four ranks. M is the size of the gradients. For comparison, one
 # process does the same step on all 64 samples.
 
