@@ -43,7 +43,7 @@
 # | | |
 # |---|---|
 # | P | the number of parameters of the model |
-# | N, D | in 6ND, the number of parameters a token is multiplied by, nearly P, and the number of tokens of a whole training |
+# | N, D | in 6ND, N is the number of parameters a token is multiplied by (nearly P), and D is the number of tokens in the whole training |
 # | b, s, T | sequences in a microbatch; tokens in a sequence; T = b · s tokens. (15T tokens are 15 · 10¹²) |
 # | h, L, a, V | width of the model; layers, each a block of attention and MLP; heads; vocabulary |
 # | microbatch | the sequences of one forward and backward. A step may take several |
@@ -531,9 +531,9 @@ report = check("01_why_distribute/saved_bytes", SavedBytes, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Point the meter at one block of the GPT, in float32. The unit is T · h numbers, one row as wide
-# as the model for each token. `plain` computes attention's scores as a matrix, whereas `fused` is the flash
-# kernel, which does not.
+# **Measure.** Point the meter at one block of the GPT, in float32. The unit is T · h numbers, a row of h for
+# each token. `plain` computes attention's scores as a matrix, whereas `fused` is the flash kernel, which does
+# not.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -848,9 +848,9 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"    and {(moved == 0).double().mean():.0%} of them did not move at all")
 
 # %% [markdown]
-# 8 bytes are left, and autocast doesn't add anything to them. So there is no master copy any more. Near 1,
-# the next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away every time. The
-# master copy's 4 bytes keep such steps. Notebook 09 rounds in a way that loses less.
+# 8 bytes are left, and autocast adds nothing to them, so there is no float32 copy of the weights. Near 1, the
+# next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away every time. A master
+# copy's 4 bytes would keep such steps. Notebook 09 rounds in a way that loses less.
 
 # %% [markdown]
 # ## 5 · How fast: the roofline *(optional)*
@@ -940,8 +940,8 @@ for card in (A100, H100, gpu("B200")):
 #
 # **Measure.** The cell measures this machine, in float32, on one thread. The largest speed of any square
 # product is taken as its peak, and the fastest pass that only *reads* a large matrix gives its bandwidth.
-# Then it measures products with a weight of 4,096 × 4,096, under your roof. Everything is measured six times,
-# in three rounds of two, and the best time counts.
+# Then it measures products with a weight of 4,096 × 4,096, and draws them under your roof. Everything is
+# measured six times, in three rounds of two, and the best time counts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1074,7 +1074,7 @@ def compute_optimal(budget: float, law: tuple[float, ...]) -> tuple[float, float
 # <details><summary>Hint: `compute_optimal`, the derivative</summary>With M = C/6 the law is
 # E + A N^−α + B N^β M^−β. Its derivative is zero where α A N^−α = β B N^β M^−β. Solve for N.</details>
 #
-# **Check.** Without `compute_optimal`, two of its lines stay red.
+# **Check.** Without `compute_optimal`, two lines stay red.
 
 # %% nbgrader={"grade_id": "budgets_check", "points": 6}
 report = check("01_why_distribute/budgets", days, tokens_per_second_per_gpu, compute_optimal)
@@ -1276,10 +1276,11 @@ report.points(8)
 
 # %% [markdown]
 # **Measure: the map.** The cell answers the prediction, and then draws models against GPUs, coloured by your
-# own answers, for one sequence of 4,096 tokens on each GPU and 70 GB of room, because CUDA, NCCL and gaps also
-# take some of the 80. Blue means without checkpointing, orange means with it, and white means None. In a live notebook, sliders change the room and
-# the tokens. (Your formula counts the activations of GPT-2's parts. But LLaMA's parts keep half as much
-# again, 24.3 GB instead of 16.1 for Llama-3-8B, so the rows of LLaMA models are too optimistic.)
+# own answers, for one sequence of 4,096 tokens on each GPU and 70 GB of room, because CUDA, NCCL and gaps
+# also take some of the 80. Blue means without checkpointing, orange means with it, and white means None. In a
+# live notebook, sliders change the room and the tokens. (Your formula counts the activations of GPT-2's
+# parts. But LLaMA's parts keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B, so the rows of
+# LLaMA models are too optimistic.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for gpus in (8, 1):
@@ -1558,7 +1559,7 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 # %% [markdown]
 # ## Scorecard
 #
-# Each notebook ends with the same three criteria, measured on the ranks. They are redundant computation
+# Most notebooks end with the same three criteria, measured on the ranks. They are redundant computation
 # (FLOPs of all ranks over the FLOPs of one), the peak of memory on a rank, and the bytes a rank sends. This
 # notebook measures the row with which you will compare all others. M is the 4P bytes of the parameters.
 #
