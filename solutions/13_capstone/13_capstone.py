@@ -3,7 +3,7 @@
 #
 # **Is it the same model in every layout, what does each layout cost, and which one would you run?**
 #
-# OpenAI reports 3.14e23 floating-point operations for GPT-3, but never published how they were divided among the GPUs
+# OpenAI reported 3.14e23 floating-point operations for GPT-3, but never published how they were divided among the GPUs
 # (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become one
 # function, which takes a layout and runs one training step.
 #
@@ -204,8 +204,8 @@ report = check("13_capstone/distribute", distribute, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The cell trains on the same 8 rows per step three times, first on one rank, and then split between two
-# ranks by DDP and by FSDP. Each rank has one thread, so that a single rank can't use both cores.
+# **Measure.** The cell trains three times on the same data, on one rank, on two with DDP, and on two with FSDP. Each
+# rank has one thread, so that a single rank can't use both cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -269,8 +269,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | points | 8 and 12 |
 #
 # DDP and FSDP know only one axis. The function in this section knows all four, and ZeRO as well. You have built its
-# parts before, so it is only a page long. Only the *order* of the parts is new, because each part needs the results of
-# the parts before it. The stub contains the first two parts, and you write the other three:
+# parts before, so it is only a page long. Only the *order* of the parts is new. It matters, because each part needs the
+# results of the parts before it. The stub contains the first two parts, and you write the other three:
 #
 # | | part | needs | why here |
 # |---|---|---|---|
@@ -544,7 +544,7 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
 
     fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1. Each
     call can start a run, so for n axes, make at most n + n^2 calls. The result names only axes
-    larger than 1, in the order of `sizes`. If any of them were set to 1, the layout would not fail.
+    larger than 1, in the order of `sizes`. If any single one were set to 1, the layout would not fail.
     If there are several such results, any of them is right. The result is {} if the layout fails
     even with all axes at 1. Leave the argument unchanged. Raise ValueError if `sizes` do not fail.
     """
@@ -588,9 +588,9 @@ report.points(5)
 #
 # **Measure.** The cell trains a tiny GPT 19 times, which takes about 30 s. You can skip the code of its functions. A
 # step fails if any of its three losses is more than 1e-9 away from the loss of one process. For each step, the cell
-# prints the axes that your search returns, and how far off the three losses are on these axes. The first loss is a
-# clue, because it is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't show
-# before the second loss.
+# prints the axes your search returns, and how far off the three losses are if only these axes are cut. The first loss
+# is a clue, because it is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't
+# show before the second loss.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -676,10 +676,10 @@ report.points(3)
 # %% [markdown]
 # <details><summary>How each is mended</summary><code>step_a</code> uses PyTorch's norms instead of
 # <code>SequenceParallelNorm</code>. Forward is the same, but each rank's weights get only the gradient of its own
-# tokens, so the copies drift apart. Sum these gradients over tp. <code>step_b</code> left out the positions of later
-# stages. Learned positions are added once, in the embedding, but rotary ones turn the queries and keys of every block.
-# So give all stages the positions of their tokens. <code>step_c</code> takes ranks that are next to each other for
-# replicas. But with pp, dp and tp in this order, the neighbours of a rank are its tp partners, which hold different
+# tokens, so the copies drift apart. Sum these gradients over tp. <code>step_b</code> gives the later stages no
+# positions. Learned positions are added once, in the embedding, but rotary ones turn the queries and keys of every
+# block. So give all stages the positions of their tokens. <code>step_c</code> takes ranks that are next to each other
+# for replicas. But with pp, dp and tp in this order, the neighbours of a rank are its tp partners, which hold different
 # parameters. And since <code>Zero1Optimizer</code> begins by giving all ranks of its group the same parameters, even
 # the first loss is wrong. Take the group from the mesh instead.</details>
 
@@ -789,17 +789,17 @@ if rank_517 := tried(as_rank_517, mine):
 
 # %% [markdown]
 # The column *dry run* shows what your program does, and *closed form* shows what the formulas of notebooks 04, 06, 07
-# and 10 say. The few bytes of losses and counts are in the row *numbers*. For all three axes, the bytes, the parameters
-# and the kept activations agree to the byte.
+# and 10 say. The few bytes of losses and counts are in the row *numbers*. The bytes along all three axes, the
+# parameters and the kept activations agree to the byte.
 #
 # But look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
 # rank would need 702 GB before the first step. This line of your program could never run on a real cluster. That is why
 # Megatron-LM builds only a rank's part, and why others build the model on the meta device.
 #
-# **Check.** On the mesh pp 8 x dp 16 x tp 8, it runs your step as ranks from three stages, for a small GPT of 8 layers
-# with 8 microbatches per replica. It compares the bytes by axis, the calls over the replicas, the parameters and the
-# kept activations with the closed forms. Each rank takes a few seconds. You can use a schedule other than 1F1B, as long
-# as it keeps no more activations.
+# **Check.** On the mesh pp 8 x dp 16 x tp 8, it runs your step as ranks of different stages, for a small GPT of 8
+# layers with 8 microbatches per replica. It compares the bytes by axis, the calls over the replicas, the parameters and
+# the kept activations with the closed forms. Each rank takes a few seconds. You can use a schedule other than 1F1B, as
+# long as it keeps no more activations.
 
 # %% nbgrader={"grade_id": "dry_step_check", "points": 4}
 report = check("13_capstone/dry_step", make_step)
@@ -990,10 +990,10 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # %% [markdown]
 # Down and to the left is better, but no point of four ranks is best at everything. For example, *pp 4* sends least and
 # holds little, but the map doesn't show its bubble. With four microbatches, three of seven moments are idle. *tp*
-# divides activations, but pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and since this
-# batch has two, they send more than notebook 04's 2 and 3 units. *ZeRO-2* doesn't even save memory here. Its buckets
-# hold 25 MiB by default, so one bucket holds all gradients until the end of backward. In this model, about three quarters
-# of one process's peak are activations. In your dry run of GPT-3, the states were larger than the activations, so the map
+# divides activations, but pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and each replica
+# has two, so they send more than notebook 04's 2 and 3 units. *ZeRO-2* doesn't even save memory here. Its buckets hold
+# 25 MiB by default, so one bucket holds all gradients until the end of backward. In this model, about three quarters of
+# one process's peak are activations. In your dry run of GPT-3, the states were larger than the activations, so the map
 # of another model looks different.
 
 # %% [markdown]
@@ -1150,9 +1150,9 @@ page.add("what the model writes after 'def '", written, by="trained by the run a
 home.cleanup()
 
 # %% [markdown]
-# The text has the look of Python but none of its sense. There are indented lines, `self`, `if`, brackets, and words as
-# long as English ones. 300 steps read only 307,200 bytes, while the model has 875,264 parameters. By the rule of 20
-# tokens per parameter (Hoffmann et al. 2022), it should have read 17 million.
+# The text has the look of Python but none of its sense. There are indented lines, brackets, and words as long as
+# English ones. 300 steps read only 307,200 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
+# parameter (Hoffmann et al. 2022), it should have read 17.5 million.
 #
 # <details><summary>What did the kill cost?</summary>It cost 30 steps, because the run was killed in step 130 and saved
 # every 50. Notebook 12's formula, τ = √(2 δ M), says how often it should have saved.</details>
@@ -1248,10 +1248,9 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 # *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run, if there
 # is one.*
 #
-# **Predict.** GPT-2 small has 124M parameters, and needs about 0.86 GFLOP per token. A rank of data parallelism holds
-# 16 bytes per parameter in weights, gradients and moments, which is 2.0 GB, whereas a rank of ZeRO-3 on two GPUs holds
-# half of that. How many tokens per second does your card's data sheet allow, and which share of them will one GPU
-# reach?
+# **Predict.** GPT-2 small has 124M parameters, and needs about 0.86 GFLOP per token. With data parallelism, a rank
+# holds 16 bytes per parameter in weights, gradients and moments, or 2.0 GB. With ZeRO-3 on two GPUs, it holds half of
+# that. How many tokens per second does your card's data sheet allow, and which share of them will one GPU reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import transformer_flops, transformer_parameters
@@ -1323,9 +1322,10 @@ report.points(2)
 # %% [markdown]
 # ## 9 · Your page
 #
-# The cell writes one HTML file and one PNG from the results above. Each result comes with the words *your function* or
-# *the library's*, and with this machine, its PyTorch and the date. If you left out a section or an optional part, its
-# frame stays empty. The page isn't graded. It is a lab report, so be ready for a question about every number on it.
+# The cell writes one HTML file and one PNG from the results above. They say where each result comes from, such as *your
+# make_step* or *the library's train*, and name this machine, its PyTorch and the date. If you left out a section or an
+# optional part, its frame stays empty. The page isn't graded. It is a lab report, so be ready for a question about
+# every number on it.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 page.show("your_page")
