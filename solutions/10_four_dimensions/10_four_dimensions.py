@@ -227,8 +227,8 @@ if ready(coordinates, axis_ranks):
 # %% [markdown]
 # Rank 5 shares layers with rank 4, its neighbour, and averages with rank 7.
 #
-# **Break it.** In the explorer above, whose axes all have 2 ranks, reorder them until tp comes first. With
-# which ranks does rank 5 now sum its layers, and on which wire?
+# **Break it.** Reorder the explorer's axes, each of which has 2 ranks, until tp comes first. With which rank
+# does rank 5 now sum its layers, and on which wire?
 #
 # <details><summary>Answer</summary>Its tp group is now [5, 13], with one rank on each node. All values stay
 # right, but every layer sums over the network. In §5 you measure what this costs.</details>
@@ -324,13 +324,13 @@ if ready(my_part):
     display(hybrid_figures.sheet_figure(parts, rows=8, seq=32))
 
 # %% [markdown]
-# Each square is read by the two ranks of one tp group. From row 4 on, it is the other ranks that read,
-# because dp gives 4 rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8,
-# so a step sees 4 · 8 samples.
+# Each square is read by the two ranks of one tp group. From row 4 on, ranks 4 to 7 read, because dp gives 4
+# rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8, so a step sees 4 ·
+# 8 samples.
 #
 # **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=k)` with the size of dp and the
-# coordinate on dp. By default, both are the world's size and rank, so ranks that share a layer read different
-# samples. No loss shows such a mistake, as you can see in the *optional* end.
+# coordinate on dp. By default, the sampler takes the world's size and rank, so ranks that share a layer read
+# different samples. No loss shows such a mistake, as you can see in the *optional* end.
 #
 # **Question.** Suppose that 1,024 GPUs take 29 s per step for a batch of 1,536 rows. How many samples per
 # second is this?
@@ -342,7 +342,8 @@ if ready(my_part):
 # ### Optional: a mistake that no loss shows
 #
 # **Break it.** In one of two runs, both replicas read the same rows, because one index is wrong. Both runs
-# train the same GPT with two replicas for 30 steps. Before you run them, can the loss show which is which?
+# train the same GPT with two replicas for 30 steps. Before you run them, predict whether the loss shows which
+# is which.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -537,7 +538,7 @@ if run:
 # 2 layers with 4 sums each, for 4 microbatches, make 32 sums over tp. The embedding adds one for each
 # microbatch, so there are 36. Along pp, rank 0 sends an activation and receives a gradient for each of the 4
 # microbatches, and the fifth pair is the tied table. The replicas meet twice per step. First they count
-# targets, and at the end they add gradients. This takes one call if you joined the gradients, or 34 if you
+# targets, and at the end they add gradients. Adding takes one call if you joined the gradients, or 34 if you
 # took one parameter after another, but the bytes are the same. The last sum is the loss.
 #
 # **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` would if you gave it
@@ -578,9 +579,9 @@ if run:
         print("the mean of both ranks:", torch.allclose(mine, (wanted + other) / 2))
 
 # %% [markdown]
-# The loss is right, and so are the weights of the norms. But the gradient of every cut matrix is now the mean
-# of two ranks' *different* parts, and the model keeps training, badly. Compare your gradients with a single
-# process before you trust a loss.
+# The loss is right, and so are the gradients of the norms. But the gradient of every cut matrix is now the
+# mean of two ranks' *different* parts, and the model keeps training, badly. Compare your gradients with a
+# single process before you trust a loss.
 #
 # **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
@@ -1087,7 +1088,7 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # | recompute "none" | sbh (34 + 5as/h) / t with sequence parallelism, sbh (10 + (24 + 5as/h)/t) without |
 # | "selective" | the same without 5as/h |
 # | "full" | 2 sbh, divided by t with sequence parallelism |
-# | activations | in flight · L/p · what a layer keeps. With "full", add the "none" of a single layer, because one layer runs again at a time |
+# | activations | in flight · L/p · what a layer keeps. With "full", add the "none" of a single layer, because layers run again one at a time |
 #
 # </details>
 
@@ -1232,7 +1233,7 @@ SELENE = {
 # | fast, slow | bytes per second each way, of NVLink and of a GPU's network card |
 # | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) seconds, since links reach 0.8 of their data sheets |
 # | slot | L/p layers, each with `layer` (its products and other operations) and its waits |
-# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace of all |
+# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace |
 #
 # A step is pipeline + replicas + optimizer. The code has all other parts, which you don't have to read. The
 # fold explains them.
@@ -1388,9 +1389,9 @@ if ready(step_seconds):
 
 # %% [markdown]
 # Does such a model predict other runs? The reference, which also models grouped keys and flash attention,
-# predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its two constants are
-# fitted on two rows: Megatron-LM's 145.6B in table 1 for the A100, and Llama 3's second row for the H100,
-# which is therefore not a prediction. Llama 3's paper does not state v, so we assume 4.
+# predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its constant for the
+# A100 is fitted on Megatron-LM's 145.6B in table 1, and its constant for the H100 on Llama 3's second row, so
+# this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1551,8 +1552,8 @@ strategy_advisor()
 # %% [markdown]
 # pp takes over. On Ethernet, 16 × 8 × 8 is the fastest, because pp sends least.
 #
-# **In production.** In the model, arithmetic hides ZeRO-3's messages. But Narayanan et al.'s table 2 measured
-# 44 TFLOP/s with ZeRO-3 on 1,536 GPUs at microbatch 1, far less than such a model predicts. So take the
+# **In production.** In the model, arithmetic hides ZeRO-3's messages. But table 2 of Narayanan et al. lists
+# 44 TFLOP/s for ZeRO-3 on 1,536 GPUs at microbatch 1, far less than such a model predicts. So take the
 # advisor's word for pipelines, but measure before you believe it about ZeRO-3 across 100 nodes.
 #
 # **Question.** When is tp = 16 right?
@@ -1685,8 +1686,8 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 on_gpus = on_your_gpus(ON_ONE_AXIS)
 # %% [markdown]
 # Replicas add up the gradients once per step, and a pipeline sends its activations, but a cut layer has to
-# wait for four sums. So a slow link hurts first if the layers are cut. (A dash means that the 12 heads cannot
-# be cut into as many parts as you have GPUs.)
+# wait for four sums. So cut layers are the first to suffer from a slow link. (A dash means that the 12 heads
+# cannot be cut into as many parts as you have GPUs.)
 
 # %% [markdown]
 # ## 9 · Questions
