@@ -194,7 +194,7 @@ if ready(route):
 # Remember it, because the slowest rank decides how long a layer takes.
 #
 # **Break it.** A bias in the weights looks harmless. The cell's bias makes expert 0 popular, first only
-# for the choice, as it should, and then also in the weights. What happens to the output's weights?
+# for the choice, as it should, and then also in the weights. What happens to the weights?
 
 # %% tags=["skip-in-grading"]
 if ready(route):
@@ -246,7 +246,7 @@ if ready(route):
 # The results are also in this order, so `index_add` adds each of them to the row of its token.
 #
 # **Predict.** For 4,096 tokens, E = 8, k = 2, h = 512 and f = 1,024, how many FLOPs do the experts need
-# in a forward, two per multiplication? How many would all experts need for all tokens?
+# in a forward, if a multiplication counts as two? How many would all experts need for all tokens?
 #
 # <details><summary>Answer</summary>There are 8,192 assignments, each with three products of 512 × 1,024.
 # This makes 8,192 · 3 · 2 · 512 · 1,024 = 25.8 GFLOPs. All experts would need four times as many, 103
@@ -360,7 +360,8 @@ if ready(moe):
         print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms   off by {off:.0e}")
 
 # %% [markdown]
-# The mask costs E/k = 4 times as much or more, and the loop over tokens costs most of all.
+# The mask costs E/k = 4 times the FLOPs, and the loop multiplies one row at a time, so both are several
+# times slower.
 #
 # **In production.** PyTorch's `F.grouped_mm(rows, weights, offs=...)` (available in 2.13) computes the
 # products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel instead of E,
@@ -464,7 +465,7 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** The cell runs the example from above. Every rank fills its rows with its own number, and
-# the ledger's matrix lists the bytes from rank to rank. A rank does not send itself its own part.
+# the ledger's matrix lists the bytes from rank to rank. A rank's part for itself is not sent.
 
 # %% tags=["skip-in-grading"]
 ROWS = [[1, 2, 0], [3, 0, 1], [0, 0, 2]]
@@ -644,11 +645,11 @@ if run:
         print([0 if to == rank else part for to, part in enumerate(operation.parts)])
 
 # %% [markdown]
-# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the counts.
-# The counts are only 64 bytes, but their bar can be the longest, since it waits for the rank that begins
-# last. The next two are dispatch and combine, and the last two belong to backward. All four ranks have to
-# wait until the popular rank has computed. With 64 tokens this is too short to be seen, but with real
-# sizes it is a white gap before the combine.
+# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the
+# counts. The counts are only 64 bytes, but their bar can be the longest, since it waits for the rank
+# that begins last. The next two are dispatch and combine, and the last two belong to backward. The
+# other three ranks have to wait until the popular rank has computed. With 64 tokens this is too short
+# to be seen, but with real sizes it is a white gap before the combine.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
@@ -758,8 +759,8 @@ report = check("11_experts/all_to_all_bytes", all_to_all_bytes, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The cell prints your prediction next to the ledger, for the run of §4. Each rank's counts
-# are eight numbers of eight bytes, of which it keeps two, so the ledger counts 48 bytes more.
+# **Measure.** The cell prints your prediction next to the ledger, for the run of §4. Each rank also
+# sends six of its eight counts, so the ledger counts 48 bytes more.
 
 # %% tags=["skip-in-grading"]
 if run and ready(all_to_all_bytes):
@@ -769,7 +770,7 @@ if run and ready(all_to_all_bytes):
         print(f"{rank:4}{foretold:12,}{run.ledger.bytes_sent(rank) - 48:14,}")
 
 # %% [markdown]
-# So you can predict every byte, rank by rank, from a histogram, before anything is sent.
+# So a histogram predicts every byte, rank by rank, before anything is sent.
 #
 # **In production.** DeepSeek-V3 has 256 experts on 8 nodes and k = 8. If any eight experts were as likely
 # as any others, a token would touch 5.29 nodes. So its router can choose only experts on four nodes
@@ -807,8 +808,8 @@ if run and ready(all_to_all_bytes):
 # (the sum of pᵢ over its own tokens) / (the number of tokens of *all* ranks). These shares add up to L,
 # and their gradients add up to the gradient of L.
 #
-# **A bias.** After each step, raise the bias of every expert that got less than the mean by a fixed
-# `speed`, and lower it for every expert that got more. This doesn't distort any gradient (Wang et al.
+# **A bias.** After each step, add a fixed `speed` to the bias of every expert that got less than the
+# mean, and subtract it for every expert that got more. This doesn't distort any gradient (Wang et al.
 # 2024; DeepSeek-V3).
 #
 # **Predict.** There are 8 experts, k = 2, and the router sends every token to experts 0 and 1, each with
@@ -1072,9 +1073,9 @@ for rank in range(4):
 # *No points. With GPUs this takes a few minutes. Without them, the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products for
-# each expert, but `grouped_mm` starts three in all. At how many experts does the loop begin to lose? The
-# prediction is the first row's time, because the FLOPs are the same in all rows.
+# **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products
+# for each expert, but `grouped_mm` starts three in all. At how many experts does the loop begin to
+# lose? The cell predicts the first row's time, because the FLOPs are the same in all rows.
 #
 # <details><summary>Answer</summary>It loses as soon as an expert's rows no longer fill the GPU's units.
 # For example, 128 experts have 128 rows each, and the loop starts 384 kernels for them.</details>
