@@ -10,7 +10,7 @@
 # In the first half you train the same GPT in fifteen layouts on up to eight ranks and watch fifteen curves become one
 # line. In the second half your function runs unchanged as one rank of 1,024, on this machine. Then a run is killed and
 # resumed, and everything you measured goes onto a page you can show to others. The next code cell imports what you
-# need, and you can skip its lines.
+# need, and you can skip it.
 #
 # | | |
 # |---|---|
@@ -544,9 +544,10 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
 
     fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1. Each
     call can start a run, so for n axes, make at most n + n^2 calls. The result names only axes
-    larger than 1, in the order of `sizes`. If any single one were set to 1, the layout would not fail.
-    If there are several such results, any of them is right. The result is {} if the layout fails
-    even with all axes at 1. Leave the argument unchanged. Raise ValueError if `sizes` do not fail.
+    larger than 1, in the order of `sizes`. If any single one were set to 1, the layout would not
+    fail. If there are several such results, any of them is right. The result is {} if the layout
+    fails even with all axes at 1. Leave the argument unchanged. Raise ValueError if `sizes` do not
+    fail.
     """
     if not fails(dict(sizes)):
         raise ValueError(f"{sizes} do not fail")
@@ -586,11 +587,11 @@ report.points(5)
 # find the axes each of them needs to fail. Then read the function. It has only ten lines, and you know which axes to
 # look for.
 #
-# **Measure.** The cell trains a tiny GPT 19 times, which takes about 30 s. You can skip the code of its functions. A
-# step fails if any of its three losses is more than 1e-9 away from the loss of one process. For each step, the cell
-# prints the axes your search returns, and how far off the three losses are if only these axes are cut. The first loss
-# is a clue, because it is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't
-# show before the second loss.
+# **Measure.** The cell trains a tiny GPT about 20 times, in about 30 s. You can skip the code of its functions. A step
+# fails if any of its three losses is more than 1e-9 away from the loss of one process. For each step, the cell prints
+# the axes your search returns, and how far off the three losses are if only these axes are cut. The first loss is a
+# clue, because it is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't show
+# before the second loss.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1248,9 +1249,10 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 # *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run, if there
 # is one.*
 #
-# **Predict.** GPT-2 small has 124M parameters, and needs about 0.86 GFLOP per token. With data parallelism, a rank
-# holds 16 bytes per parameter in weights, gradients and moments, or 2.0 GB. With ZeRO-3 on two GPUs, it holds half of
-# that. How many tokens per second does your card's data sheet allow, and which share of them will one GPU reach?
+# **Predict.** GPT-2 small with an untied head has 163M parameters, and needs about 0.85 GFLOP per token. With data
+# parallelism, a rank holds 16 bytes per parameter in weights, gradients and moments, or 2.6 GB. With ZeRO-3 on two
+# GPUs, it holds half of that. How many tokens per second does your card's data sheet allow, and which share of them
+# will one GPU reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import transformer_flops, transformer_parameters
