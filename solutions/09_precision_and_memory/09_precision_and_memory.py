@@ -500,8 +500,8 @@ errors_picture() if ready(round_to) else None
 #
 # The smallest number of fp16 is 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? The gradients of a small GPT
 # with a loss over 1,024 tokens are not, and it trains in fp16 as well as in float32. But a batch in a real
-# run has 4 million tokens. A mean over all of them divides each microbatch's gradient by 4,096 once more.
-# Below is the histogram of |gradient| for such a microbatch. Slide the scale.
+# run has 4 million tokens. A mean over all of them divides each microbatch's gradient by another factor of
+# 4,096. Below is the histogram of |gradient| for such a microbatch. Slide the scale.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.format_explorer import gradients
@@ -914,9 +914,8 @@ if "stochastic" in ROUNDINGS:
 #
 # **Build.** `block` is a pair, the numbers of rows and columns that share a scale. −1 stands for all of them,
 # so (−1, −1) means one scale for the tensor, and (1, −1) means a scale for each row. (1, 128) is
-# DeepSeek-V3's tile of an activation, and (128, 128) its block of weights. `group` is for a weight that is
-# sharded but has one scale, because its ranks hold parts of the same block. Three functions for blocks are
-# given.
+# DeepSeek-V3's tile of an activation, and (128, 128) its block of weights. Pass `group` if its ranks hold
+# parts of the same blocks, as with a sharded weight that has one scale. Three functions for blocks are given.
 
 
 # %% nbgrader={"grade_id": "quantize", "solution": true}
@@ -1150,13 +1149,13 @@ for cut in (False, True):
 # | points | 8 |
 #
 # Adam keeps two moments of each parameter. In float32 they take 8 bytes, half of ZeRO's 16. With a byte for
-# each they would take 2, and the scales of blocks of 256 add 8/256. But unlike an activation, m and v are not
-# used once and freed, since they are kept from step to step, and v holds *squares*. If a gradient is a
-# thousand times smaller than another, its v is a million times smaller.
+# each they would take 2, and the scales of blocks of 256 add 8/256. But unlike activations, m and v are kept
+# from step to step, and v holds *squares*. If a gradient is a thousand times smaller than another, its v is a
+# million times smaller.
 #
 # So the 256 codes are not spread evenly. Dettmers' *dynamic map* has numbers in each of seven decades, and
-# each decade has twice as many as the decade below it. Both maps are given, one with a sign for m, and one
-# without a sign for v.
+# each decade has twice as many as the decade below it. Two maps are given, a signed one for m and an unsigned
+# one for v.
 
 # %%
 from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates
@@ -1327,9 +1326,9 @@ for name, make in MADE.items():
 # %% [markdown]
 # The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for
 # m. The bytes are more than 2.03, because small parameters keep float32, and they are a larger share here
-# than in a 7B model. One line is this section's **break it**, linear codes for v. All elements of v below
-# 1/510 of the largest in their block become 0, but the m of these elements doesn't, and m / (√0 + ε) is a
-# step of many learning rates. (With linear codes for √v the largest step is about a hundred.)
+# than in a 7B model. The line *linear v* is this section's **break it**. All elements of v below 1/510 of the
+# largest in their block become 0, but the m of these elements doesn't, and m / (√0 + ε) is a step of many
+# learning rates. (With linear codes for √v the largest step is about a hundred.)
 #
 # **Look.** The picture shows the distribution of v in all large matrices, after the first step and after 50.
 # Each element is a share of its block's largest, and the ticks above are the numbers of both maps.
@@ -1386,9 +1385,9 @@ figure
 #
 # <details><summary>Where the dynamic codes end</summary>
 #
-# The dynamic codes also have an end. Below 1.6e-7 of the block's largest, half of their smallest number, v
-# becomes 0. An embedding comes closest to that end, because its rows belong to frequent and to rare tokens,
-# and a block of 2,048 holds 32 rows of this GPT. bitsandbytes therefore offers a layer for it,
+# Even with the dynamic codes, v becomes 0 below 1.6e-7 of the block's largest, which is half of their
+# smallest number. An embedding comes closest to that limit, because its rows belong to frequent and to rare
+# tokens, and a block of 2,048 holds 32 rows of this GPT. bitsandbytes therefore offers a layer for it,
 # `StableEmbedding`.
 #
 # </details>
@@ -1398,8 +1397,8 @@ figure
 # run that resumes on a different number of ranks doesn't repeat its losses bit by bit. So test the loss
 # instead of the bits.
 #
-# A parameter takes ZeRO's 16 bytes, 10.03 with 8-bit moments and a master copy, and 6.03 without the copy.
-# Without the master copy, section 3's stochastic rounding has to take its place.
+# Instead of ZeRO's 16 bytes, a parameter takes 10.03 with 8-bit moments and a master copy, and 6.03 without
+# the copy. Without the master copy, section 3's stochastic rounding has to take its place.
 #
 # <details><summary>In production</summary>
 #
@@ -1736,8 +1735,9 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 # bytes are kept, but the peak is a quarter. It checkpoints every fourth layer, which takes 176 bytes although
 # 148 are possible. It calls <code>checkpoint</code> without <code>use_reentrant</code>, as lecture 002 does,
 # whose layer also has no residual and no activation function. The warning above says that PyTorch raises
-# since 2.9, but 2.13 still takes the older kind. And it calls <code>use_cache=False</code> required, although
-# that is Hugging Face's cache for generation, which has nothing to do with backward.</details>
+# since 2.9, but 2.13 still takes the older kind. Lecture 001 also calls <code>use_cache=False</code>
+# required, although that is Hugging Face's cache for generation, which has nothing to do with
+# backward.</details>
 #
 # **Look.** A checkpoint can also keep the expensive results and recompute only the cheap ones. PyTorch asks a
 # policy for each operation, and here the policy keeps every matrix product.
@@ -1866,7 +1866,7 @@ on_gpus = on_your_gpus(FORMATS, predicted=data_sheet)
 
 # %% [markdown]
 # **Predict.** The next cell runs eight blocks in 16 bits. Their insides are kept, computed again, or moved to
-# pinned memory of the host and back (§7). Computing again costs one more forward, 4/3 of the FLOPs. Is it
+# pinned memory of the host and back (§7). Computing again adds a forward, so it takes 4/3 of the FLOPs. Is it
 # also 4/3 of the time? And is the copy to the host hidden?
 
 
