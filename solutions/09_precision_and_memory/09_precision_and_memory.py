@@ -2081,11 +2081,11 @@ if ready(chunked_loss):
 # more, because both gradients have to be in memory anyway. The products of a smaller chunk are also narrower,
 # so all of them together take longer.
 #
-# **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a sum
-# of equal terms stop growing? It stops at 256, because the next number is 258, and half of a step rounds to
-# even. **In production** this is one kernel. Liger Kernel's `FusedLinearCrossEntropy` (Hsu et al. 2024, §3.2)
-# is this algorithm on a GPU. With tensor parallelism, the vocabulary is cut instead of the tokens (notebook
-# 06).
+# **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a
+# sum of equal terms stop growing? It stops at 256, because the next number is 258, and 257, a tie, is rounded
+# to 256. **In production** this is one kernel. Liger Kernel's `FusedLinearCrossEntropy` (Hsu et al. 2024,
+# §3.2) is this algorithm on a GPU. With tensor parallelism, the vocabulary is cut instead of the tokens
+# (notebook 06).
 
 # %% [markdown]
 # ## Scorecard
@@ -2133,7 +2133,8 @@ scorecard(WAYS)
 # - `course_lib/precision/` and `course_lib/recompute/` are the references, and `lazy.py` is the version with
 #   hooks. Read them after you have written yours.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria of the scorecards are from lecture
+# 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
