@@ -421,9 +421,9 @@ def newest(disk):
 
 # %% [markdown]
 # <details><summary>Hint: the order</summary>First write the parts, sync each of them, and sync the folder.
-# Then write the manifest under a draft name and sync it. Finally rename it, and sync the folder again. Why
-# again? (In this model, names reach the disk in order, so it would also work without the first sync of the
-# folder. But a real disk may reorder them.)</details>
+# Then write the manifest under a draft name and sync it. Finally rename it, and sync the folder again. (In
+# this model, names reach the disk in order, so it would also work without the first sync of the folder. But a
+# real disk may reorder them.)</details>
 # <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a new prefix,
 # such as <code>f"{step}.{attempt}."</code>, and increase the attempt until no name begins with the
 # prefix.</details>
@@ -499,8 +499,8 @@ for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).
     print(f"after {count:2} {after:28}", ", ".join(f"{result} ({n})" for result, n in row.items()))
 
 # %% [markdown]
-# The name can reach the disk before the bytes behind it, and then the loader raises an error. One more line
-# mends this, a sync before the rename.
+# The name can reach the disk before the bytes behind it, and then the loader raises an error. A sync before
+# the rename mends this.
 #
 # **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again,
 # kills it with SIGKILL at random moments, and asks `newest` for a whole checkpoint.
@@ -849,8 +849,8 @@ display(figure)
 #
 # **Look.** The lab of §3 measures the goodput of a real process, in which seconds play the part of hours. The
 # formula gives a mean over many failures, but a handful of kills can be far from it. So the cell also
-# simulates a hundred runs with as many failures, without processes, and prints a range that contains nine of
-# ten. Compare the measurement with this range.
+# simulates a hundred runs with the same number of failures, and prints a range that contains nine of ten.
+# Compare the measurement with this range.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -893,9 +893,10 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # before its *last* rank has called it. Until then the early ranks **wait**, and no network shortens that.
 # From then on bytes **move**.
 #
-# Each call has three times. At `issued` the rank called it, at `waited` the rank began to wait for it, and at
-# `done` it was over. For a call that blocks, waited = issued. But with `async_op=True` the rank computes
-# between the two, and bytes that move during that time are **hidden**, because they cost the rank nothing.
+# Each call has three timestamps. At `issued` the rank called it, at `waited` the rank began to wait for it,
+# and at `done` it was over. For a call that blocks, waited = issued. But with `async_op=True` the rank
+# computes between the two, and bytes that move during that time are **hidden**, because they cost the rank
+# nothing.
 #
 # **Look.** The cell draws three calls on three ranks. Grey is moving, white with a frame is waiting, blue is
 # computing, and the hatched blue is computing while something moves.
@@ -995,8 +996,8 @@ def breakdown(calls, rank, start, end):
 # `waited` to min(last, done), and bytes move from max(waited, last) to done. If an interval ends before it
 # begins, it is empty.</details>
 # <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
-# this rank is blocked. The hidden time is the seconds in at least one of all these intervals, minus the
-# seconds in at least one blocked interval.</details>
+# this rank is blocked. Count the seconds in at least one of these intervals, and subtract the seconds in at
+# least one blocked interval.</details>
 # <details><summary>Hint: seconds in at least one interval</summary>Sort them. Remember how far you have got,
 # and add only the part beyond it.</details>
 #
@@ -1250,7 +1251,7 @@ if ready(find_straggler):
 # | points | 4 |
 #
 # You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which
-# rank? One run is healthy, because a cause counts only if it costs at least 5 % of the step.
+# rank? One run is healthy, which means that no cause costs 5 % of its step.
 #
 # | kind | what you see | first lever |
 # |---|---|---|
@@ -1822,7 +1823,7 @@ if ready(local_steps):
 #
 # You have built a state from which a run continues with every bit the same, a save that survives every power
 # failure in the model, a plan by which three ranks load what four have saved, and a formula for the best time
-# between two saves. Then you have built a breakdown that tells waiting from moving, and a test that accuses a
+# between two saves. You have also built a breakdown that tells waiting from moving, and a test that accuses a
 # rank only if chance can't be the cause. A rank was really killed, but the run still ended with the same
 # digits.
 #
