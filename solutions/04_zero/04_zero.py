@@ -22,7 +22,7 @@
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | 1 What a rank keeps | 20 | 6 | notebook 03 |
+# | 1 What a rank keeps | 17 | 6 | notebook 03 |
 # | 2 Flat shards | 15 | 6 | |
 # | 3 ZeRO-1: the optimizer's state | 35 | 14 | 2 |
 # | 4 ZeRO-2: the gradients | 35 | 12 | 3 |
@@ -67,7 +67,6 @@ import contextlib
 import gc
 import json
 import os
-import socket
 import struct
 import tempfile
 import time
@@ -92,8 +91,8 @@ P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 # `Network`, a small model with its layers in `blocks`, for a few steps on every rank. Meanwhile it measures
 # how many bytes of tensors the rank holds. `most` is the largest of these measurements, and
 # `memory_picture` draws the measurements of the last step. `sent` reads from the ledger how much a rank
-# sent in that step, and `show` prints both next to the numbers we expect. `in_buckets` and `in_units` sort
-# parameters for §4 and §5.
+# sent in that step, and `show` prints the bytes held and the bytes sent next to the numbers we expect.
+# `in_buckets` and `in_units` sort parameters for §4 and §5, and `scorecard` makes the table at the end.
 
 
 # %%
@@ -238,6 +237,35 @@ def memory_picture(runs):
     return figure
 
 
+class Replicas(torch.optim.AdamW):
+    """Averages all gradients and steps on every rank, as in notebook 03 but without overlap."""
+
+    def step(self):
+        for param in self.param_groups[0]["params"]:
+            dist.all_reduce(param.grad)
+            param.grad /= dist.get_world_size()
+        super().step()
+
+
+def scorecard(stages):
+    """Return the costs of a step on four ranks, for replicas and for each stage that is written."""
+    makes = {"replicas": lambda model: (model, Replicas(model.parameters())), **stages}
+    runs = {name: try_it(train, make) for name, make in makes.items()}
+    alone = launch(train, replicas, world_size=1, samples=8)[0]["flops"]
+    rows = [
+        Row(
+            strategy=name,
+            ranks=4,
+            flops=sum(cost["flops"] for cost in run),
+            peak_bytes=max(cost["most"] for cost in run),
+            bytes_sent=sent(run) * 3 / 4 * 4 * P,
+        )
+        for name, run in runs.items()
+        if run
+    ]
+    return Scorecard(rows, unit=4 * P, flops_alone=alone)
+
+
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
 LOOKS = {
     "weights": {"color": FORWARD, "edgecolor": "white"},
@@ -288,14 +316,14 @@ def stages_picture(runs):
 # |---|---|
 # | you will write | `memory_per_rank(params, n, stage, offload=False)` |
 # | builds on | notebook 03 |
-# | time | 20 minutes |
+# | time | 17 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
 # Where do the 16 bytes per parameter come from? Weights and gradients in 16 bits take 2 + 2. Adam keeps a
 # mean m and a variance v in float32, which take 4 + 4. Adam also needs the weights themselves in float32,
-# because a step of 1e-5 on a weight of 1 is lost in bf16. They take 4 more. Plain float32 training takes 4
-# for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by coincidence.
+# because a step of 1e-5 on a weight of 1 is lost in bf16. This copy takes 4 more. Plain float32 training
+# takes 4 for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by coincidence.
 #
 # <details><summary>The 16 bytes in libraries</summary>DeepSpeed and Megatron-LM take 2 + 2 + 12,
 # or 2 + 4 + 12 if gradients add up in float32. PyTorch's <code>autocast</code> takes 4 + 4 + 8, because
@@ -312,6 +340,7 @@ def replicas(model):
 
 
 run = launch(train, replicas, world_size=1)
+measured = {0: run}  # the runs of stages 1 to 3 follow
 print(f"{P:,} parameters")
 for when in ("after backward", "after step"):
     print(f"{when:15} {run[0][when]:10,} bytes, {run[0][when] / P:5.2f} per parameter")
@@ -330,8 +359,8 @@ for when in ("after backward", "after step"):
 # | 2 | state, gradients | weights |
 # | 3 | state, gradients, weights | nothing |
 #
-# With `offload`, some of the tensors move to the memory of the host, the computer around the GPU, so they do
-# not count. The optimizer's state moves in every stage, the gradient shard from stage 2 on (ZeRO-Offload),
+# With `offload`, some of the tensors move to the memory of the host (the computer around the GPU), so they no
+# longer count. The optimizer's state moves in every stage, the gradient shard from stage 2 on (ZeRO-Offload),
 # and the shard of the weights in stage 3 (ZeRO-Infinity). Count the bytes that stay on the GPU between
 # backward and step.
 
@@ -386,9 +415,6 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
         there = memory_per_rank(7e9, 8, stage) / 1e9
         away = f"{memory_per_rank(7e9, 8, stage, True) / 1e9:6.2f} GB" if stage else "     -"
         print(f"stage {stage}: {there:7.2f} GB, with offload {away}")
-    print(f"7B on 64 GPUs, stage 3: {memory_per_rank(7e9, 64, 3) / 1e9:.2f} GB")
-    print(f"70B on 8 GPUs, stage 2: {memory_per_rank(70e9, 8, 2) / 1e9:.1f} GB")
-    print(f"175B on 64 GPUs, stage 3: {memory_per_rank(175e9, 64, 3) / 1e9:.2f} GB")
     figure_1 = (f"{memory_per_rank(7.5e9, 64, stage) / 1e9:.1f}" for stage in range(4))
     print("7.5B on 64 GPUs, stages 0 to 3:", ", ".join(figure_1), "GB")
 
@@ -397,26 +423,14 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
 # and 2. ZeRO-2 is sometimes recommended for models of up to 70B, although the weights of 70B take 140 GB
 # on every GPU, however many GPUs there are.
 #
-# **Break it.** How large a model can you train on 1 GPU with 80 GB, and on 8? Divide the memory by the
-# bytes per parameter. Then keep 20 GB free for the parts the formula leaves out: activations,
-# communication buffers, and gaps between the allocator's pieces.
-
-# %% tags=["skip-in-grading"]
-with contextlib.suppress(NotImplementedError):
-    for n, room in ((1, 80), (8, 80), (8, 60)):
-        largest = (f"{room / memory_per_rank(1, n, stage):4.1f}B" for stage in range(4))
-        gpus = "1 GPU" if n == 1 else f"{n} GPUs"
-        print(f"{gpus} with {room} GB for model states, stages 0 to 3:", "  ".join(largest))
-
-# %% [markdown]
 # <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which are
 # m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001 counts
 # the 12, but shows 2 + 2 + 12 as PyTorch's numbers, and once calls the 12 "fp32 momentum + variance",
 # although these are only 8. It shows parts of the table for 7B, and recommends "FSDP or ZeRO-2" for 10 to
-# 70B. For one GPU without parallelism it says "&lt;10B", which is more than fits. Its 5.5 GB for 175B on 64
-# GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they would fit into 80 GB,
-# so "out of memory" does not follow. The sum that counts is 16P/N = 43.75 GB, plus the activations, plus one
-# gathered block.</details>
+# 70B. For one GPU without parallelism it says "&lt;10B", but 80 GB hold the model states of only 5B. Its 5.5
+# GB for 175B on 64 GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they
+# would fit into 80 GB, so "out of memory" does not follow. The sum that counts is 16P/N = 43.75 GB, plus the
+# activations, plus one gathered block.</details>
 
 # %% [markdown]
 # ## 2 · Flat shards
@@ -495,15 +509,10 @@ report = check("04_zero/flatten_and_shard", flatten_and_shard, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Padding costs little. For example, a 7B model on 1,024 ranks has at most 1,023 zeros, which
-# take 2 kB in bf16. But it costs more if you cut *small* tensors separately for many ranks:
-
-# %% tags=["skip-in-grading"]
-with contextlib.suppress(NotImplementedError):
-    shards = flatten_and_shard([torch.ones(100)], 1024)
-    print(f"a bias of 100 elements, cut for 1,024 ranks: {sum(map(len, shards)):,} elements")
-
-# %% [markdown]
+# Padding costs little. For example, a 7B model on 1,024 ranks has at most 1,023 zeros, which take 2 kB in
+# bf16. But it costs more if you cut *small* tensors separately for many ranks. A bias of 100 elements, cut
+# for 1,024 ranks, becomes 1,024 elements.
+#
 # **Break it.** Leave out the zeros, and cut 5 elements for 2 ranks with `tensor_split`. What does the
 # collective say?
 
@@ -539,12 +548,11 @@ try_it(uneven, world_size=2)
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
-# The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement of
-# all tensors of the rank. Each of the eight blocks has one bar when forward leaves it and one when backward
+# The next picture shows the memory of §1's replica in one step of AdamW. Every bar is one measurement of all
+# tensors of the rank. Each of the eight blocks has one bar when forward leaves it and one when backward
 # enters it. Two bars follow, one after backward and one after the step.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-measured = {0: launch(train, replicas, world_size=1)}
 memory_picture({"replicas": measured[0]})
 
 # %% [markdown]
@@ -560,20 +568,20 @@ memory_picture({"replicas": measured[0]})
 # | 2. take the optimizer's step, on the shard | sharded | sharded | 0 |
 # | 3. all-gather the shards. Then every rank has all new weights | sharded | replicated | 1 |
 #
-# Together, these steps send 2 units of traffic. Replicas need only an all-reduce of the gradients, but it
-# also sends 2. So you save the memory without extra traffic.
+# Together, these steps send 2 units of traffic. Replicas need only an all-reduce of the gradients, but an
+# all-reduce also sends 2 units. So you save the memory without extra traffic.
 #
 # Over K microbatches, the traffic is still 2, because the partial gradients add up on each rank, and only the
 # step sends them.
 #
-# **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather
-# the parameters. How many times as many bytes does it send as the workflow above? Write your number down
-# as `answer_2` in §8.
+# **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather the
+# parameters. What is the ratio of its bytes to the bytes of the workflow above? Write this ratio down as
+# `answer_2` in §8.
 #
 # **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an
-# ordinary optimizer, which knows only a single parameter, the shard. The next cell gives you three functions,
-# and the constructor begins with the parameters. All of them get the first rank's values, and `self.params`
-# lists the trained parameters. You make the shard and the inner optimizer, and write `step`.
+# ordinary optimizer, which knows only a single parameter, the shard. The next cell gives you three functions.
+# The first lines of the constructor are also given. They send the first rank's values to all ranks and list
+# the trained parameters in `self.params`. You make the shard and the inner optimizer, and write `step`.
 #
 # - Frozen parameters (`requires_grad` is False) belong to no shard, and a step sends nothing for them.
 # - A missing gradient counts as zeros, because a rank does not have to use every part of the model.
@@ -665,11 +673,11 @@ class Zero1Optimizer:
 # give it the mean: <code>self.shard.grad = ...</code>. The inner optimizer never sees a parameter of the
 # model.</details>
 #
-# **Check.** The check compares your values with the values of one process on all data, and your bytes with
-# the formula. It also limits the memory the operating system counts for the process. In its messages, P
-# stands for the bytes of the parameters in float32. Its memory runs use SGD with momentum, so the weights
-# take P, and the shard and its momentum take 2P/N. The shard's gradient, which only the step needs, takes
-# another P/N. After backward, the full gradients take another P.
+# **Check.** The check compares your values with one process that trains on all data, and your bytes with the
+# formula. It also limits the memory of the rank's process. In its messages, P stands for the bytes of the
+# parameters in float32. The runs that measure memory use SGD with momentum, so between steps the weights
+# take P, and the shard and its momentum take 2P/N. The shard's gradient takes another P/N, and after backward
+# the full gradients take another P.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -732,8 +740,8 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 # precision a rank keeps 2P + 14P/N bytes. The peak is higher by a bucket or two.</details>
 #
 # Over K microbatches, gradients can't add up on a rank before they are sent, because no rank keeps full
-# gradients. So every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then
-# send? That is `answer_3` in §8.
+# gradients. So every microbatch is reduce-scattered. What is then the ratio of the bytes sent by ZeRO-2 to
+# the bytes sent by ZeRO-1? For K = 8, this ratio is `answer_3` in §8.
 #
 # **Build.** Each bucket has its own row, its own zeros and its own shard, and the inner optimizer gets the
 # list of shards. Backward runs from the last layer to the first, so the buckets are filled in reverse order.
@@ -742,8 +750,8 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 # Three rules make the result right on all ranks.
 # 1. Buckets leave *in order*. Gradients can arrive in different orders on different ranks, and some might not
 #    arrive at all. So a bucket that is full before its turn waits.
-# 2. When backward ends, `send_the_rest` sends the remaining buckets, because a missing gradient counts as
-#    zeros. (`after_backward(function)`, called from a hook, calls `function` when backward ends.)
+# 2. When backward ends, `send_the_rest` sends the remaining buckets, with zeros for missing gradients.
+#    (`after_backward(function)`, called from a hook, calls `function` when backward ends.)
 # 3. The gradient shards of several backwards add up.
 #
 # In §5, a unit sends its gradients in the same way, so it pays to write a function that sends the gradients
@@ -912,16 +920,9 @@ try_it(in_order_of_arrival, world_size=2)
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 16: 7 for the unit, 9 for the module |
 #
-# The picture adds your ZeRO-2, with one bucket per block:
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1), "ZeRO-2": measured.get(2)})
-
-# %% [markdown]
-# The bars of backward rise by only one byte now, from 7 to 8, because only the shard of the gradients is
-# kept. The weights are now the largest part, with 4 bytes of the 8. But a step needs a block's weights
-# only twice, in its forward and in its backward. So cut each block as in §2, keep your shard, and gather
-# the block when it is used.
+# After backward, your ZeRO-2 holds 8 bytes per parameter, and 4 of them are the weights. But a step needs a
+# block's weights only twice, in its forward and in its backward. So cut each block as in §2, keep your shard,
+# and gather the block when it is used.
 #
 # | for each block | from | to | sent |
 # |---|---|---|---|
@@ -932,9 +933,6 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1), "ZeRO-2": me
 #
 # Together, these collectives send 3 units of traffic instead of a replica's 2. In return, a rank keeps 16P/N
 # bytes instead of 16P.
-#
-# **Predict.** On 64 GPUs, a 7B model needs 1.75 GB on each, plus one block at a time. How large is one of
-# its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
 #
 # The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself, and
 # autograd has kept views of the weights for backward. If you give `param.data` another tensor, autograd still
@@ -951,9 +949,9 @@ flat.copy_(torch.arange(4.0) + 10)
 print("again:", view)
 
 # %% [markdown]
-# **Build a unit first.** A `Unit(params)` does all the work for one block. The constructor begins with the
-# first rank's values, puts them into one row as in §2, and makes the parameters views of it. The check
-# expects this of a unit:
+# **Build a unit first.** A `Unit(params)` does all the work for one block. The given lines of the constructor
+# send the first rank's values to all ranks, put them into one row as in §2, and make the parameters views of
+# the row. The check expects this of a unit:
 #
 # - All of `params` are trained, or all are frozen. The unit keeps this rank's part of the row as `shard`, an
 #   `nn.Parameter`, which is frozen if `params` are.
@@ -1019,8 +1017,8 @@ class Unit:
 # %% [markdown]
 # <details><summary>Hint: one flat tensor</summary>The shard is a copy of 1/N of <code>self.flat</code>, made
 # with <code>.clone()</code>, because a view would be empty after <code>free()</code>. After the constructor,
-# leave <code>param.data</code> alone. <code>gather()</code> and <code>free()</code> only resize the storage of
-# <code>self.flat</code>, and the parameters stay views of it.</details>
+# leave <code>param.data</code> alone. <code>gather()</code> and <code>free()</code> only resize the storage
+# of <code>self.flat</code>, and the parameters stay views of it.</details>
 # <details><summary>Hint: reduce</summary>It works like ZeRO-2's bucket: a row of the gradients, a
 # reduce-scatter, and the mean added to <code>shard.grad</code>. Write
 # <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
@@ -1047,14 +1045,14 @@ report.points(7)
 # - After backward, `shard.grad` holds the mean over the ranks, and the means of several backwards add up in
 #   it. A gradient that is missing on all ranks counts as zeros. (In the check, no gradient is missing only on
 #   some ranks.)
-# - In addition to the shards, their gradients and the optimizer's state, the check allows the size of
-#   three blocks at any time: a block's weights, its gradients, and the row in which these are sent. Keep
-#   no block gathered outside its forward or backward.
+# - In addition to the shards, their gradients and the optimizer's state, the check allows memory for three
+#   blocks at any time: a block's weights, its gradients, and the row in which the gradients are sent. Keep no
+#   block gathered outside its forward or backward.
 #
-# The constructor registers the hooks of the blocks and of the parameters, and one hook is left to you. The
-# output of a block or module is always one tensor here, and `output.register_hook(f)` calls `f(grad)` when
-# the gradient of that output is ready, just before the backward of the block or module. You are free to
-# write the class in your own way, because the check looks only at the module.
+# The constructor registers all hooks except one, which you write. In this notebook, every block and module
+# returns a single tensor. `output.register_hook(f)` calls `f(grad)` when the gradient of that tensor is
+# ready, and the backward of the block or module begins right after this call. You are free to write the class
+# in your own way, because the check looks only at the module.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1172,15 +1170,15 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# The highest bar of stage 3 is the measurement when backward enters the first block. The rank then holds 12/4
-# bytes of shard, m and v. It also holds 4/8 bytes for one whole block, and 7/8 of the 4/4 bytes of gradients,
-# because seven of the eight blocks have theirs. Together these are 4.38, and inputs, targets and activations
-# add a little. The measurements miss stage 2's bucket, and in stage 3 also a block's full gradients, because
-# both are made and freed between two measurements.
+# <details><summary>Answer</summary>Stage 3 is highest when backward enters the first block. The rank then
+# holds 12/4 bytes of shard, m and v, 4/8 for the block's weights, and 7/8 for the gradient shards of the
+# other seven blocks. These add up to 4.38 bytes, and inputs, targets and activations add a little. No
+# measurement shows a bucket of stage 2, or the full gradients of a block in stage 3, because these are made
+# and freed between two measurements.</details>
 #
-# In the next picture, the left half shows 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. The
-# right half shows the formulas above for float32, on 4 ranks and on one rank for replicas, and your own runs
-# as dots. Stages 1 and 2 have 12 bytes of state there, and not 8, because the shard is a copy.
+# In the next picture, the left half shows 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. In
+# the right half, the bars are the float32 formulas for 4 ranks (for replicas, one rank), and the dots are
+# your own runs.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 stages_picture(measured)
@@ -1210,8 +1208,8 @@ try_it(read_after_free, world_size=2)
 # %% [markdown]
 # The first program was lucky, because backward makes a view of the weight before it computes, and a view is
 # checked against its storage. But a kernel checks nothing. So either the second program went on with a number
-# that no rank had computed, or its rank died. On a GPU, the memory might belong to another tensor by then, or
-# the kernel ends with "an illegal memory access", after which the rank cannot use its GPU any more. Between
+# that no rank had computed, or its rank died. On a GPU, the kernel might read the memory of another tensor.
+# It might also end with "an illegal memory access", and then the rank can no longer use its GPU. Between
 # uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that you can see a mistake.
 #
 # **In production.** In FSDP2 you call `fully_shard` on each block and then on the whole model. It sends the
@@ -1385,8 +1383,8 @@ on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host
 # stays where it is. This is why offloading frameworks pin the memory they copy from.
 #
 # **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, in each stage?
-# Here a parameter has 4 bytes of weights, 4 of gradients and 8 of moments, and the stages shard these in the
-# order of your `memory_per_rank`.
+# A parameter takes 4 bytes for weights, 4 for gradients and 8 for m and v. Stage 1 shards m and v, stage 2
+# also shards the gradients, and stage 3 also shards the weights.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1402,8 +1400,8 @@ def left(of, run):
 
 on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # %% [markdown]
-# Stage 1 is above the prediction if the program keeps two things until the next step, the row of all
-# gradients and this rank's shard of their mean.
+# If a program keeps the row of all gradients and this rank's shard of their mean until the next step, stage 1
+# is above the prediction.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1499,10 +1497,11 @@ with tempfile.TemporaryDirectory() as folder:
 # at 40 % of its 312 TFLOP/s.
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14 s +
-# 14 s, or 14 s if both happen at the same time. Ten times 28 s is 280 s. For 252 s of these the GPU computes,
-# with 6P FLOPs per token: 252 · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So this does not pay off on one
-# GPU. But on 64 GPUs, each with its own disk and shard, the optimizer takes 0.44 s, and a training step needs
-# about 12,000 tokens per GPU. ZeRO-Infinity depends on <i>sharded</i> states.</details>
+# 14 s, or 14 s if both happen at the same time. Ten times 28 s is 280 s. The GPU computes during 252 s of
+# these, and needs 6P FLOPs per token, which makes 252 · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So this
+# does not pay off on one GPU. But on 64 GPUs, each with its own disk and shard, the optimizer takes 0.44 s,
+# and a training step needs about 12,000 tokens per GPU. ZeRO-Infinity depends on <i>sharded</i>
+# states.</details>
 #
 # **Build.** Your function returns a class of optimizers. In its first step, such an optimizer moves its
 # states into files, and then continues as if nothing had happened. Adam makes its states in its first step,
@@ -1851,9 +1850,9 @@ for n in (1, 2, 4, 8):
 # **Look.** The weights agree to the last digits. P is 8 · 128² = 131,072 elements of 8 bytes. The bytes
 # are exactly 2 (N−1)/N · P, and the momentum is P/N.
 #
-# **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Their ranks gather the momentum of
-# each matrix, orthogonalize the whole matrix wherever a part of it is needed, and keep that part. This costs
-# up to a quarter more bytes than AdamW if gradients and weights are sent in float32, and the momentum in 16
+# **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Each rank gathers the whole momentum
+# of every matrix of which it holds a part, orthogonalizes the whole matrix, and keeps its part. This costs up
+# to a quarter more bytes than AdamW if gradients and weights are sent in float32, and the momentum in 16
 # bits, but it works with more ranks than matrices. In both publications, embeddings, the head, norms and
 # biases get AdamW. The reference's `ShardedMuon` is in `course_lib/zero/muon.py`.
 
@@ -1950,28 +1949,16 @@ if ours and theirs:
 # PyTorch's optimizer computes the same values, but follows the other workflow, so it sends one and a half
 # times the bytes.
 #
-# **On the wire.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must
-# send. But the bytes really sent can differ. For example, gloo, the CPU's backend, has no reduce-scatter of
-# its own. It runs an all-reduce and throws (N−1)/N of the sum away, which puts 2 on the wire instead of 1
-# (notebook 02 §2). NCCL sends the booked bytes, and so does the ring of notebook 02, on gloo as well. The
-# next cell replaces PyTorch's functions with the ring, and Linux counts the bytes of every connection. What
-# do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
+# **On the wire.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must send. But
+# the bytes really sent can differ. For example, gloo, the CPU's backend, has no reduce-scatter of its own. It
+# runs an all-reduce and throws (N−1)/N of the sum away, which puts 2 on the wire instead of 1 (notebook 02
+# §2). NCCL sends the booked bytes, and so does the ring of notebook 02, on gloo as well. The next cell
+# replaces PyTorch's functions with the ring, and uses `wire_bytes` of notebook 02 §1 to read the bytes
+# counted by Linux. What do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def wire_bytes():
-    """Return the bytes this process has sent over TCP, as counted by Linux (notebook 02 §1)."""
-    total = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            connection = socket.socket(fileno=os.dup(int(fd)))
-        except OSError:
-            continue  # not a socket
-        with connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent, Linux 4.19
-    return total
+from course_lib.ledger.tcp import wire_bytes
 
 
 def over_the_ring(make):
@@ -2046,40 +2033,11 @@ if ours and theirs:
 #
 # The card lists the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four
 # ranks with two samples each. M is the 4P bytes of the parameters, so 4 M is 16 bytes per parameter. The
-# computation is compared with the computation of one process on all eight samples. Memory is `most`, as
-# above.
+# computation is compared with one process that trains on all eight samples. Memory is `most`, as above.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-class Replicas(torch.optim.AdamW):
-    """Averages all gradients and steps on every rank, as in notebook 03 but without overlap."""
-
-    def step(self):
-        for param in self.param_groups[0]["params"]:
-            dist.all_reduce(param.grad)
-            param.grad /= dist.get_world_size()
-        super().step()
-
-
-def all_equal(model):
-    return model, Replicas(model.parameters())
-
-
-card = {"replicas": all_equal, "ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3}
-runs = {name: try_it(train, make) for name, make in card.items()}
-alone = launch(train, replicas, world_size=1, samples=8)[0]["flops"]
-rows = [
-    Row(
-        strategy=name,
-        ranks=4,
-        flops=sum(cost["flops"] for cost in run),
-        peak_bytes=max(cost["most"] for cost in run),
-        bytes_sent=sent(run) * 3 / 4 * 4 * P,
-    )
-    for name, run in runs.items()
-    if run
-]
-Scorecard(rows, unit=4 * P, flops_alone=alone)
+scorecard({"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3})
 
 # %% [markdown]
 # Read the card row by row. Replicas do the optimizer's work four times, but ZeRO does it once (the 0.02 in
