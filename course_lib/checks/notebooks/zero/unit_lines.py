@@ -250,6 +250,10 @@ def used_again(run: UnitRun) -> Callable[[Observed], Finding]:
         assert weight.grad is not None
         for rank in ranks(observed):
             kept, actual = observed.values[rank].kept, observed.tensors[rank]["back"]
+            if kept[:1] != [0]:  # a stub whose free() does nothing finds the weights, too
+                return wrong(
+                    f"free() left memory behind the views that autograd keeps on rank {rank}.", cause=ANY
+                )
             if len(kept) != 2 or not kept[1]:
                 return wrong(
                     f"after free() and gather() the views that autograd keeps have no memory on rank {rank}.",
