@@ -4,7 +4,8 @@
     python -m course_lib.submit                     those of this folder in which something is written
 
 Each notebook is run from the top, in a kernel and a folder of its own, so your file stays as you saved it.
-Then it goes into a zip as `05_fsdp/05_fsdp.ipynb`, which is how the grader looks for it. Nothing is refused.
+Then it goes into a zip as `05_fsdp/05_fsdp.ipynb`, which is how the grader looks for it. The zip is in the
+folder where you work, in whichever folder of the course you type the command. Nothing is refused.
 A notebook that is not ready is packed as well, and you are told what is missing.
 """
 
@@ -16,6 +17,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -49,8 +51,9 @@ from course_lib.saved import (
     read_all,
 )
 
-ZIP = Path("submission.zip")
+ZIP = "submission.zip"
 MINUTES = 5.0
+OF_ONE = re.compile(r"\d\d_\w+")  # the name of the folder of one notebook
 DAY = 24 * 60  # minutes
 FAILS = {
     "53f3a11faa68ada4"
@@ -62,6 +65,7 @@ NO_NBCLIENT = "it was not run from the top, because nbclient is missing (pip ins
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: everything is ready; 1: packed, but something is missing; 2: nothing was packed."""
     options = _parser().parse_args(arguments)
+    options.to = options.to or default_zip()
     try:
         notebooks, left_out = read_all(options.places or [default_folder()])
         notebooks = begun_of_each(notebooks)
@@ -119,7 +123,11 @@ def _look_and_pack(notebooks: Sequence[Notebook], options: argparse.Namespace) -
     print(f"\n{here()}")
     pack(notebooks, options.to)
     names = listing(notebook.assignment for notebook in notebooks)
-    print(f"{options.to} holds {names}. Hand it in where your instructor has told you to.")
+    print(
+        f"{options.to.resolve()} holds {names}. Hand it in where your instructor has told you to."
+    )
+    for other in _other_zips(options.to):
+        print(f"{other} is another file, packed {_when(other)}, and has not changed.")
     if missing:
         print(f"Not ready: {listing(dict.fromkeys(missing))}. You can hand it in all the same.")
     return 1 if missing else 0
@@ -139,7 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_places(parser)
     parser.add_argument(
-        "--to", type=Path, default=ZIP, metavar="ZIP", help="the file (%(default)s)"
+        "--to",
+        type=Path,
+        metavar="ZIP",
+        help=f"the file (default: {ZIP} in the folder where you work)",
     )
     parser.add_argument(
         "--no-run", action="store_true", help="do not run the notebooks from the top"
@@ -180,8 +191,8 @@ def refuse_two_of_one(notebooks: Sequence[Notebook], target: Path) -> None:
     newest = [max(same, key=lambda each: each.path.stat().st_mtime) for same in files.values()]
     due = [notebook.path for notebook in newest if is_begun(notebook)]
     words = [*map(str, due or [notebook.path for notebook in newest])]
-    words += [] if target == ZIP else ["--to", str(target)]
-    old = f" {target} is the file of {_when(target)}." if target.is_file() else ""
+    words += [] if target == default_zip() else ["--to", str(target)]
+    old = f" {target.resolve()} is the file of {_when(target)}." if target.is_file() else ""
     lines += [
         f"So nothing was packed.{old} This line packs the files saved last. Change it if another one counts:",
         f"    python -m course_lib.submit {shlex.join(words)}",
@@ -375,6 +386,22 @@ def _when(path: Path) -> str:
 # ---- the zip
 
 
+def default_zip() -> Path:
+    """The same file from the folder above the notebooks, from theirs, and from the folder of one of them."""
+    here = Path.cwd()
+    return (here.parent if OF_ONE.fullmatch(here.name) else default_folder()) / ZIP
+
+
+def _other_zips(target: Path) -> list[Path]:
+    """Older files of that name, in this folder or above the target's, which could be taken for it."""
+    places = dict.fromkeys(
+        folder / target.name for folder in (Path.cwd(), target.resolve().parent.parent)
+    )
+    return [
+        path for path in places if path != target.resolve() and path.is_file() and _is_ours(path)
+    ]
+
+
 def refuse_to_overwrite(target: Path) -> None:
     """UnreadableNotebook if `target` is something that this program has not packed."""
     if target.suffix != ".zip":
@@ -383,15 +410,18 @@ def refuse_to_overwrite(target: Path) -> None:
         raise UnreadableNotebook(f"there is no folder {target.parent}.")
     if not target.exists():
         return
-    try:
-        with zipfile.ZipFile(target) as packed:
-            ours = all(_ours(name) for name in packed.namelist())
-    except (OSError, zipfile.BadZipFile):
-        ours = False
-    if not ours:
+    if not _is_ours(target):
         raise UnreadableNotebook(
             f"{target} holds something else and stays as it is. Name another: --to FILE.zip"
         )
+
+
+def _is_ours(target: Path) -> bool:
+    try:
+        with zipfile.ZipFile(target) as packed:
+            return all(_ours(name) for name in packed.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def _ours(name: str) -> bool:

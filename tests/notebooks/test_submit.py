@@ -40,7 +40,7 @@ def test_a_notebook_that_is_ready(here, capsys):
     assert "✓ all 1 exercise tried" in said
     assert "✓ runs from the top without an error" in said
     assert "✓ 1.0 of 1 points in this run's visible cases" in said
-    assert "submission.zip holds 00_first_ranks." in said
+    assert f"{here}/submission.zip holds 00_first_ranks." in said
     assert path.read_bytes() == before, "the student's file stays as it is"
     assert members(here / "submission.zip") == {"00_first_ranks/00_first_ranks.ipynb": before}
     assert sorted(here.iterdir()) == [path, here / "submission.zip"]
@@ -147,18 +147,18 @@ def test_all_notebooks_of_a_folder_and_two_files_of_one(here, capsys):
     assert submit.main(["--no-run"]) == 0
     assert "it was not run from the top, because you said so" in capsys.readouterr().out
     names = {"00_first_ranks/00_first_ranks.ipynb", "02_collectives/02_collectives.ipynb"}
-    assert set(members(here / "submission.zip")) == names
+    assert set(members(here / "work" / "submission.zip")) == names
     made.hello(here / "work" / "00" / "my copy.ipynb", made.HELLO)
     os.utime(here / "work" / "00" / "a.ipynb", (1, 1))
     packed = time.strftime("%Y-%m-%d", time.localtime())
     assert submit.main(["--no-run"]) == 2
     said = capsys.readouterr().err
     assert "are the same notebook, 00_first_ranks.\nSo nothing was packed." in said
-    assert f"submission.zip is the file of {packed}" in said
+    assert f"{here}/work/submission.zip is the file of {packed}" in said
     line = "python -m course_lib.submit 'work/00/my copy.ipynb' work/02/b.ipynb"
     assert said.splitlines()[-1].strip() == line
     assert submit.main(["--no-run", *shlex.split(line)[3:]]) == 0
-    assert set(members(here / "submission.zip")) == names
+    assert set(members(here / "work" / "submission.zip")) == names
 
 
 def test_an_exercise_whose_check_was_deleted_is_open(tmp_path, monkeypatch, capsys):
@@ -191,9 +191,9 @@ def test_notebooks_without_a_word_of_the_student_are_left_out_unless_they_are_na
     fresh.write_bytes((made.STUDENT / "02_collectives" / "02_collectives.ipynb").read_bytes())
     assert submit.main(["--no-run"]) == 0
     assert "Nothing is written in 02 yet: left out." in capsys.readouterr().out
-    assert set(members(here / "submission.zip")) == {"00_first_ranks/00_first_ranks.ipynb"}
+    assert set(members(here / "work" / "submission.zip")) == {"00_first_ranks/00_first_ranks.ipynb"}
     assert submit.main(["--no-run", str(begun), str(fresh)]) == 1
-    assert len(members(here / "submission.zip")) == 2
+    assert len(members(here / "work" / "submission.zip")) == 2
 
 
 def test_a_folder_in_which_nothing_is_written_is_not_run(here, capsys):
@@ -217,6 +217,36 @@ def test_a_scratch_file_and_a_damaged_one_are_left_out_and_named(here, capsys):
     assert submit.main(["--no-run"]) == 1, "it might be one that counts"
     assert "Left out: damaged.ipynb is not a notebook" in capsys.readouterr().out
     assert list(members(here / "submission.zip")) == ["00_first_ranks/00_first_ranks.ipynb"]
+
+
+def test_the_zip_is_in_one_place_wherever_the_command_is_typed(here, capsys, monkeypatch):
+    work = here / "work"
+    folder = work / "00_first_ranks"
+    made.hello(folder / "00_first_ranks.ipynb", made.HELLO, made.FULL)
+    for where, words in (
+        (here, []),
+        (here, ["00"]),
+        (work, []),
+        (folder, ["00_first_ranks.ipynb"]),
+    ):
+        monkeypatch.chdir(where)
+        assert submit.main(["--no-run", *words]) == 0
+        assert f"\n{work}/submission.zip holds 00_first_ranks." in capsys.readouterr().out
+        assert list(here.rglob("*.zip")) == [work / "submission.zip"]
+        (work / "submission.zip").unlink()
+
+
+def test_another_zip_that_could_be_handed_in_by_mistake_is_named(here, capsys, monkeypatch):
+    made.hello(here / "work" / "00" / "mine.ipynb", made.HELLO, made.FULL)
+    for where in (here, here / "work"):
+        monkeypatch.chdir(where)
+        assert submit.main(["--no-run", "--to", str(here / "submission.zip")]) == 0
+        assert "another file" not in capsys.readouterr().out
+        before = (here / "submission.zip").read_bytes()
+        assert submit.main(["--no-run"]) == 0
+        assert f"{here}/submission.zip is another file, packed 20" in capsys.readouterr().out
+        assert (here / "submission.zip").read_bytes() == before
+        (here / "work" / "submission.zip").unlink()
 
 
 def test_an_interrupt_packs_nothing_and_says_so(here, capsys, monkeypatch):

@@ -88,7 +88,7 @@ REFUSE = {  # exit codes of commands that say why they do nothing
     ("autograder", "mutant"): 2,
     ("course_lib", "doctor"): None,
     ("course_lib", "operation.starter"): 1,  # nothing was written to it
-    ("course_lib", "submit"): 2,  # submission.zip is somebody's
+    ("course_lib", "submit"): 2,  # work/submission.zip is somebody's
 }
 KEEPING = {
     "notebooks", "lock", "gpu", "build", "export", "grade", "gradescope", "release", "rubric",
@@ -193,7 +193,7 @@ with nbgrader.api.Gradebook(f"sqlite:///{out}/gradebook.db") as book:
 def people_type(day: Day) -> None:
     """The student, the instructor, and people who keep their files here."""
     for name in (
-        f"work/{FIRST}/{FIRST}.ipynb", "work/start_here.md", "work/notes.txt", "submission.zip",
+        f"work/{FIRST}/{FIRST}.ipynb", "work/start_here.md", "work/notes.txt", "work/submission.zip",
         f"solutions/{TOY}/{TOY}.py", "solutions/notes.txt", "nbgrader_config.py", "class_config.py",
         "README.md", f"{CLASS}/ann/{FIRST}/notes.txt", "roster.csv", f"{OUT}/notes.txt",
         f"{OUT}/feedback/notes.txt", "build/notes.txt", "build/gpu/notes.txt", "dist/thesis.txt",
