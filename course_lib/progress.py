@@ -133,8 +133,8 @@ def _of_notebook(notebook: Notebook, widest: int) -> Iterator[str]:
 def _said(exercise: Exercise) -> str:
     """An exercise that has not all of its points, and what it waits for."""
     if exercise.points is None:
-        return f"{exercise.name} {exercise.state}"
-    remark = f", {exercise.state}" if exercise.state != DONE else ""
+        return f"{exercise.name} {exercise.words}"
+    remark = f", {exercise.words}" if exercise.state != DONE else ""
     return f"{exercise.name} {exercise.points:.1f} of {number(exercise.possible)}{remark}"
 
 

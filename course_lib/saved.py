@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -34,9 +34,10 @@ DEFINES = re.compile(r"^(?:(?:async )?def |class )?(\w+)(?= *[=:(])", re.MULTILI
 NEWER = re.compile(
     r"_newer(_\d+)?\Z"
 )  # the course's newer version of a notebook, put there by `make lab`
-DONE, UNWRITTEN, UNCHECKED, BROKEN, UNDEFINED, UNJUDGED = (
+DONE, UNWRITTEN, PARTLY, UNCHECKED, BROKEN, UNDEFINED, UNJUDGED = (
     "checked",
     "not written yet",
+    "half written",
     "not checked yet",
     "not Python",
     "no cell defines it",
@@ -48,6 +49,8 @@ AT_HOSTS = (
     "and to hand it in, download it with the menu File."
 )
 HOSTS = [("content",), ("kaggle",)]  # Colab and Kaggle run cells in a folder of these
+STUB_LEFT, DOTS_LEFT = "raise NotImplementedError() is still in it", "... is still in it"
+MOST_NAMED = 4  # parts of an exercise that are still open
 ABSENT = "Not in this file"  # in place of a section
 
 
@@ -64,7 +67,8 @@ class Exercise:
     """An exercise and the last table that its check printed.
 
     section: the heading above it. possible: the points it gives, extra credit if `extra`. points: None
-    unless the file contains a table for it. state: one of the words above.
+    unless the file contains a table for it. state: one of the words above. left: what is still to be written
+    if it is half written.
     """
 
     name: str
@@ -73,6 +77,19 @@ class Exercise:
     possible: float
     extra: bool
     points: float | None = None
+    left: str = ""
+
+    @property
+    def words(self) -> str:
+        """The state, and what is still to be written."""
+        return f"{self.state}: {self.left}" if self.left else self.state
+
+
+class Written(NamedTuple):
+    """The state of a name that a cell defines, and what is still to be written if it is half written."""
+
+    state: str
+    left: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,7 +237,9 @@ def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
     title = section = assignment = ""
     exercises: dict[str, Exercise] = {}
     graded: set[str] = set()
-    written: dict[str, str] = {}  # of each name, the state of the last cell above that defines it
+    written: dict[
+        str, Written
+    ] = {}  # of each name, the state of the last cell above that defines it
     for kind, source, cell in cells:
         if kind == "markdown":
             for level, heading in HEADING.findall(FENCE.sub("", source)):
@@ -228,13 +247,13 @@ def _read(path: Path, cells: list[tuple[str, str, dict[str, Any]]]) -> Notebook:
         elif kind == "code":
             tree = _parsed(source)
             if not (called := _check(tree)):
-                written |= _defined(tree, source, written)
+                written |= _defined(tree, source, written, _is_changed(source, cell))
                 continue
             assignment, name, objects = called
             # A notebook also checks answers of its own, to show a mistake: those are not the student's.
             own = bool(cell.get("metadata", {}).get("nbgrader", {}).get("grade"))
             if name not in exercises or own > (name in graded):
-                states = [written.get(thing, UNDEFINED) for thing in objects]
+                states = {thing: written.get(thing, Written(UNDEFINED)) for thing in objects}
                 exercises[name] = _exercise(path, f"{assignment}/{name}", section, states, cell)
             graded |= {name} if own else set()
     if not assignment:
@@ -258,7 +277,7 @@ def _is_changed(source: str, cell: dict[str, Any]) -> bool:
 
 
 def _exercise(
-    path: Path, name: str, section: str, states: list[str], cell: dict[str, Any]
+    path: Path, name: str, section: str, objects: dict[str, Written], cell: dict[str, Any]
 ) -> Exercise:
     try:
         known = find(name)
@@ -266,11 +285,31 @@ def _exercise(
         raise UnreadableNotebook(
             f"{path} is of another version of the course: {unknown}"
         ) from unknown
-    state = next((state for state in (BROKEN, UNDEFINED, UNWRITTEN) if state in states), "")
+    state, left = _together(objects)
     score = re.search(SCORE.format(name=re.escape(known.name)), _printed(cell), re.MULTILINE)
     points = float(score[1].replace(",", "")) if score else None
     state = state or (DONE if score else UNCHECKED)
-    return Exercise(known.name, section, state, known.points, known.extra, points)
+    return Exercise(known.name, section, state, known.points, known.extra, points, left)
+
+
+def _together(objects: dict[str, Written]) -> Written:
+    """The state of the objects that a check takes, of which some can be written; "" if all are."""
+    states = [written.state for written in objects.values()]
+    if faults := [state for state in (BROKEN, UNDEFINED) if state in states]:
+        return Written(faults[0])
+    left = [name for name, written in objects.items() if written.state in (UNWRITTEN, PARTLY)]
+    if not left:
+        return Written("")
+    if set(states) == {UNWRITTEN}:
+        return Written(UNWRITTEN)
+    if len(objects) == 1:
+        return objects[left[0]]
+    named = (
+        left
+        if len(left) <= MOST_NAMED
+        else [*left[: MOST_NAMED - 1], f"{len(left) - MOST_NAMED + 1} more"]
+    )
+    return Written(PARTLY, f"{listing(named)} {'is' if len(left) == 1 else 'are'} still open")
 
 
 def _check(tree: ast.Module | None) -> tuple[str, str, list[str]] | None:
@@ -287,25 +326,55 @@ def _check(tree: ast.Module | None) -> tuple[str, str, list[str]] | None:
     return None
 
 
-def _defined(tree: ast.Module | None, source: str, above: dict[str, str]) -> dict[str, str]:
+def _defined(
+    tree: ast.Module | None, source: str, above: dict[str, Written], changed: bool
+) -> dict[str, Written]:
     """The state of each name a cell defines. A cell with a mistake in its grammar also defines it.
 
-    A function that uses an unwritten function of the cells `above` is not written to its end either.
+    changed: whether the student has changed the cell, since else nothing in it is half written.
     """
     if tree is None:
-        return dict.fromkeys(DEFINES.findall(source), BROKEN)
-    states: dict[str, str] = {name: DONE for node in ast.walk(tree) for name in _bound(node)}
+        return dict.fromkeys(DEFINES.findall(source), Written(BROKEN))
+    names = {name for node in ast.walk(tree) for name in _bound(node)}
+    states = dict.fromkeys(names, Written(DONE))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inside = list(ast.walk(node))
-            used = {above.get(part.id) for part in inside if isinstance(part, ast.Name)}
-            states[node.name] = UNWRITTEN if UNWRITTEN in used or _has_stub(node) else DONE
+            states[node.name] = _of_function(node, above, changed)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            state = UNWRITTEN if node.value is not None and _has_dots(node.value) else DONE
-            names = [name for target in targets for name in _assigned(target)]
-            states |= dict.fromkeys(names, state)
+            names = {name for target in targets for name in _assigned(target)}
+            states |= dict.fromkeys(names, _of_value(node.value, changed))
     return states
+
+
+def _of_function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
+    above: dict[str, Written],
+    changed: bool,
+) -> Written:
+    """A function that uses an unwritten function of the cells `above` is not written to its end either."""
+    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    used = [
+        name
+        for name in dict.fromkeys(names)
+        if name in above and above[name].state in (UNWRITTEN, PARTLY)
+    ]
+    stub = _has_stub(node)
+    if not stub and not used:
+        return Written(DONE)
+    first = node.body[ast.get_docstring(node) is not None :][:1]
+    if not changed or any(map(_is_stub, first)):
+        return Written(UNWRITTEN)
+    return Written(
+        PARTLY, STUB_LEFT if stub else f"it uses {used[0]}, which is {above[used[0]].state}"
+    )
+
+
+def _of_value(value: ast.expr | None, changed: bool) -> Written:
+    if value is None or not _has_dots(value):
+        return Written(DONE)
+    bare = isinstance(value, ast.Constant)
+    return Written(PARTLY, DOTS_LEFT) if changed and not bare else Written(UNWRITTEN)
 
 
 def _assigned(target: ast.expr) -> Iterator[str]:

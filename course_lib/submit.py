@@ -37,6 +37,7 @@ from course_lib.program import run_program
 from course_lib.progress import add_places, earned
 from course_lib.saved import (
     BROKEN,
+    PARTLY,
     UNDEFINED,
     UNJUDGED,
     UNWRITTEN,
@@ -212,7 +213,7 @@ def findings(notebook: Notebook, minutes: float | None) -> Iterator[tuple[bool, 
     yield from _from_the_top(notebook, minutes)
 
 
-OPEN = (UNWRITTEN, BROKEN, UNDEFINED, UNJUDGED)
+OPEN = (UNWRITTEN, PARTLY, BROKEN, UNDEFINED, UNJUDGED)
 
 
 def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
@@ -221,7 +222,7 @@ def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
     left = [exercise for exercise in due if exercise.state in OPEN]
     if not left:
         return True, f"all {counted(len(due), 'exercise')} tried"
-    names = listing(f"{exercise.name} ({exercise.state})" for exercise in left)
+    names = listing(f"{exercise.name} ({exercise.words})" for exercise in left)
     return False, f"{len(due) - len(left)} of {counted(len(due), 'exercise')} tried; open: {names}"
 
 

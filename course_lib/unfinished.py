@@ -147,11 +147,17 @@ def _name(function: Any) -> str:
 
 
 def _state(function: Any) -> str:
-    """Words for a function or class that is not written, or not to its end; else ""."""
-    lengths = [_stub(code) for code in _codes(function)]
-    if WHOLE in lengths:
+    """Words for a function or class that is not written, or not to its end; else "".
+
+    A class of which some methods are written, or were given, lacks the others.
+    """
+    stubs = {plain.__name__: [*map(_stub, _inside(plain))] for plain in _functions(function)}
+    unwritten = [name for name, lengths in stubs.items() if WHOLE in lengths]
+    if unwritten and (len(unwritten) == len(stubs) or not isinstance(function, type)):
         return "is not written yet"
-    return f"still raises {STUB}" if PART in lengths else ""
+    if unwritten:
+        return f"still lacks {' and '.join(f'`{name}`' for name in unwritten)}"
+    return f"still raises {STUB}" if any(PART in lengths for lengths in stubs.values()) else ""
 
 
 def _stub(code: types.CodeType) -> str:
@@ -169,7 +175,12 @@ def _stub(code: types.CodeType) -> str:
 
 def _codes(function: Any) -> Iterator[types.CodeType]:
     """The code of a function or of a class's methods, and of those inside them."""
-    waiting = [plain.__code__ for plain in _functions(function)]
+    for plain in _functions(function):
+        yield from _inside(plain)
+
+
+def _inside(function: types.FunctionType) -> Iterator[types.CodeType]:
+    waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
         yield code

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import checks, progress, saved
+from course_lib import checks, progress, saved, submit
 from course_lib.checks.colour import plain
 from course_lib.checks.judge.find import UnknownExercise, find, of_assignment
 from course_lib.checks.report import Report
 from course_lib.saved import (
     BROKEN,
     DONE,
+    PARTLY,
     UNCHECKED,
     UNDEFINED,
     UNWRITTEN,
@@ -89,13 +90,50 @@ def test_a_check_that_shows_a_mistake_is_not_the_students(tmp_path):
 
 def test_answers_that_are_dots_are_not_written_and_an_index_is_no_answer(tmp_path):
     ask = 'check("00_first_ranks/questions", answer_1, answer_2, answer_3)'
-    for dots, state in (("...", UNWRITTEN), ("x[..., 0]", UNCHECKED)):
+    for dots, state in (("...", PARTLY), ("x[..., 0]", UNCHECKED)):
         answers = made.code(f"answer_1 = 1\nanswer_2 = {dots}\nanswer_3 = 3")
         (exercise,) = read(made.save(tmp_path / "x.ipynb", answers, made.code(ask))).exercises
         assert exercise.state == state
     both = made.code("answer_1 = ...\nanswer_2 = ...\n(answer_1, answer_2), answer_3 = (1, 2), 3")
     (exercise,) = read(made.save(tmp_path / "x.ipynb", both, made.code(ask))).exercises
     assert exercise.state == UNCHECKED
+
+
+HALVES = [  # a cell for an answer, the text in it that a student has changed, and what is left
+    ("06_tensor_parallel", "kinds", "kind_1 = ...", 'kind_1 = "S(0)"', "half written: kind_2, kind_3, "
+     "kind_4 and 8 more are still open"),
+    ("00_first_ranks", "questions", "answer_1 = ...\nanswer_2 = ...", "answer_1 = 2\nanswer_2 = 3",
+     "half written: answer_3 is still open"),
+    ("00_first_ranks", "questions", "answer_1 = ...", "answer_1 = ...  # 3 or 4?", "not written yet"),
+    ("00_first_ranks", "diagnoses", "{0: ..., 1: ..., 2: ...}", "{0: 1, 1: 2, 2: 0}",
+     "half written: waits_for and remedies are still open"),
+    ("00_first_ranks", "hello", "    # YOUR", "    rank = dist.get_rank()\n    # YOUR",
+     "half written: raise NotImplementedError() is still in it"),
+    ("00_first_ranks", "hello", "    # YOUR", "    # rank first\n    # YOUR", "not written yet"),
+    ("00_first_ranks", "hello", "    # YOUR CODE HERE\n    raise NotImplementedError()",
+     "    return late()", "half written: it uses late, which is not written yet"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("assignment", "name", "old", "new", "words"), HALVES)
+def test_an_exercise_of_which_a_part_is_written_says_what_is_left(
+    tmp_path, assignment, name, old, new, words
+):
+    content = json.loads((ROOT / "notebooks" / assignment / f"{assignment}.ipynb").read_text())
+    for cell in content["cells"]:
+        cell["source"] = "".join(cell["source"])
+    changed = [
+        cell
+        for cell in content["cells"]
+        if cell["metadata"].get("nbgrader", {}).get("solution") and old in cell["source"]
+    ]
+    changed[0]["source"] = changed[0]["source"].replace(old, new, 1)
+    content["cells"].insert(1, made.code("def late():\n    raise NotImplementedError()"))
+    (tmp_path / "x.ipynb").write_text(json.dumps(content))
+    (exercise,) = (each for each in read(tmp_path / "x.ipynb").exercises if each.name == name)
+    assert exercise.words == words
+    ready, said = submit._tried(read(tmp_path / "x.ipynb").exercises)
+    assert not ready and f"{name} ({words})" in said
 
 
 def test_points_by_section_then_together(tmp_path, capsys):

@@ -61,6 +61,22 @@ def uses_meter():
         return meter
 
 
+class Gauge:
+    def __init__(self):
+        self.x = 1
+
+    def read(self):
+        raise NotImplementedError()
+
+    @property
+    def unit(self):
+        raise NotImplementedError()
+
+
+def uses_gauge():
+    return Gauge()
+
+
 class Whole:
     @property
     def number(self):
@@ -97,6 +113,8 @@ def cells() -> dict[str, Any]:
         ("calls_that", "`calls_that` calls `stub`, which is not written yet."),
         ("Meter", "`Meter` is not written yet."),
         ("uses_meter", "`uses_meter` calls `Meter`, which is not written yet."),
+        ("Gauge", "`Gauge` still lacks `read` and `unit`."),
+        ("uses_gauge", "`uses_gauge` calls `Gauge`, which still lacks `read` and `unit`."),
         ("Whole", "`Whole` calls `stub`, which is not written yet."),
         ("cached", "`cached` calls `stub`, which is not written yet."),
     ],
