@@ -64,9 +64,7 @@ START = """\
 
 In these notebooks you write the algorithms of distributed training yourself. Checks name your mistakes.
 
-{table}
-
-`notebooks.zip` contains all files of this folder."""
+{table}"""
 
 INSTALL = """\
 ## Install
@@ -109,22 +107,23 @@ the left and run this in a new first cell, both again on each new machine. PyTor
 %pip install -q ./{package}
 ```
 
-**Kaggle.** Choose *File → Import Notebook*, then upload the package with *Add Input → Upload* as a new
-data set. Choose the accelerator *GPU T4 x2* or none, and run this in a new first cell:
+**Kaggle.** Choose *File → Import Notebook*, then upload the package with *Add Input → Upload* as a data
+set, in place of any older one. Choose the accelerator *GPU T4 x2* or none, and run this in a new first cell:
 
 ```
-!pip install -q --no-deps $(find /kaggle/input -name "course_lib-*.whl")
+!pip install -q --no-deps --force-reinstall $(find /kaggle/input -name "course_lib-*.whl")
 ```"""
 
 RENTED = """\
-**Runpod, or any rented machine with Linux, PyTorch 2.6 or newer and Jupyter.** Upload `notebooks.zip` in
-the file browser, open a terminal beside it, and type the lines below. The last one says what is wrong
-with the machine. Type them again after the machine was stopped. Your answers in `course` stay as they are.
+**Runpod, or any rented machine with Linux, PyTorch 2.6 or newer and Jupyter.** Upload `notebooks.zip`,
+which holds this folder, open a terminal beside it, and type these lines, also after the machine was
+stopped. Your answers in `course` stay as they are. The last line says what is wrong with the machine.
 
 ```
 [ -d course ] || python -m zipfile -e notebooks.zip course
+[ course/README.md -nt notebooks.zip ] || echo "Newer zip! In a new terminal: mv course before, then this."
 cd course
-pip install -q ./{package}
+pip uninstall -qqy course_lib; pip install -q ./{package}
 python -m course_lib.doctor
 ```"""
 WORK = """\

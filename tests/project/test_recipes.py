@@ -182,12 +182,22 @@ def test_on_a_rented_machine_the_zip_is_enough(host: Host, handout: Path) -> Non
     shutil.copy(handout / "notebooks.zip", host.folder)
     lines = lines_of(handout, "[ -d course ]")
     assert lines.pop() == "python -m course_lib.doctor"
-    host.run("bash", "-ec", "\n".join(lines))
+    assert "Newer" not in host.run("bash", "-ec", "\n".join(lines))
     notebook = host.folder / "course" / "00_first_ranks" / "00_first_ranks.ipynb"
     worked_in = notebook.read_text("utf-8").replace("raise NotImplementedError()", "return 1", 1)
     notebook.write_text(worked_in, "utf-8")
-    host.run("bash", "-ec", "\n".join(lines))
+    assert "Newer" not in host.run("bash", "-ec", "\n".join(lines))
+    (host.folder / "notebooks.zip").touch()
+    assert "Newer zip! In a new terminal: mv course before," in host.run(
+        "bash", "-ec", "\n".join(lines)
+    )
     assert notebook.read_text("utf-8") == worked_in
+    package = packages_of(host.python.parent.parent) / "course_lib" / "submit.py"
+    package.write_text("# of an older release, but with the same version")
+    host.run("bash", "-ec", "\n".join(["mv course before", *lines]))
+    before = notebook.parents[2] / "before" / "00_first_ranks" / notebook.name
+    assert before.read_text("utf-8") == worked_in != notebook.read_text("utf-8")
+    assert "older release" not in package.read_text("utf-8")
     assert installed(host).startswith(str(host.python.parent.parent))
     page = (host.folder / "course" / "README.md").read_text("utf-8")
     (progress,) = re.findall(r"`(python -m course_lib\.progress)`", page)
