@@ -67,8 +67,8 @@ class Exercise:
     """An exercise and the last table that its check printed.
 
     section: the heading above it. possible: the points it gives, extra credit if `extra`. points: None
-    unless the file contains a table for it. state: one of the words above. left: what is still to be written
-    if it is half written.
+    unless the file contains a table for it. state: one of the words above. left: the rest of one that is half
+    written, in words.
     """
 
     name: str

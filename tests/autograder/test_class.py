@@ -53,7 +53,7 @@ from autograder.submission.fingerprint import (
     of_submission,
 )
 from autograder.submission.intake import HandedIn, Submission, find_submissions
-from autograder.submission.own_files import own_files
+from autograder.submission.own_files import _named, own_files
 from autograder.submission.secret import SecretError, course_secret, seed
 from course_lib.checks.judge.find import of_assignment
 from tests.autograder import marking_double
@@ -532,6 +532,19 @@ def test_own_files_are_those_that_are_loaded_for_an_exercise() -> None:
         assert set(files) <= {str(ROOT / one) for one in own_files(check, ROOT)}, check
     everything = {one for check in known for one in own_files(check, ROOT)}
     assert all(len(own_files(check, ROOT)) < len(everything) / 3 for check in known)
+
+
+@pytest.mark.parametrize(
+    "assignment", sorted(path.name for path in (ROOT / "notebooks").glob("[0-9]*"))
+)
+def test_a_changed_check_leaves_other_verdicts_of_its_notebook(assignment: str) -> None:
+    """What all checks of a notebook share is in a file in which no exercise is checked."""
+    own = {name: own_files(f"{assignment}/{name}", ROOT) for name in of_assignment(assignment)}
+    folder = Path("course_lib", "checks", "notebooks", assignment.partition("_")[2])
+    homes = {name: next(iter(_named(folder, name, ROOT))) for name in own}
+    assert all(home in own[name] for name, home in homes.items())
+    shared = [home for home in homes.values() if all(home in files for files in own.values())]
+    assert not shared
 
 
 def test_every_field_counts_in_a_fingerprint(tmp_path: Path) -> None:

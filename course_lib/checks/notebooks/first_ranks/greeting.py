@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib.checks import kit
+from course_lib.checks.notebooks.first_ranks.references import REFERENCE
 from course_lib.runtime.gpus import gpu_count
 
-REFERENCE = ("course_lib.first_ranks",)
 HELLO = ("rank", "world size", "device")
 
 

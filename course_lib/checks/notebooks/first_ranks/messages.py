@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
+from course_lib.checks.notebooks.first_ranks.references import REFERENCE
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
+from course_lib.checks.notebooks.first_ranks.references import REFERENCE
 
 WAITS = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
 REMEDIES = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.references import REFERENCE
 from course_lib.checks.rank.notebooks.zero.listing import Kind, ListingCall, ListingInstructions, Numbers
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.listing:call_with_tensors"

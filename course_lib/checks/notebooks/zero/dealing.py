@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.references import REFERENCE
 
 NAME = "deal"
 POINT = "whole matrices, dealt out by their elements"

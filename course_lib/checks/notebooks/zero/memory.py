@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib.checks import kit
+from course_lib.checks.notebooks.zero.references import FORMULAS
 from course_lib.facts import zero_memory
 
-REFERENCE = ("course_lib.zero",)
-FORMULAS = (*REFERENCE, "course_lib.facts")
 Slips = dict[str, kit.Formula]
 
 EVERYWHERE: Slips = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.references import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
     BLOCK,

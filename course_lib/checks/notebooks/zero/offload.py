@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
 from course_lib.checks.judge.training_runs.single import Training
-from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.references import REFERENCE
 from course_lib.checks.notebooks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
 from course_lib.checks.rank import watching
 from course_lib.checks.rank.notebooks.zero.mapped import MappedInstructions

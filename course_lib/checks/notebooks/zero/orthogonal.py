@@ -8,8 +8,8 @@ import torch
 
 from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
-from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.muon_ways import IDEAS, MuonRun, variants
+from course_lib.checks.notebooks.zero.references import REFERENCE
 
 NAME = "muon_step"
 RECIPE = "course_lib.checks.rank.notebooks.zero.muon:stepped"

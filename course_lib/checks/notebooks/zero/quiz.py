@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from course_lib.checks import kit
-from course_lib.checks.notebooks.zero.memory import FORMULAS
+from course_lib.checks.notebooks.zero.references import FORMULAS
 from course_lib.facts import zero_memory, zero_volume
 
 STAGE_2 = zero_memory(13, 16, 2)  # GB: 13B parameters, 16 GPUs

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
-from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.references import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
     BLOCK,

@@ -9,7 +9,7 @@ import torch
 
 from course_lib.checks import kit
 from course_lib.checks.judge import training_runs
-from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.references import REFERENCE
 from course_lib.checks.notebooks.zero.runs import MEMBERS, REFUSED, WORLD
 from course_lib.checks.notebooks.zero.unit_lines import (
     UnitRun,
