@@ -12,7 +12,7 @@ from course_lib import checks
 from course_lib.checks import check
 from course_lib.checks.judge.case import Observed, wrong
 from course_lib.checks.judge.find import find
-from course_lib.checks.judge.formulas import Prediction, compared, evaluated
+from course_lib.checks.judge.formulas import Prediction, compared, entry, evaluated, place
 from course_lib.checks.rank.harness import Answer, Answers
 from course_lib.ledger.ledger import Ledger
 
@@ -40,6 +40,25 @@ SLIPS = {
 )
 def test_how_far_off_a_number_is(value: float, right: float, apart: str) -> None:
     assert compared(value, right) == apart
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (None, "None, but 2 numbers are expected (is there a `return` at its end?)"),
+        ([1], "1 value, but 2 numbers are expected"),
+        ([], "an empty list, but 2 numbers are expected"),
+        ({"dict": [["a", 1]]}, "a dict, but 2 numbers are expected"),
+        (12345, "the number 12,345, but 2 numbers are expected"),
+        ("both", "'both', but 2 numbers are expected"),
+        ({"other": "Fraction"}, "a value of type Fraction, but 2 numbers are expected"),
+    ],
+)
+def test_an_answer_of_another_form_is_met_with_what_came(value: object, form: str) -> None:
+    misfit = place(0, 2)(value)
+    assert (misfit, misfit.general) == (form, "no list of 2 numbers")
+    if "dict" not in form:
+        assert entry("a")(value) == form.replace("2 numbers are", "a dict is")
 
 
 def test_a_hint_is_given_only_if_it_explains_every_line_about_the_function() -> None:

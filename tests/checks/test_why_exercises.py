@@ -100,6 +100,12 @@ def test_a_part_that_is_missing_is_named(seed: int) -> None:
     assert "parameters gives a dict without 'attention' for some arguments." in hidden
 
 
+def test_another_form_than_a_dict_is_named_once(seed: int) -> None:
+    visible, hidden = judged("parameters", lambda config: 12, seed=seed)
+    assert visible.count("gives the number 12, but a dict is expected.") == 1
+    assert "parameters gives no dict for some arguments." in hidden and "12" not in hidden
+
+
 def test_parts_of_a_function_that_raises_have_one_cause(seed: int) -> None:
     def parameters(config):
         return {"embedding": config.size}

@@ -54,7 +54,17 @@ class Keywords(dict[str, Any]):
 
 
 class Misfit(str):
-    """Words for an answer that does not have the agreed form: "a dict without 'norms'"."""
+    """Words for an answer that does not have the agreed form: "a dict without 'norms'".
+
+    general: words without what came, which a hidden case may show.
+    """
+
+    general: str
+
+    def __new__(cls, words: str, general: str = "") -> Misfit:
+        self = super().__new__(cls, words)
+        self.general = general or words
+        return self
 
 
 def whole(value: Any) -> Any:
@@ -67,7 +77,7 @@ def entry(key: str) -> Callable[[Any], Any]:
     def pick(value: Any) -> Any:
         listed = value.get("dict") if isinstance(value, dict) else None
         if not isinstance(listed, list):
-            return Misfit("something else than a dict")
+            return Misfit(instead_of("a dict is expected", value), "no dict")
         pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2]
         values = [item for name, item in pairs if name == key]
         return values[0] if values else Misfit(f"a dict without {key!r}")
@@ -81,7 +91,7 @@ def place(index: int, size: int) -> Callable[[Any], Any]:
     def pick(value: Any) -> Any:
         if isinstance(value, list) and len(value) == size:
             return value[index]
-        return Misfit(f"something else than {size} numbers")
+        return Misfit(instead_of(f"{size} numbers are expected", value), f"no list of {size} numbers")
 
     return pick
 
@@ -170,7 +180,8 @@ def judge_prediction(
                 return failed(question, args, *answer.error)
             picked = question.pick(answer.value)
             if isinstance(picked, Misfit):
-                return wrong(misfit(question, args, picked), cause=f"{question.name}: {picked}")
+                called = question.called or question.name
+                return wrong(misfit(question, args, picked), cause=f"{called}: {picked.general}")
             value = numeric(picked)
             if value is None:
                 return wrong(no_number(question, args, picked))
@@ -221,7 +232,9 @@ def judge_values(question: Prediction, values: Sequence[float], others: Sequence
 
 def misfit(question: Prediction, args: tuple, form: Misfit) -> Sentence:
     called = question.called or question.name
-    return Sentence(f"{shown(called, args)} gives {form}.", f"{called} gives {form} for some arguments.")
+    return Sentence(
+        f"{shown(called, args)} gives {form}.", f"{called} gives {form.general} for some arguments."
+    )
 
 
 def no_number(question: Prediction, args: tuple, value: Any) -> Sentence:
@@ -334,6 +347,26 @@ def numeric(value: Any) -> float | None:
     if isinstance(value, dict) and value.get("float") in ("inf", "-inf", "nan"):
         return float(value["float"])
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def instead_of(expected: str, value: Any) -> str:
+    end = " (is there a `return` at its end?)" if value is None else ""
+    return f"{came(value)}, but {expected}{end}"
+
+
+def came(value: Any) -> str:
+    """Words for an answer of another form than the one that was agreed."""
+    if value is None:
+        return "None"
+    if isinstance(value, list):
+        return words.counted(len(value), "value") if value else "an empty list"
+    if isinstance(value, dict) and "dict" in value:
+        return "a dict"
+    if isinstance(value, dict) and value.get("other") == "generator":
+        return "a generator"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"the number {words.number(value)}"
+    return kind(value)
 
 
 def kind(value: Any) -> str:

@@ -109,7 +109,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: parameters alone
 # is: form
-# says: gives something else than 2 numbers
+# says: gives a dict, but 2 numbers are expected
 # base: closed forms
 -    return params, budget / (6 * params)
 +    return {"params": params}

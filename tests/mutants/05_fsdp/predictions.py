@@ -256,7 +256,7 @@ def unit_bytes(config, itemsize=2):
 
 # %% wrong: the block alone
 # is: form
-# says: gives something else than 2 numbers
+# says: gives 1 value, but 2 numbers are expected
 # base: what the wrong ones change
 -    return itemsize * (block + 2 * norm), itemsize * root
 +    return (itemsize * (block + 2 * norm),)

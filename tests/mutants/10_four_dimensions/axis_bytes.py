@@ -251,7 +251,7 @@ def wire(sizes, axis, per_node):
 
 # %% wrong: bytes without their axes
 # is: form
-# says: gives something else than a dict
+# says: gives 4 values, but a dict is expected
 # base: what the wrong ones change
 -    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
 +    return [pp_bytes, dp_bytes, cp_bytes, tp_bytes]

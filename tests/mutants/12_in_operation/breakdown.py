@@ -155,7 +155,7 @@
 
 # %% wrong: a tuple
 # is: form
-# says: something else than a dict
+# says: gives 4 values, but a dict is expected
 # base: a sum over the calls
 -    return {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
 +    return computing, waiting, moving, hidden
@@ -163,7 +163,7 @@
 
 # %% wrong: nothing is returned
 # is: form
-# says: something else than a dict
+# says: gives None, but a dict is expected \(is there a `return` at its end
 # base: a sum over the calls
 -    return {"computing": computing, "waiting": waiting, "moving": moving, "hidden": hidden}
 

@@ -38,13 +38,14 @@ def read(asked: Asked, observed: kit.Observed, place: int) -> Schedule | kit.Fin
         said = kit.error_sentence("fsdp_schedule", error, text, call=str(asked))
         return kit.wrong(said, kit.at(where), cause=f"raised {error} {where}")
     if not isinstance(answer.value, list):
-        what, why = "something else", ""
+        what, why = kit.came(answer.value), ""
         if answer.value is None:
             what, why = "None", "Is there a `return` at its end?"
         elif answer.value == {"other": "generator"}:
-            what, why = "a generator", "Make a list of what it yields: list(...)."
+            why = "Make a list of what it yields: list(...)."
         sentence = f"fsdp_schedule gives {what}; a list of actions is expected, such as ('gather', 0)."
-        return kit.wrong(sentence, why, cause=f"gives {what}")
+        general = "fsdp_schedule gives no list; a list of actions is expected, such as ('gather', 0)."
+        return kit.wrong(kit.Sentence(sentence, general), why, cause=why or "gives no list")
     schedule: Schedule = []
     for index, entry in enumerate(answer.value):
         kind, unit = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)

@@ -262,7 +262,7 @@ def itself(run: Expected, reply: Any) -> kit.Finding:
     if reply.entered:
         return kit.RIGHT
     return kit.wrong(
-        "with SavedBytes(model) as meter: ... gives `meter` something else than the SavedBytes.",
+        "`meter` is not the SavedBytes in `with SavedBytes(model) as meter`.",
         "`as` takes the result of __enter__, so return self there.",
     )
 

@@ -113,7 +113,7 @@ def owned_of(dealing: Dealing, answer) -> Owned | kit.Finding:
     value = answer.value
     lists = isinstance(value, list) and all(isinstance(own, list) for own in value)
     if not lists or len(value) != dealing.n:
-        came = words.counted(len(value), "list") if lists else "something else"
+        came = words.counted(len(value), "list") if lists else kit.came(value)
         said = kit.Sentence(
             f"{NAME} returned {came} for {words.counted(dealing.n, 'rank')}.",
             f"{NAME} returned another form.",
