@@ -26,8 +26,8 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
     Returns a Report: `.score` in 0..1, `.points(12)`. Never raises for what the objects do, and writes
     nothing to stderr. Ctrl-C leaves one line, and where each rank was.
     """
+    from course_lib.checks import beneath, outdated
     from course_lib.checks.client import submit
-    from course_lib.checks.outdated import remarks
     from course_lib.runtime.errors import Interrupted
     from course_lib.runtime.interrupts import never_lost
 
@@ -39,9 +39,11 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
         _, *ranks = str(interrupt).splitlines() if isinstance(interrupt, Interrupted) else [""]
         said = [f"the check of {name} was interrupted; run it again.", *ranks]
         raise Interrupted("\n".join(said)) from None
+    lines = [report.shown(), *outdated.remarks(objects)]
     if counts:
         latest[name] = report
-    print("\n".join([report.shown(), *remarks(objects)]))
+        lines += beneath.remarks(report, objects, latest)
+    print("\n".join(lines))
     return report
 
 

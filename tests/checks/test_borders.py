@@ -24,6 +24,7 @@ MAY = {
     "report.py": ("colour", *WORDS),
     "colour.py": (),
     "outdated.py": (),
+    "beneath.py": ("judge", "report", *WORDS),
     "sentence.py": WORDS,
     "words.py": WORDS,
 }
