@@ -538,7 +538,7 @@ def test_own_files_are_those_that_are_loaded_for_an_exercise() -> None:
     "assignment", sorted(path.name for path in (ROOT / "notebooks").glob("[0-9]*"))
 )
 def test_a_changed_check_leaves_other_verdicts_of_its_notebook(assignment: str) -> None:
-    """What all checks of a notebook share is in a file in which no exercise is checked."""
+    """Things that all checks of a notebook share are in a file that checks no exercise."""
     own = {name: own_files(f"{assignment}/{name}", ROOT) for name in of_assignment(assignment)}
     folder = Path("course_lib", "checks", "notebooks", assignment.partition("_")[2])
     homes = {name: next(iter(_named(folder, name, ROOT))) for name in own}
