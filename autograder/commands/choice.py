@@ -42,6 +42,26 @@ def named(options: argparse.Namespace, known: Sequence[str]) -> list[str]:
     return chosen([*options.words, *options.assignment], known)
 
 
+def add_to(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add --to and --overwrite, for a command that writes one file. default: words for its usual name."""
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE", help=f"the file to write (default: {default})"
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a file of this name that has other content; without it, such a file stays",
+    )
+
+
+def named_after(names: Sequence[str]) -> str:
+    """A file's name for assignments: the whole name of one, or the numbers of several, as in "00-02"."""
+    if len(names) == 1:
+        return names[0]
+    short = [name.partition("_")[0] for name in names]
+    return "-".join(short if len(set(short)) == len(names) else names)
+
+
 class ChoiceError(Exception):
     """A word on the line names nothing that there is; the text says what there is."""
 

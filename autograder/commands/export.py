@@ -11,16 +11,18 @@ from autograder.book.store import Store
 from autograder.commands.choice import (
     ChoiceError,
     add_command,
+    add_to,
     check_empty,
     check_writable,
     chosen,
     listed,
+    named_after,
     only_one,
     text_of,
 )
 from autograder.commands.folder import add_out, out_of
 from autograder.commands.penalties import settle_penalties
-from autograder.course.typed import NAME, write_generated
+from autograder.course.typed import NAME, ExistsError, write_generated
 from autograder.report.code import write_code
 from autograder.report.exports import (
     GRADE,
@@ -124,8 +126,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     for site in (canvas, two, code):
         add_out(site, default=argparse.SUPPRESS)  # --out may come before or after the site
-    for site in (canvas, two):
-        site.add_argument("--to", type=Path, help="the file to write (default: in --out)")
+    for site, name in ((canvas, "canvas"), (two, "moodle")):
+        add_to(site, f"{name}-ASSIGNMENT.csv in --out")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -139,22 +141,22 @@ def run(options: argparse.Namespace) -> int:
         return _code(read_class(out, results), options)
     late = settle_penalties(out, {result.assignment for result in results})
     graded = read_class(out, results)
-    target = options.to or out / f"{options.site}.csv"
     try:
+        wanted = _known(
+            graded, [options.assignment] if options.site == "moodle" else options.assignment or []
+        )
+        target = options.to or out / f"{options.site}-{named_after(wanted)}.csv"
         check_writable(target)
         text, notes = (
             _canvas(graded, options) if options.site == "canvas" else _moodle(graded, options)
         )
-    except ChoiceError as error:
+        write_generated(target, text, out / NAME, overwrite=options.overwrite)
+    except (ChoiceError, ExistsError) as error:
         print(error, file=sys.stderr)
         return 2
     except ExportError as error:
         print(f"{options.table}: {error}", file=sys.stderr)
         return 2
-    write_generated(target, text, out / NAME)
-    wanted = _known(
-        graded, [options.assignment] if options.site == "moodle" else options.assignment or []
-    )
     print(
         "\n".join([*late, *notes, *doubtful(graded, wanted), f"{target} is ready to be imported."])
     )

@@ -11,12 +11,14 @@ from pathlib import Path
 from autograder.commands.choice import (
     ChoiceError,
     add_command,
+    add_to,
     at_least_one,
     check_writable,
     only_one,
 )
 from autograder.commands.grading import grading
 from autograder.course.config import OUT, ROOT, assignments
+from autograder.course.typed import NAME, ExistsError
 from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import Exercise, Result
@@ -40,8 +42,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     make.add_argument(
         "--out", type=Path, default=OUT, help="folder with the course's secret (%(default)s)"
     )
-    make.add_argument("--to", type=Path, help="the zip (default: in --out)")
-    make.add_argument("--secret", type=Path, help="the file with the course's secret")
+    add_to(make, "gradescope-ASSIGNMENT.zip in --out")
+    make.add_argument("--secret", type=Path, metavar="FILE", help="the course's secret")
     grade = add_command(steps, "run", "grade one submission, in Gradescope's container")
     grade.add_argument(
         "--root",
@@ -77,12 +79,16 @@ def _bundle(options: argparse.Namespace) -> int:
     try:
         check_writable(target)
         secret = course_secret(options.out, options.secret)
-    except (ChoiceError, SecretError) as error:
+        make_bundle(
+            options.assignment, target, secret=secret, seconds=options.seconds,
+            record=options.out / NAME, overwrite=options.overwrite,
+        )  # fmt: skip
+    except (ChoiceError, ExistsError, SecretError) as error:
         print(error, file=sys.stderr)
         return 2
-    make_bundle(options.assignment, target, secret=secret, seconds=options.seconds)
     print(
-        f"{target} is ready to be uploaded. It holds the solutions and the course's secret: keep it private."
+        f"{target} is ready to be uploaded. It holds the solutions and the course's secret, so keep it "
+        "private, and delete it where you no longer need it."
     )
     return 0
 

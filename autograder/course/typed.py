@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,11 +20,16 @@ from autograder.outcome.result import write_whole
 NAME = ".written.json"  # of the record, in a folder that git ignores
 
 
+class ExistsError(Exception):
+    """A file would be overwritten, and nobody asked for it; the text says how to ask."""
+
+
 class Written:
     """A record of what commands wrote: the digests of a file's last two texts, by its path.
 
     Two, since the record comes before the file: whichever of the two a run that was killed has left there is
-    known. A lost record costs nothing but copies.
+    known. Paths are relative to the record's folder, so they hold when the folder is moved or renamed. A lost
+    record costs nothing but copies.
     """
 
     def __init__(self, record: Path) -> None:
@@ -31,15 +37,28 @@ class Written:
 
     def owns(self, path: Path) -> bool:
         """Whether the file has a text that a command wrote there, or that the last commit has."""
-        return digest(path.read_bytes()) in self._read().get(_key(path), ()) or is_committed(path)
+        return digest(path.read_bytes()) in self._digests(path) or is_committed(path)
 
     def remember(self, path: Path, content: bytes) -> None:
         """Note the text that is about to be written to `path`."""
-        known = self._read()
-        before = known.get(_key(path), [])
+        known, before = self._read(), self._digests(path)
         if before[-1:] != [digest(content)]:
-            known[_key(path)] = [*before[-1:], digest(content)]
+            known[self._key(path)] = [*before[-1:], digest(content)]
             write_whole(self.record, json.dumps(known, indent=1, sort_keys=True))
+
+    def paths(self) -> list[Path]:
+        """The files in the record that are still there, in order."""
+        folder = self.record.parent.resolve()
+        paths = (Path(os.path.normpath(folder / key)) for key in self._read())
+        return sorted({path for path in paths if path.is_file()})
+
+    def _digests(self, path: Path) -> list[str]:
+        known = self._read()
+        # until 2026-11-30 a record had the whole path
+        return known.get(self._key(path)) or known.get(str(path.resolve())) or []
+
+    def _key(self, path: Path) -> str:
+        return os.path.relpath(path.resolve(), self.record.parent.resolve())
 
     def _read(self) -> dict[str, list[str]]:
         try:
@@ -49,21 +68,29 @@ class Written:
         return known if isinstance(known, dict) else {}
 
 
-def _key(path: Path) -> str:
-    return str(path.resolve())
-
-
-def write_generated(path: Path, text: str, record: Path | None = None) -> None:
+def write_generated(
+    path: Path, text: str, record: Path | None = None, *, overwrite: bool = True
+) -> None:
     """Write a file whole; if a person changed the one that is there, copy that one first.
 
-    record: of what was written; without it, the one beside the file.
+    record: of what was written; without it, the one beside the file. overwrite: as for `keep_changed`.
     """
-    keep_changed(path, text.encode(), record)
+    keep_changed(path, text.encode(), record, overwrite=overwrite)
     write_whole(path, text)
 
 
-def keep_changed(path: Path, content: bytes, record: Path | None = None) -> None:
-    """Before `content` is written to `path`: keep a file that no command wrote, and note the new text."""
+def keep_changed(
+    path: Path, content: bytes, record: Path | None = None, *, overwrite: bool = True
+) -> None:
+    """Before `content` is written to `path`: keep a file that no command wrote, and note the new text.
+
+    overwrite: if False, a file with other content stays, and ExistsError says so.
+    """
+    if not overwrite and path.is_file() and path.read_bytes() != content:
+        raise ExistsError(
+            f"{path} exists and has other content, so it stays as it is. Name another file with --to, or add "
+            "--overwrite."
+        )
     written = Written(record or path.parent / NAME)
     if path.is_file() and path.read_bytes() != content and not written.owns(path):
         keep(path, path.with_stem(f"{path.stem}_before"))

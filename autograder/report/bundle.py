@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from autograder.course.config import OUT, ROOT, WRITTEN
-from autograder.course.typed import NAME, keep_changed
+from autograder.course.typed import NAME, ExistsError, keep_changed
 from autograder.outcome import statuses
 from autograder.outcome.result import Result
 from autograder.report.gradescope import write_results
@@ -56,12 +56,20 @@ exec .venv/bin/python -m autograder gradescope run {assignment} --root /autograd
 Grade = Callable[[Path, Callable[[Result], None]], Result]
 
 
-def make_bundle(assignment: str, target: Path, *, secret: bytes, seconds: int = SECONDS) -> None:
+def make_bundle(
+    assignment: str,
+    target: Path,
+    *,
+    secret: bytes,
+    seconds: int = SECONDS,
+    record: Path = OUT / NAME,
+    overwrite: bool = True,
+) -> None:
     """Write the autograder's zip for one assignment to `target`.
 
     secret: the course's, from which the hidden inputs are drawn: they can be computed from the zip.
-    seconds: the limit that is set for the autograder in Gradescope. FileNotFoundError if the
-    assignment has not been built.
+    seconds: the limit that is set for the autograder in Gradescope. record, overwrite: as for
+    `keep_changed`. FileNotFoundError if the assignment has not been built.
     """
     limit = "" if seconds == SECONDS else f" --seconds {seconds}"
     files: dict[str, bytes] = {
@@ -80,7 +88,11 @@ def make_bundle(assignment: str, target: Path, *, secret: bytes, seconds: int = 
             info.compress_type = zipfile.ZIP_DEFLATED
             bundle.writestr(info, files[name])
     new.chmod(0o600)
-    keep_changed(target, new.read_bytes(), OUT / NAME)
+    try:
+        keep_changed(target, new.read_bytes(), record, overwrite=overwrite)
+    except ExistsError:
+        new.unlink()
+        raise
     new.replace(target)
 
 

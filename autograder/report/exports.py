@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,11 +96,14 @@ def canvas(
     A column that the export has keeps its name. A student without a grade here keeps what the export has, a
     score or EX, since Canvas takes an empty field for a grade to be removed.
     notes: sentences on how students were found and on those who were not. ExportError if the roster or an
-    assignment's column is not as it should be.
+    assignment's column is not as it should be, or if the column has other points possible than the
+    assignment.
     """
     table = read_table(roster)
     places = [table.column(name) for name in CANVAS]
     columns = {name: _canvas_column(table, name, ids or {}) for name in scores}
+    for name, column in columns.items():
+        _compare_possible(table, column, maxima[name])
     named = {name: table.column(name) for name in ("SIS Login ID", "SIS User ID", "ID")}
     keys = [*named.values()]
     # rows without an id, such as the points possible, belong to no student
@@ -170,6 +174,30 @@ def _canvas_column(table: Table, assignment: str, ids: Mapping[str, int]) -> str
             f"as in --id {assignment}=4711. There are {', '.join(map(repr, table.header))}."
         )
     return known[0]
+
+
+def _compare_possible(table: Table, column: str, maximum: float) -> None:
+    """ExportError if Canvas has other points for the column, since all percentages would then be wrong."""
+    if column not in table.header or not maximum:  # a new column, or no notebook that could be read
+        return
+    name, place = table.column(CANVAS[0]), table.column(column)
+    for row in table.rows:
+        possible = _number(row[place]) if row[name].strip() == POINTS_POSSIBLE.strip() else None
+        if possible is not None and abs(possible - maximum) >= 1e-9:
+            raise ExportError(
+                f"the column {column!r} has {shown(possible)} points possible, and the assignment has "
+                f"{shown(maximum)}: set the assignment's points in Canvas to {shown(maximum)} and export the "
+                "gradebook again."
+            )
+
+
+def _number(text: str) -> float | None:
+    """None for a text that is not a number, such as "(read only)"."""
+    try:
+        number = float(text.strip().replace(",", "."))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 # ---- Moodle
@@ -300,11 +328,10 @@ def _key_column(table: Table, scores: Scores) -> int:
 
 def _compare_maximum(text: str, maximum: float) -> None:
     said = text.strip()
-    try:
-        same = not said or abs(float(said.replace(",", ".")) - maximum) < 1e-9
-    except ValueError:  # a scale of words instead of points
-        same = False
-    if not same:
+    if not said or not maximum:  # no notebook that could be read says how many points there are
+        return
+    most = _number(said)  # None for a scale of words instead of points
+    if most is None or abs(most - maximum) >= 1e-9:
         raise ExportError(
             f"the worksheet's maximum grade is {said}, the assignment has {shown(maximum)} points: set the "
             "assignment's maximum grade in Moodle and export the worksheet again."

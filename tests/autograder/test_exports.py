@@ -25,7 +25,7 @@ from autograder.book.standing import ByHand, Standing, final_maximum, final_scor
 from autograder.book.store import Store
 from autograder.book.table import Row, write_csv
 from autograder.commands import export, gradescope, release, reliability, report
-from autograder.commands.choice import ChoiceError, at_least_one, chosen, only_one
+from autograder.commands.choice import ChoiceError, at_least_one, chosen, named_after, only_one
 from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
 from autograder.course.place import Place, ReleaseError
 from autograder.course.release import write_release
@@ -232,6 +232,9 @@ Carla,103,s3,,B,,,
 """
 
 
+OF_SEVEN = ROSTER.replace(",9,60,", ",7,7,")  # the maximum of `result_of`
+
+
 def rows_of(text: str, delimiter: str = ",") -> list[list[str]]:
     return list(
         csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter)
@@ -317,11 +320,23 @@ def test_two_rows_of_a_worksheet_that_fit_one_folder_stay() -> None:
 def test_an_assignments_id_in_canvas_can_be_given() -> None:
     text, _ = canvas({"03_x": {"anna": 1.0}}, {"03_x": 2.0}, ROSTER, {"03_x": 77})
     own = ROSTER.replace("Section", "Section,03 The x (77)", 1)
-    kept, _ = canvas({"03_x": {"anna": 1.0}}, {"03_x": 2.0}, own, {"03_x": 77})
+    kept, _ = canvas({"03_x": {"anna": 1.0}}, {"03_x": 9.0}, own, {"03_x": 77})
     assert kept.splitlines()[0].endswith("03 The x (77)"), "the export's own column keeps its name"
     assert rows_of(text)[0][-1] == "03_x (77)"
     with pytest.raises(ExportError, match="'03_x \\(<id>\\)'"):
         canvas({"03_x": {}}, {"03_x": 2.0}, ROSTER)
+
+
+@pytest.mark.parametrize("head", ["Points Possible", "    Points Possible"])
+def test_a_column_of_canvas_with_other_points_is_refused(head: str) -> None:
+    """Canvas would take 9 points of 9 for 90 % or 900 %, and say nothing."""
+    roster = ROSTER.replace("Points Possible", head)
+    with pytest.raises(
+        ExportError, match=r"'00_first_ranks \(11\)' has 9 points possible, .* has 10:"
+    ):
+        canvas({NAME: {"anna": 1.0}}, {NAME: 10.0}, roster)
+    canvas({NAME: {"anna": 1.0}}, {NAME: 10.0}, roster.replace(",9,60,", ",(read only),60,"))
+    canvas({NAME: {"anna": 0.0}}, {NAME: 0.0}, roster)  # no notebook was read, so nothing is known
 
 
 @pytest.mark.parametrize("roster", ["", "Student\nx\n", "Student,ID\nx,1\n"])
@@ -428,6 +443,7 @@ def test_a_worksheet_of_something_else_is_refused() -> None:
         moodle({"anna": 1.0}, 10.0, WORKSHEET)
     with pytest.raises(ExportError, match="no column"):
         moodle({"nobody": 1.0}, 9.0, WORKSHEET)
+    moodle({"anna": 0.0}, 0.0, WORKSHEET)  # no notebook was read, so nothing is known
 
 
 def test_tables_are_read_as_the_site_wrote_them() -> None:
@@ -716,10 +732,10 @@ def command(*arguments: str | Path) -> int:
 def test_commands_export_what_was_graded(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     Store(tmp_path).write(result_of("anna"))
     Store(tmp_path).write(result_of("zoe", 4))
-    (tmp_path / "roster.csv").write_text(ROSTER)
+    (tmp_path / "roster.csv").write_text(OF_SEVEN)
     (tmp_path / "sheet.csv").write_text(WORKSHEET.replace("9.00", "7.00"), newline="")
     assert command("export", "--out", tmp_path, "canvas", tmp_path / "roster.csv") == 0
-    assert rows_of((tmp_path / "canvas.csv").read_text())[2][-1] == "1"
+    assert rows_of((tmp_path / f"canvas-{NAME}.csv").read_text())[2][-1] == "1"
     assert "zoe has a grade" in capsys.readouterr().out
     sheet = (
         "moodle",
@@ -737,6 +753,46 @@ def test_commands_export_what_was_graded(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "class.html").is_file()
 
 
+def test_no_export_takes_the_place_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Each assignment has a file of its own, and another roster's file stays unless a person asks."""
+    Store(tmp_path).write(result_of("anna"))
+    Store(tmp_path).write(replace(result_of("anna", 4), assignment="02_collectives"))
+    (tmp_path / "a.csv").write_text(OF_SEVEN)
+    (tmp_path / "b.csv").write_text(OF_SEVEN.replace('"Ng, Anna",101', '"Ng, Anna",102'))
+    (tmp_path / "sheet.csv").write_text(WORKSHEET.replace("9.00", "7.00"), newline="")
+    for site, table in (("canvas", "a.csv"), ("moodle", "sheet.csv")):
+        for number, name in (("00", NAME), ("02", "02_collectives")):
+            line = ("export", site, tmp_path / table, "--assignment", number, "--out", tmp_path)
+            assert command(*line) == 0
+            assert (tmp_path / f"{site}-{name}.csv").is_file()
+    both = ("export", "canvas", tmp_path / "a.csv", "--out", tmp_path)
+    assert command(*both) == 0 and (tmp_path / "canvas-00-02.csv").is_file()
+    first = (tmp_path / f"canvas-{NAME}.csv").read_bytes()
+    other = ("export", "canvas", tmp_path / "b.csv", "--assignment", "00", "--out", tmp_path)
+    sheet = ("export", "moodle", tmp_path / "sheet.csv", "--assignment", "02", "--out", tmp_path)
+    capsys.readouterr()
+    for line in (
+        other,
+        (*sheet, "--to", tmp_path / f"canvas-{NAME}.csv"),
+        (*sheet, "--to", tmp_path / "sheet.csv"),
+        ("gradescope", "bundle", NAME, "--out", tmp_path, "--to", tmp_path / "sheet.csv"),
+    ):
+        assert command(*line) == 2
+        assert "add --overwrite" in capsys.readouterr().err
+    assert (tmp_path / f"canvas-{NAME}.csv").read_bytes() == first
+    assert not list(tmp_path.glob(".*.new")) and not list(tmp_path.glob("*_before*"))
+    assert command(*other, "--overwrite") == 0
+    assert (tmp_path / f"canvas-{NAME}.csv").read_bytes() != first
+
+
+def test_a_file_is_named_after_its_assignments() -> None:
+    assert named_after(["02_two"]) == "02_two"
+    assert named_after(["00_one", "02_two"]) == "00-02"
+    assert named_after(["02_two", "02_other"]) == "02_two-02_other"
+
+
 def test_a_grade_of_moved_work_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """ann's work was moved to the folder dupont after it had been graded."""
     for student in ("ann", "dupont", "eve", "fay"):
@@ -747,7 +803,7 @@ def test_a_grade_of_moved_work_is_named(tmp_path: Path, capsys: pytest.CaptureFi
         notebook.write_text("one" if status == "graded" else "as it was handed out")
     last = [Row(name, NAME, 1.0, 4.0, "graded", "") for name in ("dupont", "eve", "fay")]
     write_csv(last, tmp_path / "grades.csv")
-    (tmp_path / "roster.csv").write_text(ROSTER)
+    (tmp_path / "roster.csv").write_text(OF_SEVEN)
     assert command("export", "--out", tmp_path, "canvas", tmp_path / "roster.csv") == 0
     said = capsys.readouterr().out
     assert f"ann has a grade in {NAME} from an earlier run" in said and "forget NAME" in said
@@ -770,10 +826,10 @@ def test_the_class_page_lists_what_was_left_out(tmp_path: Path) -> None:
 
 def test_an_id_takes_short_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     Store(tmp_path).write(result_of("anna"))
-    (tmp_path / "roster.csv").write_text(ROSTER.replace("(11)", "(x)"))
+    (tmp_path / "roster.csv").write_text(OF_SEVEN.replace("(11)", "(x)"))
     canvas = ("export", "--out", tmp_path, "canvas", tmp_path / "roster.csv", "--id")
     assert command(*canvas, "00=4711") == 0
-    assert rows_of((tmp_path / "canvas.csv").read_text())[0][-1] == f"{NAME} (4711)"
+    assert rows_of((tmp_path / f"canvas-{NAME}.csv").read_text())[0][-1] == f"{NAME} (4711)"
     assert command(*canvas, "07=4711") == 2
     assert "--id 07=4711: There is no assignment 07" in capsys.readouterr().err
 

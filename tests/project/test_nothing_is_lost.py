@@ -57,15 +57,15 @@ MAKE = {
 AUTOGRADER = {
     "build": ["--text", TOY],
     "clean": [],
-    "export": ["canvas", "roster.csv"],
+    "export": ["canvas", "roster.csv", "--overwrite"],
     "forget": ["nobody"],
     "grade": ["--submissions", CLASS, "--again"],
-    "gradescope": ["bundle", FIRST],
+    "gradescope": ["bundle", FIRST, "--overwrite"],
     "mutant": ["tests/mutants/none.py", "none"],
     "release": [FIRST],
     "reliability": [FIRST, "--times", "1"],
     "report": [],
-    "rubric": [FIRST],
+    "rubric": [FIRST, "--overwrite"],
     "selftest": ["broken-json"],
 }
 COURSE = {
@@ -203,9 +203,9 @@ def people_type(day: Day) -> None:
     for name in (
         f"notebooks/{TOY}/{TOY}.ipynb", f"notebooks/{TOY}/notes.txt", f"solutions/{TOY}/{TOY}.ipynb",
         f"{OUT}/handout/README.md", f"{OUT}/handout/{FIRST}/{FIRST}.ipynb", f"{OUT}/handout/notes.txt",
-        f"{OUT}/handout/{FIRST}/notes.txt", f"{OUT}/rubric.html", f"{OUT}/canvas.csv", f"{OUT}/grades.csv",
-        f"{OUT}/exercises.csv", f"{OUT}/gradescope-{FIRST}.zip", "build/gpu/report.md", "environment.yml",
-        "docs/benchmarks.md", *LOCKS,
+        f"{OUT}/handout/{FIRST}/notes.txt", f"{OUT}/rubric-{FIRST}.html", f"{OUT}/canvas-{FIRST}.csv",
+        f"{OUT}/grades.csv", f"{OUT}/exercises.csv", f"{OUT}/gradescope-{FIRST}.zip", "build/gpu/report.md",
+        "environment.yml", "docs/benchmarks.md", *LOCKS,
     ):  # fmt: skip
         day.types(name, made=True)
     for lock in LOCKS[1:]:  # else make would install it
