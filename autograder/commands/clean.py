@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 from sqlalchemy.exc import DatabaseError
@@ -41,13 +42,19 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: deleted, or nothing to delete; 1: the person said no; 2: it could not be asked or done."""
     out = out_of(options).resolve()
-    written = [out / name for name in WRITTEN if (out / name).exists()]
+    made = made_by_commands(out)
+    written = [*(out / name for name in WRITTEN if (out / name).exists()), *made]
     if not any((out / name).is_file() for name in MARKS):  # a folder `results` may be anybody's
         print(f"{out} is not a folder that grading wrote: it has neither {' nor '.join(MARKS)}.")
         return 0
     print(f"{out} holds {contents(out)}")
+    if made:
+        print(f"Files of other commands go with it: {', '.join(path.name for path in made)}.")
     for line in irreplaceable(out):
         print(f"  {line}")
+    for path in copies_of_secret(out):
+        if path not in made:
+            print(f"  {path} stays, and holds the secret.")
     if not options.yes and (code := said_no(WORD, "delete all of it", "Nothing was deleted")):
         return code
     try:
@@ -65,6 +72,33 @@ def run(options: argparse.Namespace) -> int:
         out.rmdir()
         print("Deleted.")
     return 0
+
+
+def made_by_commands(out: Path) -> list[Path]:
+    """Tables for Canvas and Moodle, rubrics and zips for Gradescope, if they are as a command wrote them.
+
+    They hold grades or the secret. Those that somebody changed stay.
+    """
+    record = Written(out / NAME)
+    return [
+        path
+        for path in record.paths()
+        if path.parent == out and path.name not in WRITTEN and record.owns(path)
+    ]
+
+
+def copies_of_secret(out: Path) -> list[Path]:
+    """The zips for Gradescope that `gradescope bundle` wrote with this folder's secret, wherever they are."""
+    places = {*Written(out / NAME).paths(), *out.glob("*.zip")}
+    return sorted(path for path in places if path.suffix == ".zip" and _holds_secret(path))
+
+
+def _holds_secret(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            return "secret" in bundle.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def contents(out: Path) -> str:

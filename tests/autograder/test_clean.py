@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import zipfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from autograder.book import by_hand
 from autograder.book.standing import ByHand, Standing
 from autograder.book.store import Store
 from autograder.commands import clean
+from autograder.course.typed import NAME, Written, write_generated
 from autograder.outcome import statuses
 from autograder.outcome.result import Exercise, Result
 
@@ -101,6 +104,53 @@ def test_files_that_grading_did_not_write_stay(
     assert run(out, yes=True) == 0
     assert sorted(path.name for path in out.iterdir()) == ["handout", "notes.txt"]
     assert "handout, notes.txt" in capsys.readouterr().out
+
+
+def bundle_of(path: Path, record: Path) -> Path:
+    """A zip for Gradescope, as far as `clean` looks at it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("secret", "s")
+    Written(record).remember(path, path.read_bytes())
+    return path
+
+
+def test_the_secret_and_the_grades_in_files_of_other_commands_go_too(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A zip for Gradescope holds the secret. Where it cannot be deleted, its name is said."""
+    record, table = out / NAME, out / "canvas-00_toy.csv"
+    bundle_of(out / "gradescope-00_toy.zip", record)
+    elsewhere = bundle_of(tmp_path / "gradescope.zip", record)
+    write_generated(table, "ann,3\n", record)
+    write_generated(out / "moodle-00_toy.csv", "ann,3\n", record)
+    (out / "moodle-00_toy.csv").write_text("ann,4, as we said\n")
+    assert run(out, yes=True) == 0
+    assert [path.name for path in out.iterdir()] == ["moodle-00_toy.csv"], "somebody changed it"
+    said = capsys.readouterr().out
+    assert "Files of other commands go with it: canvas-00_toy.csv, gradescope-00_toy.zip." in said
+    assert f"{elsewhere} stays, and holds the secret." in said and elsewhere.exists()
+
+
+def test_tables_in_a_folder_that_was_moved_are_still_the_commands_own(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("grades.csv", "exercises.csv"):
+        write_generated(out / name, "student\n")
+    moved = out.rename(out.with_name("last-year"))
+    assert not any("csv" in line for line in clean.irreplaceable(moved))
+    write_generated(moved / "grades.csv", "student,score\n")
+    assert not (moved / "grades_before.csv").exists() and not capsys.readouterr().out
+    (moved / "grades.csv").write_text("student,score\nann,3\n")
+    assert "Lost for good: changes that somebody made in grades.csv." in clean.irreplaceable(moved)
+
+
+def test_a_record_of_whole_paths_still_holds(out: Path) -> None:
+    """Records were written so until 2026-11-30."""
+    write_generated(out / "grades.csv", "student\n")
+    known = json.loads((out / NAME).read_text())
+    whole = {str((out / name).resolve()): digests for name, digests in known.items()}
+    (out / NAME).write_text(json.dumps(whole))
+    assert not any("csv" in line for line in clean.irreplaceable(out))
 
 
 def test_a_gradebook_that_cannot_be_read_is_said(
