@@ -1,9 +1,10 @@
 """Lists code in a submission that a person should look at, since it reaches for its judge.
 
 Nothing here costs points: the verdict is made where no cell can reach it. The list shows what stands in the
-text of a cell: the names below, as a module, a name, an attribute or a whole text; paths of the kernel's
-folders; a new value for something that belongs to a module; and names that are put together. It does not see
-a name that is made out of sight, such as one read from a file.
+text of a cell: the names below, as a module, a name, an attribute or a whole text; paths of the system's
+folders; commands of a shell; a new value for something that belongs to a module; and names that are put
+together. All code counts that was not handed out, also in cells that belong to no exercise. It does not see a
+name that is made out of sight, such as one read from a file.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ WORDS = frozenset({
     "ctypes", "_ctypes", "ctypeslib", "cffi", "mmap", "memmap", "memfd_create", "_posixshmem",
     "multiprocessing", "subprocess", "pty", "socket", "fork", "forkpty", "popen", "mkfifo", "eventfd",
     "unshare", "setns", "pidfd_open", "pipe2",
+    # the network, and whole folders that would go
+    "urllib", "urlopen", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "rmtree",
+    # IPython's own ways to a shell and to other code
+    "getoutput", "run_cell", "run_cell_magic", "run_line_magic",
     # ways to a caller, a closure's variables, the watchers of a module, all objects
     "inspect", "__dict__", "__closure__", "__globals__", "__code__", "__wrapped__", "cell_contents",
     "f_back", "f_locals", "f_globals", "_getframe", "currentframe", "tb_frame", "get_objects",
@@ -38,11 +43,19 @@ WORDS = frozenset({
     "_python_dispatch", "_disable_current_modes", "__torch_dispatch__", "_get_backend",
 })  # fmt: skip
 BUILT_IN = ("exec", "eval", "compile", "globals", "locals", "vars")
-OF_OS = re.compile(r"os\.(system|pipe|exec\w+|spawn\w+|posix_spawn\w*)")
-FOLDERS = ("/proc/", "/dev/")
+OF_OS = re.compile(r"(os)?\.(system|pipe|exec\w+|spawn\w+|posix_spawn\w*|kill|killpg)")
+FOLDERS = ("/proc/", "/dev/", "/etc/", "/root/", "/sys/")
 GUARDED = ("check", "launch", "Report")
 ROOTS = ("builtins", "course_lib", "dist", "linecache", "numpy", "np", "sys", "torch")
-MAGIC = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
+# Lines of IPython that are not Python: "%time f()", "!ls", "torch.add?", and "files = !ls".
+MAGIC = re.compile(r"^([ \t]*)(?:[%!?].*|[\w.]+\?{1,2}[ \t]*)$", re.MULTILINE)
+ASSIGNED = re.compile(r"^([\w, \t]+=)[ \t]*[%!].*$", re.MULTILINE)
+SHELL = re.compile(
+    r"^(?:[ \t]*|[\w,][\w, \t]*=[ \t]*)"
+    r"(?:!+(?!=)|%{1,2}(?=(?:bash|sh|script|system|sx|run|load|cmd|perl|ruby)\b))(.+)$",
+    re.MULTILINE,
+)
+USUAL = re.compile(r"[ \t]*(?:pip3?|python3? -m pip|nvidia-smi)\b[\w \t.,=<>~:/\[\]@\"'-]*")
 MOST = 10  # sentences about one submission
 NAMES = 20  # of a dotted expression, from its end
 # Characters that are read of one cell, and of all: a parser's time can grow as the square.
@@ -83,8 +96,11 @@ def _of_all(sources: tuple[str, ...], references: frozenset[str]) -> frozenset[s
 
 def _found(source: str, references: frozenset[str]) -> Iterator[str]:
     """The names and texts of a cell, in words: "reaches for ctypes", "sets torch.allclose"."""
+    for command in SHELL.findall(source):
+        if not USUAL.fullmatch(command):
+            yield f"runs a command: {command.strip()}"
     try:
-        tree = ast.parse(MAGIC.sub(r"\1pass", source))
+        tree = ast.parse(ASSIGNED.sub(r"\1 None", MAGIC.sub(r"\1pass", source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it does not run either
     nodes = list(ast.walk(tree))

@@ -25,7 +25,7 @@ from autograder.course.exercises import (
     read_assignment,
     read_graded,
 )
-from autograder.course.twin import BuildError, read_twin
+from autograder.course.twin import BuildError, grade_id, read_twin
 from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
 from autograder.outcome.result import BY_HAND, Exercise, Result
@@ -579,6 +579,19 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "import os\nos.posix_spawnp('a', [], {})": "reaches for os.posix_spawnp",
         "read, write = os.pipe()": "reaches for os.pipe",
         "from multiprocessing import shared_memory": "reaches for multiprocessing.shared_memory",
+        "import urllib.request": "reaches for urllib.request",
+        "from shutil import rmtree": "reaches for shutil.rmtree",
+        "open('/etc/passwd')": "reaches for /etc/passwd",
+        "import os\nos.kill(1, 9)": "reaches for os.kill",
+        "get_ipython().system('ls /')": "reaches for .system",
+        "!cat secret": "runs a command: cat secret",
+        "if True:\n    !!ls /": "runs a command: ls /",
+        "files = !ls /": "runs a command: ls /",
+        "%%bash\nls /": "runs a command: bash",
+        "%run other.py": "runs a command: run other.py",
+        "!pip install x; ls /": "runs a command: pip install x; ls /",
+        "files = %pwd\nimport ctypes": "reaches for ctypes",
+        "torch.add?\nimport ctypes": "reaches for ctypes",
         "x = 1  # " + 100_000 * "-": "was not looked at: it has 100,009 characters",
     }
     for source, said in reaching.items():
@@ -592,11 +605,17 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
     honest += "\nimport importlib.util\nimportlib.util.find_spec('course_lib')"
     honest += "\nclass Bucket:\n    check = 1\n    def launch(self): pass"
     honest += "\nd = {}\nd['a'] = 1\nd.update(b=2)\nself.pipe = 1\nx = 'a socket'"
+    honest += (
+        "\n!pip install 'torch>=2' matplotlib\n%pip install torch\n!nvidia-smi\n%matplotlib inline"
+    )
+    honest += "\nassert 1 \\\n    != 2\nx = 3 != 4\nprocess.kill()\nplatform.system()\ntorch.add?"
     assert suspicious(answers(two_check=honest), toy(False)) == []
     for hostile in (
         "def broken(:",
         "\n" * 90_000 + "x",
         "-" * 90_000 + "1",
+        " " * 90_000 + "x",
+        "a " * 45_000,
         f"{'a.' * 2000}a = 1",
     ):
         assert suspicious(answers(two_check=hostile), toy(False)) == []
@@ -609,6 +628,23 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
     given = toy(False)
     cell_of(given, "imports").source += "\nimport autograder"
     assert suspicious(answers(two_check="import autograder"), given) == []
+
+
+def test_code_in_a_cell_that_belongs_to_no_exercise_is_looked_at() -> None:
+    """In a cell of the student's own, and in a cell that was handed out and is not graded."""
+    notebook = answers()
+    notebook.cells.append(nbformat.v4.new_code_cell("!cat /etc/passwd"))
+    assert suspicious(notebook, toy(False)) == [
+        f"cell {len(notebook.cells)} runs a command: cat /etc/passwd"
+    ]
+    handed_out = answers()
+    free = next(
+        cell for cell in handed_out.cells if cell.cell_type == "code" and not grade_id(cell)
+    )
+    free.source += "\n%run other.py"
+    assert [said.partition(" runs ")[2] for said in suspicious(handed_out, toy(False))] == [
+        "a command: run other.py"
+    ]
 
 
 def test_an_answer_is_named_by_whatever_name_its_package_gives_it() -> None:
