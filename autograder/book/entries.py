@@ -200,7 +200,7 @@ class Entries:
         return self._total(cell[1], cells, self._penalty(cell[1]))
 
     def standing(self, student: str, assignment: str) -> Standing:
-        """A person's points for the submission, without the comments, and its penalty."""
+        """A person's points for the submission, without the comments, its penalty, and if it has no time."""
         cells = self.cells(assignment)
         cell = self._find(student, cells)
         grades = self._grades(cell[1], cells.graded) if cell is not None else []
@@ -213,6 +213,7 @@ class Entries:
                 if row.manual_score is not None or row.extra_credit
             },
             0.0 if cell is None else self._penalty(cell[1]),
+            cells.duedate is not None and cell is not None and self._stamp(cell[0]) is None,
         )
 
     def maximum(self, assignment: str) -> float:
@@ -262,6 +263,10 @@ class Entries:
         query = select(GRADE).where(GRADE.c.cell_id.in_(list(cells)))
         return list(self.db.execute(query.where(GRADE.c.notebook_id == notebook)))
 
+    def _stamp(self, submission: str) -> datetime | None:
+        row = select(SUBMISSION.c.timestamp).where(SUBMISSION.c.id == submission)
+        return self.db.execute(row).scalar()
+
     def _penalty(self, notebook: str) -> float:
         row = select(SUBMITTED.c.late_submission_penalty).where(SUBMITTED.c.id == notebook)
         return self.db.execute(row).scalar() or 0.0
@@ -273,8 +278,7 @@ class Entries:
     # ---- writing the book; a value that is right already is not written again
 
     def _set_stamp(self, submission: str, stamp: datetime | None) -> None:
-        now = select(SUBMISSION.c.timestamp).where(SUBMISSION.c.id == submission)
-        if self.db.execute(now).scalar() != stamp:
+        if self._stamp(submission) != stamp:
             change = update(SUBMISSION).where(SUBMISSION.c.id == submission)
             self.db.execute(change.values(timestamp=stamp))
 

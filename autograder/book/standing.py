@@ -28,6 +28,9 @@ from sqlalchemy import create_engine, select
 from autograder.outcome import statuses, wording
 from autograder.outcome.result import BY_HAND, Exercise, Result
 
+UNTIMED = "No time stamp says whether it was late."
+NOTHING_HANDED_IN = (statuses.MISSING, statuses.UNGRADED)
+
 
 @dataclass(frozen=True)
 class ByHand:
@@ -45,10 +48,14 @@ class ByHand:
 
 @dataclass(frozen=True)
 class Standing:
-    """One submission: grades by hand, by `grade_id`, and the points taken off for being late."""
+    """One submission: grades by hand, by `grade_id`, and the points taken off for being late.
+
+    untimed: the assignment has a due date, but no time stamp says when the submission was handed in.
+    """
 
     by_hand: dict[str, ByHand] = field(default_factory=dict)
     penalty: float = 0.0
+    untimed: bool = False
 
     def points(self, exercise: Exercise) -> float:
         """An exercise's points: a person's before the automatic ones, and extras."""
@@ -108,10 +115,21 @@ def answer_of(exercise: Exercise) -> str:
 
 
 def reason(result: Result, standing: Standing) -> str:
-    """Why points are missing: a penalty, and the first exercise that lost points after a person's points."""
+    """Why points are missing: a penalty, and the first exercise that lost points after a person's points.
+
+    Also that it is not known whether a penalty is due.
+    """
     said = _lost(result, standing)
-    late = f"{wording.shown(standing.penalty)} taken off for being late."
-    return f"{late} {said}".strip() if standing.penalty else said
+    late = (
+        f"{wording.shown(standing.penalty)} taken off for being late." if standing.penalty else ""
+    )
+    late = UNTIMED if has_no_time(result, standing) else late
+    return f"{late} {said}".strip()
+
+
+def has_no_time(result: Result, standing: Standing) -> bool:
+    """Whether a submission is due at a time, and does not say when it was handed in."""
+    return standing.untimed and result.status not in NOTHING_HANDED_IN
 
 
 def _lost(result: Result, standing: Standing) -> str:
@@ -238,10 +256,11 @@ def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:
         for (student, name), comment in comments.items():
             if comment:  # of an exercise whose points are given in another cell
                 cells[student][name] = ByHand(None, 0.0, comment)
-        penalties = {row[0]: row[1] or 0.0 for row in book.execute(_penalties(assignment))}
+        lateness = {row[0]: row[1:] for row in book.execute(_lateness(assignment))}
     engine.dispose()
     return {
-        student: Standing(cells.get(student, {}), penalty) for student, penalty in penalties.items()
+        student: Standing(cells.get(student, {}), penalty or 0.0, due is not None and stamp is None)
+        for student, (penalty, due, stamp) in lateness.items()
     }
 
 
@@ -271,8 +290,9 @@ def _comments(assignment: str) -> Any:
     return _of(assignment, CELL.c.name, COMMENT.c.manual_comment, rows=COMMENT)
 
 
-def _penalties(assignment: str) -> Any:
-    return _of(assignment, NOTEBOOK.c.late_submission_penalty)
+def _lateness(assignment: str) -> Any:
+    times = (ASSIGNMENT.c.duedate, SUBMISSION.c.timestamp)
+    return _of(assignment, NOTEBOOK.c.late_submission_penalty, *times)
 
 
 def _maxima(book: Any) -> dict[str, float]:

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from autograder.book.standing import Standing, final_score, reason
+from autograder.book.leftover import in_words
+from autograder.book.standing import Standing, final_score, has_no_time, reason
 from autograder.outcome import statuses, wording
 from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report import figures, pages
@@ -168,6 +169,7 @@ def _assignment(
     return {
         "name": name,
         "summary": _summary(scores, maximum),
+        "untimed": _untimed(results, standing),
         "many": len(scores) >= FEW,
         "scores": figures.histogram(scores, maximum)
         if len(scores) >= FEW and maximum
@@ -191,6 +193,15 @@ def _summary(scores: Sequence[float], maximum: float) -> str:
     return (
         f"{counted(len(scores), 'score')}, out of {wording.shown(maximum)} points: {points_text}."
     )
+
+
+def _untimed(results: Iterable[Result], standing: Of) -> str:
+    """A sentence that names the students of whose work it is not known whether it was late; "" for none."""
+    who = sorted(result.student for result in results if has_no_time(result, standing(result)))
+    if not who:
+        return ""
+    work = "1 submission has" if len(who) == 1 else f"{len(who)} submissions have"
+    return f"{work} no time stamp, so no points can be taken off for being late: {in_words(who)}."
 
 
 def _exercises(results: Iterable[Result], standing: Of) -> list[dict]:

@@ -1012,6 +1012,26 @@ def test_a_penalty_shows_in_the_table(toy: Class) -> None:
     assert "10 taken off for being late." in (toy.out / "class.html").read_text()
 
 
+def test_work_without_a_time_stamp_is_named_if_it_is_due_at_a_time(toy: Class) -> None:
+    """In the table and on the class page, also without a penalty, since a person may want to know."""
+    said = "No time stamp says whether it was late."
+    toy.hand_in("ann", ALL, ALL, stamp="2026-11-21 10:00:00 UTC")
+    toy.hand_in("ben", HALF, ALL)
+    (toy.folder / "class/cai/00_toy").mkdir(parents=True)  # handed in nothing
+    assert not any(said in row.reason for row in toy.grade().rows), "it is not due at any time"
+    entered(toy).book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
+    for again in (False, True):  # its grade is kept, or it is graded
+        rows = {row.student: row for row in toy.grade(again=again).rows}
+        assert rows["ben"].reason.startswith(f"{said} ") and len(rows["ben"].reason) > len(said)
+        assert said not in rows["ann"].reason + rows["cai"].reason
+    write_reports(read_class(toy.out, Store(toy.out).all()), notebooks=toy.folder / "notebooks")
+    page = (toy.out / "class.html").read_text()
+    assert page.count(said) == 1
+    assert (
+        "1 submission has no time stamp, so no points can be taken off for being late: ben." in page
+    )
+
+
 def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again(
     toy: Class,
 ) -> None:
