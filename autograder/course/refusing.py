@@ -6,13 +6,23 @@ to make feedback again, as formgrader's buttons ask it to, nbgrader first remove
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from nbconvert.exporters import HTMLExporter, NotebookExporter
 
+WIDTH = 76  # columns; formgrader's window for errors shows 80, and cuts off the rest
+
 
 class NotHereError(Exception):
-    """This is not how submissions of this course are graded."""
+    """This is not how submissions of this course are graded.
+
+    The text begins on a line of its own, since formgrader shows it behind the error's name, and does not
+    wrap it.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__("\n" + textwrap.fill(text, WIDTH, break_on_hyphens=False))
 
 
 class RefuseToAutograde(NotebookExporter):
@@ -20,8 +30,8 @@ class RefuseToAutograde(NotebookExporter):
 
     def __init__(self, **options: Any) -> None:
         raise NotHereError(
-            "submissions of this course are graded by `make grade SUBMISSIONS=folder`, in a sandbox and "
-            "with a judge outside of it; nbgrader's own autograde has neither. Nothing was changed"
+            "Submissions of this course are graded by `make grade SUBMISSIONS=folder`, in a sandbox and "
+            "with a judge outside of it, but nbgrader's own autograde has neither. Nothing was changed."
         )
 
 
@@ -30,7 +40,7 @@ class RefuseFeedback(HTMLExporter):
 
     def __init__(self, **options: Any) -> None:
         raise NotHereError(
-            "the feedback pages of this course are made by grading, and `python -m autograder report` adds "
+            "The feedback pages of this course are made by grading, and `python -m autograder report` adds "
             "scores and comments to them. nbgrader's own pages would replace these, and name no mistake. "
-            "Nothing was changed"
+            "Nothing was changed."
         )

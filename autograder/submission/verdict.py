@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 import nbformat
 from nbformat import NotebookNode
@@ -15,6 +16,7 @@ from autograder.outcome.wording import about
 from course_lib.checks.report import Report, refusal
 
 LEFT_ALONE = "not attempted"
+WIDTH = 96  # columns, as for the sentences of a report
 
 
 def of_report(graded: Graded, report: dict) -> Exercise:
@@ -88,8 +90,10 @@ def outputs(exercise: Exercise, number: int) -> list[NotebookNode]:
 
 
 def note(kind: str, sentence: str) -> NotebookNode:
-    """Grading's own sentence below a cell. kind: a status, which becomes the name of an error."""
+    """Grading's own sentence below a cell. kind: a status, which becomes the name of an error.
+
+    Its lines are short, because formgrader cuts long ones off.
+    """
     name = kind.title().replace(" ", "")
-    return nbformat.v4.new_output(
-        "error", ename=name, evalue=sentence, traceback=[f"{name}: {sentence}"]
-    )
+    lines = textwrap.wrap(f"{name}: {sentence}", WIDTH, break_on_hyphens=False)
+    return nbformat.v4.new_output("error", ename=name, evalue=sentence, traceback=lines)

@@ -1089,7 +1089,7 @@ def test_an_export_and_a_run_over_others_do_so_too(late: Class) -> None:
     roster = late.folder / "roster.csv"
     roster.write_text(CANVAS)
     assert main(["export", "canvas", str(roster), "--out", str(late.out)]) == 0
-    assert '"Ng, Ann",1,,ann,A,0' in (late.out / "canvas.csv").read_text()
+    assert '"Ng, Ann",1,,ann,A,0' in (late.out / "canvas-00_toy.csv").read_text()
     only_bob = late.grade(config=Config(), wanted=lambda submission: submission.student == "bob")
     assert {row.student: row.score for row in only_bob.rows} == {"ann": 6, "bob": 5}
 

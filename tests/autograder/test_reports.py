@@ -13,6 +13,7 @@ import platform
 import random
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from autograder.book.table import row_of, write_points
 from autograder.commands.grade import other_pythons
 from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS, assignments
 from autograder.course.exercises import read_assignment
+from autograder.course.refusing import NotHereError, RefuseFeedback, RefuseToAutograde
 from autograder.outcome import statuses, wording
 from autograder.outcome.result import BY_HAND, Exercise, Result
 from autograder.report.class_page import class_page
@@ -45,7 +47,7 @@ from autograder.report.sanitise import (
 from autograder.report.server import formgrader_server
 from autograder.report.svg import clean_svg
 from autograder.submission.intake import OTHER_PYTHON
-from autograder.submission.verdict import first_loss
+from autograder.submission.verdict import first_loss, note
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
 from course_lib.checks.sentence import at
@@ -867,3 +869,21 @@ def test_a_page_names_no_folder_of_the_graders_machine() -> None:
     assert "linecache.py:3" in shown and "nbformat" in shown
     assert sys.prefix not in shown and str(NOTEBOOKS.parent) not in shown
     assert os.path.dirname(linecache.__file__) not in shown
+
+
+@pytest.mark.parametrize("refusing", [RefuseToAutograde, RefuseFeedback])
+def test_a_refusal_fits_into_the_window_of_formgrader(refusing: type) -> None:
+    """The window shows 80 columns of nbgrader's traceback, and its lines are not wrapped."""
+    with pytest.raises(NotHereError) as refused:
+        refusing()
+    shown = "".join(traceback.format_exception_only(refused.value)).splitlines()
+    assert len(shown) > 2 and max(map(len, shown)) <= 80
+    assert shown[-1].endswith("Nothing was changed.")
+
+
+def test_a_sentence_of_the_grader_below_a_cell_fits_into_formgraders_page() -> None:
+    sentence = f"the cell took longer than its limit, {'and so on, ' * 30}".strip()
+    output = note(statuses.TIMED_OUT, sentence)
+    assert output.evalue == sentence
+    assert " ".join(output.traceback) == f"TimedOut: {sentence}"
+    assert max(map(len, output.traceback)) <= 96
