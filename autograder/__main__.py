@@ -54,7 +54,11 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
 
     If `wanted` names a command, only its module is imported, since some modules import PyTorch.
     """
-    parser = argparse.ArgumentParser(prog="python -m autograder", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m autograder",
+        description="Build notebooks, grade a class and report on it.",
+        epilog="`python -m autograder COMMAND --help` explains a command.",
+    )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     names = sorted(command.name for command in pkgutil.iter_modules(commands.__path__))
     for name in [wanted] if wanted in names else names:

@@ -20,9 +20,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     add_assignments(parser)
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--check", action="store_true", help="compare only; execute nothing")
     only.add_argument(
-        "--text", action="store_true", help="take over changed text; execute nothing, keep outputs"
+        "--check", action="store_true", help="compare the files without running anything"
+    )
+    only.add_argument(
+        "--text",
+        action="store_true",
+        help="take over changed texts and keep outputs, without running anything",
     )
 
 

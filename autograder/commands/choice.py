@@ -29,11 +29,14 @@ def add_command(
 
 def add_assignments(parser: argparse.ArgumentParser) -> None:
     """Add assignments as words and as --assignment, which other commands have; `named` reads them."""
+    parser.add_argument("words", nargs="*", metavar="ASSIGNMENT", help="such as 02 (default: all)")
     parser.add_argument(
-        "words", nargs="*", metavar="ASSIGNMENT", help="such as 02; all when none is named"
-    )
-    parser.add_argument(
-        "--assignment", nargs="+", action="extend", default=[], metavar="NAME", help="the same"
+        "--assignment",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="the same as ASSIGNMENT",
     )
 
 

@@ -33,7 +33,7 @@ WORD = "delete"
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command and its options."""
-    does = "delete grades, gradebook, pages and secret, after a question"
+    does = "delete grades, gradebook, pages, exports and secret, after a question"
     parser = add_command(commands, "clean", does, "clean --out autograder/out-sample")
     add_out(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")

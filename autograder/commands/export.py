@@ -66,14 +66,14 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="the CSV that Canvas exported; it stays as it is",
     )
     canvas.add_argument(
-        "--assignment", nargs="+", action="extend", metavar="NAME", help="such as 02; default all"
+        "--assignment", nargs="+", action="extend", metavar="NAME", help="such as 02 (default: all)"
     )
     canvas.add_argument(
         "--id",
         action="append",
         default=[],
         metavar="ASSIGNMENT=ID",
-        help="an assignment's id in Canvas",
+        help="an assignment's id in Canvas, if the file has no column `02_collectives (4711)`",
     )
     two = add_command(
         sites,
@@ -92,25 +92,31 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--student",
         default="",
         metavar="COLUMN",
-        help="the column that the folders are named after",
+        help="the column after which students' folders are named (default: the one that fits most)",
     )
     two.add_argument(
-        "--grade", default=GRADE, metavar="COLUMN", help="the column of the grades (%(default)s)"
+        "--grade",
+        default=GRADE,
+        metavar="COLUMN",
+        help="the column of the grades (default: %(default)s)",
     )
     two.add_argument(
         "--maximum",
         default=MAXIMUM,
         metavar="COLUMN",
-        help="the column of their maximum (%(default)s)",
+        help="the column of their maximum (default: %(default)s)",
     )
     two.add_argument(
         "--may-change",
         default=MAY_CHANGE,
         metavar="COLUMN",
-        help="the column that says whether a row may change (%(default)s)",
+        help="the column that says whether a row may change (default: %(default)s)",
     )
     two.add_argument(
-        "--no", default="No", metavar="WORD", help="its word for a row that may not (%(default)s)"
+        "--no",
+        default="No",
+        metavar="WORD",
+        help="the word there for a row that may not change (default: %(default)s)",
     )
     code = add_command(
         sites,
@@ -122,7 +128,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "folder", type=Path, metavar="FOLDER", help="a new or empty folder, for all that is written"
     )
     code.add_argument(
-        "--assignment", nargs="+", action="extend", metavar="NAME", help="such as 02; default all"
+        "--assignment", nargs="+", action="extend", metavar="NAME", help="such as 02 (default: all)"
     )
     for site in (canvas, two, code):
         add_out(site, default=argparse.SUPPRESS)  # --out may come before or after the site

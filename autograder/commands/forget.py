@@ -38,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("student", metavar="STUDENT", help="the name of the student's folder")
     parser.add_argument(
         "--assignment", nargs="+", action="extend", default=[], metavar="NAME",
-        help="such as 02; default all, with the student's name in the gradebook",
+        help="such as 02 (default: all, with the student's name in the gradebook)",
     )  # fmt: skip
     add_out(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")

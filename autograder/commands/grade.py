@@ -40,25 +40,27 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     does = "grade the sample class, or --submissions FOLDER"
     parser = add_command(subparsers, "grade", does, "grade --submissions ~/class --assignment 02")
     parser.set_defaults(run=run)
-    parser.add_argument("--submissions", type=Path, help=LAYOUT)
+    parser.add_argument(
+        "--submissions", type=Path, metavar="FOLDER", help=f"the class's folder. {LAYOUT}"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER",
         help="where results go (default: autograder/out, and for the sample class autograder/out-sample)",
     )  # fmt: skip
-    parser.add_argument("--again", action="store_true", help="grade also what has not changed")
+    parser.add_argument("--again", action="store_true", help="also grade what has not changed")
     parser.add_argument(
         "--student",
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="grade these, leave the others",
+        help="grade only these students",
     )
     parser.add_argument(
         "--assignment",
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="such as 02; grade these, leave the others",
+        help="grade only these, such as 02",
     )
     parser.add_argument(
         "--jobs",
@@ -81,9 +83,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         *("--sandbox", "-s"),
         choices=("auto", "require", "off"),
         default="auto",
-        help="auto: all that this machine allows; require: refuse without isolated files and network",
+        help="auto: all the machine allows; require: refuse without isolated files and network; off: none",
     )
-    parser.add_argument("--secret", type=Path, metavar="FILE", help="the course's secret")
+    parser.add_argument(
+        "--secret",
+        type=Path,
+        metavar="FILE",
+        help="a file with the course's secret (default: COURSE_SECRET, or the file `secret` in --out)",
+    )
     add_limits(parser)
 
 

@@ -35,26 +35,37 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "make a Gradescope autograder for one assignment",
         "gradescope bundle 02",
     )
-    steps = parser.add_subparsers(dest="step", required=True)
+    steps = parser.add_subparsers(
+        dest="step", required=True, metavar="STEP", help="bundle or run; each has its own --help"
+    )
     make = add_command(
         steps, "bundle", "write the zip to upload", "gradescope bundle 02 --to autograder-02.zip"
     )
     make.add_argument(
-        "--out", type=Path, default=OUT, help="folder with the course's secret (%(default)s)"
+        "--out",
+        type=Path,
+        default=OUT,
+        metavar="FOLDER",
+        help="the folder with the course's secret (default: autograder/out)",
     )
     add_to(make, "gradescope-ASSIGNMENT.zip in --out")
-    make.add_argument("--secret", type=Path, metavar="FILE", help="the course's secret")
+    make.add_argument("--secret", type=Path, metavar="FILE", help="a file with another secret")
     grade = add_command(steps, "run", "grade one submission, in Gradescope's container")
     grade.add_argument(
         "--root",
         type=Path,
         default=Path("/autograder"),
-        help="the container's folder (%(default)s)",
+        metavar="FOLDER",
+        help="the container's folder (default: %(default)s)",
     )
     for step in (make, grade):
-        step.add_argument("assignment", metavar="ASSIGNMENT", help="one of them, such as 02")
+        step.add_argument("assignment", metavar="ASSIGNMENT", help="one assignment, such as 02")
         step.add_argument(
-            "--seconds", type=at_least_one, default=SECONDS, help="Gradescope's limit (%(default)s)"
+            "--seconds",
+            type=at_least_one,
+            default=SECONDS,
+            metavar="N",
+            help="Gradescope's limit in seconds (default: %(default)s)",
         )
 
 

@@ -14,7 +14,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(
         commands,
         "mutant",
-        "print an answer of tests/mutants whole, since many stand there as patches",
+        "print an answer of tests/mutants in full, because many are stored as patches",
         "mutant tests/mutants/00_first_ranks/ring_shift.py 'the last rank forgets that the ring closes'",
     )
     parser.add_argument(
@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "title",
         metavar="TITLE",
-        help="the text behind `wrong:`, `right:` or `base:` there; an unknown one lists all",
+        help="the text behind `wrong:`, `right:` or `base:` there; any other text lists all titles",
     )
 
 

@@ -27,24 +27,30 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(
         commands,
         "release",
-        "hand out notebooks, package and a page for students: a folder and a zip",
+        "write a folder and a zip to hand out, with notebooks, the package and a page for students",
         "release 00 02 --repository someone/course",
     )
     add_assignments(parser)
     parser.add_argument(
-        "--into", "--to", type=Path, default=OUT / "handout", help="folder (%(default)s)"
+        *("--into", "--to"),
+        type=Path,
+        default=OUT / "handout",
+        metavar="FOLDER",
+        help="the folder to write (default: autograder/out/handout)",
     )
     parser.add_argument(
         "--repository",
         default="",
         metavar="OWNER/NAME",
-        help="on GitHub: each notebook then opens in Colab and Kaggle, and gets the course there",
+        help="a repository on GitHub, from which each notebook opens in Colab and Kaggle and gets the course",
     )
-    parser.add_argument("--branch", default="main", help="of the repository (%(default)s)")
+    parser.add_argument(
+        "--branch", default="main", help="the repository's branch (default: %(default)s)"
+    )
     parser.add_argument(
         "--folder",
         default="notebooks",
-        help="of the repository, in which you publish what is handed out (%(default)s)",
+        help="the repository's folder in which you publish what is handed out (default: %(default)s)",
     )
     parser.add_argument(
         "--questions",
@@ -55,7 +61,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--self-study",
         action="store_true",
-        help="for people who learn alone: below each check its solution, folded. Not for a class",
+        help="put its solution, folded, below each check, for people who learn without a class",
     )
 
 

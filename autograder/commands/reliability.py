@@ -28,11 +28,17 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(
         commands,
         "reliability",
-        "before a release: grade the reference solution several times",
+        "grade the reference solution several times, before you hand out notebooks",
         "reliability 02 --times 3",
     )
     add_assignments(parser)
-    parser.add_argument("--times", type=at_least_one, default=TIMES, help="rounds (%(default)s)")
+    parser.add_argument(
+        "--times",
+        type=at_least_one,
+        default=TIMES,
+        metavar="N",
+        help="how many times (default: %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = add_command(
         commands,
         "rubric",
-        "print a page that says what each exercise's points are given for",
+        "write a page to print, which says what each exercise's points are given for",
         "rubric 02 --to rubric-02.html",
     )
     add_assignments(parser)

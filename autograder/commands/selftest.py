@@ -49,17 +49,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "selftest --quick",
     )
     parser.add_argument(
-        "rows", nargs="*", metavar="row", help="a row or a group, such as cheating; default: all"
+        "rows", nargs="*", metavar="ROW", help="a row or a group, such as cheating (default: all)"
     )
-    parser.add_argument("--quick", action="store_true", help="the reduced matrix, about a minute")
+    parser.add_argument("--quick", action="store_true", help="grade fewer rows, in about a minute")
     parser.add_argument(
-        "--jobs", type=at_least_one, default=2, metavar="N", help="side by side (%(default)s)"
+        "--jobs",
+        type=at_least_one,
+        default=2,
+        metavar="N",
+        help="submissions side by side (default: %(default)s)",
     )
     parser.add_argument(
-        "--sandbox", choices=MODES, default="auto", help="as for `grade` (%(default)s)"
+        "--sandbox", choices=MODES, default="auto", help="as for `grade` (default: %(default)s)"
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="a new folder, for the files of grading"
+        "--keep", type=Path, metavar="FOLDER", help="a new folder that keeps the files of grading"
     )
     parser.set_defaults(run=run)
 

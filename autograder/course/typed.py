@@ -21,7 +21,7 @@ NAME = ".written.json"  # of the record, in a folder that git ignores
 
 
 class ExistsError(Exception):
-    """A file would be overwritten, and nobody asked for it; the text says how to ask."""
+    """A file would be overwritten without being asked for. The text says how to ask."""
 
 
 class Written:

@@ -59,6 +59,18 @@ def test_help_says_what_a_command_does_and_takes(words: str) -> None:
     assert words == IN_A_CONTAINER or "example: python -m autograder " in (parser.epilog or "")
 
 
+@pytest.mark.parametrize("words", PARSERS)
+def test_every_option_is_explained_and_names_its_default_alike(words: str) -> None:
+    for action in PARSERS[words]._actions:
+        said = (action.help or "").replace("(default: ", "")
+        assert re.match(r"[\w%`]", said), f"{words}: {action.option_strings} is not explained"
+        assert not re.search(r"\(%\(default\)s\)|[;,] default\b", said), f"{words}: {said}"
+        shown = action.metavar or action.dest.upper()
+        assert shown not in ("TO", "OUT", "INTO", "SUBMISSIONS"), (
+            f"{words}: {shown} is a file or a folder"
+        )
+
+
 @pytest.mark.parametrize("words", [words for words in PARSERS if PARSERS[words].epilog])
 def test_the_example_of_a_command_is_understood(words: str) -> None:
     import shlex
