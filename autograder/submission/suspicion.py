@@ -55,7 +55,12 @@ SHELL = re.compile(
     r"(?:!+(?!=)|%{1,2}(?=(?:bash|sh|script|system|sx|run|load|cmd|perl|ruby)\b))(.+)$",
     re.MULTILINE,
 )
-USUAL = re.compile(r"[ \t]*(?:pip3?|python3? -m pip|nvidia-smi)\b[\w \t.,=<>~:/\[\]@\"'-]*")
+# Commands that put the course and its packages in place, as on Colab.
+USUAL = re.compile(
+    r"[ \t]*(?:\[ -d [\w./-]+ \] \|\| )?(?:pip3?|python3? -m pip|nvidia-smi"
+    r"|git (?:clone|-C [\w./-]+ pull|pull))\b"
+    r"[\w \t.,=<>~:/\[\]@\"'-]*"
+)
 MOST = 10  # sentences about one submission
 NAMES = 20  # of a dotted expression, from its end
 # Characters that are read of one cell, and of all: a parser's time can grow as the square.
