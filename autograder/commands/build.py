@@ -9,7 +9,13 @@ from autograder.commands.choice import ChoiceError, add_assignments, add_command
 from autograder.course.build import build, follow
 from autograder.course.config import OUT, SOLUTIONS, assignments, log_to_file
 from autograder.course.drift import differences
-from autograder.course.exercises import compare_names, compare_objects, compare_points, read_graded
+from autograder.course.exercises import (
+    compare_names,
+    compare_objects,
+    compare_points,
+    read_graded,
+    require_python,
+)
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import BuildError, read_twin
 
@@ -59,6 +65,7 @@ def _check(names: list[str]) -> int:
 def _follow(names: list[str]) -> int:
     for assignment in names:
         try:
+            _require_gradable(assignment)
             changed = follow(assignment)
         except BuildError as error:
             print(f"{assignment}: nothing was written: {error}", file=sys.stderr)
@@ -72,16 +79,24 @@ def _build(names: list[str]) -> int:
     for assignment in names:
         print(f"{assignment}: executing ...", flush=True)
         try:
-            # First of all, since a notebook runs for minutes: could its checks be graded?
-            source = read_twin(SOLUTIONS / assignment / f"{assignment}.py")
-            graded = read_graded(assignment, source)
-            compare_points(assignment, graded)
-            compare_objects(assignment, graded)
-            compare_names(assignment, source, graded)
+            _require_gradable(assignment)  # first of all, since a notebook runs for minutes
             seconds = build(assignment)
         except BuildError as error:
             print(f"{assignment}: nothing was written: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print(f"\n{assignment}: stopped by Ctrl-C, and not built.", file=sys.stderr)
+            return 130
         slowest = ", ".join(f"{name} {took:.1f} s" for took, name in sorted(seconds)[:-6:-1])
         print(f"{assignment}: built in {sum(took for took, _ in seconds):.0f} s ({slowest})")
     return 0
+
+
+def _require_gradable(assignment: str) -> None:
+    """BuildError if Python cannot read a cell of the twin, or if a check of it could not be graded."""
+    source = read_twin(SOLUTIONS / assignment / f"{assignment}.py")
+    require_python(assignment, source)
+    graded = read_graded(assignment, source)
+    compare_points(assignment, graded)
+    compare_objects(assignment, graded)
+    compare_names(assignment, source, graded)

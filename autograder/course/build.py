@@ -65,6 +65,10 @@ def execute(notebook: NotebookNode, folder: Path) -> list[tuple[float, str]]:
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise BuildError(f"a cell failed: {error}") from error
+    except AssertionError as error:
+        if client.km is not None:
+            raise
+        raise KeyboardInterrupt from error  # nbclient, interrupted, looks for a kernel that it has ended
     return seconds
 
 
@@ -128,7 +132,7 @@ def follow(
     changed, stale = [], []
     for cell in notebook.cells:
         old = known.get(cell["id"])
-        if old is None or (old.cell_type, old.source) != (cell.cell_type, cell.source):
+        if old is None or _compared(old) != _compared(cell):
             changed.append(cell["id"])
         if cell.cell_type != "code":
             continue
@@ -140,6 +144,12 @@ def follow(
         raise BuildError(f"the code of {', '.join(stale)} changed: build it without --text")
     replace(notebook, assignment, solutions, notebooks)
     return changed
+
+
+def _compared(cell: NotebookNode) -> tuple[object, ...]:
+    """What a twin says about a cell."""
+    metadata = cell.metadata
+    return cell.cell_type, cell.source, metadata.get("tags", []), metadata.get("nbgrader", {})
 
 
 def does_the_same(source: str, other: str) -> bool:

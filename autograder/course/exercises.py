@@ -112,6 +112,21 @@ def read_graded(name: str, source: NotebookNode) -> dict[str, Graded]:
     }
 
 
+def require_python(name: str, source: NotebookNode) -> None:
+    """BuildError if Python cannot read a cell of code, unless the cell is tagged to raise an exception."""
+    for cell in source.cells:
+        if cell.cell_type != "code" or "raises-exception" in cell.metadata.get("tags", []):
+            continue
+        try:
+            ast.parse(TransformerManager().transform_cell(cell.source))
+        except SyntaxError as error:
+            line = (error.text or "").strip()
+            raise BuildError(
+                f"{name}, cell {cell['id']!r}: Python cannot read line {error.lineno} of the cell, "
+                f"{line!r}: {error.msg}."
+            ) from None
+
+
 def compare_points(name: str, graded: dict[str, Graded]) -> None:
     """BuildError if a cell has other points than its exercise. An instructor may change them later."""
     for cell_name, cell in graded.items():

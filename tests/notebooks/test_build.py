@@ -19,6 +19,7 @@ from autograder.__main__ import main
 from autograder.course import kernels
 from autograder.course.build import (
     BuildError,
+    QuietClient,
     build,
     does_the_same,
     follow,
@@ -193,6 +194,9 @@ def test_text_is_taken_over_without_executing_anything(toy: Path) -> None:
     assert [cell.get("outputs") for cell in after.cells] == [
         cell.get("outputs") for cell in before.cells
     ]
+    in_twin(', "skip-in-grading"]', "]")(toy)
+    assert len(follow("00_toy", **folders)) == 1, "a cell whose tags changed"
+    after = nbformat.read(path, as_version=4)
     in_twin("print(time.time())  # now", "print(time.ctime())")(toy)
     with pytest.raises(BuildError, match=changed[1]):
         follow("00_toy", **folders)
@@ -277,9 +281,15 @@ def of_other_points(cell: NotebookNode) -> None:
     cell.metadata["nbgrader"]["points"] = 3
 
 
+def of_no_python(cell: NotebookNode) -> None:
+    cell.source = cell.source.replace("report.points(1)", "report.points(1")
+
+
+@pytest.mark.parametrize("options", [[], ["--text"]], ids=["build", "text"])
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
+        (of_no_python, r"cell 'hello_check': Python cannot read line 5 .*'report\.points\(1'"),
         (not_imported, r"there is no exercise .*Is it imported in .*/first_ranks/__init__\.py"),
         (of_other_points, "the cell has 3 points, and the exercise 00_first_ranks/hello has 1"),
     ],
@@ -287,6 +297,7 @@ def of_other_points(cell: NotebookNode) -> None:
 def test_a_check_that_cannot_be_graded_is_told_before_anything_runs(
     spoil: Callable[[NotebookNode], None],
     said: str,
+    options: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
@@ -296,7 +307,8 @@ def test_a_check_that_cannot_be_graded_is_told_before_anything_runs(
     spoil(cell)
     monkeypatch.setattr("autograder.commands.build.read_twin", {twin: spoilt}.__getitem__)
     monkeypatch.setattr("autograder.commands.build.build", lambda _: pytest.fail("it was executed"))
-    assert main(["build", "00"]) == 1
+    monkeypatch.setattr("autograder.commands.build.follow", lambda _: pytest.fail("it was written"))
+    assert main(["build", "00", *options]) == 1
     assert re.search(said, capsys.readouterr().err)
 
 
@@ -338,6 +350,24 @@ def test_nothing_is_written_when_a_cell_fails(toy: Path) -> None:
     with pytest.raises(BuildError, match="on purpose"):
         build("00_toy", solutions=toy / "solutions", notebooks=toy / "notebooks")
     assert (toy / NOTEBOOK).read_bytes() == before
+
+
+def test_a_build_that_is_stopped_says_so(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """nbclient, interrupted while its kernel starts, raises an AssertionError in place of the interrupt."""
+    before = (toy / NOTEBOOK).read_bytes()
+
+    def interrupted(client: QuietClient) -> None:
+        client.km = None
+        raise AssertionError
+
+    monkeypatch.setattr(QuietClient, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build("00_toy", solutions=toy / "solutions", notebooks=toy / "notebooks")
+    assert (toy / NOTEBOOK).read_bytes() == before
+    assert main(["build", "00"]) == 130
+    assert "00_first_ranks: stopped by Ctrl-C, and not built." in capsys.readouterr().err
 
 
 WRITTEN = """
