@@ -40,12 +40,25 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the workers inherit it
         named = config.args_source is pytest.Config.ArgsSource.ARGS
         os.environ[drawn.NAMED] = "1" if named else ""
+        if named and not config.option.pyargs:
+            require_files(config.args, config.invocation_params.dir)
 
 
-def pytest_report_header() -> list[str]:
+def require_files(arguments: Iterable[str], folder: Path) -> None:
+    """UsageError if a file is not there. Several workers would end without tests and without a reason."""
+    for argument in arguments:
+        file = argument.partition("::")[0]
+        if not (folder / file).exists():
+            raise pytest.UsageError(f"file or directory not found: {file}")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
     from tests import drawn
 
-    return [f"COURSE_TEST_SEED={SEED} (set it to repeat this run's random inputs)", drawn.header()]
+    lines = [f"COURSE_TEST_SEED={SEED} (set it to repeat this run's random inputs)", drawn.header()]
+    if getattr(config.option, "numprocesses", None) and not os.environ[drawn.NAMED]:
+        lines.append("each worker first collects all tests, which takes minutes on a busy machine")
+    return lines
 
 
 @pytest.fixture

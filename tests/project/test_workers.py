@@ -47,16 +47,16 @@ ENDLESS = "    while True:\n        time.sleep(1)\n"
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """suite(name=text, ...) starts two workers on such test files, under our conftest.py."""
+    """suite(*words, name=text, ...) starts two workers on such test files, under our conftest.py."""
 
-    def start(**files: str) -> subprocess.Popen[str]:
+    def start(*words: str, **files: str) -> subprocess.Popen[str]:
         (tmp_path / "tests").mkdir()
         shutil.copy(HERE / "conftest.py", tmp_path / "tests")
         (tmp_path / "pyproject.toml").write_text(SETTINGS)
         for name, text in files.items():
             (tmp_path / "tests" / f"{name}.py").write_text(text)
         return subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"],
+            [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *words],
             cwd=tmp_path,
             env={name: text for name, text in os.environ.items() if name != "COURSE_TEST_SEED"},
             stdout=subprocess.PIPE,
@@ -84,6 +84,16 @@ def test_workers_have_one_seed_and_share_out_what_stands_apart(
     assert len(set(together)) == 1, "a file's tests ran in several workers"
     assert len(set(apart)) == 2
     assert {line.split()[0] for line in (*together, *apart)} == {header[1]}
+
+
+@pytest.mark.parametrize("misspelt", ["tests/test_aa.py", "tests/test_aa.py::test_together[0]"])
+def test_a_misspelt_file_is_named(
+    suite: Callable[..., subprocess.Popen[str]], misspelt: str
+) -> None:
+    run = suite("tests/test_a.py", misspelt, test_a=TOGETHER)
+    said, _ = run.communicate(timeout=300)
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "not found: tests/test_aa.py" in said
 
 
 def test_ctrl_c_ends_the_workers(
