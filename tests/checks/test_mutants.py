@@ -64,7 +64,13 @@ def judged(name: str, mutant: Mutant, seed: int, *, whole: bool = False) -> tupl
     source = f"<mutant {mutant.title}>"
     linecache.cache[source] = (len(mutant.text), None, mutant.text.splitlines(True), source)
     exec(compile(mutant.text, source, "exec"), vars(main))
-    objects = [vars(main)[wanted] for wanted in find(name).objects]
+    wanted = find(name).objects
+    missing = [word for word in wanted if word not in vars(main)]
+    assert not missing, (
+        f"{name}: the check takes {', '.join(wanted)}, and the cell {mutant.title!r} of tests/mutants does "
+        f"not define {', '.join(missing)}"
+    )
+    objects = [vars(main)[word] for word in wanted]
     printed = io.StringIO()
     end = contextlib.nullcontext() if whole or mutant.right else until_told(mutant)
     with contextlib.redirect_stdout(printed), end:
@@ -150,7 +156,7 @@ def test_the_check_tells_right_from_wrong(
         if mutant.title in to_compare and stored not in (None, round(report.score, scores.DIGITS)):
             failures.append(
                 f"keeps {report.score:.4f}, and {stored} is stored: {mutant.title}\n{printed}\n"
-                f"if that is right: python -m tests.checks.scores write {file.stem}"
+                f"if that is right: python -m tests.checks.scores write {name}"
             )
         missed |= any("The exercise is about" in said for said in report.messages)
         if mutant.right and report.score < 1:
@@ -210,6 +216,17 @@ def test_right_solutions_go_through_in_nccls_order_unless_a_remark_says_otherwis
                 )
             elif "no tags" not in mutant.on_nccl:
                 assert not failed, f"{mutant.title}\n{printed}"
+
+
+def test_a_cell_that_does_not_define_all_names_is_named(seed: int) -> None:
+    """An exercise with one more question fails on every cell written before."""
+    cell = Mutant(
+        "questions", False, "an old one", "answer_1 = 1.2e-4\nanswer_3 = 'wait'", "latency"
+    )
+    with pytest.raises(
+        AssertionError, match=r"'an old one' of tests/mutants does not define answer_2"
+    ):
+        judged("00_first_ranks/questions", cell, seed)
 
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
