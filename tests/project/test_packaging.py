@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -123,7 +124,38 @@ def test_this_environment_is_what_the_lock_says():
         pytest.skip("this environment was not made by `make setup`")
     locked = pinned(sys.version.split()[0])
     installed = {name: version(name).partition("+")[0] for name in locked}
-    assert installed == locked
+    assert installed == locked, "`make lock` makes the lock, and `make setup` installs it"
+
+
+# --- what a student's notebooks import ----------------------------------------------------------
+
+# Packages that come with another, and packages without which a command says what is missing.
+COMES_WITH = {"PIL": "matplotlib"}
+ONLY_THERE = {"course_lib/submit.py": {"nbclient", "nbformat"}}
+
+
+def imported(file: Path) -> set[str]:
+    """The packages, by their names in Python, that a file imports anywhere in it, but for Python's own."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"course_lib"}
+
+
+@pytest.mark.parametrize("folder", ["course_lib", "examples", "solutions"])
+def test_only_packages_that_the_course_asks_for_are_imported(folder: str) -> None:
+    """`.venv` also holds the packages of the grader and the tests, which a student's host may lack."""
+    declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
+    faults = []
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        packages = imported(file) - ONLY_THERE.get(path, set())
+        names = {COMES_WITH.get(name, name).lower() for name in packages}
+        faults += [f"{path} imports {name}" for name in sorted(names - declared)]
+    assert not faults, f"not in the dependencies of pyproject.toml: {'; '.join(faults)}"
 
 
 # --- conda ---------------------------------------------------------------------------------------
@@ -136,12 +168,13 @@ def test_the_conda_environment_equals_the_lock():
     options = [line for line in last["pip"] if line.startswith("-")]
     assert options == [f"--extra-index-url {make_lock.TORCH_CPU_INDEX}", "--editable ."]
     packages = {Requirement(line) for line in last["pip"] if not line.startswith("-")}
-    assert packages == set(PINS)
+    assert packages == set(PINS), "`make lock` makes both files"
 
 
 def test_a_changed_lock_changes_the_conda_environment():
     changed = LOCK.replace("torch==2.13.0", "torch==2.14.0")
-    assert make_lock.environment_yml(LOCK) == (ROOT / "environment.yml").read_text()
+    here = (ROOT / "environment.yml").read_text()
+    assert make_lock.environment_yml(LOCK) == here, "`make lock` makes both files"
     assert "- torch==2.14.0\n" in make_lock.environment_yml(changed)
 
 
