@@ -61,7 +61,8 @@ def test_with_a_repository_no_upload_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "save"), zip(PLACES, ["*File → Save*", "*File → Save a copy in Drive*"], strict=True)
+    ("place", "save"),
+    list(zip(PLACES, ["*File → Save*", "*File → Save a copy in Drive*"], strict=True)),
 )
 def test_colab_loses_what_is_not_saved_and_the_page_says_so_before_a_cell_is_run(
     place: Place | None, save: str
