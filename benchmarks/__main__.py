@@ -41,7 +41,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 
-def main() -> None:
+def main() -> int:
+    """Returns the exit code, which is 130 if Ctrl-C stopped the measurements."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join((*PARTS, *LONG)))
     parser.add_argument(
@@ -58,17 +59,28 @@ def main() -> None:
     rows: list[Row] = []
     parts = chosen.parts or PARTS
     progress = Progress(sys.stderr, len(parts))
-    for part in parts:
-        for row in progress.watched(part, importlib.import_module(f"benchmarks.{part}").rows()):
-            print(
-                f"{part}: {row.what}: {row.value:.4g} (reach {row.reach:.4g}) {row.detail}",
-                flush=True,
-            )
-            rows.append(row)
-    print(f"\n{markdown(rows)}")
+    stopped = False
+    try:
+        for part in parts:
+            for row in progress.watched(part, importlib.import_module(f"benchmarks.{part}").rows()):
+                print(
+                    f"{part}: {row.what}: {row.value:.4g} (reach {row.reach:.4g}) {row.detail}",
+                    flush=True,
+                )
+                rows.append(row)
+    except KeyboardInterrupt:
+        stopped = True
+    if rows or not stopped:
+        print(f"\n{markdown(rows)}")
+    if stopped:
+        page = f", and {PAGE.name} is as it was" if chosen.write else ""
+        measured = "1 row was" if len(rows) == 1 else f"{len(rows)} rows were"
+        print(f"\nStopped by Ctrl-C: {measured} measured{page}.", file=sys.stderr)
+        return 130
     if chosen.write:
         run = "" if chosen.parts else machine()  # the machine of the other parts' rows stays
         PAGE.write_text(with_rows(PAGE.read_text(), rows, run))
+    return 0
 
 
 if __name__ == "__main__":

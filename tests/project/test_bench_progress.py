@@ -7,6 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+import benchmarks.zero
+from benchmarks.__main__ import PAGE, main
 from benchmarks.progress import Progress
 from benchmarks.table import Row
 
@@ -45,6 +49,23 @@ def test_a_file_that_was_cut_off_is_no_obstacle(tmp_path: Path) -> None:
     stream = io.StringIO()
     list(Progress(stream, 1, lasted).watched("zero", []))
     assert '"zero"' in lasted.read_text()
+
+
+def test_ctrl_c_ends_with_the_rows_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> Iterator[Row]:
+        yield Row("first", "", 1.0, 2.0)
+        raise KeyboardInterrupt
+
+    before = PAGE.read_bytes()
+    monkeypatch.setattr(benchmarks.zero, "rows", interrupted)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "zero", "--write"])
+    assert main() == 130
+    output = capsys.readouterr()
+    assert "| first |" in output.out
+    assert "Stopped by Ctrl-C: 1 row was measured, and benchmarks.md is as it was." in output.err
+    assert PAGE.read_bytes() == before
 
 
 def test_on_a_terminal_the_seconds_pass(tmp_path: Path) -> None:
