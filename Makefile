@@ -101,7 +101,7 @@ lock: $(READY) ## remake the lock files and environment.yml (newest versions: ma
 	@$(PY) tools/make_lock.py $(ARGS)
 
 doctor: $(READY) ## say what this machine can do and what is wrong with it
-	@$(PY) -m course_lib.doctor
+	@$(PY) -m course_lib.doctor $(ARGS)
 
 gpu: $(READY) ## prove that the course works on this machine's GPUs; without one, say so
 	@$(COMPILED)

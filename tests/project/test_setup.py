@@ -217,7 +217,7 @@ def test_help_names_every_command():
         (("clean-grades",), "-m autograder clean"),
         (("bench",), "-m benchmarks"),
         (("notebooks",), "-m autograder build"),
-        (("doctor",), "-m course_lib.doctor"),
+        (("doctor", "ARGS=--help"), "-m course_lib.doctor --help"),
         (
             ("site",),
             "pip install --quiet --disable-pip-version-check --no-deps -r requirements-site.lock",
