@@ -86,6 +86,31 @@ def test_every_module_that_the_page_names_exists(page: str) -> None:
         assert find_spec(name) is not None, name
 
 
+# Options of programs that are not ours.
+OTHERS = {
+    "autograder/README.md": {"--scope"},
+    "docs/architecture.md": {"--include"},
+    "docs/hosts.md": {"--ip", "--rm"},
+    "docs/testing.md": {"--pdb"},
+}
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_every_option_that_the_page_names_exists(page: str) -> None:
+    if page == "CHANGELOG.md":  # an option may have been renamed since
+        return
+    folders = ("autograder", "benchmarks", "course_lib", "tests", "tools")
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    ours = {
+        name
+        for file in files
+        for name in re.findall(r'"(--[a-z][a-z-]*)"', file.read_text(encoding="utf-8"))
+    }
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGES[page]))
+    missing = options - OTHERS.get(page, set()) - ours
+    assert not missing, f"{page} names options that no program here has: {sorted(missing)}"
+
+
 def headings(text: str) -> set[str]:
     """The anchors of a page."""
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
