@@ -22,7 +22,7 @@ def test_every_wrong_answer_says_what_it_gets_wrong_and_has_a_score(file) -> Non
     titles = {one.mutant.title for one in scores.scored(file)}
     stored = set(scores.stored(file.parent.name).get(file.stem, ()))
     assert titles == stored == {cell.title for cell in wrong}, (
-        f"scores.json has other answers: python -m tests.checks.scores write {file.stem}"
+        f"scores.json has other answers: python -m tests.checks.scores write {scores.name_of(file)}"
     )
 
 
