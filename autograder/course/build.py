@@ -147,7 +147,7 @@ def follow(
 
 
 def _compared(cell: NotebookNode) -> tuple[object, ...]:
-    """What a twin says about a cell."""
+    """The parts of a cell that its twin decides: kind, text, tags and grading."""
     metadata = cell.metadata
     return cell.cell_type, cell.source, metadata.get("tags", []), metadata.get("nbgrader", {})
 
