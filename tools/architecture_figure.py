@@ -6,6 +6,7 @@ The numbers are those of the steps in docs/architecture.md.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -167,5 +168,6 @@ def figure() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     FIGURE.write_text(figure(), encoding="utf-8")
     print(f"{FIGURE.name}: {FIGURE.stat().st_size:,} bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from course_lib import launch
@@ -20,6 +21,7 @@ def watched() -> Film:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     run = launch(watched, world_size=4)
     FIGURE.parent.mkdir(exist_ok=True)
     stepper(run.ledger, run).still().savefig(FIGURE, dpi=110, metadata={"Software": None})

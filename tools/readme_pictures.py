@@ -5,6 +5,7 @@ Run it after `make notebooks` if a picture there has changed. `tools/readme_figu
 
 from __future__ import annotations
 
+import argparse
 import base64
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def picture(assignment: str, cell_id: str) -> bytes:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     FOLDER.mkdir(exist_ok=True)
     for name, cell in CELLS.items():
         path = FOLDER / f"{name}.png"

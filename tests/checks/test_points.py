@@ -5,6 +5,7 @@ python -m tests.checks.test_points        writes the table again
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import course_lib.checks
@@ -55,6 +56,7 @@ def write(path: Path = PAGE) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     write()
 
 

@@ -10,6 +10,7 @@ counts so far. They may get better, and worse only by SLACK, so that one sentenc
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import re
@@ -151,6 +152,7 @@ def better(before: Counts, now: Counts) -> Counts:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     known = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
     best = {name: better(known.get(name, {}), found) for name, found in measured().items()}
     STORED.write_text(f"{json.dumps(best, indent=1)}\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,29 @@ def test_every_command_ends_in_this_way() -> None:
     }
     without = {name for name in programs if "run_program(" not in (ROOT / name).read_text("utf-8")}
     assert without == STARTED_BY_THE_COURSE
+
+
+TAKE_ALL_WORDS = {  # and hand them to another program, or are started by a test
+    "tests/autograder/interrupted_grader.py",
+    "tests/browser/__main__.py",
+    "tests/runtime/without_handles.py",
+    "tools/open_lab.py",
+}
+
+
+def test_a_command_that_writes_files_only_explains_itself_when_it_is_asked_for_help() -> None:
+    programs = {
+        path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+        for folder in ("tests", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    without = {
+        name
+        for name, text in programs.items()
+        if re.search('^if __name__ == "__main__":', text, re.MULTILINE)
+        and "parse_args(" not in text
+    }
+    assert without == TAKE_ALL_WORDS
 
 
 def test_a_pipe_that_broke_elsewhere_is_told() -> None:
