@@ -12,7 +12,10 @@ A notebook that is not ready is packed as well, and you are told what is missing
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import hashlib
+import io
 import json
 import math
 import os
@@ -60,6 +63,7 @@ FAILS = {
     "53f3a11faa68ada4"
 }  # digests of the course's cells that fail on purpose: a host may lose their tag
 LONG = 20.0  # seconds after which a cell that still runs is named
+NO_KERNEL = "it was not run from the top, because there is no kernel for it (pip install ipykernel)"
 NO_NBCLIENT = "it was not run from the top, because nbclient is missing (pip install nbclient)"
 
 
@@ -74,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.places:
             notebooks = _begun(notebooks)
         refuse_to_overwrite(options.to)
+        refuse_where_nothing_can_be_written(options.to)
     except UnreadableNotebook as error:
         print(error, file=sys.stderr)
         return 2
@@ -82,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     damaged = [error for error in left_out if not isinstance(error, StrangeNotebook)]
     try:
         return max(_look_and_pack(notebooks, options), 1 if damaged else 0)
+    except UnreadableNotebook as error:
+        print(error, file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nInterrupted: nothing was packed.", file=sys.stderr)
         return 130
@@ -236,6 +244,7 @@ class CellTooLong(Exception):
 
 def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, str]]:
     try:
+        from jupyter_client.kernelspec import NoSuchKernel
         from nbclient.exceptions import DeadKernelError
     except ImportError:
         yield False, NO_NBCLIENT
@@ -249,6 +258,12 @@ def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, st
         return
     except DeadKernelError:
         yield False, "run from the top, its kernel died; was the machine's memory full?"
+        return
+    except (OSError, RuntimeError) as error:  # jupyter_client has no class of its own for these
+        yield False, f"it could not be run from the top: {error}. Is the disk full?"
+        return
+    except NoSuchKernel:
+        yield False, NO_KERNEL
         return
     took = f"{time.monotonic() - began:.0f} seconds"
     errors = [text for text in map(_error, cells) if text]
@@ -282,6 +297,7 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
+            kernel_name=kernel_of(notebook),
             timeout=math.ceil(60 * minutes),  # older traitlets, as Colab's 5.7, refuse a float here
             allow_errors=True,
             shutdown_kernel="immediate",
@@ -298,10 +314,20 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
                 raise
             raise KeyboardInterrupt from error  # nbclient, interrupted, looks for a kernel that it has ended
         finally:
+            if client.km is None:  # nbclient would complain about this at the end of the program
+                atexit.unregister(client._cleanup_kernel)
             for timer in timers:
                 timer.cancel()
             _progress(codes, None)
     return notebook.cells
+
+
+def kernel_of(notebook: Any) -> str:
+    """The kernel that the notebook names, or Python's own if another machine had the one it names."""
+    from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
+
+    name = notebook.metadata.get("kernelspec", {}).get("name", "")
+    return name if name in KernelSpecManager().find_kernel_specs() else NATIVE_KERNEL_NAME
 
 
 def _still_runs(cell: Any) -> None:
@@ -417,6 +443,33 @@ def refuse_to_overwrite(target: Path) -> None:
         )
 
 
+def refuse_where_nothing_can_be_written(target: Path) -> None:
+    """UnreadableNotebook before the notebooks are run, which takes minutes."""
+    draft = _draft(target)
+    try:
+        draft.write_bytes(b"x")
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    finally:
+        _forget(draft)
+
+
+def _draft(target: Path) -> Path:
+    return target.with_name(f".{target.name}.new")
+
+
+def _forget(draft: Path) -> None:
+    with contextlib.suppress(OSError):
+        draft.unlink()
+
+
+def _unwritable(target: Path, error: OSError) -> UnreadableNotebook:
+    return UnreadableNotebook(
+        f"{target.absolute()} cannot be written: {error.strerror}. Nothing was packed. Pack the zip into "
+        "another folder with --to FOLDER/submission.zip, or hand in the saved notebook itself."
+    )
+
+
 def _is_ours(target: Path) -> bool:
     try:
         with zipfile.ZipFile(target) as packed:
@@ -431,12 +484,19 @@ def _ours(name: str) -> bool:
 
 
 def pack(notebooks: Sequence[Notebook], target: Path) -> None:
-    """Write the zip, whole or not at all."""
-    draft = target.with_name(f".{target.name}.new")
-    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as packed:
+    """Write the zip, whole or not at all. UnreadableNotebook if there is no room for it."""
+    whole, draft = io.BytesIO(), _draft(target)
+    # A wrong clock can date a file before 1980, which no zip can hold. Not strict, the zip says 1980.
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
         for notebook in notebooks:
             packed.write(notebook.path, f"{notebook.assignment}/{notebook.assignment}.ipynb")
-    draft.replace(target)
+    try:
+        draft.write_bytes(whole.getvalue())
+        draft.replace(target)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    finally:
+        _forget(draft)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -85,10 +86,12 @@ def folder(path: str = "") -> Finding:
             file.write(b"x")
             file.flush()
     except OSError as error:
+        cure = "so copy the course to a folder of your own, such as ~/course, and open it there."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = "so make room on the disk before you go on."
         return Finding(
             "problem", "working folder", f"{path} cannot be written to: {error.strerror}",
-            "Notebooks cannot be saved here, so copy the course to a folder of your own, such as ~/course, "
-            "and open it there.",
+            f"Notebooks cannot be saved here, {cure}",
         )  # fmt: skip
     free = shutil.disk_usage(path).free
     if free < GIB // 2:

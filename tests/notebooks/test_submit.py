@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import time
@@ -278,6 +279,71 @@ def test_a_file_of_somebody_else_is_not_written_over(here, capsys):
         assert said in capsys.readouterr().err
     for _ in range(2):  # its own zip is replaced
         assert submit.main(["x.ipynb", "--no-run"]) == 0
+
+
+def test_a_notebook_from_a_machine_with_another_kernel_runs_in_pythons_own(here, capsys):
+    path = made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    path.write_text(path.read_text().replace('"python3"', '"conda-env-course-py"'))
+    assert submit.main(["x.ipynb"]) == 0
+    assert "runs from the top without an error" in capsys.readouterr().out
+
+
+def test_a_machine_without_any_kernel_still_packs(here, capsys, monkeypatch):
+    made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    monkeypatch.setattr(submit, "kernel_of", lambda notebook: "none-of-this-name")
+    assert submit.main(["x.ipynb"]) == 1
+    assert "no kernel for it (pip install ipykernel)" in capsys.readouterr().out
+    assert len(members(here / "submission.zip")) == 1
+
+
+def test_a_kernel_that_does_not_start_is_said_and_the_notebook_packed(here, capsys, monkeypatch):
+    def full(path, minutes):
+        raise RuntimeError("Kernel died before replying to kernel_info")
+
+    monkeypatch.setattr(submit, "run", full)
+    made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    assert submit.main(["x.ipynb"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "could not be run from the top: Kernel died before replying to kernel_info. Is the" in said
+    )
+    assert len(members(here / "submission.zip")) == 1
+
+
+@pytest.mark.parametrize("year", [1970, 1979, 2031, 2150])
+def test_a_wrong_clock_is_no_reason_to_pack_nothing(here, year):
+    path = made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    os.utime(path, (time.mktime((year, 6, 1, 0, 0, 0, 0, 0, 0)),) * 2)
+    assert submit.main(["x.ipynb", "--no-run"]) == 0
+    assert list(members(here / "submission.zip").values()) == [path.read_bytes()]
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_runs(here, capsys, monkeypatch):
+    monkeypatch.setattr(submit, "run", None)
+    made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    target = Path("/proc/self/submission.zip")  # not even root can make a file there
+    assert submit.main(["x.ipynb", "--to", str(target)]) == 2
+    said = capsys.readouterr()
+    assert f"{target} cannot be written: " in said.err and "--to FOLDER/submission.zip" in said.err
+    assert "to be run from the top" not in said.out
+
+
+def test_a_disk_that_fills_up_leaves_the_zip_that_was_there(here, capsys, monkeypatch):
+    made.hello(here / "x.ipynb", made.HELLO, made.FULL)
+    assert submit.main(["x.ipynb", "--no-run"]) == 0
+    before = (here / "submission.zip").read_bytes()
+    written = Path.write_bytes
+
+    def full(path, data):
+        written(path, data[:100])
+        if len(data) > 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert submit.main(["x.ipynb", "--no-run"]) == 2
+    assert "submission.zip cannot be written: No space left on device." in capsys.readouterr().err
+    assert (here / "submission.zip").read_bytes() == before
+    assert sorted(path.name for path in here.iterdir()) == ["submission.zip", "x.ipynb"]
 
 
 def test_without_nbclient_it_says_so(here, capsys, monkeypatch):

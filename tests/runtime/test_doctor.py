@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,17 @@ def test_missing_and_ample_shared_memory(monkeypatch, tmp_path):
 def test_a_folder_that_cannot_be_written_to():
     finding = machine.folder("/proc/self")  # not even root can make a file there
     assert finding.status == "problem" and "copy the course" in finding.advice
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_not_cured_by_another_folder(monkeypatch, tmp_path, number):
+    def full(**_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    finding = machine.folder(str(tmp_path))
+    assert finding.status == "problem" and "make room on the disk" in finding.advice
+    assert "copy the course" not in finding.advice
 
 
 def test_a_folder_that_can_be_written_to_is_left_empty(tmp_path):
