@@ -23,6 +23,7 @@ REMEDIES = (
         "destroy_process_group.",
     ),
 )
+FIRST_CALLS, LAST_CALLS = 10, 5  # of a traceback, if there are more
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # errors of gloo and NCCL on a rank whose peer was lost: a consequence, never the cause
 CONSEQUENCE = re.compile(
@@ -289,7 +290,7 @@ def report_error(error: dict) -> RankReport:
     first = chain[0]
     lines = []
     for link in reversed(chain):
-        lines += [frame_text(*frame) for frame in users_frames(link["frames"])]
+        lines += without_the_middle([frame_text(*frame) for frame in users_frames(link["frames"])])
         lines.append(f"{link['type']}: {name_lines(link['text'])}".removesuffix(": "))
     frames = users_frames(first["frames"])
     names = [name for _, _, name in frames]
@@ -299,6 +300,14 @@ def report_error(error: dict) -> RankReport:
         traceback="\n".join(lines), line=line_text("|".join(map(str, frames[-1][:2]))) if frames else "",
         unwritten=unwritten, stub=names[-1] if unwritten and len(set(names)) > 1 else "",
     )  # fmt: skip
+
+
+def without_the_middle(calls: list[str]) -> list[str]:
+    """The first and the last calls: a function that calls itself without end has a thousand."""
+    if len(calls) <= FIRST_CALLS + LAST_CALLS + 1:
+        return calls
+    between = f"    ... {len(calls) - FIRST_CALLS - LAST_CALLS:,} more calls ..."
+    return [*calls[:FIRST_CALLS], between, *calls[-LAST_CALLS:]]
 
 
 def stub_met(error: dict) -> str:

@@ -425,6 +425,22 @@ def test_the_same_error_of_several_ranks_is_told_once() -> None:
     assert str(error).count("in body") == 1
 
 
+def test_a_function_that_calls_itself_without_end_does_not_fill_the_page() -> None:
+    def body() -> None:
+        def odd(n: int) -> int:
+            return even(n + 1)
+
+        def even(n: int) -> int:
+            return odd(n + 1)
+
+        odd(1)
+
+    error = fails(body, RankError, "all ranks raised RecursionError: maximum recursion depth")
+    said = str(error)
+    assert "in body" in said and "return even(n + 1)" in said and " more calls ...\n" in said
+    assert said.count("\n") < 50
+
+
 def test_chained_errors_show_their_cause() -> None:
     def body() -> None:
         try:
