@@ -141,10 +141,9 @@ def error_failure(
         said = f"`{first.unwritten}` is not written yet."
         return Failure("unwritten", said, said, reports)
     unfinished = "returned without waiting for" in first.error_text and ours
+    alike = [r for r in causes if reports[r].error_type == first.error_type]
     who = (
-        "all ranks"
-        if len(causes) == world_size
-        else f"rank{'s' * (len(causes) > 1)} {listed(causes)}"
+        "all ranks" if len(alike) == world_size else f"rank{'s' * (len(alike) > 1)} {listed(alike)}"
     )
     if ours:
         texts = list(dict.fromkeys(reports[r].error_text for r in causes))

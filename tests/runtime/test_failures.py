@@ -425,6 +425,16 @@ def test_the_same_error_of_several_ranks_is_told_once() -> None:
     assert str(error).count("in body") == 1
 
 
+def test_the_first_line_names_only_the_ranks_that_raised_this_error() -> None:
+    def body() -> None:
+        raise (ValueError("too few"), KeyError("too many"), ValueError("far too few"))[
+            dist.get_rank()
+        ]
+
+    error = fails(body, RankError, "ranks 0 and 2 raised ValueError: too few\n")
+    assert "--- rank 1 ---" in str(error) and "KeyError: 'too many'" in str(error)
+
+
 def test_a_function_that_calls_itself_without_end_does_not_fill_the_page() -> None:
     def body() -> None:
         def odd(n: int) -> int:
