@@ -14,6 +14,10 @@ OTHER_PYTHON = (
     "{} lacks the package {}. The course's packages are in .venv: in the course's folder, type "
     "`source .venv/bin/activate` (after `make setup`, if there is no .venv) and this command again."
 )
+DISK_FULL = (
+    "The command ended early, because a disk has no space left. The grades are safe: make space, and run the "
+    "same command again."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,6 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
         again = " (with --again: type it again)" if "--again" in words else ""
         print(f"\nStopped. Finished grades are kept; the next run carries on{again}.")
         return 130
+    except Exception as error:
+        from autograder.commands.full_disk import of_full_disk
+
+        if not of_full_disk(error):
+            raise
+        print(DISK_FULL, file=sys.stderr)
+        return 2
 
 
 def _meant(options: argparse.Namespace, left: list[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import platform
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from autograder.commands.choice import (
     scheduler_address,
     server_address,
 )
+from autograder.commands.full_disk import of_full_disk
 from autograder.commands.limits import add_limits, limits_of
 from autograder.outcome import statuses
 from course_lib.checks.words import counted
@@ -162,16 +162,6 @@ DISK_FULL = (
     "The grading ended early, because there is no space left for {}. The grades so far are safe: make space, "
     "and run the same command again."
 )
-
-
-def of_full_disk(error: BaseException | None) -> bool:
-    """Whether a full disk was the cause; SQLite and SQLAlchemy have errors of their own for it."""
-    while error is not None:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or "database or disk is full" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submission]:

@@ -32,7 +32,8 @@ from autograder.book.store import Store
 from autograder.book.table import Row
 from autograder.book.work import Work
 from autograder.commands import penalties
-from autograder.commands.grade import _said, _ungraded, _wanted, of_full_disk
+from autograder.commands.full_disk import of_full_disk
+from autograder.commands.grade import _said, _ungraded, _wanted
 from autograder.course.config import ROOT, SettingsError, course_config
 from autograder.course.kernels import prefer_this_environment
 from autograder.course.twin import read_twin
@@ -1305,3 +1306,17 @@ def test_a_full_disk_is_a_sentence() -> None:
     for error in (full, wrapped, ValueError("(sqlite3.OperationalError) database or disk is full")):
         assert of_full_disk(error)
     assert not of_full_disk(OSError(errno.EACCES, "Permission denied"))
+
+
+def test_a_full_disk_ends_every_command_with_a_sentence(
+    toy: Class, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    monkeypatch.setattr("autograder.outcome.result.os.fsync", full)
+    assert main(["report", "--out", str(toy.out)]) == 2
+    assert "a disk has no space left" in capsys.readouterr().err
+    assert list(toy.out.rglob("*.new")) == []
