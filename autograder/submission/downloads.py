@@ -201,8 +201,10 @@ class _Desk:
         for owner, member in pairs:
             by_owner[owner.name, owner.number].append((owner, member))
         students = students_of(owner for owner, _ in pairs)
-        taken_in.said += _said(place, pairs, students, self.folder.name)
         held = {assignment_of(owner.file, self.known) for owner, _ in pairs} - {""}
+        marked = [(students[owner.name, owner.number], owner) for owner, _ in pairs if owner.late]
+        late = {student for student, owner in marked if not self._is_stamped(student, owner, held)}
+        taken_in.said += _said(place, pairs, students, sorted(late), self.folder.name)
         for key, files in sorted(by_owner.items()):
             try:
                 taken_in.notes += self._student(students[key], place, files, held)
@@ -234,7 +236,9 @@ class _Desk:
             for name, upload in self._uploads(owner, member, place):
                 uploads[name].append(upload)
         odd = uploads.pop("", [])
-        if odd and not uploads and len(odd) == len(held) == 1:
+        new = [upload for upload in odd if not self._is_filed(student, upload)]
+        odd, some_filed = new, len(new) < len(odd)
+        if not some_filed and not uploads and len(odd) == len(held) == 1:
             uploads[next(iter(held))] = (
                 odd  # the only notebook, where all others are of this assignment
             )
@@ -250,12 +254,30 @@ class _Desk:
                 stamp=self.folder / student / name / STAMP,
             )  # fmt: skip
             self.dated.append((counts.order, submission))
-        if uploads or not odd:
-            return [] if uploads else [f"{place}: {student} handed in no notebook of the course."]
+        if uploads or (some_filed and not odd):
+            return []
+        if not odd:
+            return [f"{place}: {student} handed in no notebook of the course."]
         return [
             f"{_few(strange)} of {student} left out, since no assignment is in its name: put it into "
             f"{self.folder.name}/{student}/{self.known[0]}/, or another assignment's folder there."
         ]
+
+    def _is_stamped(self, student: str, owner: Owner, held: set[str]) -> bool:
+        """Whether a person wrote down when this file was handed in; a zip can be of any of `held`."""
+        name = assignment_of(owner.file, self.known)
+        names = {name} if name else held
+        return bool(names) and all((self.folder / student / n / STAMP).is_file() for n in names)
+
+    def _is_filed(self, student: str, upload: Upload) -> bool:
+        """Whether a person has put this notebook into an assignment's folder, as the note on it asks."""
+        places = [self.folder / student / name for name in self.known]
+        files = [path for place in places if place.is_dir() for path in place.glob("*.ipynb")]
+        if not files:
+            return False
+        content = upload.read(self.largest + 1)
+        regular = (path for path in files if path.is_file() and not path.is_symlink())
+        return any(read_file(path, self.largest + 1) == content for path in regular)
 
     def _uploads(self, owner: Owner, member: Member, place: str) -> Iterator[tuple[str, Upload]]:
         """(assignment or "", notebook) of a file: itself, or the notebooks of the zip that it is."""
@@ -302,9 +324,10 @@ def _said(
     place: str,
     pairs: list[tuple[Owner, Member]],
     students: dict[tuple[str, str], str],
+    late: list[str],
     folder: str,
 ) -> list[str]:
-    """Sentences on a download: its kind, namesakes, and late work."""
+    """Sentences on a download: its kind, namesakes, and students whose late work has no time stamp yet."""
     (owner, member), *_ = pairs
     sites = " and ".join(sorted({each.site for each, _ in pairs}))
     first = students[owner.name, owner.number]
@@ -321,7 +344,6 @@ def _said(
         for name, some in by_name.items()
         if len(some) > 1
     ]
-    late = sorted({students[each.name, each.number] for each, _ in pairs if each.late})
     if late:
         said.append(
             f"Canvas marks the work of {_few(late)} as late, and does not say when it was handed in. For a "

@@ -161,7 +161,8 @@ def joined(
     """All submissions, by student, and notes on those of which only one counts.
 
     A notebook in a folder counts before the same one in a zip, and of zips the first in `zipped`. An
-    assignment's folder without a notebook gives way to a zip.
+    assignment's folder without a notebook gives way to a zip. The same file twice, as in a class that was
+    downloaded again for the sake of late work, is no other notebook.
     """
     chosen: dict[tuple[str, str], Submission] = {}
     in_zips = {(submission.student, submission.assignment) for submission in zipped}
@@ -174,7 +175,9 @@ def joined(
         key = submission.student, submission.assignment
         first = chosen.setdefault(key, submission)
         if first is not submission:
-            others = (*first.unread, submission.origin, *submission.unread)
+            # What two zips have in common lies in one folder, which is named after its content.
+            origins = [submission.origin] if submission.folder != first.folder else []
+            others = (*first.unread, *origins, *submission.unread)
             chosen[key] = replace(first, unread=others)
     ordered = [chosen[key] for key in sorted(chosen)]
     notes = [

@@ -177,7 +177,8 @@ def test_canvas_files_are_students(folder, capsys, unpacked) -> None:
     assert "Canvas marks the work of libo_77 as late" in said
     assert "into class/libo_77/<assignment>/timestamp.txt" in said
     put(folder / "libo_77" / "00_first_ranks" / "timestamp.txt", "2026-11-21 10:00:00 UTC")
-    again, _ = taken_in(folder, capsys)
+    again, said = taken_in(folder, capsys)
+    assert "as late" not in said, "its time is known"
     assert {each.student: collect(each).stamp for each in again}["libo_77"]
 
 
@@ -241,14 +242,31 @@ def test_a_newer_download_counts_before_an_older_one(folder, capsys) -> None:
     assert collect(submission).content == b"a.zip"
 
 
+def test_a_time_stamp_answers_only_for_its_own_assignment(folder, capsys) -> None:
+    put(folder / "libo_77" / "00_first_ranks" / "timestamp.txt", "2026-11-21 10:00:00 UTC")
+    pack(folder / "submissions.zip", {"libo_LATE_77_678902_02_collectives.ipynb": "bo"})
+    _, said = taken_in(folder, capsys)
+    assert "Canvas marks the work of libo_77 as late" in said
+
+
+def test_a_file_that_comes_again_in_a_later_download_is_no_other_notebook(folder, capsys) -> None:
+    bo = "Bo_2_assignsubmission_file_"
+    same = {f"{ANNA}/00_first_ranks.ipynb": "anna"}
+    pack(folder / "a.zip", same | {f"{bo}/00_first_ranks.ipynb": "early"})
+    pack(folder / "b.zip", same | {f"{bo}/00_first_ranks.ipynb": "late"}, 9)
+    submissions, said = taken_in(folder, capsys)
+    assert [each.student for each in submissions if each.unread] == ["Bo"]
+    assert "Bo handed in 00_first_ranks more than once" in said and "Anna Ng handed" not in said
+
+
 def test_a_notebook_of_another_name_counts_if_the_others_tell_its_assignment(
     folder, capsys
 ) -> None:
     members = {
         f"{ANNA}/00_first_ranks.ipynb": "anna",
         "Bo_2_assignsubmission_file_/homework.ipynb": "bo",
-        "Cy_3_assignsubmission_file_/a.ipynb": "cy",
-        "Cy_3_assignsubmission_file_/b.ipynb": "cy",
+        "Cy_3_assignsubmission_file_/a.ipynb": "a",
+        "Cy_3_assignsubmission_file_/b.ipynb": "b",
         f"{ANNA}/scratch.ipynb": "x",
     }
     pack(folder / "moodle.zip", members)
@@ -259,6 +277,14 @@ def test_a_notebook_of_another_name_counts_if_the_others_tell_its_assignment(
     assert f"moodle.zip: {ANNA}/scratch.ipynb" in notes["Anna Ng"][0]
     assert "b.ipynb of Cy left out, since no assignment is in its name" in said
     assert "put it into class/Cy/00_first_ranks/" in said
+    put(folder / "Cy" / "00_first_ranks" / "b.ipynb", "b")
+    submissions, said = taken_in(folder, capsys)
+    assert ("Cy", "00_first_ranks") in read(submissions)
+    assert "a.ipynb of Cy left out" in said and "b.ipynb of Cy" not in said
+    put(folder / "Cy" / "02_collectives" / "a.ipynb", "other")
+    assert "a.ipynb of Cy left out" in taken_in(folder, capsys)[1], "another notebook of its name"
+    put(folder / "Cy" / "02_collectives" / "a.ipynb", "a")
+    assert "left out" not in taken_in(folder, capsys)[1], "the note was followed"
 
 
 def test_two_people_of_one_name_stay_two(folder, capsys) -> None:
