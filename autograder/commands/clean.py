@@ -126,6 +126,11 @@ def irreplaceable(out: Path) -> list[str]:
         for table in tables
         if table.is_file() and not Written(out / NAME).owns(table)
     ]
+    if forgotten := sorted(path.name for path in (out / "forgotten").glob("*")):
+        lines.append(
+            f"Lost for good, if the class's folder no longer has it: the work in forgotten/ "
+            f"({', '.join(forgotten)})."
+        )
     if (out / "secret").exists():
         lines.append("Lost for good: the secret. With another one the hidden cases are others.")
     return lines

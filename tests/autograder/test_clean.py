@@ -96,6 +96,16 @@ def test_without_a_terminal_it_does_not_delete(
     assert "--yes" in capsys.readouterr().err
 
 
+def test_work_whose_grades_were_forgotten_is_named(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The copy may be the last one, since the class's folder belongs to the person."""
+    (out / "forgotten/eve-20261130-100218/00_toy").mkdir(parents=True)
+    answer(monkeypatch, "\n")
+    assert run(out) == 1
+    assert "the work in forgotten/ (eve-20261130-100218)." in capsys.readouterr().out
+
+
 def test_files_that_grading_did_not_write_stay(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
