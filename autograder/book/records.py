@@ -191,7 +191,7 @@ class Records:
             return []
         return [
             f"{row.student} {row.assignment}: {_points(before)} before, {_points(row.score)} now, because "
-            "points by hand, a due date or a penalty changed in the gradebook"
+            "points by hand, a time stamp, a due date, an extension or a penalty changed"
         ]
 
     def _keep(self, result: Result, stamp: str) -> None:

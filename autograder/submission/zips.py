@@ -161,8 +161,8 @@ def joined(
     """All submissions, by student, and notes on those of which only one counts.
 
     A notebook in a folder counts before the same one in a zip, and of zips the first in `zipped`. An
-    assignment's folder without a notebook gives way to a zip. The same file twice, as in a class that was
-    downloaded again for the sake of late work, is no other notebook.
+    assignment's folder without a notebook gives way to a zip. If a class was downloaded again for the
+    sake of late work, a file that is in both downloads is passed over without a note.
     """
     chosen: dict[tuple[str, str], Submission] = {}
     in_zips = {(submission.student, submission.assignment) for submission in zipped}
@@ -175,7 +175,7 @@ def joined(
         key = submission.student, submission.assignment
         first = chosen.setdefault(key, submission)
         if first is not submission:
-            # What two zips have in common lies in one folder, which is named after its content.
+            # Downloads with the same file share a folder, which is named after the file's content.
             origins = [submission.origin] if submission.folder != first.folder else []
             others = (*first.unread, *origins, *submission.unread)
             chosen[key] = replace(first, unread=others)

@@ -1044,7 +1044,7 @@ def test_a_penalty_and_points_by_hand_are_changes_though_nothing_is_graded_again
     type_a_score(toy, "ben", 5)
     config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
     summary = toy.grade(config=config)
-    why = "because points by hand, a due date or a penalty changed in the gradebook"
+    why = "because points by hand, a time stamp, a due date, an extension or a penalty changed"
     assert summary.graded == 0 and summary.changes == [
         f"ann 00_toy: 10 points before, 0 points now, {why}",
         f"ben 00_toy: 1 point before, 5 points now, {why}",
