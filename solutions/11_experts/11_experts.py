@@ -186,7 +186,7 @@ if ready(route):
     display(figure)
     counts = chosen.flatten().bincount(minlength=8)
     print("assignments of each expert:", counts.tolist())
-    print(f"the busiest is {max_violation(counts):.2f} of the mean above the mean")
+    print(f"the busiest exceeds the mean by {max_violation(counts):.2f} of the mean")
 
 # %% [markdown]
 # The last number is called **MaxVio**, the *maximal violation*: (largest count − mean) / mean. It is 0 if

@@ -307,7 +307,8 @@ if ready(capture, restore):
         fresh = small_run(1)
         restore(fresh, {**state, left_out: capture(fresh)[left_out]} if left_out else state)
         apart = (steps_of(fresh, 5) - wanted).abs().max().item()
-        print(f"without {left_out or 'nothing':10}: losses up to {apart:.1e} apart")
+        label = f"without {left_out}" if left_out else "with everything"
+        print(f"{label:18}: losses up to {apart:.1e} apart")
 
 # %% [markdown]
 # **In production.** The data loader has a state as well, unless the number of the step decides which rows are
@@ -1131,7 +1132,7 @@ def binomial_tail(trials, hits, probability):
 # %% tags=["skip-in-grading"]
 for hits in range(12, 22):
     print(
-        f"last {hits} times of 39: by chance with at most {min(1, 4 * binomial_tail(39, hits, 1 / 4)):.4f}"
+        f"last {hits} times of 39: probability at most {min(1, 4 * binomial_tail(39, hits, 1 / 4)):.4f}"
     )
 
 # %% [markdown]
