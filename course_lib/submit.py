@@ -253,8 +253,10 @@ def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, st
     try:
         cells = run(notebook.path, minutes)
     except CellTooLong as error:
-        limit = f"{minutes:g} minute{'s' * (minutes != 1)}"
-        yield False, f"run from the top, a cell ran for more than {limit}, {where(error.cell)}"
+        yield (
+            False,
+            f"run from the top, a cell ran for more than {_limit(minutes)}, {where(error.cell)}",
+        )
         return
     except DeadKernelError:
         yield False, "run from the top, its kernel died; was the machine's memory full?"
@@ -291,7 +293,7 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
         _progress(codes, cell)
         for timer in timers:
             timer.cancel()
-        timers[:] = [threading.Timer(LONG, _still_runs, [cell])]
+        timers[:] = [threading.Timer(LONG, _still_runs, [cell, minutes])]
         timers[0].start()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -330,10 +332,17 @@ def kernel_of(notebook: Any) -> str:
     return name if name in KernelSpecManager().find_kernel_specs() else NATIVE_KERNEL_NAME
 
 
-def _still_runs(cell: Any) -> None:
-    """A line for a cell that takes long, so that a wait has a reason."""
+def _still_runs(cell: Any, minutes: float) -> None:
+    """Two lines for a cell that takes long, so that a wait has a reason, and an end."""
     _progress([], None)
-    print(f"    {LONG:g} seconds so far {where(cell)}", flush=True)
+    print(f"    {LONG:g} seconds so far {where(cell)}")
+    print(
+        f"      (a cell may run for {_limit(minutes)}; Ctrl-C ends the whole command)", flush=True
+    )
+
+
+def _limit(minutes: float) -> str:
+    return f"{minutes:g} minute{'s' * (minutes != 1)}"
 
 
 def _progress(codes: list[Any], cell: Any) -> None:
@@ -390,6 +399,13 @@ def _points(saved: Notebook, again: Notebook) -> tuple[bool, str]:
     tables = [exercise for exercise in saved.exercises if exercise.points is not None]
     if abs(earned(saved.exercises) - earned(again.exercises)) < 0.05 or not tables:
         return True, points
+    absent = {exercise.name for exercise in saved.exercises if exercise.points is None}
+    gained = [
+        exercise for exercise in again.exercises if exercise.points and exercise.name in absent
+    ]
+    if abs(earned(tables) + earned(gained) - earned(again.exercises)) < 0.05:
+        names = listing(exercise.name for exercise in gained)
+        return True, f"{points}; the file that you saved has no table of {names} yet"
     return False, (
         f"{points}, and {earned(tables):.1f} in the tables that you have saved: a cell was changed or run in "
         "another order, after its check"

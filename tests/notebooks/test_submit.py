@@ -98,6 +98,24 @@ def test_an_error_names_its_kind_once():
     assert submit._error(cell) == "deadlock: rank 0, in the cell that begins with 'f()'"
 
 
+def test_an_exercise_that_was_not_checked_is_named_and_no_change_is_blamed(here, capsys):
+    text = 'report = check("00_first_ranks/message_prediction", exchange_messages, ring_shift_messages)'
+    answers = (
+        "def exchange_messages(n): return n - n % 2\ndef ring_shift_messages(n): return n * (n > 1)"
+    )
+    cells = [made.code(made.IMPORTS), made.code(made.HELLO), made.checked()]
+    printed = "message_prediction                                            1.0 of 1\n"
+    cells += [made.code(answers), made.checked(printed, text)]
+    made.save(here / "x.ipynb", *cells)
+    assert submit.main(["x.ipynb"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "✓ 2.0 of 2 points in this run's visible cases; the file that you saved has no table of "
+        in said
+    )
+    assert "no table of hello yet" in said and "was changed" not in said
+
+
 def test_a_cell_that_never_ends_is_ended(here, capsys):
     made.save(
         here / "x.ipynb", made.code("while True: pass"), made.code(made.HELLO), made.checked()
@@ -128,6 +146,7 @@ def test_a_cell_that_takes_long_is_named_once_while_it_runs(here, capsys, monkey
     submit.main(["x.ipynb"])
     said = capsys.readouterr().out
     assert said.count("0.5 seconds so far in the cell that begins with 'import time'\n") == 1
+    assert said.count("(a cell may run for 5 minutes; Ctrl-C ends the whole command)\n") == 1
     assert said.index("so far") < said.rindex("from the top")
 
 
