@@ -874,6 +874,46 @@ def test_a_function_is_evaluated_with_keyword_arguments() -> None:
     assert values.answers[3].error is not None and values.answers[3].error[0] == "TypeError"
 
 
+def test_a_function_that_was_not_called_is_met_with_its_parentheses():
+    cell = (
+        "import torch.distributed as dist\n"
+        "def hello(): return dist.get_rank, dist.get_world_size, 'cpu'"
+    )
+    said = " ".join(check("00_first_ranks/hello", typed(cell, "hello")).messages)
+    assert "gives a value of type function as the rank of rank 0" in said and "{" not in said
+    assert "called with parentheses: dist.get_rank()." in said
+    assert "called with parentheses: dist.get_world_size()." in said
+
+
+ONLY_DESCRIBED = """
+import torch
+import torch.distributed as dist
+def {name}(tensor, group=None):
+    got = torch.zeros_like(tensor)
+    dist.P2POp(dist.isend, tensor, group=group, group_peer=0)
+    dist.P2POp(dist.irecv, got, group=group, group_peer=0)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("exchange", "tensor.copy_(got)"), ("ring_shift", "return got")]
+)
+def test_a_message_that_was_only_described_is_said_not_to_be_begun(name, end):
+    cell = ONLY_DESCRIBED.format(name=name, end=end)
+    said = " ".join(check(f"00_first_ranks/{name}", typed(cell, name)).messages)
+    assert "No rank has sent anything. A P2POp only describes a message" in said
+    assert "Call wait()" not in said
+
+
+def test_a_long_text_of_an_error_ends_after_a_word():
+    long = "word " * 100
+    place = harness.describe(ValueError(long))
+    assert place[1].endswith("word ...") and len(place[1]) <= 300
+    assert harness.describe(ValueError("x" * 400))[1] == "x" * 297 + " ..."
+    assert harness.describe(ValueError("short"))[1] == "short"
+
+
 def test_a_device_is_told_apart_from_ranks_that_are_swapped():
     """One mistake beside another is not its cause."""
     cell = (

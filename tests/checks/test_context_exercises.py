@@ -96,6 +96,14 @@ def test_an_error_is_placed_in_the_students_code_or_nowhere() -> None:
     assert placed(without_backward.apply(x).backward) == ""
 
 
+def test_a_missing_return_is_asked_for(seed: int) -> None:
+    def attend(q, k, v, block=256, causal=False):
+        q + 1
+
+    said = str(judge.judge(f"{ASSIGNMENT}/tiled_attention", wire.dumps((attend,)), seed)["lines"])
+    assert "the output is None" in said and "Is there a `return` at its end?" in said
+
+
 def test_gradients_are_not_explained_where_forward_is_wrong(seed: int) -> None:
     """A hint about gradients does not help a student whose output is wrong."""
 

@@ -252,8 +252,8 @@ def unfit(call: Call, name: str, came: str) -> Finding:
     """A result that came in another form, or not at all."""
     subject, spec = call.about.subjects.get(name, f"{name} is"), call.part(name).spec
     why = usual(call.about.misfit, name, came)
-    if came == "None" and not why:
-        why = "Is there a `return` at its end?" if name in call.outputs else ""
+    if came == "None" and name in call.outputs and (not why or len(call.outputs) == 1):
+        why = "Is there a `return` at its end?"
     agreed = f"{spec} is expected."
     said = Sentence(f"{subject} {came}; {agreed}", f"{subject} not of the agreed form; {agreed}")
     return wrong(said, why, cause=why or f"misfit {name}")

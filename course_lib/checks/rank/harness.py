@@ -276,7 +276,7 @@ def describe(error: Exception) -> Place:
     The place of a stub that the student's code has called is "line n of function: source".
     """
     try:
-        text = str(error)[:300]
+        text = shortened(str(error))
     except Exception as second:  # a student's __str__ may raise
         text = f"(its text could not be made: {type(second).__name__})"
     frames = _extract_frames(error.__traceback__)
@@ -284,6 +284,11 @@ def describe(error: Exception) -> Place:
     of = f" of {stub}" if not text and (stub := called_stub(error)) else ""
     place = f"line {frames[-1].lineno}{of}: {frames[-1].line}" if frames and frames[-1].line else ""
     return type(error).__name__, text, place
+
+
+def shortened(text: str, most: int = 300) -> str:
+    """A text that is not longer than this; a longer one ends after a word, with dots."""
+    return text if len(text) <= most else f"{text[: most - 3].rsplit(' ', 1)[0]} ..."
 
 
 def called_stub(error: BaseException) -> str:

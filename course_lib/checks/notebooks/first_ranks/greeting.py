@@ -29,7 +29,7 @@ def said_hello(place: int) -> Callable[[kit.Observed], kit.Finding]:
                 three = "Return three values: rank, world_size, device."
                 return kit.wrong(
                     kit.Sentence(
-                        f"hello() returned {returned!r} on rank {rank}. {three}",
+                        f"hello() returned {words_for(returned)} on rank {rank}. {three}",
                         f"hello() returned something else on rank {rank}. {three}",
                     ),
                     cause="form",
@@ -39,7 +39,7 @@ def said_hello(place: int) -> Callable[[kit.Observed], kit.Finding]:
                 what = f"the {HELLO[place]} of rank {rank}"
                 return kit.wrong(
                     kit.Sentence(
-                        f"hello() gives {returned[place]!r} as {what}, but it is {right!r}.",
+                        f"hello() gives {words_for(returned[place])} as {what}, but it is {right!r}.",
                         f"{what[0].upper()}{what[1:]} is {right!r}, but hello() does not give that.",
                     ),
                     hello_hint(place, returned, rank, observed.world_size),
@@ -47,6 +47,10 @@ def said_hello(place: int) -> Callable[[kit.Observed], kit.Finding]:
         return kit.RIGHT
 
     return judge
+
+
+def words_for(value: object) -> str:
+    return kit.came(value) if isinstance(value, dict) else repr(value)
 
 
 def device_of(rank: int, backend: str) -> str:
@@ -57,6 +61,9 @@ def device_of(rank: int, backend: str) -> str:
 def hello_hint(place: int, returned: list, rank: int, n: int) -> str:
     if place == 2:
         return "Ask course_lib.device() and turn it into text with str()."
+    if isinstance(returned[place], dict) and "function" in str(returned[place].get("other")):
+        call = "dist.get_world_size()" if place else "dist.get_rank()"
+        return f"A function is called with parentheses: {call}."
     if returned[:2] == [n, rank]:
         return "Rank and world size are swapped."
     if isinstance(returned[place], str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,29 @@ class Arrival:
             )
             for argument in arguments
         ]
-        judge = kit.both(exact, gaps) if self.in_place else kit.both(exact, alone, new_tensor, gaps)
+        arrived = told_if_unsent(exact)
+        judge = kit.both(arrived, gaps) if self.in_place else kit.both(arrived, alone, new_tensor, gaps)
         title = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
         moved = sum(source != place for place, source in enumerate(froms))
         return on.case(title, sides, judge, needed=moved * values[0].nbytes)
+
+
+UNSENT = (
+    "No rank has sent anything. A P2POp only describes a message: dist.batch_isend_irecv, or dist.isend and "
+    "dist.irecv, begin it."
+)
+
+
+def told_if_unsent(exact: kit.Exact) -> Callable[[kit.Observed], kit.Finding]:
+    """The same judge; where no message was begun at all, that is the usual cause."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = exact(observed)
+        if finding.ok or finding.raised or observed.ledger.operations():
+            return finding
+        return replace(finding, sentences=(finding.sentences[0], UNSENT), cause=UNSENT)
+
+    return judge
 
 
 def new_tensor(observed: kit.Observed) -> kit.Finding:
