@@ -914,6 +914,28 @@ def test_a_long_text_of_an_error_ends_after_a_word():
     assert harness.describe(ValueError("short"))[1] == "short"
 
 
+BEHIND_GIVEN_CODE = """
+def ring_forward(*args, **kwargs):
+    raise NotImplementedError()
+
+
+def ring_output(*args, **kwargs):
+    return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    return ring_forward(*args, **kwargs)[1]
+"""
+
+
+def test_the_exercise_itself_is_not_called_a_function_that_is_not_written():
+    """Its check takes two given functions that call it."""
+    objects = [typed(BEHIND_GIVEN_CODE, name) for name in ("ring_output", "ring_lse")]
+    report = check("08_context_parallel/ring_forward", *objects)
+    assert [line.title for line in report.lines] == ["not written yet"]
+    assert "which is not written yet" not in " ".join(report.messages)
+
+
 def test_a_device_is_told_apart_from_ranks_that_are_swapped():
     """One mistake beside another is not its cause."""
     cell = (

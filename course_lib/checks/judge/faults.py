@@ -84,9 +84,10 @@ def not_written(failure: Failure) -> bool:
 
 
 def stub(exercise: Exercise, failure: Failure) -> Finding:
-    """The stub that was met, and whether it is the exercise's own."""
+    """The stub that was met, and whether it is the exercise's own, be it behind a given function."""
     report = next(r for r in failure.ranks.values() if r.error_type == "NotImplementedError")
-    if report.stub and report.stub not in exercise.objects:
+    own = (*exercise.objects, exercise.name.rpartition("/")[2])
+    if report.stub and report.stub not in own:
         who = words.listing((f"`{name}`" for name in exercise.objects), "or")
         return wrong(calls_a_stub(who, report.stub), title=CALLS_A_STUB)
     return wrong(at(report.line, "NotImplementedError", glue=" at "), title=NOT_WRITTEN)
