@@ -881,8 +881,8 @@ def test_a_function_that_was_not_called_is_met_with_its_parentheses():
     )
     said = " ".join(check("00_first_ranks/hello", typed(cell, "hello")).messages)
     assert "gives a value of type function as the rank of rank 0" in said and "{" not in said
-    assert "called with parentheses: dist.get_rank()." in said
-    assert "called with parentheses: dist.get_world_size()." in said
+    assert "parentheses are missing. Write dist.get_rank()." in said
+    assert "parentheses are missing. Write dist.get_world_size()." in said
 
 
 ONLY_DESCRIBED = """

@@ -63,7 +63,7 @@ def hello_hint(place: int, returned: list, rank: int, n: int) -> str:
         return "Ask course_lib.device() and turn it into text with str()."
     if isinstance(returned[place], dict) and "function" in str(returned[place].get("other")):
         call = "dist.get_world_size()" if place else "dist.get_rank()"
-        return f"A function is called with parentheses: {call}."
+        return f"This is the function itself, because its parentheses are missing. Write {call}."
     if returned[:2] == [n, rank]:
         return "Rank and world size are swapped."
     if isinstance(returned[place], str):

@@ -61,8 +61,8 @@ class Arrival:
 
 
 UNSENT = (
-    "No rank has sent anything. A P2POp only describes a message: dist.batch_isend_irecv, or dist.isend and "
-    "dist.irecv, begin it."
+    "No rank has sent anything. A P2POp only describes a message, so begin it with dist.batch_isend_irecv, "
+    "or use dist.isend and dist.irecv."
 )
 
 
