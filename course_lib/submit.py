@@ -12,29 +12,24 @@ A notebook that is not ready is packed as well, and you are told what is missing
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
-import hashlib
 import io
 import json
-import math
-import os
 import platform
 import re
 import shlex
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from subprocess import DEVNULL
 from typing import Any
 
-from course_lib.checks.colour import coloured, plain
+from course_lib import rerun
+from course_lib.checks.colour import coloured
 from course_lib.checks.words import counted, listing, number
 from course_lib.program import run_program
 from course_lib.progress import add_places, earned
@@ -59,10 +54,6 @@ ZIP = "submission.zip"
 MINUTES = 5.0
 OF_ONE = re.compile(r"\d\d_\w+")  # the name of the folder of one notebook
 DAY = 24 * 60  # minutes
-FAILS = {
-    "53f3a11faa68ada4"
-}  # digests of the course's cells that fail on purpose: a host may lose their tag
-LONG = 20.0  # seconds after which a cell that still runs is named
 NO_KERNEL = "it was not run from the top, because there is no kernel for it (pip install ipykernel)"
 NO_NBCLIENT = "it was not run from the top, because nbclient is missing (pip install nbclient)"
 
@@ -234,14 +225,6 @@ def _tried(exercises: Sequence[Exercise]) -> tuple[bool, str]:
     return False, f"{len(due) - len(left)} of {counted(len(due), 'exercise')} tried; open: {names}"
 
 
-class CellTooLong(Exception):
-    """A cell that ran longer than a cell may."""
-
-    def __init__(self, cell: dict[str, Any]):
-        super().__init__("a cell ran too long")
-        self.cell = cell
-
-
 def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, str]]:
     try:
         from jupyter_client.kernelspec import NoSuchKernel
@@ -251,12 +234,11 @@ def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, st
         return
     began = time.monotonic()
     try:
-        cells = run(notebook.path, minutes)
-    except CellTooLong as error:
-        yield (
-            False,
-            f"run from the top, a cell ran for more than {_limit(minutes)}, {where(error.cell)}",
-        )
+        cells = rerun.run(notebook.path, minutes)
+    except rerun.CellTooLong as error:
+        limit = rerun.minutes_in_words(minutes)
+        which = rerun.where(error.cell)
+        yield False, f"run from the top, a cell ran for more than {limit}, {which}"
         return
     except DeadKernelError:
         yield False, "run from the top, its kernel died; was the machine's memory full?"
@@ -268,116 +250,13 @@ def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, st
         yield False, NO_KERNEL
         return
     took = f"{time.monotonic() - began:.0f} seconds"
-    errors = [text for text in map(_error, cells) if text]
+    errors = [text for text in map(rerun.error_of, cells) if text]
     if errors:
         many = counted(len(errors), "cell")
         yield False, f"run from the top, {many} ended in an error. The first: {errors[0]}"
     else:
         yield True, f"runs from the top without an error, in {took}"
     yield _points(notebook, _read_again(notebook, cells))
-
-
-def run(path: Path, minutes: float) -> list[dict[str, Any]]:
-    """The notebook's cells after a run in a new kernel; the file is not written. Can raise CellTooLong."""
-    import nbformat
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellTimeoutError
-
-    notebook = nbformat.read(path, as_version=4)
-    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    begun: list[Any] = []
-    timers: list[threading.Timer] = []
-
-    def on_cell_start(cell: Any, cell_index: int) -> None:
-        begun.append(cell)
-        _progress(codes, cell)
-        for timer in timers:
-            timer.cancel()
-        timers[:] = [threading.Timer(LONG, _still_runs, [cell, minutes])]
-        timers[0].start()
-
-    with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(
-            notebook,
-            kernel_name=kernel_of(notebook),
-            timeout=math.ceil(60 * minutes),  # older traitlets, as Colab's 5.7, refuse a float here
-            allow_errors=True,
-            shutdown_kernel="immediate",
-            resources={"metadata": {"path": folder}},
-            on_cell_start=on_cell_start,
-        )
-        try:
-            # Remarks of the kernel's process on itself are not meant for a student.
-            client.execute(env={**os.environ, "NO_COLOR": "1"}, stdout=DEVNULL, stderr=DEVNULL)
-        except CellTimeoutError as error:
-            raise CellTooLong(begun[-1]) from error
-        except AssertionError as error:
-            if client.km is not None:
-                raise
-            raise KeyboardInterrupt from error  # nbclient, interrupted, looks for a kernel that it has ended
-        finally:
-            if client.km is None:  # nbclient would complain about this at the end of the program
-                atexit.unregister(client._cleanup_kernel)
-            for timer in timers:
-                timer.cancel()
-            _progress(codes, None)
-    return notebook.cells
-
-
-def kernel_of(notebook: Any) -> str:
-    """The kernel that the notebook names, or Python's own if another machine had the one it names."""
-    from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
-
-    name = notebook.metadata.get("kernelspec", {}).get("name", "")
-    return name if name in KernelSpecManager().find_kernel_specs() else NATIVE_KERNEL_NAME
-
-
-def _still_runs(cell: Any, minutes: float) -> None:
-    """Two lines for a cell that takes long, so that a wait has a reason, and an end."""
-    _progress([], None)
-    print(f"    {LONG:g} seconds so far {where(cell)}")
-    print(
-        f"      (a cell may run for {_limit(minutes)}; Ctrl-C ends the whole command)", flush=True
-    )
-
-
-def _limit(minutes: float) -> str:
-    return f"{minutes:g} minute{'s' * (minutes != 1)}"
-
-
-def _progress(codes: list[Any], cell: Any) -> None:
-    """A line that counts the cells, at a terminal. It is erased at the end."""
-    if not sys.stderr.isatty():
-        return
-    if cell is None:
-        sys.stderr.write("\r\x1b[K")
-    elif cell in codes:
-        sys.stderr.write(f"\r\x1b[K  cell {codes.index(cell) + 1} of {len(codes)}")
-    sys.stderr.flush()
-
-
-def _error(cell: dict[str, Any]) -> str:
-    """The first line of the cell and its error, if it ended in an error the notebook does not want."""
-    if "raises-exception" in cell.get("metadata", {}).get("tags", []) or fails_on_purpose(cell):
-        return ""
-    for output in cell.get("outputs", []):
-        if output.get("output_type") == "error":
-            kind, text = output.get("ename"), str(output.get("evalue"))
-            said = text if text.lower().startswith(f"{kind}: ".lower()) else f"{kind}: {text}"
-            said = plain(said).splitlines()[0].removesuffix(".")
-            return f"{said}, {where(cell)}"
-    return ""
-
-
-def fails_on_purpose(cell: dict[str, Any]) -> bool:
-    """Whether the cell has the text of one with which the course shows an error, without regard to space."""
-    text = "\n".join(line.rstrip() for line in cell["source"].split("\n")).strip("\n")
-    return hashlib.sha256(text.encode()).hexdigest()[:16] in FAILS
-
-
-def where(cell: dict[str, Any]) -> str:
-    line = next((line for line in cell["source"].splitlines() if line.strip()), "")
-    return f"in the cell that begins with {line.strip()!r}"
 
 
 def _read_again(notebook: Notebook, cells: list[dict[str, Any]]) -> Notebook:

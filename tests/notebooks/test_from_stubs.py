@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.submit import run
+from course_lib.rerun import run
 from tests import drawn
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*/*.ipynb"))

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from course_lib import progress, saved, submit
+from course_lib import progress, rerun, saved, submit
 from course_lib.checks.colour import plain
 from tests.notebooks import made
 
@@ -75,27 +75,27 @@ def test_the_first_error_from_the_top_is_named(here, capsys):
 
 
 def test_a_cell_that_fails_on_purpose_is_known_without_its_tag():
-    """A host may lose the tags. If a cell was changed, or one was added, `submit.FAILS` has to follow."""
+    """A host may lose the tags. If a cell was changed, or one was added, `rerun.FAILS` has to follow."""
     for path in sorted(made.STUDENT.glob("*/*.ipynb")):
         for cell in nbformat.read(path, as_version=4).cells:
             wanted = "raises-exception" in cell.metadata.get("tags", [])
-            assert submit.fails_on_purpose(cell) == wanted, (path.name, cell.source)
+            assert rerun.fails_on_purpose(cell) == wanted, (path.name, cell.source)
             cell.metadata.clear()
             cell.outputs = [{"output_type": "error", "ename": "Deadlock", "evalue": "deadlock: 0"}]
-            assert (submit._error(cell) == "") == wanted
+            assert (rerun.error_of(cell) == "") == wanted
 
 
 def test_an_error_that_is_a_sentence_goes_on_without_its_full_stop():
     raised = {"output_type": "error", "ename": "ValueError", "evalue": "It is wrong."}
     cell = {"source": "f()", "outputs": [raised]}
     said = "ValueError: It is wrong, in the cell that begins with 'f()'"
-    assert submit._error(cell) == said
+    assert rerun.error_of(cell) == said
 
 
 def test_an_error_names_its_kind_once():
     cell = made.code("f()")
     cell["outputs"] = [{"output_type": "error", "ename": "Deadlock", "evalue": "deadlock: rank 0"}]
-    assert submit._error(cell) == "deadlock: rank 0, in the cell that begins with 'f()'"
+    assert rerun.error_of(cell) == "deadlock: rank 0, in the cell that begins with 'f()'"
 
 
 def test_an_exercise_that_was_not_checked_is_named_and_no_change_is_blamed(here, capsys):
@@ -140,7 +140,7 @@ def test_the_time_limit_is_a_whole_number_for_the_versions_of_colab(here, monkey
 
 
 def test_a_cell_that_takes_long_is_named_once_while_it_runs(here, capsys, monkeypatch):
-    monkeypatch.setattr(submit, "LONG", 0.5)
+    monkeypatch.setattr(rerun, "LONG", 0.5)
     slow = made.code("import time\ntime.sleep(1.5)")
     made.save(here / "x.ipynb", slow, made.code("1"), made.code(made.HELLO), made.checked())
     submit.main(["x.ipynb"])
@@ -275,7 +275,7 @@ def test_an_interrupt_packs_nothing_and_says_so(here, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit, "run", interrupted)
+    monkeypatch.setattr(rerun, "run", interrupted)
     assert submit.main(["mine.ipynb"]) == 130
     said = capsys.readouterr()
     assert "1 notebook to be run from the top" in said.out
@@ -309,7 +309,7 @@ def test_a_notebook_from_a_machine_with_another_kernel_runs_in_pythons_own(here,
 
 def test_a_machine_without_any_kernel_still_packs(here, capsys, monkeypatch):
     made.hello(here / "x.ipynb", made.HELLO, made.FULL)
-    monkeypatch.setattr(submit, "kernel_of", lambda notebook: "none-of-this-name")
+    monkeypatch.setattr(rerun, "kernel_of", lambda notebook: "none-of-this-name")
     assert submit.main(["x.ipynb"]) == 1
     assert "no kernel for it (pip install ipykernel)" in capsys.readouterr().out
     assert len(members(here / "submission.zip")) == 1
@@ -319,7 +319,7 @@ def test_a_kernel_that_does_not_start_is_said_and_the_notebook_packed(here, caps
     def full(path, minutes):
         raise RuntimeError("Kernel died before replying to kernel_info")
 
-    monkeypatch.setattr(submit, "run", full)
+    monkeypatch.setattr(rerun, "run", full)
     made.hello(here / "x.ipynb", made.HELLO, made.FULL)
     assert submit.main(["x.ipynb"]) == 1
     said = " ".join(capsys.readouterr().out.split())
@@ -338,7 +338,7 @@ def test_a_wrong_clock_is_no_reason_to_pack_nothing(here, year):
 
 
 def test_a_folder_that_cannot_be_written_to_is_said_before_anything_runs(here, capsys, monkeypatch):
-    monkeypatch.setattr(submit, "run", None)
+    monkeypatch.setattr(rerun, "run", None)
     made.hello(here / "x.ipynb", made.HELLO, made.FULL)
     target = Path("/proc/self/submission.zip")  # not even root can make a file there
     assert submit.main(["x.ipynb", "--to", str(target)]) == 2

@@ -131,7 +131,10 @@ def test_this_environment_is_what_the_lock_says():
 
 # Packages that come with another, and packages without which a command says what is missing.
 COMES_WITH = {"PIL": "matplotlib"}
-ONLY_THERE = {"course_lib/submit.py": {"jupyter_client", "nbclient", "nbformat"}}
+ONLY_THERE = {
+    "course_lib/rerun.py": {"jupyter_client", "nbclient", "nbformat"},
+    "course_lib/submit.py": {"jupyter_client", "nbclient"},
+}
 
 
 def imported(file: Path) -> set[str]:
