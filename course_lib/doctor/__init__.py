@@ -24,7 +24,7 @@ from course_lib.doctor.machine import (
 )
 from course_lib.doctor.nvidia import backends, gpu_links, gpus, nccl
 from course_lib.doctor.sharing import newer_nccl, shared_gpus
-from course_lib.doctor.software import compiled, process_handles, python, pytorch, system
+from course_lib.doctor.software import compiled, course, process_handles, python, pytorch, system
 from course_lib.doctor.speed import Link, measure_link
 from course_lib.runtime.backend import unsaid
 from course_lib.runtime.errors import LaunchError, RankError
@@ -79,6 +79,7 @@ def examine() -> Iterator[Finding]:
     yield system()
     yield python()
     yield pytorch()
+    yield course()
     if sys.platform != "linux":
         return
     checks: list[Callable[[], Finding | None]] = [

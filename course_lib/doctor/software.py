@@ -65,6 +65,31 @@ def pytorch(version: str = torch.__version__) -> Finding:
     return Finding("ok", "PyTorch", text)
 
 
+def course() -> Finding:
+    """Where the course's package comes from, with a note if another folder of the path has other files of it.
+
+    A copy that comes first on the path hides the installed package, and pip does not replace it.
+    """
+    own = Path(__file__).resolve().parents[1]
+    folders = [Path(place or ".").resolve() / own.name for place in sys.path]
+    others = [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder != own and (folder / "__init__.py").is_file() and _files(folder) != _files(own)
+    ]
+    if not others:
+        return Finding("ok", "course", str(own))
+    return Finding(
+        "note", "course", f"{own}\nAn unequal copy is in {', '.join(map(str, others))}, and the first on the "
+        "path is used.",
+        "If a notebook cannot import a name, remove the older copy, or take its folder out of PYTHONPATH.",
+    )  # fmt: skip
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.py")}
+
+
 def compiled(file: str = str(torch.__file__)) -> Finding | None:
     """A note if Python cannot keep its compiled files of PyTorch, which this process has just imported.
 

@@ -43,13 +43,27 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_the_command_reports_on_everything_and_its_exit_code_says_whether_all_is_well(tmp_path):
     command = [sys.executable, "-m", "course_lib.doctor"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    subjects = ("system", "Python", "PyTorch", "GPUs", "NCCL", "backend", "two ranks", "/dev/shm")
-    for subject in (*subjects, "memory", "cores", "working folder", "open files"):
+    subjects = ("system", "Python", "PyTorch", "course", "GPUs", "NCCL", "backend", "two ranks")
+    for subject in (*subjects, "/dev/shm", "memory", "cores", "working folder", "open files"):
         assert f" {subject} " in done.stdout, subject
     assert "No problem found." in done.stdout or done.returncode == 1
     assert done.returncode == (1 if "\nproblem " in "\n" + done.stdout else 0)
     assert "latency alpha" in done.stdout and "GB/s" in done.stdout
     assert done.stderr == ""
+
+
+def test_another_copy_of_the_course_on_the_path_is_named(tmp_path, monkeypatch):
+    """A copy that comes first hides the installed package. An equal one does no harm."""
+    own = Path(doctor.__file__).parents[1]
+    monkeypatch.setattr(sys, "path", [str(own.parent)])
+    assert (software.course().status, software.course().text) == ("ok", str(own))
+    copy = tmp_path / "course_lib"
+    shutil.copytree(own, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(own.parent)])
+    assert software.course().status == "ok"
+    (copy / "unfinished.py").unlink()
+    finding = software.course()
+    assert finding.status == "note" and str(copy) in finding.text and "PYTHONPATH" in finding.advice
 
 
 def test_report_prints_in_a_notebook_and_shows_no_value(monkeypatch, capsys):
