@@ -6,6 +6,7 @@ to make feedback again, as formgrader's buttons ask it to, nbgrader first remove
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -22,7 +23,11 @@ class NotHereError(Exception):
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__("\n" + textwrap.fill(text, WIDTH, break_on_hyphens=False))
+        whole = re.sub(
+            "`[^`]+`", lambda command: command[0].replace(" ", "\0"), text
+        )  # to be copied
+        lines = textwrap.fill(whole, WIDTH, break_on_hyphens=False).replace("\0", " ")
+        super().__init__(f"\n{lines}")
 
 
 class RefuseToAutograde(NotebookExporter):

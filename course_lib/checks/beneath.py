@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from course_lib.checks.judge.find import of_assignment
+from course_lib.checks.judge.find import UnknownExercise, of_assignment
 from course_lib.checks.report import Report
 from course_lib.checks.words import number
 
@@ -28,11 +28,12 @@ def remarks(report: Report, objects: Iterable[Any], latest: Mapping[str, Report]
     said = " ".join(report.messages)
     if report.passed or not any(name.startswith(f"{assignment}/") for name in latest):
         return
+    try:
+        exercises = of_assignment(assignment)
+    except UnknownExercise:  # the report says so
+        return
     checked_by = {
-        thing: name
-        for name, exercise in of_assignment(assignment).items()
-        for thing in exercise.objects
-        if name != own
+        thing: name for name, exercise in exercises.items() for thing in exercise.objects if name != own
     }
     for thing in objects:
         for called in names_called(thing):

@@ -95,8 +95,9 @@ def near(returned: Losses, losses: Losses) -> bool:
 
 
 def in_steps(observed: kit.Observed, rank: int) -> list[Operation]:
+    """What the rank sent in its steps; nothing if its reply does not say when a step began."""
     begun = observed.values[rank].begun
-    return observed.operations[rank][begun[0] : begun[-1]]
+    return observed.operations[rank][begun[0] : begun[-1]] if begun else []
 
 
 def sent(observed: kit.Observed, rank: int) -> float:
