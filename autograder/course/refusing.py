@@ -23,9 +23,8 @@ class NotHereError(Exception):
     """
 
     def __init__(self, text: str) -> None:
-        whole = re.sub(
-            "`[^`]+`", lambda command: command[0].replace(" ", "\0"), text
-        )  # to be copied
+        # A command is to be copied, so it stays on one line.
+        whole = re.sub("`[^`]+`", lambda command: command[0].replace(" ", "\0"), text)
         lines = textwrap.fill(whole, WIDTH, break_on_hyphens=False).replace("\0", " ")
         super().__init__(f"\n{lines}")
 
