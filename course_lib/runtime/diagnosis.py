@@ -26,6 +26,7 @@ REMEDIES = (
 FIRST_CALLS, LAST_CALLS = 10, 5  # of a traceback, if there are more
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # errors of gloo and NCCL on a rank whose peer was lost: a consequence, never the cause
+DISAGREE = ("do not agree on their collective", "the two ends of ")
 CONSEQUENCE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|socket|ncclRemoteError|"
     r"unhandled system error|Socket Timeout|pair\.cc"
@@ -136,7 +137,9 @@ def error_failure(
 ) -> Failure:
     """Ranks that raised, each with its own traceback; identical tracebacks are merged."""
     ours = all(watch.replies[r][0]["error"].get("ours") for r in causes)
-    first = reports[causes[0]]
+    # gloo can fail on one rank before another has seen that they disagree, which is the explanation.
+    disagree = [r for r in causes if any(text in reports[r].error_text for text in DISAGREE)]
+    first = reports[[*disagree, *causes][0]]
     if first.unwritten:
         said = f"`{first.unwritten}` is not written yet."
         return Failure("unwritten", said, said, reports)

@@ -27,7 +27,7 @@ from course_lib import Deadlock, RankError, RankTimeout, launch
 from course_lib.ledger import rows
 from course_lib.ledger.group import put_behind, real
 from course_lib.ledger.pending import WorkMark
-from course_lib.ledger.recorder import current_recorder
+from course_lib.ledger.recorder import CommunicationError, current_recorder
 from course_lib.runtime import wire
 from course_lib.runtime.diagnosis import deaths
 from course_lib.runtime.rank import explain_missing_events
@@ -433,6 +433,19 @@ def test_the_first_line_names_only_the_ranks_that_raised_this_error() -> None:
 
     error = fails(body, RankError, "ranks 0 and 2 raised ValueError: too few\n")
     assert "--- rank 1 ---" in str(error) and "KeyError: 'too many'" in str(error)
+
+
+def test_an_explained_error_is_named_before_the_librarys() -> None:
+    """gloo can refuse a size on one rank before another has seen that the two ranks disagree."""
+
+    def body() -> None:
+        if dist.get_rank() == 0:
+            raise RuntimeError("[F1130 ProcessGroupGloo.cpp:1537] Check failed")
+        raise CommunicationError("the ranks do not agree on their collective number 1")
+
+    says = "rank 1 raised CommunicationError: the ranks do not agree on their collective number 1\n"
+    error = fails(body, RankError, says, "--- rank 0 ---", "Check failed", world_size=2)
+    assert str(error).startswith(says)
 
 
 def test_a_function_that_calls_itself_without_end_does_not_fill_the_page() -> None:
