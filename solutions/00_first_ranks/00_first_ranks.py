@@ -197,10 +197,10 @@ run.ledger.matrix()
 
 # %% [markdown]
 # The cell below shows a second run as a timeline. Ranks are rows, time runs right, and grey means *blocked in
-# communication*. An arrow is a message. It runs from the call of the send to the end of the receive, and most
-# of that time is waiting instead of travelling. In this run, rank 1 is busy with something else for 50
-# milliseconds before it receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on
-# the CPU, so that the picture is the same on every machine.)
+# communication*. An arrow is a message. It runs from the call of `send` to the end of `recv`, and most of
+# that time is waiting, not travel. In this run, rank 1 is busy with something else for 50 milliseconds before
+# it receives. What does rank 0 do in the meantime? (`backend="gloo"` keeps this run on the CPU, so that the
+# picture is the same on every machine.)
 
 
 # %% tags=["skip-in-grading"]
@@ -672,7 +672,7 @@ for wire in LINKS:
 # It says what the rank is doing, in which operation, at which line, since when, and **which rank it is
 # waiting for**. A blocked rank can go on only when its partner makes the matching call. If the ranks wait in
 # a circle, or for a rank that has returned, the partner never makes that call. This is a **deadlock**, and it
-# takes no time limit to detect it.
+# is detected without a time limit.
 
 # %% tags=["skip-in-grading"]
 import textwrap
@@ -1178,7 +1178,7 @@ for how in ("killed", "exits"):
 # and puts `RANK`, `WORLD_SIZE`, `LOCAL_RANK` (the rank within its node) and the address of a meeting point
 # into its environment. Then the program calls `dist.init_process_group`. On GPUs it first calls
 # `torch.cuda.set_device` with `LOCAL_RANK`, because otherwise all ranks of a node would use its first GPU.
-# You can use your function in such a program unchanged. The next cell prints the program, and the cell after
+# You can use `ring_shift` in such a program unchanged. The next cell prints the program, and the cell after
 # it runs `torchrun --standalone --nproc-per-node=3 ring.py` as a subprocess:
 
 # %% tags=["skip-in-grading"]
@@ -1355,9 +1355,9 @@ report.points(1)
 # %% [markdown]
 # ## Scorecard
 #
-# Every way to distribute training is judged by three criteria: little redundant computation, a small peak of
-# memory, and little communication. Notebooks 00 to 09 and 11 each end with a scorecard, which measures your
-# code by these criteria. M is the size of the tensor, here a million float32.
+# Every way to distribute training is judged by three criteria: little redundant computation, low peak memory,
+# and little communication. Notebooks 00 to 09 and 11 each end with a scorecard, which measures your code by
+# these criteria. M is the size of the tensor, here a million float32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.scorecard import costs, scorecard

@@ -872,9 +872,9 @@ for dtype in (torch.float32, torch.bfloat16):
 # | arithmetic | 2 m k n FLOPs | `flops`, FLOP/s |
 # | memory | (m k + k n + m n) · itemsize bytes, each matrix once | `bandwidth`, bytes/s |
 #
-# In a layer, (k, n) is the shape of the weight and m is the number of tokens. The picture shows the TFLOP/s
-# that a product with a weight of 4,096 × 4,096 can reach at best on an H100 and on an A100, against m. The
-# dotted lines are the peaks. The numbers come from data sheets, so nothing is measured here.
+# In a layer, (k, n) is the shape of the weight and m is the number of tokens. The picture plots, against m,
+# the most TFLOP/s a product with a weight of 4,096 × 4,096 can reach on an H100 and on an A100. The dotted
+# lines are the peaks. The numbers come from data sheets, so nothing is measured here.
 
 # %% tags=["skip-in-grading"]
 plan_figures.reach([H100, A100])
@@ -938,10 +938,10 @@ for card in (A100, H100, gpu("B200")):
 # gets few tokens (as in *strong scaling*, in which many ranks share a fixed batch) uses a few percent of its
 # peak. A rank that writes one token at a time (inference) uses less than one percent.
 #
-# **Measure.** The cell measures this machine, in float32, on one thread. The largest speed of any square
-# product is taken as its peak, and the fastest pass that only *reads* a large matrix gives its bandwidth.
-# Then it measures products with a weight of 4,096 × 4,096, and draws them under your roof. Everything is
-# measured six times, in three rounds of two, and the best time counts.
+# **Measure.** The cell measures this machine, in float32, on one thread. The highest speed of any square
+# product counts as the peak, and the fastest pass that only *reads* a large matrix gives the bandwidth. Then
+# it measures products with a weight of 4,096 × 4,096, and draws them under your roof. Everything is measured
+# six times, in three rounds of two, and the best time counts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1036,13 +1036,13 @@ for name, percent in PUBLISHED_MFU.items():
 # %% [markdown]
 # 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which is 43, 41 and 38
 # % of 989, to within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". Measured against this
-# peak, the same 400 TFLOP/s are only 20 %.) The section *On your GPUs* measures yours.
+# peak, the same 400 TFLOP/s are only 20 %.) In *On your GPUs*, you measure your own MFU.
 #
 # **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
 # the first one before you compute it.
 #
-# **Build.** Write `days` and `tokens_per_second_per_gpu`. `compute_optimal` has about 4 of the 6 points, but
-# it is *optional*. It is explained under "How large?" below, so leave it as it is for now.
+# **Build.** Write `days` and `tokens_per_second_per_gpu`. `compute_optimal` earns about 4 of the 6 points,
+# but is *optional*. It is explained under "How large?" below, so leave it as it is for now.
 
 
 # %% nbgrader={"grade_id": "budgets", "solution": true}
@@ -1097,8 +1097,8 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
 # Llama-3-8B, even if it had the memory.
 #
 # **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
-# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. They are your
-# `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they use.
+# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. Tokens/s/GPU are
+# your `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they use.
 #
 # ### Optional: published runs
 #
@@ -1412,8 +1412,8 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 # | points | 6 |
 #
 # Now back to the plan of the first page, which is 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of
-# 4,096 tokens over 8 replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. You may write a
-# number as arithmetic, such as `7 / 8 * 989e12`, but names like `H100` do not exist when it is graded.
+# 4,096 tokens over 8 replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be an
+# expression, such as `7 / 8 * 989e12`, but names like `H100` do not exist when it is graded.
 #
 # 1. A checkpoint is the input of a layer, in 16 bits, and every GPU of a replica keeps it whole. How many
 #    **GB** of checkpoints does each GPU keep for one microbatch?
@@ -1560,7 +1560,7 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 # ## Scorecard
 #
 # Most notebooks end with the same three criteria, measured on the ranks. They are redundant computation
-# (FLOPs of all ranks over the FLOPs of one), the peak of memory on a rank, and the bytes a rank sends. This
+# (FLOPs of all ranks over the FLOPs of one), the peak memory of a rank, and the bytes a rank sends. This
 # notebook measures the row with which you will compare all others. M is the 4P bytes of the parameters.
 #
 # How much do replicas save? The first line above the table is the small model on one rank, and the next two

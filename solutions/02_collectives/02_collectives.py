@@ -1775,7 +1775,7 @@ if on_gpus and on_gpus.here and ready(ring_all_reduce):
 # | time | 10 minutes |
 # | points | 4 |
 #
-# These questions come up in interviews. You can write a number as arithmetic, such as `3 * 14 / 50`.
+# These questions come up in interviews. A number may be an expression, such as `3 * 14 / 50`.
 #
 # 1. A job on 64 ranks sums 70 GB of gradients with a ring, on links that carry 50 GB/s each way. What is the
 #    least time, in **seconds**, that the bytes alone need?
@@ -1807,9 +1807,9 @@ report.points(4)
 # %% [markdown]
 # ## Scorecard
 #
-# Every way to distribute training is judged by three criteria: little redundant computation, little peak
-# memory, and little communication. Here is what your own code costs. The job is to sum four tensors of 3.36
-# MB. A single process would need 3 additions per element.
+# Every way to distribute training is judged by three criteria: little redundant computation, low peak memory,
+# and little communication. Here is what your own code costs. The job is to sum four tensors of 3.36 MB. A
+# single process would need 3 additions per element.
 
 
 # %% tags=["skip-in-grading"]

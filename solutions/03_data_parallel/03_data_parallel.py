@@ -48,8 +48,8 @@
 # | error feedback | the part of a gradient that was not sent this time is added to the next gradient |
 #
 # From here on you can use the built-in collectives, because you have built them yourself. The ledger, which
-# records the bytes each rank sends, counts a built-in collective as the fewest bytes any algorithm needs. For
-# an all-reduce that is 2 (N−1)/N · M.
+# records the bytes each rank sends, counts a built-in collective as the fewest bytes any algorithm needs. An
+# all-reduce counts as 2 (N−1)/N · M.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.1 calls a GPU's share of the batch a microbatch.
 # That is right without accumulation.</details>
@@ -225,7 +225,7 @@ for step in (master_step, replica_step):
 # | points | 6 |
 #
 # Take four ranks and ten samples. Every sample must be seen, and no two ranks should see the same one. But
-# above all, *all ranks must have equally many samples*, because a rank with an extra sample would wait in its
+# above all, *each rank needs the same number of samples*, because a rank with an extra one would wait in its
 # all-reduce forever. So each rank gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
 #
 # In the picture, a row is an epoch and a column is a sample. The number and the colour of a box say which
@@ -264,9 +264,9 @@ def dealt(sampler, n, world_size, epochs):
 dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
-# **Predict.** How many samples does each rank get, and how many samples are repeated so that all ranks get
-# equally many? (You will see both numbers after the check of your sampler. Predictions that earn points are
-# checked in §7.)
+# **Predict.** How many samples does each rank get, and how many are repeated so that all ranks get the same
+# number? (You will see both numbers after the check of your sampler. Predictions that earn points are checked
+# in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
@@ -449,8 +449,8 @@ one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, 
 
 # %% [markdown]
 # After forward and backward, twelve all-reduces follow, one after another, while no rank computes. (They are
-# drawn on three lines so you can tell them apart.) If a rank's first all-reduce is long, that rank came early
-# and waits for the others.
+# drawn on three lines so you can tell them apart.) If a rank's first all-reduce is long, that rank was early
+# and waited for the others.
 #
 # **Predict.** A replica has M bytes of gradients, and a step has K microbatches. How many bytes does each
 # rank send in a step? With `no_sync` (§3), the gradients of the first K − 1 microbatches only add up on their
@@ -1387,9 +1387,9 @@ curves(
 # of the gradient, after a warm-up in full precision. `course_lib.compression` contains PowerSGD and 1-bit
 # Adam for you to read.
 #
-# <details><summary>In the lectures</summary>Lecture 001 §25.1 says that gradient compression gains 10 to 100
-# times, by top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates,
-# but it quantises the momentum.</details>
+# <details><summary>In the lectures</summary>Lecture 001 §25.1 says that top-k and the eight bits of §6
+# compress gradients 10 to 100 times. Lecture 002 says that 1-bit Adam quantises gradient updates, but it
+# quantises the momentum.</details>
 
 # %% [markdown]
 # ## 6 · Send eight bits
@@ -1810,7 +1810,7 @@ on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # | time | 5 minutes |
 # | points | 6 |
 #
-# You can write a number as arithmetic.
+# A number may be an expression.
 #
 # 1. A 7B-parameter model with bf16 gradients is trained on 8 ranks, over links that carry 50 GB/s each way.
 #    Backward takes 1 s, in 20 equal buckets. How many **seconds** are exposed?

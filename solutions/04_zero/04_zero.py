@@ -429,7 +429,7 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
 # although these are only 8. It shows parts of the table for 7B, and recommends "FSDP or ZeRO-2" for 10 to
 # 70B. For one GPU without parallelism it says "&lt;10B", but 80 GB hold the model states of only 5B. Its 5.5
 # GB for 175B on 64 GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they
-# would fit into 80 GB, so "out of memory" does not follow. The sum that counts is 16P/N = 43.75 GB, plus the
+# would fit into 80 GB, so its "out of memory" is wrong. The sum that counts is 16P/N = 43.75 GB, plus the
 # activations, plus one gathered block.</details>
 
 # %% [markdown]
@@ -740,8 +740,8 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 # precision a rank keeps 2P + 14P/N bytes. The peak is higher by a bucket or two.</details>
 #
 # Over K microbatches, gradients can't add up on a rank before they are sent, because no rank keeps full
-# gradients. So every microbatch is reduce-scattered. What is then the ratio of the bytes sent by ZeRO-2 to
-# the bytes sent by ZeRO-1? For K = 8, this ratio is `answer_3` in §8.
+# gradients. So every microbatch is reduce-scattered. What, then, is the ratio of the bytes sent by ZeRO-2 to
+# those sent by ZeRO-1? For K = 8, this ratio is `answer_3` in §8.
 #
 # **Build.** Each bucket has its own row, its own zeros and its own shard, and the inner optimizer gets the
 # list of shards. Backward runs from the last layer to the first, so the buckets are filled in reverse order.
@@ -1400,8 +1400,8 @@ def left(of, run):
 
 on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # %% [markdown]
-# If a program keeps the row of all gradients and this rank's shard of their mean until the next step, stage 1
-# is above the prediction.
+# If a rank keeps the row of all gradients and its shard of their mean until the next step, stage 1 is above
+# the prediction.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1412,8 +1412,8 @@ on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # | time | 10 minutes |
 # | points | 6 |
 #
-# You can write a number as arithmetic, such as `16 * 7 / 8`. All questions are about mixed-precision
-# Adam, with 16 bytes per parameter.
+# A number may be an expression, such as `16 * 7 / 8`. All questions are about mixed-precision Adam, with 16
+# bytes per parameter.
 #
 # 1. A 13B model is trained on 16 GPUs with ZeRO-2. How many **GB** of model states are on each GPU?
 # 2. How many **times** as many bytes does the other ZeRO-1 workflow of §3 (all-reduce, step, all-gather) send
@@ -1551,9 +1551,9 @@ def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Write a subclass whose <code>step</code> calls
-# <code>super().step(closure)</code> and then goes through <code>self.state</code>, which has a dict for
-# each parameter, with tensors under names. It is enough to replace the entry, since the optimizer updates
-# in place whatever tensor it finds there.</details>
+# <code>super().step(closure)</code> and then goes through <code>self.state</code>, which has a dict of named
+# tensors for each parameter. It is enough to replace the entry, since the optimizer updates in place whatever
+# tensor it finds there.</details>
 # <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a
 # name of its own. For a tensor that is mapped already, <code>value.untyped_storage().filename</code> is
 # not None.</details>
@@ -1853,7 +1853,7 @@ for n in (1, 2, 4, 8):
 # **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Each rank gathers the whole momentum
 # of every matrix of which it holds a part, orthogonalizes the whole matrix, and keeps its part. This costs up
 # to a quarter more bytes than AdamW if gradients and weights are sent in float32, and the momentum in 16
-# bits, but it works with more ranks than matrices. In both publications, embeddings, the head, norms and
+# bits, but it works with more ranks than matrices. As in Jordan et al., embeddings, the head, norms and
 # biases get AdamW. The reference's `ShardedMuon` is in `course_lib/zero/muon.py`.
 
 # %% [markdown]
@@ -2043,8 +2043,8 @@ scorecard({"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3})
 # Read the card row by row. Replicas do the optimizer's work four times, but ZeRO does it once (the 0.02 in
 # its 1.02 are the divisions by N). With more samples, the difference becomes small compared with forward and
 # backward. Stage 1 brings 4 M down to 2.75 without sending any more bytes. But each later stage buys memory
-# with traffic. Stage 2 pays with one more reduce-scatter for every further microbatch. Stage 3 pays with one
-# more gather, and with two more gathers for every further microbatch. However, no stage splits the
+# with traffic. Stage 2 pays with one more reduce-scatter for every further microbatch. To this, stage 3 adds
+# one gather, and two more for every further microbatch. However, no stage splits the
 # *computation* of a layer, so the activations stay as they were, and so does the smallest possible batch, one
 # sample per rank. Tensor parallelism (notebook 06) splits this computation.
 #

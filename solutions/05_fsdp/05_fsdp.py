@@ -642,9 +642,9 @@ for each_way in (900e9, 450e9):
 # begins only after all computations listed before it. (On a GPU the host runs ahead, as §3 explains. But
 # there, the memory a gather needs has to be free first.)
 #
-# So the list doesn't say at what time an action happens. But `simulate` works it out if you tell it how long
-# each action takes, and the real ranks of §3 show it. Here is a step that gathers nothing ahead, like the
-# step of §1, as a list and then simulated.
+# The list doesn't say when an action happens. But `simulate` works it out if you tell it how long each action
+# takes, and the real ranks of §3 show it. Here is a step that gathers nothing ahead, like the step of §1, as
+# a list and then simulated.
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -760,12 +760,12 @@ lanes(one_ahead, SLOW, "your list, one ahead, in milliseconds", until=984) if on
 
 # %% [markdown]
 # In slow motion, prefetch saves at most 455 of 984 ms. One unit ahead saves 443 ms if the last unit is kept,
-# with only two units whole at the same time instead of eight. Two units ahead save the other 12 ms. With one
-# ahead, a backward of 40 ms does not quite hide a reduce and a gather, because they take 42 ms. The shortest
-# step is still 49 ms longer than its arithmetic, and no list can change that. The first gather and the last
-# reduce, 42 ms, have nothing to hide behind. And in forward, the arithmetic waits a millisecond for each of
-# seven units, because a gather takes 21 ms and a block only 20. That is the T of §1, so more tokens would
-# remove this wait.
+# with only two units whole at the same time instead of eight. A second unit ahead saves the other 12 ms. With
+# one ahead, a backward of 40 ms does not quite hide a reduce and a gather, because they take 42 ms. The
+# shortest step is still 49 ms longer than its arithmetic, and no list can change that. The first gather and
+# the last reduce, 42 ms, have nothing to hide behind. And in forward, the arithmetic waits a millisecond for
+# each of seven units, because a gather takes 21 ms and a block only 20. With the T tokens of §1, this wait
+# would disappear.
 #
 # **Optional.** The next cell has sliders. If you choose a model, tokens and a link, it takes its durations
 # from §1. Look for the numbers of tokens at which the sentence above the picture changes.
@@ -1069,7 +1069,7 @@ for body in (skips, disagrees):
 #
 # **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
 # third, with events between them. `unit.wait()` makes the compute stream wait, but the host goes on. So while
-# this block computes, the host already asks for the next block, and forward prefetches without being told to.
+# this block computes, the host already asks for the next one, and forward gathers ahead by itself.
 #
 # <details><summary>Memory that two streams use</summary>When one stream frees a tensor, another stream might
 # still be reading it. FSDP1 told the allocator (<code>record_stream</code>), which then kept memory for an
@@ -1268,8 +1268,8 @@ figure
 
 # %% [markdown]
 # In a ring the error grows with the ranks. In a tree it hardly grows, because a tree adds numbers of similar
-# size. But you can't choose the algorithm, because the library does. In float32, only the rounding of each
-# gradient is left, and that averages out.
+# size. But you can't choose the algorithm, because the library does. A float32 sum leaves only each
+# gradient's rounding, and that averages out.
 #
 # The next cell runs a step of `fully_shard` with two policies and with none. What do the ranks send, and what
 # do they keep?
@@ -1321,7 +1321,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | reduce-scatter | the g ranks of an island | (g−1)/g P |
 # | all-reduce of the shard's gradient | the r = N/g replicas of the shard | 2 (r−1)/r · P/g |
 #
-# Only the messages of the last row leave an island, and they are small, because they carry only a gth of the
+# Only the messages of the last row leave an island, and they are small, because they carry only 1/g of the
 # gradient.
 #
 # **Predict.** Take two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8
@@ -1461,7 +1461,7 @@ matrices(written) if written else None
 # the node.
 #
 # **Break it.** Let neighbours be replicas, so that the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
-# another. All values stay right. But how much leaves node 0 now?
+# another. All values stay correct. But how much leaves node 0 now?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1844,7 +1844,7 @@ for name, (ranks, operations) in visible.items():
 #   enough for the wire.
 # - *Resharding.* `reshard_after_forward=False` saves one unit of traffic but holds all weights. Between
 #   steps, weights are still sharded, which is the difference from ZeRO-2 (notebook 04).
-# - *Precision.* Of 12 bytes per parameter, 8 remain (§4), which is 1.99 of 2.99 units here. Gathered weights
+# - *Precision.* A step sends 8 bytes per parameter, not 12 (§4), here 1.99 units, not 2.99. Gathered weights
 #   take half the room.
 # - *Islands.* They send less in all, but their shards are twice as large.
 # - *Offload.* Shards, gradients and the optimizer's step are in the host's memory. Without a GPU nothing
@@ -2209,10 +2209,10 @@ on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 # | time | 10 minutes |
 # | points | 6 |
 #
-# You may write a number as arithmetic, such as `3 * 2.5e9 / 1e6`.
+# A number may be an expression, such as `3 * 2.5e9 / 1e6`.
 #
-# 1. Take 16 H100s at 40 % of 989 TFLOP/s, each with 50 GB/s each way, and weights in 16 bits. From how many
-#    **tokens** per GPU on does a forward hide the next gather?
+# 1. Take 16 H100s at 40 % of 989 TFLOP/s, each with 50 GB/s each way, and weights in 16 bits. How many
+#    **tokens** per GPU does a forward need to hide the next gather?
 # 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why doesn't the step get shorter?
 #    `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in backward"`
 # 3. LLaMA-7B has 32 blocks of 202,383,360 parameters. Each block is a unit, and one unit is gathered ahead,

@@ -96,8 +96,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # computation itself".</details>
 #
 # The next cell has three functions that move data, but know nothing about gradients, so if you need gradients
-# through them, you have to write the backward. `part` cuts as `torch.tensor_split` does, and `joined` joins
-# such parts, so 10 elements on 4 ranks become 3, 3, 2, 2. But `summed_part` needs equal parts. And `part`
+# through them, you have to write the backward. `part` cuts as `torch.tensor_split` does, so 10 elements on 4
+# ranks become 3, 3, 2, 2, and `joined` joins such parts. But `summed_part` needs equal parts. And `part`
 # returns a *copy*, because a view would keep the whole tensor in memory.
 #
 # The cell after it has tools that measure. `passes` runs a layer forward and backward on every rank, with the
@@ -438,8 +438,8 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # both of them, and spares you a class in §7.
 #
 # **Build.** Every rank makes the whole layer (`whole`, given), and keeps its part. Since all ranks have the
-# same seed, the parts belong to the layer one process would have drawn. (In real training, layers are too
-# large for one rank, so they are drawn part by part.)
+# same seed, the parts form the layer one process would initialize. (In real training, layers are too large
+# for one rank, so they are initialized part by part.)
 #
 # - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
 # - If N does not divide `out_features`, cut as `part` does, so that the first ranks have one more feature.
@@ -843,10 +843,10 @@ report.points(3)
 # %% [markdown]
 # **Look.** A program can also find the kinds. Inside `axis_types`, the cell runs `block` once, in this
 # process and without other ranks. It tries every new operation once, forward and backward, on two imaginary
-# ranks with random numbers. If both ranks get the same tensor as one process, each result is a copy. If the
-# sum of their results is that tensor, each is a term, and if the results side by side are that tensor, each
-# is a part. If none of these fits, the line computes something that one process does not compute, and this is
-# the mistake.
+# ranks with random numbers. If both ranks compute the tensor one process computes, each is a copy. If the sum
+# of their results is that tensor, each is a term, and if the results side by side are that tensor, each is a
+# part. If none of these fits, the line computes something that one process does not compute, and this is the
+# mistake.
 
 
 # %% tags=["skip-in-grading"]
@@ -987,9 +987,9 @@ report.points(5)
 # %% [markdown]
 # <details><summary>The types in programs of your own</summary>You can use the types for your own programs,
 # with tiny tensors. But they do not see numbers that depend on the rank, so §6's embedding and loss need a
-# signature (<code>types.trusted</code>), and if a function takes its own part of a copy, as
-# <code>own_features</code> does, tell them with <code>types.set</code>. Meta's <i>spmd_types</i> checks the
-# same kinds, but with a rule for each operation.</details>
+# signature (<code>types.trusted</code>), and a function that takes its own part of a copy, as
+# <code>own_features</code> does, needs <code>types.set</code>. Meta's <i>spmd_types</i> checks the same
+# kinds, but with a rule for each operation.</details>
 #
 # **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
 # layer, in one direction, if an activation has `nbytes` bytes? Write the case `sequence=None` now. §7 will
@@ -1143,7 +1143,7 @@ if theirs_run:
 # heads) and the output matrix by rows. Then there is one sum forward and one backward.</details>
 #
 # **Build the heads.** Write causal self-attention, as in `course_lib.models.gpt.SelfAttention` for one
-# process, with as many heads of keys and values as of queries. `heads_of` and `causal_attention` are given.
+# process, with as many key-value heads as query heads. `heads_of` and `causal_attention` are given.
 #
 # - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights. §7 and
 #   §9 use these names.
@@ -1543,7 +1543,7 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 #   of the whole vocabulary, the same on all ranks. `vocab_size` is the size of the whole vocabulary.
 # - Return the mean over the targets that are not `ignore_index` (True in `counts`, given). The mean is the
 #   same on every rank, and at least in float32. Do not change `logits`.
-# - The tensors kept for backward have the size of the rank's logits, instead of all logits.
+# - The tensors kept for backward have the size of the rank's logits, not of all logits.
 # - At most three numbers for each target travel forward, and nothing travels backward.
 #
 # What is the gradient of the loss with respect to a logit, and does a rank have everything this gradient
@@ -2001,9 +2001,9 @@ figure
 # <details><summary>How the 0.58 and 0.36 GB are computed</summary>In 16 bits, your 16 activations would take
 # 32 bytes for each element of one activation. GPT-3 in 16 bits, with dropout and without flash attention,
 # keeps 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). In
-# Korthikanti et al. (table 2), 10 of the 34 stay whole with tensor parallelism, but none stays whole with
-# sequence parallelism in addition (in the form <code>"regather"</code>). So on 8 ranks the 114 bytes become
-# 10 + 104/8 = 23, and then 114/8 = 14.25. That leaves 0.58 GB and 0.36 GB of the 2.9 GB per layer.</details>
+# Korthikanti et al. (table 2), 10 of the 34 stay whole with tensor parallelism, but none does when sequence
+# parallelism is added (in the form <code>"regather"</code>). So on 8 ranks the 114 bytes become 10 + 104/8 =
+# 23, and then 114/8 = 14.25. That leaves 0.58 GB and 0.36 GB of the 2.9 GB per layer.</details>
 #
 # **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is still right. But make two steps of
 # SGD, and then compare the ranks:
@@ -2385,7 +2385,7 @@ on_gpus = on_your_gpus(
 # | time | 9 minutes, and 4 for the *optional* scorecard |
 # | points | 3 |
 #
-# You can write a number as arithmetic.
+# A number may be an expression, such as `7 / 8`.
 #
 # 1. A transformer layer is split by tensor parallelism without sequence parallelism. How many **all-reduces**
 #    are there in a forward and a backward of the layer together?
@@ -2530,13 +2530,13 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # v. ZeRO-3 holds only a quarter of them at the end of the step. Tensor parallelism holds a quarter, and never
 # a whole layer. But in *bytes sent*, the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the
 # *parameters*, however many tokens there are. Tensor parallelism instead sends *activations*, which are small
-# for these 128 tokens. With 5 or 6 times as many tokens, it would send as much as replicas (1.5 M against
-# 0.27 M), but little of this traffic can be hidden behind computation.
+# for these 128 tokens. With 5 or 6 times as many tokens, its 0.27 M would reach the replicas' 1.5 M, but
+# little of this traffic can be hidden behind computation.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
 # four replicas takes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
-# the others share that step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows (flat
-# buffers, notebook 04), because the reference does it by an addition. (Norms and activation functions are not
+# the other methods share that step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows
+# (flat buffers, notebook 04), because the reference adds them. (Norms and activation functions are not
 # counted. So the card does not show that without sequence parallelism every rank computes all norms.)
 # ZeRO-3's peak of 1.2 M comes in backward, before m and v are made. The rank then holds its shards of weights
 # and gradients, plus three pieces of 0.24 M: the current layer's weights, their gradients, and the row in

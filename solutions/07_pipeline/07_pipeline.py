@@ -1054,8 +1054,8 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # `simulate(actions).events` lists all actions of all ranks, sorted by start time. Each event has `rank`,
 # `action`, `start` and `end`. Let each rank walk through this *whole* list. At each action:
 #
-# 1. If the action is its own, the rank waits for the message the action needs (it has posted the receive
-#    before), and then does the action.
+# 1. If the action is its own, the rank waits for the message the action needs (the receive is already
+#    posted), and then does the action.
 # 2. Then the action's output is sent, if another rank needs it. If this rank is the sender, it posts an
 #    `isend`. If it is the receiver, it posts an `irecv` into an empty tensor and remembers the handle, but
 #    does not wait for the message yet.
@@ -1754,7 +1754,7 @@ figure if run else None
 #
 # Which schedule is best for which p, m and link? The next cell simulates all of them, messages included. A
 # schedule must fit into 80 GB per GPU. Each parameter takes 16 bytes (32 with the two copies of DualPipe,
-# §11). Each microbatch in flight takes 34 s·b·h/t bytes in each layer, of which W needs 32.
+# §11). Each microbatch in flight takes 34 s·b·h/t bytes in each layer, and W needs 32 s·b·h/t of them.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1934,8 +1934,8 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # | time | 5 minutes |
 # | points | 4 |
 #
-# You may write a number as arithmetic. In questions 1, 2 and 4, forwards take equally long on all stages, and
-# so do backwards.
+# A number may be an expression. In questions 1, 2 and 4, forwards take equally long on all stages, and so do
+# backwards.
 #
 # 1. With 8 stages, 32 microbatches and 1F1B, for what **share of the total** time (0 to 1) does a rank idle?
 # 2. With 8 stages and 1F1B, what is the least number of **microbatches**, if no more than a tenth of the

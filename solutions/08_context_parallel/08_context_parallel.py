@@ -669,8 +669,9 @@ for name, (seconds, apart) in zip(
 # - Parts can differ in length, so the keys that arrive have as many tokens as their owner's spans.
 # - Put keys and values into one tensor, `torch.stack((k, v))`, so that they travel as one message. Post its
 #   send and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait
-#   *after* it. Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`.
-#   Wait for each handle only once, because with gloo a second `wait` on the handle of a send never returns.
+#   *after* it. Name peers by their rank in the group: `dist.P2POp(dist.isend, tensor, group=group,
+#   group_peer=...)`. Wait for each handle only once, because with gloo a second `wait` on the handle of a
+#   send never returns.
 # - Keep `out` and `lse` in at least float32 (`in_float32`), because in bf16 their error grows with the number
 #   of ranks. But *send* keys and values in the dtype of the inputs, because float32 would double the bytes.
 #   Round `out` once, at the end, but do not round `lse`.
@@ -785,8 +786,8 @@ report.points(8)
 # rank r − 1, one place before home. One more transfer brings it home, so the sum makes **N** transfers,
 # whereas the keys make N − 1.
 #
-# <details><summary>Would N − 1 transfers do?</summary>Yes, if the keys' own rank did not send its share, but
-# added it at the end, when the sum of the others arrives. But PyTorch's ring and
+# <details><summary>Would N − 1 transfers do?</summary>Yes, if the keys' own rank kept its share, and added it
+# at the end, when the sum of the others arrived. But PyTorch's ring and
 # <code>ring-flash-attention</code> send the sum N times as well.</details>
 #
 # **Predict**, as functions. Keys and values have 16 bits here, but sums of gradients travel in float32, so
@@ -1973,8 +1974,8 @@ except RankError as error:
 # row and these factors.
 #
 # <details><summary>Answer</summary>The matrix has 4 times as many scores, so the bytes grow by a factor of
-# nearly 4. Without the matrix they grow only by 2, as q, k, v and the output do. The seconds grow by 4 with
-# all three kernels, as the FLOPs do.</details>
+# nearly 4. Without the matrix they only double, as q, k, v and the output do. The seconds become 4 times as
+# many with all three kernels, as the FLOPs do.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -2024,7 +2025,7 @@ if ring_run:
 # | time | 5 minutes |
 # | points | 5 |
 #
-# You can write a number as arithmetic.
+# A number may be an expression.
 #
 # 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long does a
 #    ring take as with equal work on all ranks?
@@ -2032,7 +2033,7 @@ if ring_run:
 # 3. An A100 computes 312 TFLOP/s in 16 bits and sends 100 Gb/s (12.5 GB/s each way). There are as many heads
 #    of keys as of queries, and no mask. How many **tokens** must a rank hold so that the ring hides its
 #    messages in forward?
-# 4. A model has 32 heads of queries, and 8 of keys and values. How many **ranks** at most can share a
+# 4. A model has 32 heads of queries, and 8 of keys and values. At most how many **ranks** can share a
 #    sequence by Ulysses, without repeating keys?
 # 5. Under a causal mask, you switch from the contiguous layout to zigzag, and your kernels compute no masked
 #    score. What gets smaller: `"the time of the slowest rank"`, `"the bytes sent"` or `"the number of scores

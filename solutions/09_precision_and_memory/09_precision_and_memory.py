@@ -521,7 +521,7 @@ gradients(magnitudes)
 #
 # The loss is multiplied by the scale, and so is every gradient, by the chain rule. There is room between a
 # scale at which the small gradients survive and the scale at which the largest overflows. Where this room is
-# depends on the model, the step and the batch, so the scale is *searched while training runs* (Micikevicius
+# depends on the model, the step and the batch, so the scale is *searched for during training* (Micikevicius
 # et al. 2018 choose it by hand, §3.2, and propose the search, §5):
 #
 # - If a gradient is infinite or NaN, the step is **skipped**, and the scale is multiplied by `backoff`.
@@ -641,8 +641,8 @@ for name, options in RUNS.items():
 # In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14.
 # With a scale of 2¹⁶ the loss agrees with float32's to three digits. The histogram said 17 %, because it
 # shows only the gradients of the *weights*. The gradients of the activations are smaller (the gradient of a
-# logit is its probability over 4 million, 10⁻⁹ for most), and each zero among them makes all gradients
-# computed from it zero. bf16 needs no scaler, because it has float32's exponent.
+# logit is its probability divided by 4 million, 10⁻⁹ for most), and each zero adds nothing to the gradients
+# computed from it. bf16 needs no scaler, because it has float32's exponent.
 #
 # Now let's look at two ranks. Each has a weight of 8 and a gradient of 1, scaled by 8, but rank 1's gradient
 # is infinite. PyTorch provides two scalers, and `ShardedGradScaler` is the one for sharded gradients.
@@ -1049,9 +1049,9 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 #
 # </details>
 #
-# **With ranks.** If a weight is sharded and gathered in fp8, it must have one scale, because several would
-# not fit together. So each rank must know the largest magnitude of *all* shards. That is the all-reduce of 4
-# bytes in your function.
+# **With ranks.** If a weight is sharded and gathered in fp8, its shards must share one scale to fit together.
+# So each rank must know the largest magnitude of *all* shards. Your function's all-reduce of 4 bytes finds
+# it.
 #
 # <details><summary>In production</summary>
 #
@@ -1094,7 +1094,7 @@ for agree in (True, False):
     )
 
 # %% [markdown]
-# Even a right `quantize` leaves room for two more mistakes. *Delayed scaling* takes the scale from the step
+# Even a correct `quantize` leaves room for two more mistakes. *Delayed scaling* takes the scale from the step
 # before, because then the tensor is read only once. But a gradient that has become 50 times larger no longer
 # fits. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the point, as
 # a model of a tensor core that keeps about 14 bits.
@@ -1452,9 +1452,9 @@ memory_figure(timelines)
 # keeps many inputs, whereas a large k keeps one large inside.
 #
 # **Predict.** Chen et al. (2016) count layers that keep no more than their input, `kept = inside`. Then k =
-# √L is best, and this is the rule in most tables, for example 9 of 80 layers. But a block of a transformer
-# keeps 34 bytes for each 2 bytes of its input (Korthikanti et al. 2022, table 2, without the scores), 17
-# times as much. Is the best k for 80 blocks larger or smaller than 9? Decide before you write the function.
+# √L is best. Most tables give this rule, for example k = 9 for 80 layers. But a block of a transformer keeps
+# 34 bytes for each 2 bytes of its input (Korthikanti et al. 2022, table 2, without the scores), 17 times as
+# much. Is the best k for 80 blocks larger or smaller than 9? Decide before you write the function.
 
 
 # %% nbgrader={"grade_id": "best_segment", "solution": true}
@@ -1683,8 +1683,8 @@ for name, kind in {"no checkpoint": None, **KINDS}.items():
 # finds them whole. Therefore `fully_shard` sends three units of traffic with checkpoints and without.
 #
 # Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06), so a
-# checkpoint also has to keep its state. The course's layers start it from the common generator, so one state
-# is enough.
+# checkpoint also has to keep this generator's state. The course's layers start it from the common generator,
+# so one state is enough.
 #
 # </details>
 #
@@ -1762,10 +1762,10 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
 
 # %% [markdown]
 # No product is computed twice, and yet a third of the peak is gone. Korthikanti et al. (2022) instead
-# recompute only attention. Before flash attention, its scores added 5as/h bytes to the 34, which is 80 more
-# for GPT-3 (a heads, b sequences of s tokens, width h). Forward's two products of attention take 4 b s² h
-# FLOPs per layer, and a step has 72 b s h² in all other products, so the share is **s/18h**. With PyTorch's
-# early stop, only the first of the two products runs again, which makes s/36h.
+# recompute only attention. Before flash attention, the scores added 5as/h bytes to the 34, which is 80 for
+# GPT-3 (a heads, b sequences of s tokens, width h). Forward's two products of attention take 4 b s² h FLOPs
+# per layer, and a step has 72 b s h² in all other products, so the share is **s/18h**. With PyTorch's early
+# stop, only the first of the two products runs again, which makes s/36h.
 #
 # <details><summary>An erratum, with its derivation</summary>The paper's appendix A counts a model's FLOPs as
 # 72 B L s h² (1 + s/6h + V/12Lh). Attention's products are s/6h, which is 12 B s² h per layer, forward and
@@ -1866,8 +1866,8 @@ on_gpus = on_your_gpus(FORMATS, predicted=data_sheet)
 
 # %% [markdown]
 # **Predict.** The next cell runs eight blocks in 16 bits. Their insides are kept, computed again, or moved to
-# pinned memory of the host and back (§7). Computing again adds a forward, so it takes 4/3 of the FLOPs. Is it
-# also 4/3 of the time? And is the copy to the host hidden?
+# pinned host memory and back (§7). Computing again adds a forward, so it takes 4/3 of the FLOPs. Is it also
+# 4/3 of the time? And is the copy to the host hidden?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1905,7 +1905,7 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 # | time | 10 minutes |
 # | points | 6 |
 #
-# You may write a number as arithmetic.
+# A number may be an expression.
 #
 # 1. What is the distance from 1 to the next larger number in fp16?
 # 2. Training in fp16 can meet three problems. Which of them does a loss scaler *not* repair?
@@ -1917,8 +1917,8 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 #    **layers** apart should the checkpoints be, so that the worst moment takes the least memory?
 # 5. Replicas round their weights stochastically, and drift apart. Which of these has to be the same on all of
 #    them, but isn't? `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
-# 6. Gradients usually have the format e5m2, because of its range. But DeepSeek-V3 gives them e4m3, as it does
-#    for everything else. What replaces the range? `"a scale for each tile"`, `"a float32 accumulator"` or
+# 6. Gradients usually have the format e5m2, because of its range. But DeepSeek-V3 uses e4m3 for them, as for
+#    everything else. What replaces the range? `"a scale for each tile"`, `"a float32 accumulator"` or
 #    `"stochastic rounding"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
@@ -2023,11 +2023,11 @@ class InPieces(torch.autograd.Function):
 
 
 # %% [markdown]
-# <details><summary>Hint: unequal chunks</summary>Add up sums, and divide by the number of all targets that
-# count instead of the number in a chunk.</details>
+# <details><summary>Hint: unequal chunks</summary>Add up sums. Divide by the number of targets that count in
+# all chunks, instead of in one.</details>
 # <details><summary>Hint: another way</summary>Put your checkpoint around each chunk's loss. Then the logits
-# are computed twice, but you don't have to derive anything by hand. Give every chunk one float32 copy of the
-# weight and cast it inside, so that the chunks' gradients meet in float32.</details>
+# are computed twice, but you don't have to derive anything by hand. Give all chunks the same float32 copy of
+# the weight and cast it inside, so that their gradients meet in float32.</details>
 #
 # **Check.**
 
@@ -2083,9 +2083,8 @@ if ready(chunked_loss):
 #
 # **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a
 # sum of equal terms stop growing? It stops at 256, because the next number is 258, and 257, a tie, is rounded
-# to 256. **In production** this is one kernel. Liger Kernel's `FusedLinearCrossEntropy` (Hsu et al. 2024,
-# §3.2) is this algorithm on a GPU. With tensor parallelism, the vocabulary is cut instead of the tokens
-# (notebook 06).
+# to 256. **In production**, Liger Kernel's `FusedLinearCrossEntropy` (Hsu et al. 2024, §3.2) runs your
+# algorithm on a GPU. With tensor parallelism, the vocabulary is cut instead of the tokens (notebook 06).
 
 # %% [markdown]
 # ## Scorecard

@@ -1224,9 +1224,9 @@ SELENE = {
 # <details><summary>Answer</summary>It took 24.2 s, because 148 of 312 TFLOP/s are less than half of the
 # peak.</details>
 #
-# **Build.** You write three parts of `step_seconds`, namely the two speeds, the ring, and slot and pipeline.
-# Matrix products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the next picture) is their
-# share of the peak, and the only fitted constant.
+# **Build.** You write three parts of `step_seconds`, namely the speeds, the ring, and the slot with the
+# pipeline. Matrix products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the next picture) is
+# their share of the peak, and the only fitted constant.
 #
 # | you write | |
 # |---|---|
@@ -1559,8 +1559,8 @@ strategy_advisor()
 # **Question.** When is tp = 16 right?
 #
 # <details><summary>Answer</summary>It is right if 16 GPUs share one fast link, as in a rack with NVLink
-# across nodes, or if nothing else fits, as with one long sequence and few heads to cut. With 8 in a node, the
-# sums go over the network (section 9, question 1).</details>
+# across nodes, or if nothing else fits. With 8 in a node, the sums go over the network (section 9, question
+# 1).</details>
 
 # %% [markdown]
 # ### Optional: all divisions, and a popular table, judged
@@ -1679,7 +1679,7 @@ def on_one(of, run):
 on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 # %% [markdown]
 # **Predict.** Now the same batch runs with all your GPUs on one axis: as replicas, as a pipeline with 8
-# microbatches, and with each layer cut. Put the three in order before you run the cell. A step here means
+# microbatches, and with each layer cut. Order them by speed before you run the cell. A step here means
 # forward, backward and the sums of the gradients, without the optimizer.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1757,7 +1757,7 @@ report.points(4)
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
 # Instead of section 7's formula, you can take the *record* of a run, and let a clock replay it on other
-# links. The record says what each rank did in which order, and the clock says when.
+# links. The record says what each rank did, in order, and the clock says when.
 #
 # **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2 s
 # and beta 1 µs per byte. When are they done?
@@ -1837,7 +1837,7 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 
 # %% [markdown]
 # **Measure.** The reference's replay reads a ledger as it is, including handles that are waited for later.
-# From a run *without* wires, it predicts steps like section 5's. A second run then takes these steps on
+# From a run *without* wires, it predicts the time of section 5's steps. Then a second run takes them on
 # emulated wires. The alphas are five times as long, so that a busy machine does not matter. The cell takes
 # half a minute.
 
@@ -1915,8 +1915,8 @@ if ready(step_seconds):
 
 # %% [markdown]
 # **Break it.** If you give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, the check names the
-# mistake. NCCL's ring has that many, but the emulated wires sleep for only one. A model has to count in the
-# same way as the thing it is compared with.
+# mistake. NCCL's ring pays all of them, but the emulated wires pay only one. A model has to count in the same
+# way as the thing it is compared with.
 #
 # **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
 #

@@ -232,8 +232,8 @@ if ready(route):
 # it costs E/k times the FLOPs, so you lose the reason for having experts.
 #
 # So sort. Put the T·k assignments in the order of their experts, so that the rows of one expert are next
-# to each other. Then each expert needs only one product, whatever its number of rows. With three tokens
-# and k = 2:
+# to each other. Then each expert needs only one product, however many rows it has. With three tokens and k =
+# 2:
 #
 # | assignment | 0 | 1 | 2 | 3 | 4 | 5 |
 # |---|---|---|---|---|---|---|
@@ -451,8 +451,8 @@ def exchange(rows, send, receive, group=None):
 # *rows.shape[1:]))</code> has the dtype and the device of <code>rows</code>.</details>
 # <details><summary>Hint: the Function</summary><code>forward(ctx, rows, send, receive, group)</code>
 # keeps <code>send</code>, <code>receive</code> and <code>group</code> on <code>ctx</code>.
-# <code>backward(ctx, grad)</code> returns four values, the gradient of <code>rows</code> and three times
-# None. Since a gradient does not have to be contiguous, send <code>grad.contiguous()</code>.</details>
+# <code>backward(ctx, grad)</code> returns four values, the gradient of <code>rows</code> and None three
+# times. Since a gradient does not have to be contiguous, send <code>grad.contiguous()</code>.</details>
 #
 # **Check.**
 
@@ -648,8 +648,8 @@ if run:
 # **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the
 # counts. The counts are only 64 bytes, but their bar can be the longest, since it waits for the rank
 # that begins last. The next two are dispatch and combine, and the last two belong to backward. The
-# other three ranks have to wait until the popular rank has computed. With 64 tokens this is too short
-# to be seen, but with real sizes it is a white gap before the combine.
+# other three ranks have to wait until the popular rank has computed. With 64 tokens the wait is too short to
+# see, but with real sizes it is a white gap before the combine.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
@@ -1025,7 +1025,7 @@ for tokens in (64, 1024):
 # is the limit of §5. Find three things:
 #
 # 1. With a fair router, what is the least number of ranks at which half of the rows leave their node?
-# 2. With 64 experts on 16 ranks and k = 4, at what skew does the slowest rank have twice the mean's rows?
+# 2. With 64 experts on 16 ranks and k = 4, what skew gives the slowest rank twice the mean number of rows?
 # 3. With 256 experts on 64 ranks and k = 8, what share of the bytes between nodes does a limit of 4 nodes
 #    save, if a row goes to each node once?
 
@@ -1037,8 +1037,8 @@ router_playground()
 # %% [markdown]
 # <details><summary>Answers</summary>The first answer is 16 ranks, which are two nodes. With 32, three in
 # four rows leave their node. The second answer is a skew of 0.5. The third is a quarter, because the
-# bytes "once for each node" fall from 4.3 to 3.2 MB. But the limit saves nothing if every expert gets a
-# row of its own.</details>
+# bytes "once for each node" fall from 4.3 to 3.2 MB. But the limit saves nothing if a row is sent for each
+# expert.</details>
 #
 # **Gradients and their groups.** Put the experts on a mesh with replicas. With dp = 2 and ep = 2, there
 # are four ranks, all with rows of their own. Rank r has the coordinate (dp, ep) = (r // 2, r % 2). Which
@@ -1047,8 +1047,8 @@ router_playground()
 # The loss of the batch is a sum over its targets, each divided by the number of all targets. So every
 # rank has *terms of a sum*, and nothing is divided later. A dense parameter is on all four ranks, each of
 # which saw a quarter of the rows, so its gradient is summed over dp × ep. But an expert is on the two
-# ranks with the same ep. In forward, the expert already got the rows of its ep partners, so its gradient
-# contains them, and it is summed only over dp.
+# ranks with the same ep. In forward, the expert got the rows of all ranks along ep, so its gradient contains
+# their terms and is summed only over dp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.mesh.coordinates import axis_ranks
@@ -1111,8 +1111,7 @@ between_gpus = on_your_gpus(EXCHANGES)
 # | time | 10 minutes |
 # | points | 5 |
 #
-# You can write a number as arithmetic. If a question asks for two things, write a pair, `(first,
-# second)`.
+# A number may be an expression. If a question asks for two things, write a pair, `(first, second)`.
 #
 # 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion per token. With AdamW in mixed
 #    precision, it takes 16 bytes per parameter. How many **GB** (10⁹ bytes) do weights, gradients and
@@ -1253,8 +1252,8 @@ report = check("11_experts/node_limited", node_limited, cases="hidden")
 # ## Scorecard
 #
 # The card shows one step of AdamW of the small GPT, with 8 experts of 512 hidden elements in each of two
-# layers, on 4 ranks. Either all experts are on every rank, and all-reduces average the gradients, as in
-# DDP, or your layer has two experts per rank. M is the size of all parameters, in bytes.
+# layers, on 4 ranks. It compares DDP, with all experts on every rank and all-reduced gradients, with your
+# layer of two experts per rank. M is the size of all parameters, in bytes.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]

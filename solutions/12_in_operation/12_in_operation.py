@@ -582,7 +582,7 @@ journal(smaller)
 # **In production.** `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen, so *all* ranks start
 # again. Each agent has its own `TORCHELASTIC_RESTART_COUNT`, so don't name files after it. `--max-restarts`
 # is 0 unless you set it, and counts only failures of the agent's own ranks. torchft, however, doesn't restart
-# the other ranks. Instead, groups of replicas leave and come back, and the rows of a lost group's step are
+# the other ranks. Instead, groups of replicas leave and come back, and the lost group's rows of that step are
 # not seen again (`torchft/data.py`).
 #
 # A rank that hangs is harder to find than one that dies.
@@ -612,10 +612,10 @@ journal(smaller)
 # | points | 10 |
 #
 # Suppose a node is lost and doesn't come back, or twice as many nodes become free. Then the ranks that load
-# the checkpoint are not the ranks that saved it. So we describe the contents of a file without ranks, as a
-# **box** of the whole tensor, which is a list of (start, stop), one per dimension. For example, the second
-# half of the columns of a matrix with 8 rows and 6 columns is [(0, 8), (3, 6)]. How the ranks were divided
-# into pp, dp and tp doesn't matter any more.
+# the checkpoint are not the ranks that saved it. So we describe a file's contents without ranks, as a **box**
+# of the whole tensor. The box is a list of (start, stop), one per dimension. For example, the second half of
+# the columns of a matrix with 8 rows and 6 columns is [(0, 8), (3, 6)]. How the ranks were divided into pp,
+# dp and tp doesn't matter any more.
 #
 # **Predict.** The matrix was saved in two boxes, columns 0 to 3 and 3 to 6. Three ranks want its rows in
 # three parts, 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and what part of each?
@@ -706,9 +706,9 @@ if ready(read_plan):
 # %% [markdown]
 # **Measure.** Now a model is saved on four ranks (pp 2 × tp 2), and loaded on three ranks (dp 3).
 # `course_lib.mesh.held_boxes` gives each rank's boxes by name, and the library's `save_shards` and
-# `load_shards` do the rest, with a file per piece, your kind of plan, and one commit by rank 0. The cell
-# prints the bytes written and read. Since each of the three is a replica, it reads everything the four have
-# written.
+# `load_shards` do the rest. They write a file per piece, plan as you did, and let rank 0 commit once. The
+# cell prints the bytes written and read. Since each of the three is a replica, it reads everything the four
+# have written.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -849,9 +849,9 @@ display(figure)
 # δ = 60 s and half a percent for δ = 2 s, so you don't have to know δ and M well.
 #
 # **Look.** The lab of §3 measures the goodput of a real process, in which seconds play the part of hours. The
-# formula gives a mean over many failures, but a handful of kills can be far from it. So the cell also
-# simulates a hundred runs with the same number of failures, and prints a range that contains nine of ten.
-# Compare the measurement with this range.
+# formula gives a mean over many failures, but a run with few kills can be far off. So the cell also simulates
+# a hundred runs with the same number of failures, and prints a range that contains nine of ten. Compare the
+# measurement with this range.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -1252,7 +1252,7 @@ if ready(find_straggler):
 # | points | 4 |
 #
 # You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which
-# rank? One run is healthy, which means that no cause costs 5 % of its step.
+# rank? One run is healthy, so no cause costs even 5 % of its step.
 #
 # | kind | what you see | first lever |
 # |---|---|---|
@@ -1378,7 +1378,7 @@ if saved_from_gpu and ready(best_interval):
 # | time | 7 minutes |
 # | points | 3 |
 #
-# You may write a number as arithmetic.
+# A number may be an expression.
 #
 # 1. A job fails once every 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should
 #    it save?
@@ -1672,7 +1672,7 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # own optimizer. Then the ranks average how far they have moved, and all start again from the same parameters.
 # This is DiLoCo (Douillard et al. 2023).
 #
-# The movement, start − end, points up the loss like a gradient, so it's called the *outer gradient*. A second
+# The movement, start − end, points uphill like a gradient, so it's called the *outer gradient*. A second
 # optimizer, SGD with Nesterov momentum, uses it as a gradient:
 #
 # | | | |
@@ -1686,7 +1686,7 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # rank, and it's neither sent nor reset. Since each rank's movement counts the same, the loss is the mean over
 # all targets only if you give the ranks equally large batches.
 #
-# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and which share of data
+# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and what share of data
 # parallelism's bytes does it send?
 #
 # <details><summary>Answer</summary>It makes three all-reduces, because the last period has only one step but
@@ -1822,8 +1822,8 @@ if ready(local_steps):
 # %% [markdown]
 # ## What you have built
 #
-# You have built a state from which a run continues with every bit the same, a save that survives every power
-# failure in the model, a plan by which three ranks load what four have saved, and a formula for the best time
+# You have built a state from which a run continues bit for bit, a save that survives every power failure of
+# the modelled disk, a plan by which three ranks load what four have saved, and a formula for the best time
 # between two saves. You have also built a breakdown that tells waiting from moving, and a test that accuses a
 # rank only if chance can't be the cause. A rank was really killed, but the run still ended with the same
 # digits.

@@ -583,9 +583,9 @@ report.points(5)
 # ### Three steps that somebody changed
 #
 # `step_a`, `step_b` and `step_c` take the same arguments as `make_step`. Each was changed for a good reason and passed
-# a test on one rank, but gives wrong losses on eight. Their layouts are below. First use your `smallest_failing` to
-# find the axes each of them needs to fail. Then read the function. It has only ten lines, and you know which axes to
-# look for.
+# a test on one rank, but gives wrong losses on eight. Their layouts are below. First use your
+# `smallest_failing` to find the axes that make each of them fail. Then read the function. It has only ten
+# lines, and you know which axes to look for.
 #
 # **Measure.** The cell trains a tiny GPT about 20 times, in about 30 s. You can skip the code of its functions. A step
 # fails if any of its three losses is more than 1e-9 away from the loss of one process. For each step, the cell prints
@@ -679,10 +679,10 @@ report.points(3)
 # <code>SequenceParallelNorm</code>. Forward is the same, but each rank's weights get only the gradient of its own
 # tokens, so the copies drift apart. Sum these gradients over tp. <code>step_b</code> gives the later stages no
 # positions. Learned positions are added once, in the embedding, but rotary ones turn the queries and keys of every
-# block. So give all stages the positions of their tokens. <code>step_c</code> takes ranks that are next to each other
-# for replicas. But with pp, dp and tp in this order, the neighbours of a rank are its tp partners, which hold different
-# parameters. And since <code>Zero1Optimizer</code> begins by giving all ranks of its group the same parameters, even
-# the first loss is wrong. Take the group from the mesh instead.</details>
+# block. So give all stages the positions of their tokens. <code>step_c</code> treats neighbouring ranks as
+# replicas. But with pp, dp and tp in this order, the neighbours of a rank are its tp partners, which hold
+# different parameters. And since <code>Zero1Optimizer</code> begins by giving all ranks of its group the same
+# parameters, even the first loss is wrong. Take the group from the mesh instead.</details>
 
 # %% [markdown]
 # All runs of this section use SGD, because AdamW hides a constant factor in the gradients (notebook 03).
@@ -883,8 +883,8 @@ report.points(5)
 
 # %% [markdown]
 # For GPT-3 on the same mesh, the first flaw keeps 16 microbatches on the first stage, although 8 are enough. This takes
-# 106 GB instead of 53 (in float32). The other flaw sends 15 times the bytes of a rank's gradients, so rank 517 sends
-# 163 GB per step instead of 20.
+# 106 GB instead of 53 (in float32). With the other flaw, a rank sends its gradients 15 times over, where an
+# all-reduce sends them 15/8 times, so rank 517 sends 163 GB per step instead of 20.
 #
 # <details><summary>Why two ranks per axis show neither flaw</summary>With n ranks and M bytes, an all-reduce sends 2
 # (n−1)/n M, whereas an all-gather of whole gradients sends (n−1) M. For n = 2 both are M. A schedule may keep m
@@ -1008,9 +1008,9 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# In notebook 12 you wrote a save from its parts. Here you get saving and loading as two functions, and you write the
-# ten lines around them. The result is a program a cluster can run for months. It will be killed at moments you can't
-# choose, and the only remedy is to call it again with the same arguments.
+# In notebook 12 you built a save from its parts. Here you get saving and loading as two functions, and you
+# write the ten lines around them. The result is a program a cluster can run for months. It will be killed at
+# moments you can't choose, and the only remedy is to call it again with the same arguments.
 #
 # | given | does |
 # |---|---|
@@ -1059,7 +1059,7 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 
 
 # %% [markdown]
-# <details><summary>Hint: the number of the step</summary>It is <code>len(losses)</code>, also right after the
+# <details><summary>Hint: the number of the step</summary>It is <code>len(losses)</code>, even right after the
 # load.</details>
 # <details><summary>Hint: when to save</summary>Save after a step if the number of finished steps is a multiple of
 # <code>every</code>, or equal to <code>steps</code>.</details>
@@ -1186,11 +1186,11 @@ home.cleanup()
 # has a tenth of NVLink's bandwidth and tp waits in every layer. The axis that sends least should be the one between
 # nodes.</details>
 #
-# **Build.** Write a layout of all 32 GPUs. (A `Layout` recomputes everything unless you write `recompute="none"`.) By
-# the planner's model of notebook 10, its step must be at most 5 % longer than the step of the best layout `advise`
-# finds. You can use everything in `course_lib.planning`, such as `Cluster`, `Wire` and `advise`, and in
-# `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the outermost axis is the first to cross
-# between nodes.
+# **Build.** Write a layout for all 32 GPUs. (A `Layout` recomputes everything unless you write
+# `recompute="none"`.) By the planner's model of notebook 10, its step must be at most 5 % longer than the
+# step of the best layout `advise` finds. You can use everything in `course_lib.planning`, such as `Cluster`,
+# `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the
+# outermost axis is the first to cross between nodes.
 
 # %% nbgrader={"grade_id": "cluster", "solution": true}
 my_layout = ...  # Layout({...}, microbatch=..., chunks=..., zero=..., recompute=...)
@@ -1299,7 +1299,7 @@ together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 # | time | 5 minutes |
 # | points | 2 |
 #
-# You can write a number as arithmetic.
+# A number may be an expression.
 #
 # 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. For what **share** of
 #    the step's time is a stage idle with 1F1B, if forward and backward of all stages take equally long?
@@ -1415,10 +1415,10 @@ report = check(
 
 # %% [markdown]
 # Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 is 40.4 %. Both numbers are rounded, so the run was a
-# little above 400. If a pipeline is idle for 48 % of each step, it has to reach 78 % of the peak in the rest, which no
-# run does. So the table itself shows that the stages were interleaved. DeepSeek's GPUs did 343 TFLOP/s, which is 35 %
-# of the bf16 peak, but only 17 % of the fp8 peak, and most of their products run in fp8. So always say which peak you
-# mean.
+# little above 400. To average 40 % of the peak, a pipeline that is idle for 48 % of each step has to reach 78
+# % in the rest, and no run does. So the table itself shows that the stages were interleaved. DeepSeek's GPUs
+# did 343 TFLOP/s, which is 35 % of the bf16 peak, but only 17 % of the fp8 peak, and most of their products
+# run in fp8. So always say which peak you mean.
 #
 # <details><summary>In the lectures</summary>
 #
