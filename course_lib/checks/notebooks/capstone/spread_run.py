@@ -95,7 +95,7 @@ def near(returned: Losses, losses: Losses) -> bool:
 
 
 def in_steps(observed: kit.Observed, rank: int) -> list[Operation]:
-    """What the rank sent in its steps; nothing if its reply does not say when a step began."""
+    """The operations of the steps, or none if the reply does not say when a step began."""
     begun = observed.values[rank].begun
     return observed.operations[rank][begun[0] : begun[-1]] if begun else []
 
