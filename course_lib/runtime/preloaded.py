@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from course_lib.runtime import interfaces, libraries
+from course_lib.runtime import libraries
 from course_lib.runtime.children import Children, Entry
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
@@ -53,7 +53,9 @@ class Preloaded:
             libraries.of_ranks(self.environment), **dict.fromkeys(ONE_THREAD, "1"), COURSE_ROLE="preloaded",
             PYTORCH_NVML_BASED_CUDA_CHECK="1",
         )  # fmt: skip
-        variables |= interfaces.of_ranks(self.environment)
+        # All ranks are on this machine. Another interface, which an image or a cluster's profile may name,
+        # can be missing here, and is missing in a sandbox.
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # NCCL's order of messages is explained in words where it matters, not by a warning in every rank
         variables.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
