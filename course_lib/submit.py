@@ -244,7 +244,9 @@ def _from_the_top(notebook: Notebook, minutes: float) -> Iterator[tuple[bool, st
         yield False, "run from the top, its kernel died; was the machine's memory full?"
         return
     except (OSError, RuntimeError) as error:  # jupyter_client has no class of its own for these
-        yield False, f"it could not be run from the top: {error}. Is the disk full?"
+        words = str(error).removesuffix(".")
+        why = f"{words}. python -m course_lib.doctor may say why"
+        yield False, f"it could not be run from the top: {why}"
         return
     except NoSuchKernel:
         yield False, NO_KERNEL

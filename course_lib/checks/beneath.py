@@ -69,10 +69,11 @@ def functions_of(thing: Any) -> Iterator[types.FunctionType]:
             part = part.__func__
         elif isinstance(part, property):
             part = part.fget
-        while isinstance(part, types.FunctionType | CACHED):
-            if isinstance(part, types.FunctionType):
-                yield part
+        layers: list[Any] = []  # a decorator's function, and the function that it wraps
+        while isinstance(part, types.FunctionType | CACHED) and part not in layers:
+            layers.append(part)
             part = vars(part).get("__wrapped__")
+        yield from (layer for layer in layers if isinstance(layer, types.FunctionType))
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:

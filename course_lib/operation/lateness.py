@@ -17,8 +17,9 @@ The binomial distribution assumes that the collectives are independent. On a bus
 because a rank stays late for a while. With 159 collectives of four equal ranks at a load of 15 on two cores,
 a rank was named in 2 of 6 runs, with a median below 0.4 ms. So look at the seconds before you call anyone.
 With 39 collectives at such a load, equal ranks were named in 0 of 12 runs. A rank slower by 5 ms was named in
-8 of 8, and a rank slower by 2 ms in 6 of 8. So it is the milliseconds that must stand out from the machine's
-pauses, and not the share of a step: 10 % of 100 ms was named in 10 of 10 runs beside 20 busy processes.
+8 of 8, and a rank slower by 2 ms in 6 of 8. So a rank's milliseconds must stand out from the machine's
+pauses, whatever share of a step they are. With 10 % of 100 ms, it was named in 10 of 10 runs beside 20 busy
+processes.
 
 Sources: the binomial tail with the factor n is Bonferroni's bound. Jiang et al., MegaScale, NSDI 2024,
 section 5.1, found slow machines (about 0.5 % of them) with a heat map of each rank's times. Section 6.3

@@ -51,6 +51,15 @@ def put(path: Path, text: str | bytes) -> None:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
+def download(path: Path, members: Mapping[str, str | bytes], unpacked: bool) -> None:
+    """The zip of a class, or what is in it, beside where the zip would be."""
+    if not unpacked:
+        pack(path, members)
+        return
+    for name, text in members.items():
+        put(path.parent / name, text)
+
+
 def taken_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[Submission], str]:
     """The submissions of a class, as `grade` reads it, and what it prints."""
     options = argparse.Namespace(submissions=folder, out=folder.parent / "out")
@@ -131,11 +140,7 @@ def test_moodles_folders_are_students(folder, capsys, unpacked) -> None:
             **{"00_first_ranks": "cy", "02_collectives": "more"}
         ),
     }
-    if unpacked:
-        for name, text in members.items():
-            put(folder / name, text)
-    else:
-        pack(folder / "CS1-First ranks-4711.zip", members)
+    download(folder / "CS1-First ranks-4711.zip", members, unpacked)
     submissions, said = taken_in(folder, capsys)
     assert read(submissions) == {
         ("Anna Ng", "00_first_ranks"): b"anna",
@@ -161,11 +166,7 @@ def test_canvas_files_are_students(folder, capsys, unpacked) -> None:
         "cy_78_678903_submission.zip": inner(**{"00_first_ranks": "cy"}),
         "anon_Ab3xY_678904_00_first_ranks.ipynb": "hidden",
     }
-    if unpacked:
-        for name, text in members.items():
-            put(folder / name, text)
-    else:
-        pack(folder / "submissions.zip", members)
+    download(folder / "submissions.zip", members, unpacked)
     submissions, said = taken_in(folder, capsys)
     assert read(submissions) == {
         ("anon_Ab3xY", "00_first_ranks"): b"hidden",
@@ -199,11 +200,7 @@ def test_a_student_without_a_notebook_is_named(
 ) -> None:
     """Such as one who handed in a PDF. She has no row, so nothing else would tell of her."""
     members = {work: "anna", other: "print", other.replace("00.", "more."): "print"}
-    if unpacked:
-        for name, text in members.items():
-            put(folder / name, text)
-    else:
-        pack(folder / "download.zip", members)
+    download(folder / "download.zip", members, unpacked)
     submissions, said = taken_in(folder, capsys)
     assert len(submissions) == 1 and "hands it out: 1 student." in said
     assert f"{student} handed in no notebook, but 00." in said and "is not in the table." in said

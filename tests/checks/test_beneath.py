@@ -82,6 +82,11 @@ def test_otherwise_nothing_is_said(cells: dict) -> None:
     assert not list(beneath.remarks(report(0.0, "neighbour_sum", stub), objects, latest))
 
 
+def test_a_function_that_says_it_wraps_itself_ends_the_search(cells: dict) -> None:
+    cells["alone"].__wrapped__ = cells["alone"]
+    assert beneath.names_called(cells["alone"]) == []
+
+
 def test_the_check_says_so_below_its_table(
     cells: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

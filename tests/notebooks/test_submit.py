@@ -324,7 +324,8 @@ def test_a_kernel_that_does_not_start_is_said_and_the_notebook_packed(here, caps
     assert submit.main(["x.ipynb"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "could not be run from the top: Kernel died before replying to kernel_info. Is the" in said
+        "could not be run from the top: Kernel died before replying to kernel_info. python -m "
+        "course_lib.doctor may say why" in said
     )
     assert len(members(here / "submission.zip")) == 1
 
