@@ -23,6 +23,7 @@ from .symptoms import Finding, Profile
 RANKS, STEPS = 16, 60
 LENGTH = 6  # steps of an incident; a save that stops all has one
 WINDOW = 4  # steps before a step and after it, in which a straggler is looked for
+UNEQUAL: Finding = ("unequal work", None)
 GB = 1e9
 STATE, ACTIVATIONS = 42 * GB, 14 * GB  # of a rank with as much work as the mean
 
@@ -37,14 +38,25 @@ class Recording:
 
 
 def record(seed: int) -> Recording:
-    """A run with an incident in each fifth of its steps, in a drawn order."""
+    """A run with an incident in each fifth of its steps, in a drawn order.
+
+    The popular experts can be on the same rank in so many steps that `find_straggler` names it, in one of 200
+    runs. Such a run is drawn again.
+    """
     draw = Random(seed)
+    while True:
+        recording = _drawn(draw)
+        if all(recording.profiles[step].late is None for step in recording.incidents[UNEQUAL]):
+            return recording
+
+
+def _drawn(draw: Random) -> Recording:
     base, bubble = draw.uniform(0.9, 1.3), draw.uniform(0.02, 0.03)
     steps = [_quiet(draw, base, bubble) for _ in range(STEPS)]
     straggler, reader = draw.sample(range(RANKS), 2)
     changes: list[tuple[Finding, Callable[..., None], int]] = [
         (("straggler", straggler), _straggler, LENGTH),
-        (("unequal work", None), _unequal, LENGTH),
+        (UNEQUAL, _unequal, LENGTH),
         (("data", reader), _slow_data, LENGTH),
         (("checkpoint", None), _checkpoint, 1),
         (("latency", None), _latency, LENGTH),

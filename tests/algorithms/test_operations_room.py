@@ -11,6 +11,7 @@ from course_lib.operation import LEVERS, diagnose, draw_profiles, pull, record, 
 from course_lib.operation.recording import RANKS, STEPS, Recording
 from course_lib.pictures.operations_room import QUANTITIES, SEED, Setting, operations_room
 
+BY_CHANCE = 300  # its first draw gives the popular experts to rank 7 in too many steps
 # The first lever of notebook 12 for each kind of incident, and the fields of a profile that each lever sets.
 CURES = {
     "straggler": "take host out",
@@ -52,7 +53,7 @@ def test_the_shares_of_every_rank_add_up_to_the_step(recording: Recording) -> No
 
 
 def test_each_incident_is_diagnosed_at_its_steps_and_the_others_are_healthy(seed: int) -> None:
-    for number in (SEED, *range(seed, seed + 20)):
+    for number in (SEED, BY_CHANCE, *range(seed, seed + 20)):
         recording = record(number)
         assert sorted(kind for kind, _ in recording.incidents) == sorted(CURES)
         for step, run in enumerate(recording.profiles):
