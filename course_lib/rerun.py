@@ -34,7 +34,7 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError
 
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.reads(path.read_text(encoding="utf-8-sig"), as_version=4)
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
     begun: list[Any] = []
     timers: list[threading.Timer] = []

@@ -110,7 +110,7 @@ class Notebook:
 def read(path: Path) -> Notebook:
     """The notebook in the file `path`. UnreadableNotebook, with a sentence, if it is not of the course."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         cells = [(cell["cell_type"], _text(cell["source"]), cell) for cell in content["cells"]]
     except OSError as error:
         raise UnreadableNotebook(f"{path} cannot be opened: {error.strerror or error}.") from error

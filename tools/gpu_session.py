@@ -392,7 +392,7 @@ def keep_last_report(out: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "make gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--out", type=Path, default=ROOT / "build" / "gpu", help="logs, and report.md"

@@ -54,7 +54,7 @@ ADDRESS = re.compile(r"https://github\.com/([\w-]+/[\w.-]+?)(?:\.git)?/?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("make site", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repository", default="", help="owner/name on GitHub")
     parser.add_argument(

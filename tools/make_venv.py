@@ -49,7 +49,7 @@ class SetupFailed(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Make .venv from requirements.lock.")
+    parser = argparse.ArgumentParser("make setup", description="Make .venv from requirements.lock.")
     parser.add_argument("--python", default="", help="the Python to use, such as python3.12")
     parser.add_argument(
         "--torch",

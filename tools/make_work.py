@@ -31,7 +31,7 @@ PAGE = "start_here.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser("make lab", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="where they come from")
     parser.add_argument(
         "--work", type=Path, default=WORK, help="where they are worked (%(default)s)"

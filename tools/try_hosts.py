@@ -48,7 +48,9 @@ class NotMade(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the solutions in each host's environment.")
+    parser = argparse.ArgumentParser(
+        "make test-hosts", description="Run the solutions in each host's environment."
+    )
     known = {host.name: host for host in hosts()}
     parser.add_argument("hosts", nargs="*", help=f"of: {', '.join(known)}")
     parser.add_argument("--notebooks", nargs="+", default=[], help="such as 00 02")

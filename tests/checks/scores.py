@@ -19,13 +19,13 @@ import argparse
 import json
 import os
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from autograder.sample.mutants import MUTANTS, Mutant, read_mutants
+from course_lib.program import run_program
 
 SEEDS = (11, 20261, 1422992698)
 DIGITS = 4  # of a score
@@ -171,4 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -47,6 +47,13 @@ def test_a_notebook_that_is_ready(here, capsys):
     assert sorted(here.iterdir()) == [path, here / "submission.zip"]
 
 
+def test_a_byte_order_mark_of_an_editor_does_no_harm(here, capsys):
+    ready = made.hello(here / "00_first_ranks.ipynb", made.HELLO, made.FULL)
+    ready.write_text(ready.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert submit.main([]) == 0
+    assert "1.0 of 1" in capsys.readouterr().out
+
+
 def test_a_stub_and_an_old_table_are_named_and_packed_all_the_same(here, capsys):
     made.hello(here / "mine.ipynb", made.STUB, made.FULL)
     assert submit.main(["mine.ipynb", "--to", "kim.zip"]) == 1
