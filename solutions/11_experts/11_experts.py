@@ -4,23 +4,23 @@
 # **What does a mixture of experts send, and to whom?**
 #
 # In a dense layer, every parameter costs FLOPs for every token. A mixture of experts breaks this rule,
-# because it has E MLPs instead of one, and a router sends each token to only k of them. For example,
-# Mixtral holds 46.7 billion parameters but uses only 12.9 billion per token. DeepSeek-V3 holds 671
-# billion and uses 37.6 billion, including its embeddings.
+# because it has E MLPs instead of one, and a router sends each token to only k of them. For example, Mixtral
+# holds 46.7 billion parameters but uses only 12.9 billion per token. DeepSeek-V3 holds 671 billion parameters
+# and uses 37.6 billion per token, embeddings included.
 #
-# The experts do not fit on one rank, so they are dealt out, and tokens travel to their experts and back.
-# No earlier notebook had messages of this kind, because here the data decides, just before a rank sends,
-# how much it sends and to whom. You build the router, the layer on one rank, and then the layer on many.
-# Finally, you predict every byte from a histogram, watch a router collapse, and bring it back into
-# balance.
+# The experts do not fit on one rank, so they are divided among many ranks, and each token travels to its
+# experts and back. No earlier notebook had messages like these. Their sizes and receivers depend on the data,
+# so a rank knows them only just before it sends. You build the router, then the layer on one rank, and then
+# the layer on many ranks. Finally, you predict every byte from a histogram, watch a router collapse, and
+# bring it back into balance.
 #
 # | | |
 # |---|---|
 # | you will build | a router; a mixture of experts on one rank; an all-to-all of unequal parts, with its backward; the mixture on many ranks; a loss and a bias that keep the experts busy |
-# | you need | all-to-all (notebook 02); averages of gradients (notebook 03); `torch.autograd.Function` |
+# | you need | all-to-all (notebook 02); averaging gradients (notebook 03); `torch.autograd.Function` |
 # | time | three hours |
 # | points | 60, and 7 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* measures what needs real GPUs |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -40,14 +40,14 @@
 #
 # | | |
 # |---|---|
-# | T, h | the number of tokens on a rank, and of elements in a token (the width); x is (T, h) |
-# | E, k | the number of experts in all, and of experts per token |
-# | f | the number of elements inside an expert (hidden) |
-# | expert | w2 (silu(w1 x) ∘ w3 x), with the names of Mixtral: `w1` and `w3` are (E, f, h), `w2` is (E, h, f). It has three matrices, while the MLP of our GPT has two, because the f elements silu(w1 x) gate the f elements w3 x |
+# | T, h | T is the number of tokens on a rank, and h is the number of elements in a token (the width), so x is (T, h) |
+# | E, k | E is the number of all experts, and k is the number of experts per token |
+# | f | the number of hidden elements in an expert |
+# | expert | w2 (silu(w1 x) ∘ w3 x), with Mixtral's names for the matrices. `w1` and `w3` are (E, f, h), and `w2` is (E, h, f). The MLP of our GPT has only two matrices. An expert has a third one because each element of w3 x is multiplied (*gated*) by the same element of silu(w1 x), which is what ∘ means |
 # | router | one matrix (E, h). Its product with a token gives E *logits* |
-# | assignment | one token and one of its experts. There are T·k of them, and number a belongs to token a // k |
-# | n | the number of ranks that share the experts. Each holds E/n of them, and rank 0 holds the first ones |
-# | dispatch, combine | the way of the rows to the experts, and the way of the results back |
+# | assignment | a token paired with one of its experts. There are T·k assignments, and assignment a belongs to token a // k |
+# | n | the number of ranks that share the experts. Each rank holds E/n experts, and rank 0 holds the first ones |
+# | dispatch, combine | sending the rows to the experts' ranks, and sending the results back |
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -71,7 +71,7 @@ from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import ready, try_it
 
 # %% [markdown]
-# Three idioms of PyTorch do most of the work here. Run the cell, and make sure you see why each line
+# Three PyTorch idioms do most of the work in this notebook. Run the cell, and make sure you see why each line
 # prints what it does.
 
 # %% tags=["skip-in-grading"]
@@ -105,21 +105,22 @@ print("added where they belong:", sums.tolist())
 #
 # > wᵢ = pᵢ / Σ p of the chosen
 #
-# Why divide? Otherwise the output would shrink when the router is unsure, since the sum of the k largest
-# of E probabilities can be small. But with k = 1 there is a trap. The quotient p / p is 1, whatever the
-# router says, and its gradient is 0, so the router would never learn. A single expert is therefore
-# weighted by its probability itself, as in the Switch Transformer.
+# Why are the probabilities divided? Without the division, the output would shrink whenever the router is
+# unsure, because then even the k largest probabilities have a small sum. But with k = 1 there is a trap. The
+# quotient p / p is 1, whatever the router says, and its gradient is 0, so the router would never learn. If k
+# is 1, the weight is therefore the probability itself, as in the Switch Transformer.
 #
-# The `bias` is for §6. It adds one number per expert to the probabilities *only for the choice*.
+# You will need the argument `bias` in §6. It holds one number per expert. These numbers are added to the
+# probabilities *only for the choice* of the experts, and do not enter the weights.
 #
 # **Predict.** A token has the logits 2, 1, 0, 0, and k is 2. Which weight does its second expert get?
 #
-# <details><summary>Answer</summary>It gets exp(1) / (exp(2) + exp(1)) = 0.27, because the other logits
-# cancel in the quotient.</details>
+# <details><summary>Answer</summary>It gets exp(1) / (exp(2) + exp(1)) = 0.27, because the denominator of
+# softmax cancels, and the other two logits appear only there.</details>
 #
-# **Build.** Four lines are enough. `sort(dim=-1, descending=True, stable=True)` keeps equal numbers in
-# their order, but `topk` does not promise that. `gather(1, experts)` takes from each row the numbers in
-# these columns.
+# **Build.** Five lines are enough. `topk` returns the largest numbers of each row, but equal numbers can come
+# in any order. If you want to keep their order, use `sort(dim=-1, descending=True, stable=True)` instead.
+# `gather(1, experts)` takes from each row the numbers in the columns listed in `experts`.
 
 
 # %% nbgrader={"grade_id": "route", "solution": true}
@@ -142,9 +143,8 @@ def route(logits, bias=None, *, k):
 
 # %% [markdown]
 # <details><summary>Hint: the order of things</summary>First compute the probabilities. The scores are the
-# probabilities + bias, detached. Take `topk` of the scores, and then the probabilities (not the scores)
-# at these positions. Divide them by their sum unless k is 1.
-# </details>
+# probabilities + bias, detached. Take `topk` of the scores, and then gather the probabilities (not the
+# scores) of the chosen experts. Divide these probabilities by their sum, unless k is 1.</details>
 #
 # **Check.**
 
@@ -156,9 +156,10 @@ report = check("11_experts/route", route, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Does a fresh router spread its tokens? The cell embeds the first 240 characters of the
-# sources of Python's standard library, each as a random vector, and routes them to 8 experts. The same
-# character always goes to the same two experts, but the text does not use all characters equally often.
+# **Measure.** Does an untrained router spread its tokens evenly over the experts? The cell takes the first
+# 240 characters of the source code of Python's standard library as tokens, and routes them to 8 experts. Each
+# character of the alphabet has its own random vector, so the same character always goes to the same two
+# experts. But the text uses some characters much more often than others.
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(3)
@@ -189,12 +190,14 @@ if ready(route):
     print(f"the busiest exceeds the mean by {max_violation(counts):.2f} of the mean")
 
 # %% [markdown]
-# The last number is called **MaxVio**, the *maximal violation*: (largest count − mean) / mean. It is 0 if
-# all experts have the same amount to do, and E/k − 1 = 3 here if two experts of eight get everything.
-# Remember it, because the slowest rank decides how long a layer takes.
+# The last number is called **MaxVio**, the *maximal violation*. It is (largest count − mean) / mean. MaxVio
+# is 0 if all experts get the same number of assignments. If k experts get everything, it is E/k − 1, which is
+# 3 here. Remember MaxVio, because a rank with a busy expert is slow, and the slowest rank decides how long a
+# layer takes.
 #
-# **Break it.** A bias in the weights looks harmless. The cell's bias makes expert 0 popular, first only
-# for the choice, as it should, and then also in the weights. What happens to the weights?
+# **Break it.** A bias in the weights looks harmless. The cell gives expert 0 a large bias. First it adds the
+# bias only for the choice, as it should, and then also in the weights. What happens to the weights of the two
+# chosen experts?
 
 # %% tags=["skip-in-grading"]
 if ready(route):
@@ -206,14 +209,16 @@ if ready(route):
     print("also in the weights: ", (best / best.sum()).tolist())
 
 # %% [markdown]
-# Expert 0 now counts three times as much as the other expert, although the router finds them equally
-# good. So a bias that is meant to move *load* would change what the model computes.
+# With the bias in the weights, expert 0 counts three times as much as the other chosen expert, although the
+# router finds both equally good. So a bias that is meant only to move *load* would also change what the model
+# computes.
 #
-# **In production.** Mixtral applies softmax to the k chosen logits, which is the same quotient.
-# DeepSeek-V3 uses a sigmoid for each expert instead of the softmax, and the bias only for the choice
-# (§2.1.2 of its report). Megatron-Core refuses k = 1 with a renormalised weight, since it "would yield a
-# zero gradient". DeepSpeed's top-k gate compared the logits of different tokens when it had to drop some.
-# So it kept 0.006 of the routes instead of the intended 0.0625, until pull request 7986.
+# **In production.** Mixtral applies softmax only to the k chosen logits, which gives the same weights.
+# DeepSeek-V3 uses a sigmoid for each expert instead of the softmax, and it uses the bias only for the choice
+# (§2.1.2 of its report). Megatron-Core refuses to divide by the sum if k = 1, since that "would yield a zero
+# gradient". When DeepSpeed's top-k gate had to drop assignments (§7), it compared the logits of different
+# tokens. This is why it kept a share of only 0.006 of all assignments instead of the intended 0.0625, until
+# pull request 7986 mended it.
 
 # %% [markdown]
 # ## 2 · Experts on one rank
@@ -226,14 +231,15 @@ if ready(route):
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# Every token goes through its k experts, and their results are added, each multiplied by its weight. A
-# loop over tokens does that, but it is slow, because the product of a single row and a matrix makes poor
-# use of a GPU. The other extreme is one line that sends all tokens through all experts, with a mask. But
-# it costs E/k times the FLOPs, so you lose the reason for having experts.
+# Every token goes through its k experts. Their results are multiplied by their weights and added. A loop over
+# tokens can do that, but it is slow, because the product of a single row and a matrix makes poor use of a
+# GPU. At the other extreme, a single line can send all tokens through all experts and mask out the unwanted
+# results. But then the layer costs E/k times the FLOPs, although saving FLOPs was the reason for having
+# experts.
 #
-# So sort. Put the T·k assignments in the order of their experts, so that the rows of one expert are next
-# to each other. Then each expert needs only one product, however many rows it has. With three tokens and k =
-# 2:
+# The solution is to sort. Put the T·k assignments in the order of their experts, so that the rows of each
+# expert are next to each other. Then an expert can multiply all its rows by a matrix in one product. The
+# table shows the order for three tokens and k = 2:
 #
 # | assignment | 0 | 1 | 2 | 3 | 4 | 5 |
 # |---|---|---|---|---|---|---|
@@ -243,19 +249,22 @@ if ready(route):
 # | token of each row | 0 | 1 | 2 | 1 | 0 | 2 |
 # | | expert 0 | expert 0 | expert 0 | expert 1 | expert 2 | expert 2 |
 #
-# The results are also in this order, so `index_add` adds each of them to the row of its token.
+# The results are in the same order as the sorted rows. To add each result to the row of its token, use
+# `index_add`.
 #
-# **Predict.** For 4,096 tokens, E = 8, k = 2, h = 512 and f = 1,024, how many FLOPs do the experts need
-# in a forward, if a multiplication counts as two? How many would all experts need for all tokens?
+# **Predict.** For 4,096 tokens, E = 8, k = 2, h = 512 and f = 1,024, how many FLOPs do the experts need in a
+# forward, if a multiplication and its addition count as two? How many would they need if all tokens went
+# through all experts?
 #
-# <details><summary>Answer</summary>There are 8,192 assignments, each with three products of 512 × 1,024.
-# This makes 8,192 · 3 · 2 · 512 · 1,024 = 25.8 GFLOPs. All experts would need four times as many, 103
-# GFLOPs.</details>
+# <details><summary>Answer</summary>There are 8,192 assignments, and each row is multiplied by three matrices
+# of 512 × 1,024 elements. This takes 8,192 · 3 · 2 · 512 · 1,024 FLOPs, or 25.8 GFLOPs. If all tokens went
+# through all experts, they would need four times as many, 103 GFLOPs.</details>
 #
-# The experts themselves are given. `rows.split(counts)` has a part for every expert, and an empty part is
-# multiplied by its expert's matrices like all others. So an expert that no token chose has a gradient of
-# *zeros*. If every expert were a module of its own, an `if len(part):` would leave None there instead,
-# and replicas that sum their gradients would hang.
+# The next cell gives you the experts themselves. In it, `rows.split(counts)` makes a part for every expert,
+# and even an empty part is multiplied by its expert's matrices. So an expert that no token chose gets a
+# gradient of *zeros*. If every expert were a module of its own and `if len(part):` skipped the empty parts,
+# the gradient would be None instead. Replicas that sum their gradients would then hang, because one of them
+# would not take part in the sum.
 
 
 # %%
@@ -270,8 +279,8 @@ def through_experts(rows, counts, w1, w3, w2):
 
 
 # %% [markdown]
-# **Build.** Sort, go through the experts, and then add. The weight comes after the expert, because silu(w
-# · x) is not w · silu(x).
+# **Build.** Sort the rows, send them through the experts, and add the results. Multiply by the weight after
+# the expert, because silu(w · x) is not w · silu(x).
 
 
 # %% nbgrader={"grade_id": "moe", "solution": true}
@@ -310,8 +319,8 @@ report = check("11_experts/moe", moe, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** The cell compares your function, all experts with a mask, and a loop over tokens, for 1,024
-# tokens of width 256.
+# **Measure.** The cell times your function, all experts with a mask, and a loop over tokens. All three get
+# the same 1,024 tokens of width 256.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -360,13 +369,14 @@ if ready(moe):
         print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms   off by {off:.0e}")
 
 # %% [markdown]
-# The mask costs E/k = 4 times the FLOPs, and the loop multiplies one row at a time, so both are several
-# times slower.
+# The mask costs E/k = 4 times the FLOPs, and the loop multiplies one row at a time, so both take several
+# times as long as your function.
 #
 # **In production.** PyTorch's `F.grouped_mm(rows, weights, offs=...)` (available in 2.13) computes the
-# products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel instead of E,
-# but a CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) uses a kernel for blocks of rows.
-# Both need what you made: rows in the order of their experts, and the counts.
+# products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel instead of E, but a
+# CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) uses a kernel that works on blocks of rows.
+# `grouped_mm` and MegaBlocks both need what you have just computed, the rows in the order of their experts
+# and the counts.
 
 # %% [markdown]
 # ## 3 · Rows to other ranks
@@ -379,15 +389,16 @@ if ready(moe):
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# In notebook 02, all parts of an all-to-all had the same size. Here, too, the i-th of n parts goes to
-# rank i, but each part has as many rows as the router decided. `dist.all_to_all_single` can do that:
+# In notebook 02, all parts of an all-to-all had the same size. Here the i-th of n parts still goes to rank i,
+# but the router decides how many rows each part has. `dist.all_to_all_single` can send parts of different
+# sizes:
 #
 # > `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)`
 #
-# The two lists are not symmetric. `input_split_sizes` says how many of *my* rows go to each rank, while
-# `output_split_sizes` says how many rows come from each rank. So rank 0's number for rank 1 in one list
-# is rank 1's number for rank 0 in the other list. For example, take three ranks, with rows[i][j] the
-# number of rows rank i has for rank j:
+# The two lists of sizes have different meanings. `input_split_sizes` says how many of *my* rows go to each
+# rank, while `output_split_sizes` says how many rows I receive from each rank. So if rank 0 writes 2 for rank
+# 1 into its `input_split_sizes`, rank 1 has to write 2 for rank 0 into its `output_split_sizes`. The
+# following table shows how many rows each of three ranks has for each rank:
 #
 # | | to 0 | to 1 | to 2 | `send` |
 # |---|---|---|---|---|
@@ -396,16 +407,16 @@ if ready(moe):
 # | **rank 2** | 0 | 0 | 2 | [0, 0, 2] |
 # | `receive` | [1, 3, 0] | [2, 0, 0] | [0, 1, 2] | |
 #
-# A rank's `send` is its row of the matrix, and its `receive` is its column.
+# A rank's `send` is its row of this table, and its `receive` is its column.
 #
-# `dist.all_to_all_single` knows nothing of autograd. If you call it in a forward, the result has no
+# `dist.all_to_all_single` does not take part in autograd. If you call it in a forward, its result has no
 # history, so backward ends there without an error. This is why you write a `torch.autograd.Function`.
 #
-# **Predict.** Rank 1 got a row from rank 0, so in backward it has the gradient of that row. Which rank
-# needs it? What are `send` and `receive` of the exchange in backward?
+# **Predict.** Rank 1 got a row from rank 0, so in backward it has the gradient of that row. Which rank needs
+# this gradient? What are `send` and `receive` of the exchange in backward?
 #
-# <details><summary>Answer</summary>Rank 0 needs it, because the row is an output of its forward. Every
-# row goes back the way it came, so `send` and `receive` are swapped.</details>
+# <details><summary>Answer</summary>Rank 0 needs it, because rank 0 computed the row in its forward. The
+# gradient of every row goes back the way the row came, so `send` and `receive` are swapped.</details>
 #
 # **Build.**
 
@@ -447,12 +458,12 @@ def exchange(rows, send, receive, group=None):
 
 
 # %% [markdown]
-# <details><summary>Hint: room for what comes</summary><code>rows.new_empty((sum(receive),
+# <details><summary>Hint: room for the rows that arrive</summary><code>rows.new_empty((sum(receive),
 # *rows.shape[1:]))</code> has the dtype and the device of <code>rows</code>.</details>
-# <details><summary>Hint: the Function</summary><code>forward(ctx, rows, send, receive, group)</code>
-# keeps <code>send</code>, <code>receive</code> and <code>group</code> on <code>ctx</code>.
-# <code>backward(ctx, grad)</code> returns four values, the gradient of <code>rows</code> and None three
-# times. Since a gradient does not have to be contiguous, send <code>grad.contiguous()</code>.</details>
+# <details><summary>Hint: the Function</summary><code>forward(ctx, rows, send, receive, group)</code> keeps
+# <code>send</code>, <code>receive</code> and <code>group</code> on <code>ctx</code>. <code>backward(ctx,
+# grad)</code> returns four values, the gradient of <code>rows</code> and None three times. The gradient might
+# not be contiguous, so send <code>grad.contiguous()</code>.</details>
 #
 # **Check.**
 
@@ -464,8 +475,9 @@ report = check("11_experts/exchange", exchange, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** The cell runs the example from above. Every rank fills its rows with its own number, and
-# the ledger's matrix lists the bytes from rank to rank. A rank's part for itself is not sent.
+# **Measure.** The cell runs the example from above. Every rank fills its rows with its rank number. The
+# ledger's matrix lists the bytes from each rank to each other rank. Its diagonal is 0, because a rank's part
+# for itself is not sent.
 
 # %% tags=["skip-in-grading"]
 ROWS = [[1, 2, 0], [3, 0, 1], [0, 0, 2]]
@@ -485,9 +497,10 @@ if run:
     print(run.ledger.matrix())
 
 # %% [markdown]
-# **Break it.** On two ranks, rank 0 makes room for one row too few. Without the course's recorder, gloo
-# would end the process here. With one row too *many*, it would say nothing, and the last row would be
-# whatever was in memory. But the recorder compares both ends first:
+# **Break it.** On two ranks, rank 0 makes room for one row too few. Without `course_lib`, gloo would end the
+# process here. If rank 0 made room for one row too *many*, gloo would report nothing, and the last row would
+# hold whatever was in memory. But `course_lib` first compares the sizes that the two ends of each message
+# expect:
 
 
 # %% tags=["skip-in-grading"]
@@ -515,43 +528,46 @@ except RankError as error:
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 14 |
 #
-# n ranks share E experts. Rank r holds the E/n experts that begin at r·E/n, and has T tokens of its own.
+# n ranks share E experts. Rank r holds E/n experts, beginning with expert r·E/n, and has T tokens of its own.
 # The layer works in five parts:
 #
 # | part | content | sent |
 # |---|---|---|
 # | 1 counts | how many rows each rank has for each expert | an all-to-all of E numbers |
 # | 2 dispatch | the rows, in the order of their experts, go to the experts' ranks | an all-to-all of rows |
-# | 3 compute | each expert computes its rows, from all ranks | |
-# | 4 combine | the results take the same way back | an all-to-all of rows |
-# | 5 add | each result times its weight, on the token's own rank | |
+# | 3 compute | each expert computes the results of its rows, which come from all ranks | |
+# | 4 combine | the results travel back the same way | an all-to-all of rows |
+# | 5 add | the token's own rank multiplies the results by their weights and adds them | |
 #
-# Part 1 is needed because only the routers decide the sizes, so each rank tells all others how many rows
-# will arrive. If you sort your rows by expert, they are also sorted by rank, since rank r holds
-# consecutive experts.
+# Part 1 is needed because the routers decide the sizes, so no rank knows how many rows it will receive until
+# the other ranks tell it. If you sort your rows by expert, they are also sorted by rank, since each rank
+# holds consecutive experts.
 #
-# Part 3 is the difficult one, because rows arrive **by source**. Rank 0's rows come first, in the order
-# of their experts, then the rows of rank 1, and so on. But the products need them **by expert**, so the
-# rows are sorted again. Then they are sorted back before they leave, because every rank expects its rows
-# in the order in which it sent them.
+# Part 3 is the difficult one, because rows arrive **by source**. Rank 0's rows come first, in the order of
+# their experts, then the rows of rank 1, and so on. But each expert needs all its rows next to each other, so
+# the rows are sorted again, this time **by expert**. Before the results leave, they are sorted back into the
+# order in which the rows arrived, because every rank expects its results in the order in which it sent its
+# rows.
 #
-# **Predict.** The experts on rank r saw rows of all ranks. After backward, do their gradients still have
-# to be summed over the n ranks? What about the gradient of the router, which is whole on every rank?
+# **Predict.** The experts on rank r computed rows from all ranks. After backward, do the gradients of these
+# experts still have to be summed over the n ranks? What about the router, of which every rank has a full
+# copy?
 #
-# <details><summary>Answer</summary>The experts' gradients do not. In backward, the gradients of all
-# results came back to the experts, so their gradient is already the sum over all ranks' tokens. But the
-# router's gradient does, because the router saw only the tokens of its own rank, like any replica
-# (§7).</details>
+# <details><summary>Answer</summary>The experts' gradients do not have to be summed. In backward, every rank
+# sends the gradients of its results to the experts, so an expert's gradient is already the sum over the
+# tokens of all ranks. But the router's gradient has to be summed, because each copy of the router saw only
+# the tokens of its own rank, like any replica (§7).</details>
 #
-# **Build.** Part 1 is written. The rest uses `through_experts` and your `exchange`. If yours is not
-# finished, use `reference.exchange` instead.
+# **Build.** Part 1 is already written. The other parts use `through_experts` and your `exchange`. If your
+# `exchange` is not finished, use `reference.exchange` instead.
 #
-# - `counts` has this rank's rows for each of the E experts. One `all_to_all_single` without sizes gives
-#   each rank the counts for its own experts, E/n numbers from rank 0, then E/n from rank 1, and so on.
-#   These are `arriving`. `send` and `receive` are the sums that `exchange` needs.
-# - To get the expert of each row that arrived, as a number from 0 for this rank's first expert, write
+# - `counts` holds the number of this rank's rows for each of the E experts. An `all_to_all_single` without
+#   sizes then fills `arriving`, which holds the numbers of rows for the experts of this rank. Its first E/n
+#   numbers come from rank 0, the next E/n from rank 1, and so on. `send` and `receive` are the sums of these
+#   numbers per rank, as `exchange` needs them.
+# - To get the expert of each row that arrived, with the number 0 for this rank's first expert, write
 #   `torch.arange(held).repeat(n).repeat_interleave(arriving)`.
-# - A rank without tokens also takes part in everything, because others need its experts.
+# - A rank without tokens also takes part in all exchanges, because other ranks need its experts.
 
 
 # %% nbgrader={"grade_id": "expert_parallel_moe", "solution": true}
@@ -591,7 +607,7 @@ def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
 # <pre>
 # order, token          as in §2
 # rows                  exchange(x[token], send, receive, group)
-# sort                  of the expert of each row that came
+# sort                  argsort of the expert of each row that arrived
 # out                   the experts of rows[sort]
 # out                   exchange(out[sort.argsort()], receive, send, group)
 # the result            index_add, with the weights, as in §2
@@ -607,9 +623,10 @@ report = check("11_experts/expert_parallel_moe", expert_parallel_moe, cases="hid
 report.points(14)
 
 # %% [markdown]
-# **Measure.** The cell takes four ranks, eight experts, 64 tokens per rank, and a router with two popular
-# experts on rank 1. The first matrix lists the rows from every rank to every rank. The second lists the
-# bytes of only the *dispatch*, as the ledger counts them. You can see the popular rank as a column.
+# **Measure.** The cell runs your layer on four ranks, with eight experts and 64 tokens per rank. The router
+# prefers two experts, both on rank 1. The first matrix lists how many rows each rank has for each rank. The
+# second matrix lists the bytes of the *dispatch*, as the ledger counted them. In both, the popular rank is
+# the column with the large numbers.
 
 
 # %% tags=["skip-in-grading"]
@@ -645,20 +662,21 @@ if run:
         print([0 if to == rank else part for to, part in enumerate(operation.parts)])
 
 # %% [markdown]
-# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the
-# counts. The counts are only 64 bytes, but their bar can be the longest, since it waits for the rank
-# that begins last. The next two are dispatch and combine, and the last two belong to backward. The
-# other three ranks have to wait until the popular rank has computed. With 64 tokens the wait is too short to
-# see, but with real sizes it is a white gap before the combine.
+# **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the counts.
+# They take only 64 bytes, but their bar can be the longest, since a rank that begins early has to wait for
+# the rank that begins last. The next two all-to-alls are dispatch and combine, and the last two belong to
+# backward. In the combine, the other three ranks have to wait for the popular rank, which has more rows to
+# compute. With 64 tokens this wait is too short to see. With real sizes, the popular rank has a white gap
+# before its combine, and the grey bars of the other three ranks are longer.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if run:
     display(run.ledger.timeline())
 
 # %% [markdown]
-# **Break it.** If the results are not sorted back, they leave in the order of the experts. All shapes
-# fit, no exchange complains, and in training the loss still goes down, only more slowly. The cell
-# compares the outputs of three ranks with the outputs of one process.
+# **Break it.** If the results are not sorted back, they leave in the order of the experts. All shapes fit, no
+# exchange raises an error, and in training the loss still goes down, only more slowly. The cell compares the
+# outputs of three ranks with the outputs of one process.
 
 
 # %% tags=["skip-in-grading"]
@@ -696,12 +714,12 @@ def right_tokens(layer):
 print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, world_size=3)))
 
 # %% [markdown]
-# **In production.** Megatron-Core calls this layer `MoEAlltoAllTokenDispatcher`, and torchtitan has it in
-# `expert_parallel.py`. DeepEP (DeepSeek, 2025) provides kernels just for dispatch and combine. According
-# to its README, they move 153 GB/s on H800 inside a node of eight GPUs, where NVLink carries about 160,
-# and 43 GB/s between nodes, where a card carries about 50. Parts 2 and 4 are the price of the layer. Both
-# are hidden only if there is something else to compute at the same time, such as a shared expert or
-# another microbatch.
+# **In production.** Megatron-Core calls its version of this layer `MoEAlltoAllTokenDispatcher`, and
+# torchtitan's version is in `expert_parallel.py`. DeepEP (DeepSeek, 2025) provides kernels just for dispatch
+# and combine. According to its README, they reach 153 GB/s between the eight H800 GPUs of a node, where
+# NVLink carries about 160 GB/s, and 43 GB/s between nodes, where a network card carries about 50 GB/s.
+# Dispatch and combine can be hidden only if there is something else to compute at the same time, such as
+# another microbatch, or a *shared expert* that every token uses.
 
 # %% [markdown]
 # ## 5 · The bytes, from a histogram
@@ -714,22 +732,23 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 6 |
 #
-# `counts[r][e]` is the number of rows rank r has for expert e. This histogram is all you need. How many
-# bytes does a rank send in one layer, forward and backward?
+# `counts[r][e]` is the number of rows rank r has for expert e. From this histogram alone, you can compute how
+# many bytes a rank sends in one layer, forward and backward.
 #
-# Take the matrix of rows from rank to rank, without its diagonal. In the dispatch, rank r sends its
-# *row*. In the combine it sends the results of the rows it received, which is its *column*. Backward
-# sends the same two again, in the opposite direction. So a rank whose experts are popular sends a lot,
-# even if its own tokens go nowhere.
+# Take the matrix of §4 that lists how many rows each rank has for each rank, and ignore its diagonal. In the
+# dispatch, rank r sends the rows counted in *row* r of this matrix. In the combine, it sends back the results
+# of the rows it received, which are counted in *column* r. In backward, gradients make both journeys in the
+# opposite direction. So a rank with popular experts sends a lot, even if none of its own tokens leave it.
 #
 # **Predict.** On two ranks with two experts each, the counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many
 # rows does rank 0 send, in all four exchanges together?
 #
 # <details><summary>Answer</summary>Rank 0 has 2 rows for rank 1's experts, and gets 5 from rank 1. So it
-# sends 2 in the dispatch and 5 in the combine, and then the same in backward, which makes 14
+# sends 2 rows in the dispatch and 5 in the combine, and 7 rows again in backward, which makes 14
 # rows.</details>
 #
-# **Build.** Count only the rows, and leave out the counts themselves, which take 8 bytes per expert.
+# **Build.** Include only the bytes of the rows. Leave out the counts themselves, which take 8 bytes per
+# expert.
 
 
 # %% nbgrader={"grade_id": "all_to_all_bytes", "solution": true}
@@ -759,8 +778,8 @@ report = check("11_experts/all_to_all_bytes", all_to_all_bytes, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The cell prints your prediction next to the ledger, for the run of §4. Each rank also
-# sends six of its eight counts, so the ledger counts 48 bytes more.
+# **Measure.** The cell prints your prediction next to the bytes in the ledger, for the run of §4. Each rank
+# also sent six of its eight counts, so the cell subtracts 48 bytes from the ledger's number.
 
 # %% tags=["skip-in-grading"]
 if run and ready(all_to_all_bytes):
@@ -772,14 +791,14 @@ if run and ready(all_to_all_bytes):
 # %% [markdown]
 # So a histogram predicts every byte, rank by rank, before anything is sent.
 #
-# **In production.** DeepSeek-V3 has 256 experts on 8 nodes and k = 8. If any eight experts were as likely
-# as any others, a token would touch 5.29 nodes. So its router can choose only experts on four nodes
-# (*node-limited routing*), and a row crosses the network once for each node. Inside the node, NVLink
-# passes it on.
+# **In production.** DeepSeek-V3 has 256 experts on 8 nodes and k = 8. If the eight experts of a token were
+# drawn at random, they would be on 5.29 nodes on average. To reduce the traffic between nodes, the router
+# chooses experts on at most four nodes (*node-limited routing*). A row then crosses the network only once for
+# each of these nodes. Inside the node, NVLink passes it on.
 #
 # *This is a good place for a break. When you come back, run the imports and the cells of `route`,
-# `through_experts`, `moe`, `exchange` and `expert_parallel_moe` again. §6 needs the first three, but the
-# scorecard needs all.*
+# `through_experts`, `moe`, `exchange` and `expert_parallel_moe` again. §6 needs only the first three of these
+# cells, but the scorecard needs all five.*
 
 # %% [markdown]
 # ## 6 · Balance, by a loss and by a bias
@@ -793,34 +812,37 @@ if run and ready(all_to_all_bytes):
 # | points | 9 |
 #
 # If you leave a router to itself, it collapses. An expert that is a little better gets more tokens, so it
-# learns more, gets better, and is chosen still more often. On many ranks, the rank of the popular experts
-# computes while the others wait. There are two remedies.
+# learns more, gets better, and is chosen still more often. If the experts are on many ranks, the rank with
+# the popular experts still computes while the other ranks wait. There are two remedies.
 #
 # **A loss.** Let fᵢ be the share of all assignments that expert i gets, and pᵢ the mean of its
 # probability over all tokens. The loss is
 #
 # > L = E · Σ fᵢ pᵢ
 #
-# It is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. f has no
-# gradient, because it counts choices. But p has one, which pushes down the probabilities of the experts
-# with a large f the most. On many ranks, f is the share of *all* tokens, so the counts are summed. But p
-# can come from the rank's own tokens, because a mean is a sum of shares. Each rank returns E · Σ fᵢ ·
-# (the sum of pᵢ over its own tokens) / (the number of tokens of *all* ranks). These shares add up to L,
-# and their gradients add up to the gradient of L.
+# It is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. The shares fᵢ
+# have no gradient, because they count choices. But the means pᵢ have a gradient. The larger fᵢ is, the more
+# this gradient lowers the probability of expert i.
 #
-# **A bias.** After each step, add a fixed `speed` to the bias of every expert that got less than the
-# mean, and subtract it for every expert that got more. This doesn't distort any gradient (Wang et al.
-# 2024; DeepSeek-V3).
+# On many ranks, fᵢ is a share of the assignments of *all* ranks, so the counts are summed over the ranks. For
+# pᵢ, each rank needs only its own tokens, because a mean over all tokens is a sum to which each rank can add
+# its own terms. So each rank returns E · Σ fᵢ · (the sum of expert i's probability over its own tokens) /
+# (the number of tokens of *all* ranks). The numbers the ranks return add up to L, and their gradients add up
+# to the gradient of L.
+#
+# **A bias.** After each step, add a fixed `speed` to the bias of every expert that got fewer assignments than
+# the mean, and subtract `speed` from the bias of every expert that got more. Unlike the loss, the bias
+# doesn't change any gradient (Wang et al. 2024; DeepSeek-V3).
 #
 # **Predict.** There are 8 experts, k = 2, and the router sends every token to experts 0 and 1, each with
 # the probability 1/2. What is L? By how much does the bias of expert 5 change in ten steps with speed
 # 0.01?
 #
-# <details><summary>Answer</summary>Since f = p = (1/2, 1/2, 0, ...), L = 8 · (1/4 + 1/4) = 4 = E/k. The
-# bias rises by 0.1.</details>
+# <details><summary>Answer</summary>Since f = p = (1/2, 1/2, 0, ...), L = 8 · (1/4 + 1/4) = 4 = E/k. Expert 5
+# gets less than the mean in each of the ten steps, so its bias rises by 0.1.</details>
 #
-# **Build.** `logits.softmax(-1)` are the probabilities. How many tokens do all ranks have together? The
-# summed counts tell you, because each token has k assignments. So nothing else has to be sent.
+# **Build.** The probabilities are `logits.softmax(-1)`. You also need the number of tokens of all ranks. You
+# can compute it from the summed counts, because each token has k assignments, so nothing else has to be sent.
 
 
 # %% nbgrader={"grade_id": "load_balancing_loss", "solution": true}
@@ -881,14 +903,14 @@ report = check("11_experts/update_bias", update_bias, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** A two-layer GPT with your mixtures instead of its MLPs, 8 experts and k = 2, learns to
-# write Python from the standard library's sources. The cell trains it for 120 steps, three times, with
-# the same seed. The first run does nothing for balance. The second uses the loss, with a coefficient of
-# 0.1, and the third uses the bias, with a speed of 0.01. The cell takes about 20 seconds.
+# **Measure.** In the next cell, a two-layer GPT learns to write Python from the source code of the standard
+# library. Your mixtures replace its MLPs, with 8 experts and k = 2. The cell trains the GPT three times for
+# 120 steps, always with the same seed. The first run does nothing for balance. The second uses the loss, with
+# a coefficient of 0.1, and the third uses the bias, with a speed of 0.01. The cell takes about 20 seconds.
 #
-# `AddLoss.apply(y, loss, scale)` is y, but in backward it gives `loss` the gradient `scale`. So a loss
-# made inside a layer takes part without being passed through the model. (Megatron-Core does it in the
-# same way.)
+# `AddLoss.apply(y, loss, scale)` returns y unchanged, but in backward it gives `loss` the gradient `scale`.
+# In this way, a loss that is computed inside a layer takes part in training although the model doesn't return
+# it. (Megatron-Core has a function of the same kind.)
 
 
 # %% tags=["skip-in-grading"]
@@ -964,12 +986,16 @@ if runs:
         print(f"{name:10}  {violations[0]:8.2f} {violations[1]:8.2f}     {loss:7.3f}")
 
 # %% [markdown]
-# The grey line is the collapse, 3 = E/k − 1. Without a remedy, both routers are near it within a dozen
-# steps, and one of them stays there. The bias is slow, because it is added to probabilities between 0 and
-# 1. At 0.01 per step, it needs fifty steps to close a gap of 0.5, and in the meantime the router
-# collapses in spite of it. Look at the losses as well. At this size, balance makes the model neither much
-# better nor much worse, so you buy it for *speed*. If the busiest expert has four times the mean, its
-# rank takes four times as long as in a balanced layer, and the others wait.
+# The grey line marks the complete collapse, with a MaxVio of E/k − 1 = 3. Without a remedy, the routers of
+# both layers are close to the line within a dozen steps, and the second router stays on it. The bias works
+# slowly. It is added to probabilities between 0 and 1, but each step raises one bias and lowers another by
+# only 0.01. So a gap of 0.5 between two probabilities is closed only after 25 steps, and in the meantime the
+# router collapses in spite of the bias.
+#
+# Look at the losses as well. For a model of this size, balance makes the loss neither much better nor much
+# worse, so the reason to balance is *speed*. Suppose that each rank holds one expert, and that the busiest
+# expert gets four times the mean number of rows. Then its rank takes four times as long as in a balanced
+# layer, and the other ranks wait.
 #
 # **Break it.** A negative speed raises the bias of the experts that are already popular.
 
@@ -981,10 +1007,11 @@ if runs:
         print(f"speed {speed:5}: MaxVio of the layers {first:.2f} and {second:.2f}")
 
 # %% [markdown]
-# **In production.** DeepSeek-V3 uses both, the bias with a speed of 0.001, and a loss with a coefficient
-# of 0.0001. This loss only prevents extremes within a single sequence (§4.2 of its report). If
-# activations are recomputed, the router runs twice and counts twice. For that reason torchtitan halves
-# its counts, although doubled counts would move each bias in the same direction.
+# **In production.** DeepSeek-V3 uses both remedies, the bias with a speed of 0.001, and a loss with a
+# coefficient of 0.0001. The only purpose of this loss is to prevent extremes within a single sequence (§4.2
+# of its report). If activations are recomputed in backward, the router runs twice, and each assignment is
+# counted twice. This is why torchtitan halves its counts, although doubled counts would move each bias in the
+# same direction.
 
 # %% [markdown]
 # ## 7 · Two labs: places that run out, gradients and their groups
@@ -995,13 +1022,13 @@ if runs:
 # | builds on | §4 |
 # | time | 15 minutes |
 #
-# **Places that run out.** Older systems (GShard, the Switch Transformer) give each expert a fixed number
-# of places, its *capacity* C = ⌈factor · k · T / E⌉. Then all sizes are known in advance, so no counts
-# have to be exchanged. But a token that finds no place is *dropped*. That expert adds nothing to it, and
-# only the residual connection carries it on.
+# **Places that run out.** Older systems (GShard, the Switch Transformer) give each expert a fixed number of
+# places, its *capacity* C = ⌈factor · k · T / E⌉. Then all sizes are known in advance, so no counts have to
+# be exchanged. But an assignment that finds no place is *dropped*, and its expert adds nothing to the token.
+# If all k assignments of a token are dropped, only the residual connection carries the token on.
 #
-# **Predict.** Take 64 tokens, 8 experts, k = 2, a router that is perfectly fair *on average*, and factor
-# 1.0, so that there are exactly as many places as assignments. Is anything dropped?
+# **Predict.** Take 64 tokens, 8 experts, k = 2, and a router that is perfectly fair *on average*. With a
+# factor of 1.0, there are exactly as many places as assignments. Is anything dropped?
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(0)
@@ -1016,18 +1043,19 @@ for tokens in (64, 1024):
         print(f"{tokens:5} tokens, factor {factor:4}: {lost:6.2%} of the assignments are dropped")
 
 # %% [markdown]
-# Chance is enough. If a rank has few tokens, a fair router drops almost 9 % of its assignments at factor
-# 1.0. Today's systems (Megatron-Core by default, MegaBlocks, DeepSeek-V3) drop nothing, but pay with
-# counts and unequal parts, as you did.
+# Assignments are dropped even if the router is fair, because chance makes some experts busier than others.
+# With a factor of 1.0 and only 64 tokens, almost 9 % of the assignments are dropped. Today's systems
+# (Megatron-Core by default, MegaBlocks, DeepSeek-V3) drop nothing. Instead, they have to exchange counts and
+# parts of unequal size, like your layer.
 #
-# **Play.** The widget draws 4,096 tokens in all, dealt out to up to 64 ranks, with eight in a node. A row
-# has 7,168 elements in bf16. `skew` makes some experts popular, `places` is the factor above, and `nodes`
-# is the limit of §5. Find three things:
+# **Play.** The widget draws 4,096 random tokens and divides them among up to 64 ranks, with eight ranks per
+# node. A row has 7,168 elements in bf16. `skew` makes some experts popular, `places` is the factor in the
+# capacity, and `nodes` is the limit on a token's nodes from §5. Answer three questions:
 #
-# 1. With a fair router, what is the least number of ranks at which half of the rows leave their node?
+# 1. With a fair router, what is the smallest number of ranks at which half of the rows leave their node?
 # 2. With 64 experts on 16 ranks and k = 4, what skew gives the slowest rank twice the mean number of rows?
 # 3. With 256 experts on 64 ranks and k = 8, what share of the bytes between nodes does a limit of 4 nodes
-#    save, if a row goes to each node once?
+#    save, if a row is sent to each node only once?
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.router_playground import router_playground
@@ -1035,20 +1063,21 @@ from course_lib.pictures.router_playground import router_playground
 router_playground()
 
 # %% [markdown]
-# <details><summary>Answers</summary>The first answer is 16 ranks, which are two nodes. With 32, three in
-# four rows leave their node. The second answer is a skew of 0.5. The third is a quarter, because the
-# bytes "once for each node" fall from 4.3 to 3.2 MB. But the limit saves nothing if a row is sent for each
+# <details><summary>Answers</summary>The first answer is 16 ranks, which are two nodes. With 32 ranks, three
+# in four rows leave their node. The second answer is a skew of 0.5. The third is a quarter, because the bytes
+# "once for each node" fall from 4.3 to 3.2 MB. But the limit saves nothing if a row is sent once for each
 # expert.</details>
 #
-# **Gradients and their groups.** Put the experts on a mesh with replicas. With dp = 2 and ep = 2, there
-# are four ranks, all with rows of their own. Rank r has the coordinate (dp, ep) = (r // 2, r % 2). Which
-# ranks hold the same experts? Which hold the same router?
+# **Gradients and their groups.** Now combine experts with data parallelism, on a mesh with the axes dp and
+# ep. With dp = 2 and ep = 2, there are four ranks, and each has tokens of its own. Rank r has the coordinate
+# (dp, ep) = (r // 2, r % 2). Which ranks hold the same experts? Which ranks hold the same router?
 #
-# The loss of the batch is a sum over its targets, each divided by the number of all targets. So every
-# rank has *terms of a sum*, and nothing is divided later. A dense parameter is on all four ranks, each of
-# which saw a quarter of the rows, so its gradient is summed over dp × ep. But an expert is on the two
-# ranks with the same ep. In forward, the expert got the rows of all ranks along ep, so its gradient contains
-# their terms and is summed only over dp.
+# The loss of the batch is the sum of the losses of all its targets, divided by the number of these targets.
+# If each rank divides the losses of its own targets by the number of *all* targets, it has *terms of a sum*,
+# and no gradient has to be divided later. A dense parameter (any parameter outside the experts) is on all
+# four ranks. Each rank saw a quarter of the tokens, so the gradient of a dense parameter is summed over dp ×
+# ep. But an expert is only on the two ranks with the same ep. In forward, it already got the rows of all
+# ranks along ep, so its gradient contains the terms of these ranks and is summed only over dp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.mesh.coordinates import axis_ranks
@@ -1060,12 +1089,15 @@ for rank in range(4):
     print(f"{rank:4}   {dense!s:22}   {apart}")
 
 # %% [markdown]
-# Two mistakes are easy to make here. If an expert's gradient is summed over dp × ep, as if it were dense,
-# then with four experts, rank 0's gradient of expert 0 is added to rank 1's gradient of expert 2. Shapes
-# fit, and nothing complains. The other mistake arises if each rank's loss is the mean over its own
-# tokens. Dense gradients are then divided by the 4 ranks over which they are summed, but an expert's
-# gradient is divided by only 2. So it is `ep` times too large, but AdamW hides that, since it divides by
-# the size of the gradient. A comment in torchtitan's code warns of this trap.
+# Two mistakes are easy to make here. The first mistake is to sum an expert's gradient over dp × ep, as if the
+# expert were a dense parameter. With four experts, rank 0's gradient of expert 0 is then added to rank 1's
+# gradient of expert 2. The shapes fit, so there is no error.
+#
+# The second mistake is possible if each rank's loss is the mean over its own tokens, because all gradients
+# then have to be divided by 4, the number of ranks. It seems natural to divide each gradient by the number of
+# ranks over which it is summed, but for an expert's gradient this number is only 2. The result is `ep` times
+# too large. AdamW hides the mistake, since it divides each gradient by the usual size of that gradient. A
+# comment in torchtitan's code warns of this trap.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1073,12 +1105,14 @@ for rank in range(4):
 # *No points. With GPUs this takes a few minutes. Without them, the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** 8 to 128 experts share the same 16,384 rows in 16 bits. The loop starts three products
-# for each expert, but `grouped_mm` starts three in all. At how many experts does the loop begin to
-# lose? The cell predicts the first row's time, because the FLOPs are the same in all rows.
+# **Predict.** The cell multiplies 16,384 rows in 16 bits by the matrices of 8, 32 and 128 experts. The loop
+# starts a product for each expert, but `grouped_mm` starts a single kernel. At how many experts does the loop
+# become slower than `grouped_mm`? As its own prediction, the cell uses the time with 8 experts for all lines
+# of the table, because the number of FLOPs is always the same.
 #
-# <details><summary>Answer</summary>It loses as soon as an expert's rows no longer fill the GPU's units.
-# For example, 128 experts have 128 rows each, and the loop starts 384 kernels for them.</details>
+# <details><summary>Answer</summary>The loop is slower as soon as the rows of a single expert no longer fill
+# the GPU's compute units. For example, 128 experts have 128 rows each, and the loop starts 128 products for
+# them.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1093,11 +1127,12 @@ def as_the_first(of, run):
 on_gpus = on_your_gpus(GROUPED, predicted=as_the_first)
 
 # %% [markdown]
-# **Predict.** The cell runs an all-to-all between n GPUs, first with equal parts, and then with one rank
-# that gets everything. The bytes are the same in both. How many times as long does the second take?
+# **Predict.** The cell runs an all-to-all between n GPUs, first with equal parts, and then with one rank that
+# gets everything. The total number of bytes is the same in both. How many times as long does the second
+# all-to-all take?
 #
-# <details><summary>Answer</summary>It takes about n times as long if all links are equally fast, because
-# one GPU's link carries what n carried before.</details>
+# <details><summary>Answer</summary>It takes about n times as long if all links are equally fast, because the
+# link of one GPU carries the bytes that the links of n GPUs carried before.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 between_gpus = on_your_gpus(EXCHANGES)
@@ -1113,20 +1148,21 @@ between_gpus = on_your_gpus(EXCHANGES)
 #
 # A number may be an expression. If a question asks for two things, write a pair, `(first, second)`.
 #
-# 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion per token. With AdamW in mixed
-#    precision, it takes 16 bytes per parameter. How many **GB** (10⁹ bytes) do weights, gradients and
-#    states take? And how many **GFLOPs** does a token cost, forward and backward, at 6 FLOPs per
+# 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion per token. Training with AdamW in mixed
+#    precision takes 16 bytes per parameter. How many **GB** (10⁹ bytes) do weights, gradients and optimizer
+#    states take together? And how many **GFLOPs** does a token cost, forward and backward, at 6 FLOPs per
 #    parameter?
 # 2. Take 64 experts, k = 2, 8 ranks with 4,096 tokens each, h = 4,096, bf16, and a balanced router. How
 #    many **MB** (10⁶ bytes) of rows does a rank send for one layer, forward and backward?
-# 3. On a mesh of dp = 3 and ep = 4, every rank's loss is the mean over its own tokens. Someone divides
-#    each gradient by the number of ranks over which it is summed, so dense gradients by 12 and experts'
-#    gradients by 3. How many **times** too large are the experts' gradients, and with which optimizer
-#    does it hardly show: `"sgd"`, `"sgd with momentum"` or `"adamw"`?
+# 3. On a mesh of dp = 3 and ep = 4, every rank's loss is the mean over its own tokens. Someone divides each
+#    gradient by the number of ranks over which it is summed, so dense gradients by 12 and experts' gradients
+#    by 3. How many **times** too large are the experts' gradients, and with which optimizer does the mistake
+#    hardly show: `"sgd"`, `"sgd with momentum"` or `"adamw"`?
 # 4. On the same mesh, {"dp": 3, "ep": 4}, ep is the inner axis, so rank r has dp = r // 4 and ep = r % 4.
-#    Over which **ranks** is the gradient of a dense parameter of rank 6 summed, and over which is the
-#    gradient of its experts summed? Write two lists.
-# 5. DeepSeek-V3 took 180,000 GPU hours for each 10¹² tokens, on 2,048 H800. How many **days** is that?
+#    Over which **ranks** is the gradient of a dense parameter on rank 6 summed, and over which ranks is the
+#    gradient of an expert on rank 6 summed? Write two lists.
+# 5. The training of DeepSeek-V3 took 180,000 GPU hours for each 10¹² tokens, on 2,048 H800 GPUs. How many
+#    **days** did 10¹² tokens take?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # (GB, GFLOPs)
@@ -1162,16 +1198,16 @@ report.points(5)
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# If an expert has C places, which tokens get them? GShard and the Switch Transformer let the assignments
-# queue, first all *first* choices in the order of the tokens, and then all second choices. An
-# assignment's place is the number of assignments before it that want the same expert. The assignment is
-# kept if its place is below C.
+# If an expert has C places, which tokens get them? GShard and the Switch Transformer let the assignments of
+# an expert queue. All *first* choices come before all second choices, and within a choice the tokens keep
+# their order. An assignment's place is the number of assignments before it that want the same expert. The
+# assignment is kept if its place is below C.
 #
-# **Predict.** Three tokens choose (0, 1), (1, 0) and (0, 2). Which place does token 1's second choice
-# get?
+# **Predict.** Three tokens choose the experts (0, 1), (1, 0) and (0, 2). Which place does token 1's second
+# choice get?
 #
-# <details><summary>Answer</summary>It gets place 2, because expert 0 has the first choices of tokens 0
-# and 2 before it.</details>
+# <details><summary>Answer</summary>It gets place 2, because the first choices of tokens 0 and 2 are before it
+# in the queue of expert 0. These two have the places 0 and 1.</details>
 #
 # **Build.** You don't need a loop, only `F.one_hot` of the choices in the order of the queue, and a
 # `cumsum`.
@@ -1212,18 +1248,20 @@ report = check("11_experts/queue", queue, cases="hidden")
 # | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# DeepSeek-V3 keeps each token on at most 4 of 8 nodes, so a row crosses the network at most four times
-# (§2.1.2 of its report). Each node is ranked by the sum of its k / limit best scores. The `limit` nodes
-# with the largest sums are kept, and then the k best experts on these nodes are chosen.
+# DeepSeek-V3 sends each token to experts on at most 4 of 8 nodes, so a row crosses the network at most four
+# times (§2.1.2 of its report). For each token, the nodes are compared by the sum of their k / limit best
+# scores. The `limit` nodes with the largest sums are kept, and then the k best experts on these nodes are
+# chosen.
 #
-# **Predict.** Node 0 has the scores 5, 0, 0 and node 1 has 3, 3, 3. With k = 2 and a limit of one node,
-# which experts are chosen?
+# **Predict.** The scores of the experts are 5, 0, 0 on node 0 and 3, 3, 3 on node 1. With k = 2 and a limit
+# of one node, which experts are chosen?
 #
-# <details><summary>Answer</summary>k / limit = 2 scores count, so compare 5 + 0 with 3 + 3. Node 1 is
-# kept, although the best expert of all is then not chosen.</details>
+# <details><summary>Answer</summary>The k / limit = 2 best scores of each node count, so 5 + 0 is compared
+# with 3 + 3. Node 1 is kept, and two of its experts are chosen, although the best expert of all is on node
+# 0.</details>
 #
-# **Build.** Scores can be below 0. `unflatten(1, (nodes, -1))` puts the experts of each node into a row
-# of its own.
+# **Build.** Remember that scores can be below 0. `unflatten(1, (nodes, -1))` gives each node a row of its
+# own, with the scores of its experts.
 
 
 # %% nbgrader={"grade_id": "node_limited", "solution": true}
@@ -1251,9 +1289,9 @@ report = check("11_experts/node_limited", node_limited, cases="hidden")
 # %% [markdown]
 # ## Scorecard
 #
-# The card shows one step of AdamW of the small GPT, with 8 experts of 512 hidden elements in each of two
-# layers, on 4 ranks. It compares DDP, with all experts on every rank and all-reduced gradients, with your
-# layer of two experts per rank. M is the size of all parameters, in bytes.
+# The card shows one AdamW step of the small GPT on 4 ranks. Each of its two layers has 8 experts with 512
+# hidden elements. The card compares DDP, which keeps all experts on every rank and all-reduces their
+# gradients, with your layer, which keeps two experts on each rank. M is the size of all parameters, in bytes.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1328,30 +1366,31 @@ if alone_run:
     display(Scorecard(rows, unit=held, flops_alone=alone_run[0].flops))
 
 # %% [markdown]
-# *Bytes*: Replicas send 2(N−1)/N of all parameters' gradients. If experts are dealt out, their gradients
-# are never sent. Instead, the rows of the tokens are sent, and their bytes have nothing to do with the
-# experts' size. With wide experts, this is why the tokens travel instead of the experts. *Memory*: Each
-# rank no longer holds weights, gradients and AdamW's two states for six of the eight experts.
+# *Bytes*: With DDP, each rank sends 2(N−1)/N times the size of all gradients. If the experts are divided
+# among the ranks, their gradients are never sent. Instead, the rows of the tokens are sent, and their size
+# does not depend on the number of hidden elements in an expert. So the wider the experts are, the more you
+# save by sending tokens instead of gradients. *Memory*: Of the eight experts in a layer, each rank holds the
+# weights, gradients and AdamW states of only two.
 #
-# **You have built** a router that learns only through its weights; a mixture of experts on one rank and
-# on many; an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy.
-# You can also say from a histogram how many bytes each rank sends, and over which ranks each gradient is
-# summed.
+# **You have built** a router that learns only through its weights; a mixture of experts on one rank and on
+# many; an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy. From a
+# histogram, you can also predict how many bytes each rank sends, and you know over which ranks each gradient
+# is summed.
 #
 # **Read on.**
-# - Shazeer et al. (2017), *Outrageously Large Neural Networks*: the gate, and what collapses.
+# - Shazeer et al. (2017), *Outrageously Large Neural Networks*: the gate, and how it collapses.
 # - Lepikhin et al. (2020), *GShard*: experts on many devices, capacity, two all-to-alls.
 # - Fedus, Zoph, Shazeer (2021), *Switch Transformers*: k = 1, and the loss of §6.
-# - Gale et al. (2022), *MegaBlocks*: nothing is dropped.
+# - Gale et al. (2022), *MegaBlocks*: experts that drop no tokens.
 # - Jiang et al. (2024), *Mixtral of Experts*: the layer of §2, in a model you can download.
 # - Wang et al. (2024), *Auxiliary-Loss-Free Load Balancing*: the bias.
 # - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §2.1.2 and §3.2.
 # - `course_lib/experts/`: read it after you have written yours, and begin with `parallel.py`.
 #
-# <details><summary>In the lectures</summary>Lecture 002 says that experts "share parameters". But each
-# expert has its own matrices, and tokens share only attention, norms and embeddings. So Mixtral, which
-# has eight experts of a 7B model, has 46.7 billion parameters instead of 56. Lecture 001's figure for
-# GPT-4 is a rumour.</details>
+# <details><summary>In the lectures</summary>Lecture 002 says that experts "share parameters". But each expert
+# has its own matrices. Only attention, norms and embeddings are used by all tokens. Mixtral has the eight
+# experts of a 7B model, but because it has the other parameters only once, it has 46.7 billion parameters
+# instead of 56. Lecture 001's figure for GPT-4 is a rumour.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
