@@ -17,7 +17,7 @@
 # | you need | from notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
 # | time | three hours; the *optional* parts (§7 and the second half of §5) take three quarters of an hour more |
 # | points | 60 (52 without the optional parts: §7, 5 points, and part of §5, about 3) |
-# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* measures what needs real GPUs |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -60,7 +60,7 @@
 # ranks on your laptop share a few cores instead, and §9 shows how this changes the times.
 #
 # Formulas count rounds from 0, as loops do (in §6, from 1). The *films*, which are the pictures with a slider
-# that you know from notebook 00, number them from 1.
+# you know from notebook 00, number the rounds from 1.
 #
 # The same rules hold for all your code here. Use **messages only** (`send`, `recv`, `isend`, `irecv`,
 # `batch_isend_irecv`), and no built-in collective. As in `torch.distributed`, `group=None` means the group of
@@ -336,7 +336,7 @@ def broadcast_840():
 beside(broadcast_cost, broadcast_840)
 
 # %% [markdown]
-# The tree has a weakness, because the root sends ceil(log2 N) · M although one M would do. For a large
+# The tree has a weakness, because the root sends ceil(log2 N) · M although M would be enough. For a large
 # tensor, it is better to cut it into pieces that follow each other down a chain of ranks. Then every rank
 # except the last sends M, whatever N is. This is called *pipelining*, and you will meet it again in notebook
 # 07.
@@ -365,11 +365,11 @@ results(disagree_on_the_root)
 # between ranks.
 #
 # **In production.** `dist.broadcast(tensor, src)` has the same arguments. The ledger can't see how a built-in
-# sends, so for a built-in it books the least any algorithm must send. A broadcast is booked as a chain, with
-# M from every rank except the last. Only the operating system knows how many bytes really went over the wire,
-# and Linux counts the bytes of every TCP connection. `show_wire` prints these counts for the built-in and for
-# your tree. gloo, the CPU backend, also uses a binomial tree, whose root sends 2 M on four ranks. (Some
-# figures might be a few hundredths above the algorithm's bytes, because Linux counts everything on the
+# sends, so for a built-in it records the least any algorithm must send. A broadcast is recorded as a chain,
+# with M from every rank except the last. Only the operating system knows how many bytes really went over the
+# wire, and Linux counts the bytes of every TCP connection. `show_wire` prints these counts for the built-in
+# and for your tree. gloo, the CPU backend, also uses a binomial tree, whose root sends 2 M on four ranks.
+# (Some figures might be a few hundredths above the algorithm's bytes, because Linux counts everything on the
 # connection, or much higher if TCP had to send bytes again. NCCL's bytes don't go over TCP on one machine, so
 # `show_wire` asks for gloo.)
 
@@ -691,7 +691,7 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # bytes.
 #
 # **Break it.** If ten elements are cut into four shards, the shards have 3, 3, 2 and 2. Here every rank makes
-# room for N shards of its own size. What happens when a rank with 2 meets a rank with 3?
+# room for N shards of its own size. What happens when a rank with 3 elements sends to a rank with 2?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1347,7 +1347,7 @@ def hierarchical_all_reduce(tensor: torch.Tensor, intra_group: Group, inter_grou
 # length is the next multiple of g, work on that, and then copy the first <code>numel</code> elements back.
 # Zeros add nothing.</details>
 #
-# **Check and measure.** The second cell takes two nodes of four ranks and 3,360 bytes. The ledger's matrix
+# **Check and measure.** The second cell uses two nodes of four ranks and 3,360 bytes. The ledger's matrix
 # shows how much each rank sent to every other rank. Ranks 0 to 3 are one node and ranks 4 to 7 the other, so
 # the two 4 x 4 blocks on the diagonal are inside the nodes.
 
@@ -1724,7 +1724,7 @@ for name, times in measured.items():
 # less, look at the memory, because doubling receives into a buffer as large as the tensor. If that buffer is
 # new in every call, it is fetched from the system each time, page by page, because glibc, the C library of
 # Linux, keeps no freed block of more than 32 MB for the next call (`man mallopt`, M_MMAP_THRESHOLD). α and β
-# know nothing of memory.
+# don't account for memory.
 #
 # **In production.** `nccl-tests` prints two bandwidths, and so do the last four lines above. The *algorithm
 # bandwidth* is M divided by the time. The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an
