@@ -99,9 +99,9 @@ print("added where they belong:", sums.tolist())
 # | points | 8 |
 #
 # Softmax turns a router's logits into probabilities, and the k experts with the largest probabilities are
-# chosen. This choice has no gradient, because if a logit changes a little, an index either stays the same
-# or jumps. So a router can learn only through the **weights** with which the experts' outputs are added.
-# These are the probabilities of the chosen experts, divided by their sum:
+# chosen. This choice has no gradient, because if a logit changes a little, an index either stays the same or
+# jumps. So a router can learn only through the **weights** by which the experts' outputs are multiplied
+# before they are added. The weights are the probabilities of the chosen experts, divided by their sum:
 #
 # > wᵢ = pᵢ / Σ p of the chosen
 #
@@ -119,8 +119,9 @@ print("added where they belong:", sums.tolist())
 # softmax cancels, and the other two logits appear only there.</details>
 #
 # **Build.** Five lines are enough. `topk` returns the largest numbers of each row, but equal numbers can come
-# in any order. If you want to keep their order, use `sort(dim=-1, descending=True, stable=True)` instead.
-# `gather(1, experts)` takes from each row the numbers in the columns listed in `experts`.
+# in any order. If you want equal numbers to keep their order, use `sort(dim=-1, descending=True,
+# stable=True)` instead. `gather(1, experts)` takes from each row the numbers in the columns listed in
+# `experts`.
 
 
 # %% nbgrader={"grade_id": "route", "solution": true}
@@ -157,8 +158,8 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** Does an untrained router spread its tokens evenly over the experts? The cell takes the first
-# 240 characters of the source code of Python's standard library as tokens, and routes them to 8 experts. Each
-# character of the alphabet has its own random vector, so the same character always goes to the same two
+# 240 characters of the source code of Python's standard library as tokens, and routes them to 8 experts.
+# Every distinct character has its own random vector, so the same character always goes to the same two
 # experts. But the text uses some characters much more often than others.
 
 # %% tags=["skip-in-grading"]
@@ -231,11 +232,11 @@ if ready(route):
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# Every token goes through its k experts. Their results are multiplied by their weights and added. A loop over
-# tokens can do that, but it is slow, because the product of a single row and a matrix makes poor use of a
-# GPU. At the other extreme, a single line can send all tokens through all experts and mask out the unwanted
-# results. But then the layer costs E/k times the FLOPs, although saving FLOPs was the reason for having
-# experts.
+# Every token goes through its k experts. Each expert's result is multiplied by its weight, and then the k
+# results are added. A loop over tokens can do that, but it is slow, because the product of a single row and a
+# matrix makes poor use of a GPU. At the other extreme, a single line can send all tokens through all experts
+# and mask out the unwanted results. But then the layer costs E/k times the FLOPs, although saving FLOPs was
+# the reason for having experts.
 #
 # The solution is to sort. Put the T·k assignments in the order of their experts, so that the rows of each
 # expert are next to each other. Then an expert can multiply all its rows by a matrix in one product. The
@@ -499,8 +500,7 @@ if run:
 # %% [markdown]
 # **Break it.** On two ranks, rank 0 makes room for one row too few. Without `course_lib`, gloo would end the
 # process here. If rank 0 made room for one row too *many*, gloo would report nothing, and the last row would
-# hold whatever was in memory. But `course_lib` first compares the sizes that the two ends of each message
-# expect:
+# hold whatever was in memory. But `course_lib` first compares the sizes at the two ends of each message:
 
 
 # %% tags=["skip-in-grading"]
@@ -562,9 +562,9 @@ except RankError as error:
 # `exchange` is not finished, use `reference.exchange` instead.
 #
 # - `counts` holds the number of this rank's rows for each of the E experts. An `all_to_all_single` without
-#   sizes then fills `arriving`, which holds the numbers of rows for the experts of this rank. Its first E/n
-#   numbers come from rank 0, the next E/n from rank 1, and so on. `send` and `receive` are the sums of these
-#   numbers per rank, as `exchange` needs them.
+#   sizes then fills `arriving` with the numbers of rows that will arrive for this rank's experts. The first
+#   E/n numbers come from rank 0, the next E/n from rank 1, and so on. For `exchange`, `send` sums `counts`
+#   per rank, and `receive` sums `arriving` per rank.
 # - To get the expert of each row that arrived, with the number 0 for this rank's first expert, write
 #   `torch.arange(held).repeat(n).repeat_interleave(arriving)`.
 # - A rank without tokens also takes part in all exchanges, because other ranks need its experts.
@@ -737,8 +737,9 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 #
 # Take the matrix of §4 that lists how many rows each rank has for each rank, and ignore its diagonal. In the
 # dispatch, rank r sends the rows counted in *row* r of this matrix. In the combine, it sends back the results
-# of the rows it received, which are counted in *column* r. In backward, gradients make both journeys in the
-# opposite direction. So a rank with popular experts sends a lot, even if none of its own tokens leave it.
+# of the rows it received, which are counted in *column* r. Backward repeats both exchanges for the gradients,
+# in the opposite direction. So a rank with popular experts sends a lot, even if none of its own tokens leave
+# it.
 #
 # **Predict.** On two ranks with two experts each, the counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many
 # rows does rank 0 send, in all four exchanges together?
@@ -813,14 +814,14 @@ if run and ready(all_to_all_bytes):
 #
 # If you leave a router to itself, it collapses. An expert that is a little better gets more tokens, so it
 # learns more, gets better, and is chosen still more often. If the experts are on many ranks, the rank with
-# the popular experts still computes while the other ranks wait. There are two remedies.
+# the popular experts is still computing while the other ranks wait. There are two remedies.
 #
 # **A loss.** Let fᵢ be the share of all assignments that expert i gets, and pᵢ the mean of its
 # probability over all tokens. The loss is
 #
 # > L = E · Σ fᵢ pᵢ
 #
-# It is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. The shares fᵢ
+# L is 1 if all shares are equal, and E/k if k experts get all assignments and all probability. The shares fᵢ
 # have no gradient, because they count choices. But the means pᵢ have a gradient. The larger fᵢ is, the more
 # this gradient lowers the probability of expert i.
 #
@@ -839,7 +840,7 @@ if run and ready(all_to_all_bytes):
 # 0.01?
 #
 # <details><summary>Answer</summary>Since f = p = (1/2, 1/2, 0, ...), L = 8 · (1/4 + 1/4) = 4 = E/k. Expert 5
-# gets less than the mean in each of the ten steps, so its bias rises by 0.1.</details>
+# gets fewer assignments than the mean in each of the ten steps, so its bias rises by 0.1.</details>
 #
 # **Build.** The probabilities are `logits.softmax(-1)`. You also need the number of tokens of all ranks. You
 # can compute it from the summed counts, because each token has k assignments, so nothing else has to be sent.
@@ -988,9 +989,9 @@ if runs:
 # %% [markdown]
 # The grey line marks the complete collapse, with a MaxVio of E/k − 1 = 3. Without a remedy, the routers of
 # both layers are close to the line within a dozen steps, and the second router stays on it. The bias works
-# slowly. It is added to probabilities between 0 and 1, but each step raises one bias and lowers another by
-# only 0.01. So a gap of 0.5 between two probabilities is closed only after 25 steps, and in the meantime the
-# router collapses in spite of the bias.
+# slowly. It is added to probabilities between 0 and 1, but each step changes the bias of an expert by only
+# 0.01. The biases of a busy and an idle expert move in opposite directions, so a gap of 0.5 between their
+# probabilities is closed only after 25 steps. In the meantime, the router collapses in spite of the bias.
 #
 # Look at the losses as well. For a model of this size, balance makes the loss neither much better nor much
 # worse, so the reason to balance is *speed*. Suppose that each rank holds one expert, and that the busiest
@@ -1046,7 +1047,7 @@ for tokens in (64, 1024):
 # Assignments are dropped even if the router is fair, because chance makes some experts busier than others.
 # With a factor of 1.0 and only 64 tokens, almost 9 % of the assignments are dropped. Today's systems
 # (Megatron-Core by default, MegaBlocks, DeepSeek-V3) drop nothing. Instead, they have to exchange counts and
-# parts of unequal size, like your layer.
+# parts of unequal size, as your layer does.
 #
 # **Play.** The widget draws 4,096 random tokens and divides them among up to 64 ranks, with eight ranks per
 # node. A row has 7,168 elements in bf16. `skew` makes some experts popular, `places` is the factor in the
@@ -1073,10 +1074,10 @@ router_playground()
 # (dp, ep) = (r // 2, r % 2). Which ranks hold the same experts? Which ranks hold the same router?
 #
 # The loss of the batch is the sum of the losses of all its targets, divided by the number of these targets.
-# If each rank divides the losses of its own targets by the number of *all* targets, it has *terms of a sum*,
-# and no gradient has to be divided later. A dense parameter (any parameter outside the experts) is on all
-# four ranks. Each rank saw a quarter of the tokens, so the gradient of a dense parameter is summed over dp ×
-# ep. But an expert is only on the two ranks with the same ep. In forward, it already got the rows of all
+# If each rank divides the losses of its own targets by the number of *all* targets, the results are *terms of
+# a sum*, and no gradient has to be divided later. A dense parameter (any parameter outside the experts) is on
+# all four ranks. Each rank saw a quarter of the tokens, so the gradient of a dense parameter is summed over
+# dp × ep. But an expert is only on the two ranks with the same ep. In forward, it already got the rows of all
 # ranks along ep, so its gradient contains the terms of these ranks and is summed only over dp.
 
 # %% tags=["skip-in-grading"]
@@ -1095,9 +1096,9 @@ for rank in range(4):
 #
 # The second mistake is possible if each rank's loss is the mean over its own tokens, because all gradients
 # then have to be divided by 4, the number of ranks. It seems natural to divide each gradient by the number of
-# ranks over which it is summed, but for an expert's gradient this number is only 2. The result is `ep` times
-# too large. AdamW hides the mistake, since it divides each gradient by the usual size of that gradient. A
-# comment in torchtitan's code warns of this trap.
+# ranks over which it is summed, but for an expert's gradient this number is only 2. Divided by 2, the
+# expert's gradient is `ep` times too large. AdamW hides the mistake, since it divides each gradient by the
+# usual size of that gradient. A comment in torchtitan's code warns of this trap.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1127,8 +1128,8 @@ def as_the_first(of, run):
 on_gpus = on_your_gpus(GROUPED, predicted=as_the_first)
 
 # %% [markdown]
-# **Predict.** The cell runs an all-to-all between n GPUs, first with equal parts, and then with one rank that
-# gets everything. The total number of bytes is the same in both. How many times as long does the second
+# **Predict.** The cell runs an all-to-all between n GPUs, first with equal parts, and then with all rows
+# going to one rank. The total number of bytes is the same in both. How many times as long does the second
 # all-to-all take?
 #
 # <details><summary>Answer</summary>It takes about n times as long if all links are equally fast, because the
@@ -1198,10 +1199,10 @@ report.points(5)
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# If an expert has C places, which tokens get them? GShard and the Switch Transformer let the assignments of
-# an expert queue. All *first* choices come before all second choices, and within a choice the tokens keep
-# their order. An assignment's place is the number of assignments before it that want the same expert. The
-# assignment is kept if its place is below C.
+# If an expert has C places, which tokens get them? In GShard and the Switch Transformer, the assignments of
+# each expert form a queue. All *first* choices come before all second choices, and within a choice the tokens
+# keep their order. An assignment's place is the number of assignments before it that want the same expert.
+# The assignment is kept if its place is below C.
 #
 # **Predict.** Three tokens choose the experts (0, 1), (1, 0) and (0, 2). Which place does token 1's second
 # choice get?
@@ -1393,8 +1394,8 @@ if alone_run:
 # instead of 56. Lecture 001's figure for GPT-4 is a rumour.</details>
 
 # %% [markdown]
-# **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
+# **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
+# In a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
 # `python -m course_lib.submit` packs them to be handed in.
 
 # %% tags=["skip-in-grading"]
