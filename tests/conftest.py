@@ -84,7 +84,13 @@ LONG = (
     "test_mutants.py",
 )
 # Every test of these may run in another worker: they share nothing that is slow to make.
-APART = ("test_mutants.py", "test_notebook_solutions.py", "test_notebooks.py", "test_seeds.py")
+APART = (
+    "test_imitated_devices.py",
+    "test_mutants.py",
+    "test_notebook_solutions.py",
+    "test_notebooks.py",
+    "test_seeds.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -48,6 +48,7 @@ NOT_JUDGED = {
 
 _marks: dict[int, weakref.ref] = {}  # storages on the pretended GPU
 _generators: dict[int, torch.Generator] = {}  # and generators there
+_within_cpp: list[bool] = []  # of functions of C++ that run, whether they work on the GPU
 _storage = torch.Tensor.untyped_storage
 _real_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 
@@ -106,6 +107,8 @@ class Pretend(TorchDispatchMode):
             result = func(*args, **kwargs)
         if on_gpu and func is torch.ops.aten.new_zeros.default and by_the_engine():
             wanted = GPU  # of an index's backward: C++ asks for the device that it sees
+        if not given and _within_cpp and _within_cpp[-1]:
+            wanted = GPU  # such as attention's own mask
         if wanted == GPU or (wanted is None and on_gpu):
             for tensor in tensors_in(result):
                 mark(tensor)
@@ -201,8 +204,9 @@ def imitate() -> None:
         return Copy.apply(self) if marked(self) else host(self, *args, **kwargs)  # type: ignore[return-value]
 
     def moved(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and isinstance(args[0], torch.Tensor):  # C++ sees the same device for both
+            args = (args[0].device, args[0].dtype, *args[1:])
         target = kwargs.get("device", args[0] if args else None)
-        target = target.device if isinstance(target, torch.Tensor) else target
         if isinstance(target, str):
             target = torch.device(target)
         if not isinstance(target, torch.device) or not marked(self):
@@ -245,6 +249,22 @@ def imitate() -> None:
         _builtins._register_builtin(make_there, f"aten::{make.__name__}")  # for torch.jit.script
         return make_there
 
+    def on_its_device(function: Callable) -> Callable:
+        """A function of C++ that makes tensors of its own where its first argument lies."""
+
+        @functools.wraps(function)
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            _within_cpp.append(marked(tensor))
+            try:
+                return function(tensor, *args, **kwargs)
+            finally:
+                _within_cpp.pop()
+
+        return call
+
+    functions: Any = torch.nn.functional
+    for name in ("scaled_dot_product_attention", "one_hot"):
+        setattr(functions, name, on_its_device(getattr(functions, name)))
     torch.tensor, torch.as_tensor = made(torch.tensor), made(torch.as_tensor)
     torch.Generator = Generator  # type: ignore[misc]
     names: Any = torch.Tensor

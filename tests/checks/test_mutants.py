@@ -5,9 +5,9 @@
 name the mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in
 the hidden cases either. Nor may a cell titled `# %% base: ...`, which others are patches on, unless it says
 what it leaves out. The check's remark on NCCL must match a right cell's `# on NCCL:` pattern; without one
-the check must not speak of NCCL. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is
-imitated, and must go through there, or come to a stop if the check says that they can. If an exercise is
-about something, one wrong solution misses it, and the check says that it keeps half of the points at most.
+the check must not speak of NCCL. (`test_imitated_devices.py` runs right cells where NCCL's order and a GPU
+are imitated.) If an exercise is about something, one wrong solution misses it, and the check says that it
+keeps half of the points at most.
 
 A run judges a third of a file's cells, drawn by its seed, with one at least that is right and one that misses
 the idea; COURSE_ALL_TESTS=1 judges all, and so does a change that touches the exercise (`tests/drawn.py`).
@@ -24,7 +24,6 @@ import contextlib
 import io
 import linecache
 import math
-import os
 import random
 import re
 from collections.abc import Iterator
@@ -45,7 +44,7 @@ from course_lib.checks.judge.case import Case, Draw, Exercise, Finding
 from course_lib.checks.judge.find import find, of_assignment
 from course_lib.checks.judge.remarks import TITLE
 from course_lib.checks.report import Report
-from tests import drawn, nccl_like
+from tests import drawn
 from tests.checks import scores
 
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
@@ -194,28 +193,6 @@ def compared(mutants: list[Mutant], seed: int, everything: bool) -> set[str]:
         return set(wrong)
     draw = random.Random(f"{seed} {wrong}")
     return {draw.choice(wrong)} if wrong and draw.random() < WHOLE else set()
-
-
-@pytest.mark.skipif(not os.environ.get("COURSE_ALL_TESTS"), reason="takes minutes: make test-all")
-@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_right_solutions_go_through_in_nccls_order_unless_a_remark_says_otherwise(
-    file: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All lines but those on memory: the imitation holds other memory than NCCL."""
-    name = f"{file.parent.name}/{file.stem}"
-    drawing = drawing_once(find(name))
-    monkeypatch.setattr(judge, "find", lambda _: drawing)
-    for mutant in read_mutants(file):
-        if mutant.right:
-            with nccl_like.offered(checks=True):
-                report, printed = judged(name, mutant, seed)
-            failed = [line for line in report.lines if not line.passed and line.aspect != "memory"]
-            if "can hang" in mutant.on_nccl:
-                assert any("NCCL does what a rank begins" in said for said in report.messages), (
-                    printed
-                )
-            elif "no tags" not in mutant.on_nccl:
-                assert not failed, f"{mutant.title}\n{printed}"
 
 
 def test_a_cell_that_does_not_define_all_names_is_named(seed: int) -> None:

@@ -147,12 +147,12 @@ def collect(results):
 # %% right: counts gathered, padded, cut
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
-    counts = [torch.zeros((), dtype=torch.int64) for _ in range(n)]
-    dist.all_gather(counts, torch.tensor(len(results)))
+    counts = [torch.zeros((), dtype=torch.int64, device=device()) for _ in range(n)]
+    dist.all_gather(counts, torch.tensor(len(results), device=device()))
     longest = max(int(count) for count in counts)
-    padded = torch.zeros(longest)
+    padded = torch.zeros(longest, device=device())
     padded[: len(results)] = results
-    parts = [torch.empty(longest) for _ in range(n)]
+    parts = [torch.empty(longest, device=device()) for _ in range(n)]
     dist.all_gather(parts, padded)
     if rank == 0:
         return torch.cat([part[: int(count)] for part, count in zip(parts, counts)])

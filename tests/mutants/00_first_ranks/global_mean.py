@@ -101,9 +101,10 @@ def global_mean(values):
 
 # %% right: computed on rank 0 and broadcast
 def global_mean(values):
-    total, count = values.double().sum(), torch.tensor(len(values), dtype=torch.float64)
+    total = values.double().sum()
+    count = torch.full_like(total, len(values))
     dist.reduce(total, 0)
     dist.reduce(count, 0)
-    mean = (total / count).float() if dist.get_rank() == 0 else torch.empty(())
+    mean = (total / count).float() if dist.get_rank() == 0 else torch.empty((), device=device())
     dist.broadcast(mean, 0)
     return mean

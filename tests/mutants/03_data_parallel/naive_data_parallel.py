@@ -359,7 +359,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         self.size = dist.get_world_size(group)
-        numel = torch.tensor(sum(p.numel() for p in module.parameters()))
+        numel = torch.tensor(sum(p.numel() for p in module.parameters()), device=device())
         everybody = [torch.empty_like(numel) for _ in range(self.size)]
         dist.all_gather(everybody, numel, group=group)
         assert all(other == numel for other in everybody)

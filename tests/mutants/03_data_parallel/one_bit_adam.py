@@ -232,12 +232,12 @@ class OneBitAdam:
 
 # %% right: one message each way, Adam's own step in the warm-up
 def bits_of(x):
-    weights = 2 ** torch.arange(8)
+    weights = 2 ** torch.arange(8, device=x.device)
     return ((x >= 0).reshape(*x.shape[:-1], -1, 8) * weights).sum(-1).to(torch.uint8)
 
 
 def numbers_of(b):
-    weights = 2 ** torch.arange(8)
+    weights = 2 ** torch.arange(8, device=b.device)
     return torch.where((b.long().unsqueeze(-1) & weights) > 0, 1.0, -1.0).flatten(-2)
 
 
@@ -247,10 +247,10 @@ def sign_all_reduce(tensor, error, server_error, group=None):
     n, me, numel = dist.get_world_size(group), dist.get_rank(group), tensor.numel()
     s = server_error.numel()
     sizes = [max(0, min(s, numel - r * s)) for r in range(n)]
-    asked = torch.zeros(n * s, dtype=tensor.dtype)
+    asked = tensor.new_zeros(n * s)
     asked[:numel] = (tensor + error).flatten()
     asked = asked.view(n, s)
-    mask = torch.stack([torch.arange(s) < size for size in sizes])
+    mask = torch.stack([torch.arange(s, device=tensor.device) < size for size in sizes])
 
     def message(rows, counts):
         scale = torch.stack(
@@ -296,7 +296,7 @@ class OneBitAdam(torch.optim.Adam):
         for p in held:
             if p not in self.missed:
                 s = 8 * -(-p.numel() // (8 * n))
-                self.missed[p] = torch.zeros_like(p), torch.zeros(s, dtype=p.dtype)
+                self.missed[p] = torch.zeros_like(p), p.new_zeros(s)
             momentum = self.state[p]["exp_avg"]
             momentum.mul_(beta1).add_(p.grad, alpha=1 - beta1)
             sign_all_reduce(momentum, *self.missed[p], self.where)

@@ -190,7 +190,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
     k = max(1, round(fraction * asked.numel()))
     indices = asked.abs().topk(k).indices
     pairs = torch.stack([indices.int(), asked[indices].view(torch.int32)])
-    everything = torch.empty(n, 2, k, dtype=torch.int32)
+    everything = torch.empty(n, 2, k, dtype=torch.int32, device=tensor.device)
     dist.all_gather_into_tensor(everything.view(-1), pairs.view(-1), group=group)
     mean = torch.zeros_like(asked)
     for place, bits in everything:

@@ -412,7 +412,7 @@ class Unit:
 
     def reduce(self):
         grads = [
-            p.grad if p.grad is not None else torch.zeros(p.shape, dtype=p.dtype)
+            p.grad if p.grad is not None else torch.zeros(p.shape, dtype=p.dtype, device=p.device)
             for p in self.params
         ]
         total = torch.empty_like(self.shard, requires_grad=False)

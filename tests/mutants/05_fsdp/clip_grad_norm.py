@@ -262,10 +262,11 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 # %% right: one flat dot, gathered and added by each rank
 def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
     flat = [p.grad.reshape(-1).float() for p in shards if p.grad is not None]
-    row = torch.cat(flat) if flat else torch.zeros(1)
+    row = torch.cat(flat) if flat else torch.zeros(1, device=device())
     total = torch.dot(row, row).reshape(1)
     dist.all_reduce(total, dist.ReduceOp.SUM, group)
     norm = math.sqrt(total.item())
     coefficient = min(max_norm / (norm + 1e-6), 1.0)
-    torch._foreach_mul_([p.grad for p in shards if p.grad is not None] or [torch.zeros(1)], coefficient)
+    if flat:
+        torch._foreach_mul_([p.grad for p in shards if p.grad is not None], coefficient)
     return norm

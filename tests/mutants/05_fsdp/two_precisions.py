@@ -446,7 +446,7 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
         raise TypeError("an optimizer's gradient has 32 bits")
     n = dist.get_world_size(group)
     parts = list(grads.to(reduce_dtype).chunk(n))
-    received = torch.empty(grads.numel(), dtype=reduce_dtype)
+    received = torch.empty(grads.numel(), dtype=reduce_dtype, device=grads.device)
     dist.all_to_all_single(received, torch.cat(parts), group=group)
     output.copy_(received.view(n, -1).double().mean(0).view_as(output))
 

@@ -656,8 +656,10 @@ class ColumnParallelLinear(torch.nn.Module):
 # %% right: refuses what does not divide; rank 0's weights for all
 # base: what the wrong ones change
 +        first = dist.get_global_rank(group or dist.group.WORLD, 0)
-+        for one in full.parameters():
-+            dist.broadcast(one.data, first, group=group)
++        for parameter in full.parameters():
++            sent = parameter.detach().to(device())
++            dist.broadcast(sent, first, group=group)
++            parameter.data.copy_(sent)
          self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
 @@
 -        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)

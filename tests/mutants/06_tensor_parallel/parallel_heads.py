@@ -631,7 +631,7 @@ class ParallelHeads(torch.nn.Module):
             times = self.heads // self.kv_heads
             k, v = k.repeat_interleave(times, 2), v.repeat_interleave(times, 2)
         scores = torch.einsum("bihd,bjhd->bhij", q, k) / self.size**0.5
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(later, -torch.inf).softmax(-1)
         ones = weights.new_ones(len(x), self.heads, *weights.shape[2:])  # masks of all heads
         weights = weights * self.dropout(ones)[:, self.rank * here : (self.rank + 1) * here]

@@ -508,7 +508,7 @@ class Mail:
 
     def expect(self, kind, k, source):
         shape = self.stage.shape(self.batch[k][0])
-        buffer = torch.empty(shape, dtype=self.stage.dtype)
+        buffer = torch.empty(shape, dtype=self.stage.dtype, device=device())
         work = dist.irecv(buffer, self.peer(source), group=self.group)
         self.coming[kind, k] = buffer, work
 
@@ -568,7 +568,9 @@ def run_schedule(stage, actions, microbatches, group=None):
             for act in actions[other]:
                 if act.kind == kind:
                     room = torch.zeros(
-                        stage.shape(microbatches[act.microbatch][0]), dtype=stage.dtype
+                        stage.shape(microbatches[act.microbatch][0]),
+                        dtype=stage.dtype,
+                        device=device(),
                     )
                     boxes[kind, act.microbatch] = (
                         room,
@@ -699,6 +701,8 @@ def run_schedule(stage, actions, microbatches, group=None):
                 dist.send(message, group=group, group_dst=to)
             del x, y, message
         elif to == rank:
-            came[kind, k] = torch.empty(stage.shape(inputs), dtype=stage.dtype)
+            came[kind, k] = torch.empty(
+                stage.shape(inputs), dtype=stage.dtype, device=device()
+            )
             dist.recv(came[kind, k], group=group, group_src=event.rank)
     return losses

@@ -368,7 +368,7 @@ def wait(works):
 def scores_of(q, k, queries, keys, causal, scale):
     s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
     if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        i, j = (torch.tensor(list(span), device=q.device) for span in (queries, keys))
         s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
     return s
 

@@ -453,7 +453,7 @@ class LossScaler:
 # %% right: the number of bad ranks, added
 # base: what the wrong ones change
 -        bad = torch.zeros(1)
-+        bad = torch.zeros((), dtype=torch.int32)
++        bad = torch.zeros((), dtype=torch.int32, device=device())
 @@
 -                if not param.grad.isfinite().all():
 -                    bad.fill_(1)
@@ -466,4 +466,4 @@ class LossScaler:
 # %% right: one byte from each rank
 # base: what the wrong ones change
 -        bad = torch.zeros(1)
-+        bad = torch.zeros(1, dtype=torch.uint8)
++        bad = torch.zeros(1, dtype=torch.uint8, device=device())

@@ -299,8 +299,8 @@ def load_balancing_loss(logits, experts, group=None):
 # %% right: counts and tokens in one tensor of integers
 def load_balancing_loss(logits, experts, group=None):
     T, E = logits.shape
-    row = torch.zeros(E + 1, dtype=torch.int64)
-    row[:E].scatter_add_(0, experts.reshape(-1), torch.ones(experts.numel(), dtype=torch.int64))
+    row = torch.zeros(E + 1, dtype=torch.int64, device=logits.device)
+    row[:E].scatter_add_(0, experts.reshape(-1), torch.ones_like(experts.reshape(-1)))
     row[E] = T
     dist.all_reduce(row, group=group)
     f = row[:E] / (row[E] * experts.shape[1])
@@ -327,7 +327,7 @@ def load_balancing_loss(logits, experts, group=None):
 def load_balancing_loss(logits, experts, group=None):
     E, k = logits.shape[1], experts.shape[1]
     counts = torch.stack([(experts == e).sum() for e in range(E)]).float()
-    tokens = torch.tensor([float(len(logits))])
+    tokens = torch.tensor([float(len(logits))], device=logits.device)
     dist.all_reduce(counts, group=group)
     dist.all_reduce(tokens, group=group)
     factor = (counts / tokens).to(logits.dtype) * (E / k)
