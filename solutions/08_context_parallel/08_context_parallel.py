@@ -4,12 +4,12 @@
 # **How does attention work on a sequence that no rank holds?**
 #
 # Except for attention, every layer of a transformer looks at one token at a time. So a sequence can be dealt
-# out to ranks as a batch is in data parallelism. Only attention needs other ranks, because every query meets
-# every key before it, whichever rank holds that key.
+# out to ranks, as a batch is in data parallelism. Only attention needs data from other ranks, because every
+# query is compared with every earlier key, whichever rank holds that key.
 #
-# This notebook begins on one rank, with the algorithm inside FlashAttention, which never stores attention's
-# N×N matrix. It works because a softmax can be computed in pieces, then put together. The same idea works
-# across ranks, because a piece can also come from another rank.
+# This notebook begins on one rank, with the algorithm inside FlashAttention, which never stores the N×N
+# matrix of attention scores. The algorithm works because a softmax can be computed in pieces, which are then
+# put together. The same idea works across ranks, because a piece can also come from another rank.
 #
 # | | |
 # |---|---|
@@ -17,7 +17,7 @@
 # | you need | from notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
 # | time | three hours, with a break after §3; the *optional* parts (§6, which has 9 of the points, §8 and §9) take half an hour more |
 # | points | 60 |
-# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only GPUs can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -41,9 +41,9 @@
 # | N×N | the matrix of scores between all pairs of tokens. In this name N counts *tokens*, so the matrix is `seq` × `seq` |
 # | c | the number of tokens one rank holds |
 # | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3, however, s is a score, and in §3 p is the softmax of the scores |
-# | q, k, v | (batch, seq, heads, head_dim), but k and v may have fewer heads, `kv_heads`. In formulas, d is head_dim |
+# | q, k, v | tensors of shape (batch, seq, heads, head_dim). k and v can have fewer heads, `kv_heads`. In formulas, d is head_dim |
 # | lse | one number for each query and head: log Σ exp(its scores) |
-# | block | a rank's keys and values, and also the scores of some queries with some keys. A *tile* (§3) is such a block of scores, of a chosen size |
+# | block | either a rank's keys and values, or the scores of some queries with some keys. A *tile* (§3) is a block of a chosen size |
 # | layout | for each rank, the positions it holds, as a list of ranges (*spans*) |
 # | contiguous | the layout in which rank 0 has the first tokens, rank 1 the next ones, and so on |
 
@@ -72,9 +72,9 @@ from course_lib.unfinished import ready, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# In the next cell, `full_attention` makes the N×N matrix, and all other versions are compared with it.
-# `drawn` makes q, k, v and a gradient of the output, the same on every rank. `try_it` runs code that may go
-# wrong.
+# In the next cell, `full_attention` stores the N×N matrix, and all other versions are compared with its
+# results. `drawn` makes random q, k, v and a random gradient of the output, which are the same on every rank.
+# `try_it` runs code that might fail, and then prints why.
 
 
 # %%
@@ -130,8 +130,8 @@ def said(prediction, *args, form=",.0f"):
 # | time | 5 minutes |
 #
 # A layer keeps about s·b·h·(34 + 5as/h) bytes of activations for backward, in 16 bits (Korthikanti et al.
-# 2022, table 2). The second term is 5·a·b·s², for the scores, their softmax and dropout. It is the only term
-# that grows with the *square* of the sequence. LLaMA 3 70B has h = 8,192 and a = 64. The cell prints both
+# 2022, table 2). The second term, 5·a·b·s², counts the scores, their softmax and dropout. Only this term
+# grows with the *square* of the sequence length. LLaMA 3 70B has h = 8,192 and a = 64. The cell prints both
 # terms for one sequence and one layer, before anything is sharded:
 
 # %% tags=["skip-in-grading"]
@@ -142,24 +142,24 @@ for seq in (4096, 32768, 131072, 1048576):
 
 # %% [markdown]
 # FlashAttention, which you build in §3, removes the second term, because it computes the scores again in
-# backward. (That takes *more* FLOPs, but it is faster all the same, because fewer bytes go to the GPU's main
-# memory and back.) But the first term stays. At 131,072 tokens, the context of Llama 3, it is 36.5 GB in each
-# of 80 layers. How much do the other axes help?
+# backward instead of keeping them. But the first term stays. At 131,072 tokens, the context of Llama 3, this
+# term is 36.5 GB in each of 80 layers. How much do the axes from earlier notebooks help?
 #
 # | axis | what it does to one long sequence |
 # |---|---|
-# | data parallelism, ZeRO | They do nothing, because a rank has at least one whole sequence |
-# | tensor and sequence parallelism, t = 8 | They leave each GPU an eighth, which is 4.6 GB for each layer, 365 GB in all. With more than 8 ranks, the group leaves its node, and has more ranks than the model has heads of keys (LLaMA 3 70B: 8) |
-# | pipeline, 1F1B | It does nothing. With p stages, rank 0 holds 1/p of the layers, but for p microbatches at the same time (notebook 07) |
-# | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits if a GPU has 40 GB left for activations, but costs a third more computing. Eight times the tokens do not fit |
+# | data parallelism, ZeRO | They do nothing, because each rank still has at least one whole sequence |
+# | tensor and sequence parallelism, t = 8 | They leave each GPU an eighth, which is 4.6 GB for each layer and 365 GB for all 80 layers. A group of more than 8 ranks does not fit into one node, and it has more ranks than the model has heads of keys (8 in LLaMA 3 70B) |
+# | pipeline, 1F1B | It does nothing. With p stages, rank 0 has 1/p of the layers, but keeps their activations for p microbatches at the same time (notebook 07) |
+# | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. This fits if a GPU has 40 GB left for activations, but it costs a third more computing. Eight times as many tokens would not fit |
 #
-# The other reason for a new axis is time. A batch has a fixed number of *tokens*, say 16 million, which are
-# 128 sequences of 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context
-# on 16,384 GPUs: 8 for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama
-# 3, table 4). The new factor, 16, divides both the activations and the time of one sequence.
+# Time is another reason for a new axis. A batch has a fixed number of *tokens*. For example, 16.8 million
+# tokens make only 128 sequences of 131,072, so at most 128 replicas have work. Llama 3 405B was trained for
+# its long context on 16,384 GPUs: 8 for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8
+# replicas (Llama 3, table 4). The 16 ranks for the context divide both the activations of a sequence and the
+# time it takes.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)",
-# where N counts tokens. That is right.</details>
+# where N counts tokens. That is right for the memory, but the computing is still O(N²).</details>
 
 # %% [markdown]
 # ## 2 · A softmax in pieces
@@ -172,29 +172,29 @@ for seq in (4096, 32768, 131072, 1048576):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
-# Softmax divides by a sum over all keys, so it seems to need all keys at the same time. For one query with
-# the scores s₁, s₂, ... and the values v₁, v₂, ...:
+# Softmax divides by a sum over all keys, so it seems to need all keys at the same time. Take one query that
+# has the scores s₁, s₂, ... with keys whose values are v₁, v₂, ...:
 #
 # > Z = Σ exp(sⱼ) and out = Σ exp(sⱼ) vⱼ / Z
 #
 # Now cut the keys into two parts A and B, and compute attention to each part separately. You get out_A and
-# out_B, each divided by its own sum. If you keep Z_A and Z_B, you can undo the division:
+# out_B, each divided by its own sum, Z_A or Z_B. If you keep these sums, you can undo the division:
 #
 # > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
 #
-# This is an average, weighted by the sums. For example, Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 give
-# (4+24)/4, which is 7. The result is again a pair (out, Z), so you can merge a third part into it, and the
-# order does not matter.
+# So out is an average of out_A and out_B, weighted by Z_A and Z_B. For example, Z_A = 1, out_A = 4 and Z_B =
+# 3, out_B = 8 give (4+24)/4, which is 7. The result is again a pair (out, Z), so you can merge further parts
+# into it, in any order.
 #
-# Sums of exponentials overflow quickly, since exp(89) is already infinite in float32. So keep the logarithm
-# instead, **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
+# Sums of exponentials overflow quickly, since exp(89) is already infinite in float32. So instead of Z, keep
+# its logarithm, **lse** = log Z ("log-sum-exp"). Then compute w_A, the weight of out_A, from a difference:
 #
 # > w_A = Z_A / (Z_A + Z_B) = 1 / (1 + exp(lse_B − lse_A)) = sigmoid(lse_A − lse_B)
 #
 # The helper `block_attention` computes attention of some queries to only some keys, and returns out and lse.
-# You will also use it in §3 and §4, so read it. Its two ranges are the positions of the queries and keys in
-# the *whole* sequence, so that `scores_of` can mask keys that come after a query. The queries that share a
-# head of keys become rows of one product (`by_head`; `by_token` undoes this). `SEEN` records the ranges of
+# You will also use it in §3 and §4, so read it. Its arguments `queries` and `keys` are ranges of positions in
+# the *whole* sequence, so that `scores_of` can mask keys that come after a query. `by_head` turns all queries
+# that share a head of keys into rows of one matrix, and `by_token` undoes this. `SEEN` records the ranges of
 # each call, for the pictures below.
 
 
@@ -243,18 +243,19 @@ def block_attention(q, k, v, queries, keys, causal=False):
 
 
 # %% [markdown]
-# **Predict.** Three keys have the scores 0, 0 and log 2, and the values 1, 2 and 8. What are out and lse of
-# the first two keys, of the third, and of all three?
+# **Predict.** Three keys have the scores 0, 0 and log 2, and the values 1, 2 and 8. What are out and lse for
+# the first two keys, for the third key, and for all three?
 #
-# <details><summary>Answer</summary>The first two have Z = 2, out = 1.5, lse = log 2. The third has Z = 2,
-# out = 8, lse = log 2. All three have Z = 4, out = (3 + 16) / 4 = 4.75, lse = log 4.</details>
+# <details><summary>Answer</summary>The first two keys give Z = 2, out = 1.5 and lse = log 2. The third key
+# gives Z = 2, out = 8 and lse = log 2. All three together give Z = 4, out = (3 + 16) / 4 = 4.75 and lse = log
+# 4.</details>
 #
 # **Build.** Look out for three things:
 #
-# - `lse` lacks the last dimension of `out`, the features, so a weight needs `[..., None]`.
-# - Do not take `exp` of a score. Instead, take differences first, or use `torch.logaddexp`.
-# - A block that a mask hides completely has lse = −inf and must not count. But −inf − (−inf) is nan, and in
-#   *backward* a nan times a gradient of 0 is still nan. So replace −inf with the lowest finite number
+# - `lse` lacks the last dimension of `out`, the features, so a weight made from `lse` needs `[..., None]`.
+# - Do not take `exp` of an lse, because it can overflow. Take differences first, or use `torch.logaddexp`.
+# - A block that a mask hides completely has lse = −inf and must get the weight 0. But −inf − (−inf) is nan,
+#   and in *backward* a nan times a gradient of 0 is still nan. So replace −inf with the lowest finite number
 #   *before* you subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If a query sees no key of either part,
 #   set its lse back to −inf at the end.
 
@@ -282,8 +283,8 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 # and <code>block_lse</code>, both clamped. Then <code>(old - new).sigmoid()</code> is the weight of
 # <code>out</code>, and <code>(new - old).sigmoid()</code> is the weight of <code>block_out</code>, each with
 # <code>[..., None]</code>.</details>
-# <details><summary>Hint: the new lse</summary>Use <code>torch.logaddexp(old, new)</code>. Then set it back to
-# -inf with <code>masked_fill</code>, if it is not above the lowest number.</details>
+# <details><summary>Hint: the new lse</summary>Use <code>torch.logaddexp(old, new)</code>. Wherever the result
+# is not above the lowest finite number, set it back to -inf with <code>masked_fill</code>.</details>
 #
 # **Check.**
 
@@ -319,9 +320,9 @@ for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else (
     print(f"keys from {starts}: {'equal to attention in one piece' if right else 'something else'}")
 
 # %% [markdown]
-# **Break it.** In the classic mistake, the new block gets the right weight, but the old out keeps its full
-# weight. Here all scores are 0 and all values 1, so the output should be 1. What do four blocks of the same
-# size give? (The second block gets the weight 1/2, the third 1/3, ...)
+# **Break it.** In the classic mistake, the new block gets the right weight, but the old out is not multiplied
+# by its weight. Here all scores are 0 and all values 1, so the output should be 1. What do four blocks of the
+# same size give? (The second block gets the weight 1/2, the third 1/3, ...)
 
 
 # %% tags=["skip-in-grading"]
@@ -336,8 +337,8 @@ for size in (12, 6, 3, 1):
     print(f"{12 // size:2} blocks: {out[0, 0, 0, 0]:.4f}")
 
 # %% [markdown]
-# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. All-one values are a good test of any attention, because its
-# output must then be 1, whatever the scores.
+# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. Values that are all 1 are a good test of any attention, because
+# the output must then be 1, whatever the scores are.
 #
 # **In production.** Every algorithm that computes attention in parts contains the merge you wrote, for
 # example FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). This is why kernels
@@ -354,17 +355,17 @@ for size in (12, 6, 3, 1):
 # | difficulty, importance | 4 and 4 of 5 |
 # | points | 12 |
 #
-# Take one rank and a long sequence. 131,072 tokens have 17 billion scores for each head, which take 34 GB in
-# 16 bits, while the head's q, k, v and out have only 34 MB each (128 features). So go through the scores in
-# tiles of `block` × `block`. Compute a tile, use it, and forget it.
+# Suppose one rank has a sequence of 131,072 tokens. Each head then has 17 billion scores, which take 34 GB in
+# 16 bits. But with 128 features, the head's q, k, v and out take only 34 MB each. So go through the scores in
+# tiles of `block` × `block`. Compute a tile, use it, and discard it.
 #
-# You already have all you need for *forward*. For each tile of queries, go through all tiles of keys, compute
-# each with `block_attention`, and add it with `online_softmax_merge`.
+# You already have all you need for *forward*. For each tile of `block` queries, go through all tiles of keys.
+# Compute attention to each of them with `block_attention`, and merge the results with `online_softmax_merge`.
 #
-# *Backward* is the harder half. Autograd would keep every tile, and therefore the N×N matrix in small pieces.
+# *Backward* is the harder half. Autograd would keep every tile, and all tiles together are the N×N matrix.
 # Instead, compute the scores **again**. This time lse is known, so p = exp(s − lse) gives the finished
-# softmax tile by tile, in any order. The table shows the chain rule, where g is the gradient of out, and ∘
-# multiplies element by element:
+# softmax tile by tile, in any order. The table shows the chain rule. Here g is the gradient of out, dv the
+# gradient of v, and so on, and ∘ multiplies element by element:
 #
 # | from | follows |
 # |---|---|
@@ -372,8 +373,9 @@ for size in (12, 6, 3, 1):
 # | p = softmax(s) | ds = p ∘ (dp − δ), where δ of a query is Σⱼ pⱼ dpⱼ over *all* keys |
 # | s = q kᵀ / √d | dq += ds k / √d and dk += dsᵀ q / √d |
 #
-# You don't need a pass over all tiles to get δ first, because Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g
-# · out**. So compute δ before the loop, as one number for each query. (Dao 2023, FlashAttention-2, §3.1.2.)
+# You don't need an extra pass over the tiles to compute δ, because Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ
+# = **g · out**. So compute δ before the loop, as one number for each query and head (Dao 2023,
+# FlashAttention-2, §3.1.2).
 #
 # **Predict.** How much has to be kept for backward, in units of the size of q (with as many heads of keys as
 # of queries)? How many matrix products does a tile need in forward, and how many in backward? Under a causal
@@ -384,16 +386,18 @@ for size in (12, 6, 3, 1):
 # costs 2.5 times as much as forward, instead of the usual 2. Under a causal mask, a little more than half of
 # the tiles are needed, because tiles above the diagonal are not computed at all.</details>
 #
-# **Build.** Write a `torch.autograd.Function` whose forward has two loops, and whose backward has the same
-# two. Do not call PyTorch's own attention or `torch.compile`, here or in §4 and §6.
+# **Build.** Write a `torch.autograd.Function` whose forward and backward both have two nested loops, over
+# tiles of queries and tiles of keys. Here and in §4 and §6, do not call PyTorch's own attention or
+# `torch.compile`.
 #
-# - `tiles(spans, block)` gives each tile's place in the tensor (a slice) and its positions in the sequence (a
-#   range). Here `spans` is `[range(seq)]`, whereas a rank of §4 can have two spans.
-# - Under a causal mask, `queries[-1] < keys[0]` means that no query sees a key, so go on to the next tile.
+# - For each tile of tokens, `tiles(spans, block)` yields its slice of the tensor and its range of positions
+#   in the sequence. Here `spans` is `[range(seq)]`, whereas in §4 a rank can have two spans.
+# - Under a causal mask, `queries[-1] < keys[0]` means that no query of the tile sees any of its keys, so skip
+#   the tile.
 # - Keep sums in at least float32, even for bf16 inputs. Create `out` and the three gradients with
 #   `torch.zeros_like(in_float32(q))` and the like, and `lse` in the same dtype. At the end, round `out` and
-#   the gradients once, but do not round `lse`.
-# - Give q, k, v, out and lse to `save_for_backward`, and nothing of a tile.
+#   the gradients to the dtype of the inputs, but do not round `lse`.
+# - Give only q, k, v, out and lse to `save_for_backward`, and nothing that belongs to a tile.
 
 
 # %%
@@ -487,11 +491,12 @@ def tiled_attention(q, k, v, block=256, causal=False):
 # *block_attention(...))</code>.</details>
 # <details><summary>Hint: shapes in backward</summary><code>scores_of</code> returns scores of shape (batch,
 # kv_heads, rows, keys). Bring the tile's q, k, v and gradient into that form with <code>by_head(x,
-# kv_heads)</code>, and lse and δ with <code>by_head(lse[:, rows, :, None], kv_heads)</code>. Then the table's
-# lines are products with <code>@</code> and <code>.mT</code>, and <code>by_token</code> brings the results
-# back.</details>
+# kv_heads)</code>, and lse and δ with <code>by_head(lse[:, rows, :, None], kv_heads)</code>. Then you can
+# write the lines of the table with <code>@</code> and <code>.mT</code>, and <code>by_token</code> brings the
+# results back into the shape of the inputs.</details>
 # <details><summary>Hint: the factor</summary><code>scores_of</code> has already divided the scores by √d. But
-# dq and dk need the factor once more, because k and q themselves have not been divided.</details>
+# dq and dk need the factor 1/√d as well, because the k and q in their products have not been
+# divided.</details>
 #
 # **Check.**
 
@@ -503,9 +508,8 @@ report = check("08_context_parallel/tiled_attention", tiled_attention, cases="hi
 report.points(12)
 
 # %% [markdown]
-# **Measure.** The cell runs a forward and a backward, for full attention and for yours, and measures the most
-# bytes alive at the same time, not counting the tensors of `drawn`. There are two heads of 64 features, in
-# float32.
+# **Measure.** The cell runs forward and backward with full attention and with your function. It measures the
+# peak memory, without the tensors made by `drawn`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -539,12 +543,12 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# Each time the tokens double, the bytes grow by a factor that approaches four for full attention, but two for
-# yours, because the few MB of one tile don't grow.
+# Each time the number of tokens doubles, the peak of full attention grows by a factor that approaches four.
+# The peak of your attention grows by less than two, because the few MB of one tile don't grow.
 #
-# **Break it.** The cell runs the same loops without a Function of your own. Autograd then goes through them
-# by itself, so results and gradients are right. But how many times the size of q does it keep for backward,
-# with 512 tokens in tiles of 64 and two heads of 16 features?
+# **Break it.** The cell runs the same loops without your `torch.autograd.Function`. Autograd then derives
+# backward by itself, so the gradients are still right. But how much does autograd keep for backward, in units
+# of the size of q? There are 512 tokens in tiles of 64, and two heads of 16 features.
 
 
 # %% tags=["skip-in-grading"]
@@ -581,15 +585,15 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
         print(f"{name:17} {nbytes / tensors[0].nbytes:6.1f} units")
 
 # %% [markdown]
-# The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16, so the
-# matrix is 32 units. For every tile, autograd keeps the scores *and* their exponentials, which makes 64
-# units. (The rest is the inputs of each product and merge.) Tiles therefore save memory only if backward
-# computes them again.
+# Autograd keeps the N×N matrix, in pieces. The matrix has 512 × 512 elements for each head, and the head's q
+# has 512 × 16, so the matrix takes 32 units. For every tile, autograd keeps the scores *and* their
+# exponentials, which makes 64 units. (The remaining units are the inputs of each product and merge.) Tiles
+# therefore save memory only if backward computes them again.
 #
 # **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
-# and one of its kernels for CPUs works in tiles. These tiles fit into the processor's caches (on a GPU, into
-# the fast memory of one multiprocessor), and the speed comes from *that*. The cell compares this kernel with
-# your function and full attention, forward and backward, with 2,048 tokens on one thread:
+# and one of its kernels for CPUs works in tiles. This kernel is fast because a tile fits into the processor's
+# caches (on a GPU, into the fast memory of one multiprocessor). The cell compares the kernel with your
+# function and full attention, forward and backward, with 2,048 tokens on one thread:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -623,8 +627,9 @@ for name, (seconds, apart) in zip(
     print(f"{name:10} {1e3 * seconds:7.0f} ms, largest difference {apart:.0e}")
 
 # %% [markdown]
-# In Hugging Face's library Transformers, you ask for FlashAttention with
-# `attn_implementation="flash_attention_2"`, whereas in PyTorch you get it without asking.
+# <details><summary>In Hugging Face's Transformers</summary>There you ask for FlashAttention with
+# <code>attn_implementation="flash_attention_2"</code>, whereas <code>F.scaled_dot_product_attention</code>
+# chooses it by itself.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that FlashAttention is 2 to 4 times as fast as
 # attention with the matrix, on a GPU.</details>
@@ -641,11 +646,11 @@ for name, (seconds, apart) in zip(
 # | points | 8 for forward, 7 for backward; §7 gives the points for predictions |
 #
 # Now the sequence is divided among N ranks, with c tokens on each. Every rank's queries need all keys. If the
-# ranks gathered the keys, every rank would hold the whole sequence again. But §2 showed that a query can meet
-# the keys in parts. So the parts go **around**. In step i, rank r has the keys and values that belong to rank
-# r − i (modulo N). It computes attention of its queries to them and merges the result. *Meanwhile*, it passes
-# these keys and values on to rank r + 1 and receives the next ones from rank r − 1. The table shows whose
-# keys each rank has in each step:
+# ranks gathered the keys, every rank would hold the keys of the whole sequence again. But §2 showed that
+# attention can be computed one part of the keys at a time. So the parts travel **around a ring** of ranks. In
+# step i, rank r has the keys and values that belong to rank r − i (modulo N). It computes attention of its
+# queries to these keys and merges the result. *Meanwhile*, it sends these keys and values to rank r + 1 and
+# receives the next ones from rank r − 1. The table shows whose keys each rank has in each step:
 #
 # | step | rank 0 | rank 1 | rank 2 | rank 3 |
 # |---|---|---|---|---|
@@ -654,31 +659,32 @@ for name, (seconds, apart) in zip(
 # | 2 | 2 | 3 | 0 | 1 |
 # | 3 | 1 | 2 | 3 | 0 |
 #
-# There are N steps, 0 to N − 1, but only N − 1 transfers, because after the last step no rank needs the keys.
+# There are N steps, 0 to N − 1, but only N − 1 transfers, because after the last step no rank needs any more
+# keys.
 #
-# **Build forward.** `ring_forward` is a plain function that returns out and lse, because backward comes later
-# and has a check of its own. A rank must not hold more than one block of scores at a time.
+# **Build forward.** For now, `ring_forward` is a plain function that returns out and lse. A rank must not
+# hold more than one block of scores at a time.
 #
-# - `layout[r]` lists the spans of rank r. There can be one, such as `[range(0, 4)]`, or two, and a span can
-#   have gaps, as in `[range(0, 12, 3)]`. The mask goes by positions in the *whole* sequence, so give
-#   `block_attention` the ranges made by `tiles(layout[rank])` for the queries and by `tiles(layout[owner])`
-#   for the keys, where `owner` is the rank that owns the keys of this step. If a causal mask hides all of a
-#   pair of spans, skip the pair instead of computing and masking it. Skipped keys still travel on to the next
-#   rank.
+# - `layout[r]` lists the spans of rank r. There can be one span, as in `[range(0, 4)]`, or two, and a span
+#   can skip positions, as in `[range(0, 12, 3)]`. The mask depends on positions in the *whole* sequence, so
+#   give `block_attention` the ranges made by `tiles(layout[rank])` for the queries and by
+#   `tiles(layout[owner])` for the keys, where `owner` is the rank that owns the keys of this step. If a
+#   causal mask hides all scores of a pair of spans, skip the pair instead of computing and masking it.
+#   Skipped keys still travel on to the next rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
-# - Parts can differ in length, so the keys that arrive have as many tokens as their owner's spans.
-# - Put keys and values into one tensor, `torch.stack((k, v))`, so that they travel as one message. Post its
-#   send and the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait
-#   *after* it. Name peers by their rank in the group: `dist.P2POp(dist.isend, tensor, group=group,
-#   group_peer=...)`. Wait for each handle only once, because with gloo a second `wait` on the handle of a
-#   send never returns.
+# - Ranks can hold different numbers of tokens, so the tensor for arriving keys must have room for all their
+#   owner's tokens.
+# - Put keys and values into one tensor, `torch.stack((k, v))`, so that they travel as one message. Post the
+#   send of this tensor and the receive of the next one together, with `dist.batch_isend_irecv`, *before* you
+#   compute the block, and wait for both *after* it. Name peers by their rank in the group:
+#   `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each handle only once, because
+#   with gloo a second `wait` on the handle of a send never returns.
 # - Keep `out` and `lse` in at least float32 (`in_float32`), because in bf16 their error grows with the number
 #   of ranks. But *send* keys and values in the dtype of the inputs, because float32 would double the bytes.
 #   Round `out` once, at the end, but do not round `lse`.
 # - With one rank, send nothing.
-# - You are free to write your own function instead of `block_attention`. But the pictures in this section and
-#   in §5 are drawn from `SEEN`, so let your function also call
-#   `SEEN.append((began, time.perf_counter(), queries, keys))`.
+# - If you write your own function instead of `block_attention`, let it also call `SEEN.append((began,
+#   time.perf_counter(), queries, keys))`, because the pictures here and in §5 are drawn from `SEEN`.
 
 
 # %% nbgrader={"grade_id": "ring_forward", "solution": true}
@@ -755,7 +761,7 @@ def _seen(mine, theirs, causal):
 #     dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
 # ])</pre></details>
 #
-# **Check forward.** The check looks at out and at lse separately, without a graph:
+# **Check forward.**
 
 
 # %%
@@ -780,19 +786,19 @@ report.points(8)
 
 # %% [markdown]
 # In *backward* the keys go around once more, because no rank has kept them. With lse and δ known, each block
-# gives a share of dq and a share of dk and dv. The share of dq stays, but the share of dk and dv must go to
-# the rank whose keys these are. So a *sum* travels behind the keys. It starts on rank r, which owns the keys,
-# and every rank adds its share and passes the sum on. When all ranks have added their shares, the sum is on
-# rank r − 1, one place before home. One more transfer brings it home, so the sum makes **N** transfers,
-# whereas the keys make N − 1.
+# gives a share of dq and a share of dk and dv. The share of dq stays on the rank, but the share of dk and dv
+# must reach the rank that owns the keys. So a *sum* of dk and dv travels around the ring behind the keys. The
+# sum for the keys of rank r starts on rank r, and every rank adds its share and passes the sum on. When all
+# ranks have added their shares, the sum is on rank r − 1. One more transfer brings it back to rank r, so the
+# sum makes **N** transfers, whereas the keys make N − 1.
 #
-# <details><summary>Would N − 1 transfers do?</summary>Yes, if the keys' own rank kept its share, and added it
-# at the end, when the sum of the others arrived. But PyTorch's ring and
-# <code>ring-flash-attention</code> send the sum N times as well.</details>
+# <details><summary>Would N − 1 transfers of the sum be enough?</summary>They would, if the owner of the keys
+# kept its own share and added it at the end to the sum of the other ranks' shares. But PyTorch's ring and
+# <code>ring-flash-attention</code> send the sum N times, as your ring does.</details>
 #
-# **Predict**, as functions. Keys and values have 16 bits here, but sums of gradients travel in float32, so
-# they have twice as many bytes. Return the formula's number without rounding it. The other three functions
-# are for §5, §6 and §7, so come back to them later.
+# **Predict.** Write `ring_bytes_sent`. Keys and values have 16 bits here, but sums of gradients travel in
+# float32, so the sums have twice as many bytes. Do not round the result. The other three functions are for
+# §5, §6 and §7, so come back to them later.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -851,17 +857,17 @@ def hiding_block(
 
 
 # %% [markdown]
-# **Build backward.** Write a `torch.autograd.Function` again, as in §3. Its forward calls `ring_forward`, and
-# its backward begins with δ, as before. The function `block_gradients`, which is given, computes the table of
+# **Build backward.** Write a `torch.autograd.Function`, as in §3. Its forward calls `ring_forward`, and its
+# backward computes δ first, as before. The function `block_gradients`, which is given, computes the table of
 # §3 for one block.
 #
-# - Save q, k, v, out and lse, but nothing of the other ranks' keys.
+# - Save q, k, v, out and lse, but not the keys and values of other ranks.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
 #   step can also travel during that time (the check does not ask for this). When the sum has arrived, add
 #   your share to it and pass it on.
 # - Skip the pairs of spans that forward skips.
-# - Keep all sums in at least float32 (`in_float32`), including those that are sent.
-# - backward returns one value for each argument of forward, which is None if the argument is not a tensor.
+# - Keep all sums in at least float32 (`in_float32`), including the sums you send.
+# - backward returns one value for each argument of forward, and None for an argument that is not a tensor.
 
 
 # %%
@@ -944,8 +950,8 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 # %% [markdown]
 # <details><summary>Hint: the sums of backward</summary>In each step, compute the block's dk and dv while the
-# sum from the ranks that had these keys before is on its way here. Then wait for this sum, add to it, and
-# pass it on. The sum that arrives after the last step is for the rank's own keys.</details>
+# sum from the ranks that had these keys before is on its way to this rank. Then wait for this sum, add to it,
+# and pass it on. The sum that arrives after the last step is for the rank's own keys.</details>
 # <details><summary>Hint: a step of backward</summary><pre># the next keys under way, as in forward
 # dkv = torch.zeros_like(in_float32(kv))
 # ...   # block_gradients of each pair of spans, into dq[:, rows], dkv[0][:, columns], dkv[1][:, columns]
@@ -964,9 +970,9 @@ report = check("08_context_parallel/ring_attention", ring_attention, cases="hidd
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell runs sixteen tokens on four ranks, once without a mask and once under a causal mask.
-# It compares the results with those of one process, and the bytes sent by a causal run in bfloat16 with your
-# prediction.
+# **Measure.** The cell runs your ring with sixteen tokens on four ranks, once without a mask and once with a
+# causal mask. It compares the results with the results of one process. In a third run, in bfloat16, it
+# compares the bytes sent with your prediction.
 
 
 # %% tags=["skip-in-grading"]
@@ -1039,11 +1045,9 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask does not change the bytes, because a rank must pass keys on even if none of its queries sees them.
-#
-# The next cell draws the ring from the first two runs. Rows are ranks with their queries, and columns are the
-# keys, by the rank they belong to. A dashed frame is a block that arrived but was skipped, so the rank idles
-# in this step. Below each step are the bytes counted by the ledger.
+# The next cell draws the ring from the first two runs. Each row belongs to a rank with its queries, and each
+# column to the keys of one rank. A dashed frame is a block that arrived but was skipped, so the rank idles in
+# this step. Below each step you see the bytes sent.
 
 
 # %% tags=["skip-in-grading"]
@@ -1114,14 +1118,14 @@ if full and masked and not noted:
 step_by_step(full, masked) if noted else None
 
 # %% [markdown]
-# Each colour walks down the rows. From the last rank, keys go on to the first rank, whose queries are not
-# allowed to see them, so the frame there is dashed. Some rows are busier than others, because rank r has work
-# in only r + 1 of the N steps. §5 fixes that.
+# The keys of one rank have one colour, which moves down by one row in each step. After the last rank, the
+# keys continue to the first rank, whose queries are not allowed to see them, so the frame there is dashed.
+# The first ranks idle most, because rank r has work in only r + 1 of the N steps.
 #
 # **Break it.** What if ranks mask by *local* positions, as code for one rank does? Every rank then counts
 # positions from 0, both in its queries and in the keys that arrive. Your function does this if `layout`
 # claims that all ranks hold the same positions. How many of the 16 tokens on 4 ranks will get the right
-# output, and which?
+# output, and which ones?
 
 
 # %% tags=["skip-in-grading"]
@@ -1142,17 +1146,18 @@ if run:
     print(f"right: {right}; token 0 is off by {off[0]:.2f}")
 
 # %% [markdown]
-# Only the last token gets the right output, because it is allowed to see everything. Token i of a part saw
-# tokens 0 to i of *every* part. So all tokens of rank 0 looked into the future, and all tokens of rank 3
-# except the last missed a part of their past. A model trained in this way learns to use tokens that do not
-# exist yet when it writes text. But all shapes are right, and on one rank all tests pass.
+# Token i of a part saw tokens 0 to i of *every* part. So all tokens of rank 0 looked into the future, and all
+# tokens of rank 3 except the last missed a part of their past. Only the last token got the right output,
+# because it saw all tokens, as it should. A model trained in this way learns to use tokens that do not exist
+# yet when it writes text. The mistake is hard to notice, because all shapes are right, and on one rank all
+# tests pass.
 #
-# **In production.** Megatron-LM's context parallelism is such a ring (with FlashAttention as its block), and
-# so is `ring-flash-attention`. PyTorch's version is in §9.
+# **In production.** Megatron-LM's context parallelism is such a ring (and computes its blocks with
+# FlashAttention), and so is `ring-flash-attention`. PyTorch's version is in §9.
 #
-# <details><summary>In the lectures</summary>The picture of the steps is from lecture 004. It numbers its four
-# iterations 0, 1, 3, 4, and says of each that every GPU "computes attention with its portion of queries".
-# That holds without a mask.</details>
+# <details><summary>In the lectures</summary>The picture of the steps is from lecture 004. The lecture numbers
+# the four iterations 0, 1, 3, 4, and says that in each of them every GPU "computes attention with its portion
+# of queries". This is true only without a mask.</details>
 
 # %% [markdown]
 # ## 5 · Who idles
@@ -1165,21 +1170,23 @@ if run:
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 5; §7 gives the points for the prediction |
 #
-# In the pictures of §4, the last rank works in every step. So the ring takes nearly as long as without a
-# mask, although only half of the scores are needed.
+# In the pictures of §4, the last rank works in every step. So the ring takes nearly as long as it does
+# without a mask, although only half of the scores are needed.
 #
-# **Predict.** The ranks hold long parts of equal length, in the contiguous layout. Count time in blocks, and
-# remember that only half of a block on the diagonal is needed. How long does the ring take, and for how much
-# of this time does rank r work? For what share of it does rank r idle? Return this share from
-# `causal_idle_share` (in §4). And how many times as long does the ring take as with equal work on all ranks?
+# **Predict.** The ranks hold long parts of equal length, in the contiguous layout. The unit of time is the
+# time for one block. A block on the diagonal takes half a unit, because only half of its scores are needed.
+# How long does the ring take, and for what share of this time does rank r idle? Return this share from
+# `causal_idle_share` (in §4). And how many times as long does the ring take as it would with equal work on
+# all ranks?
 #
-# <details><summary>Answer</summary>The ring takes N − 1/2 blocks of time, because the last rank always works.
-# Rank r works for r + 1/2 of them, so it idles for (N − 1 − r) / (N − 1/2) of the time. With 4 ranks that is
-# 86 %, 57 %, 29 % and 0. On average a rank works for N/2 blocks, so the ratio is (N − 1/2) / (N/2) = 2 − 1/N.
-# It approaches two as you add ranks.</details>
+# <details><summary>Answer</summary>The last rank works all the time, on N − 1 whole blocks and one on the
+# diagonal, so the ring takes N − 1/2 units of time. Rank r works for r + 1/2 units, so it idles for (N − 1 −
+# r) / (N − 1/2) of the time. With 4 ranks, the ranks idle for 86 %, 57 %, 29 % and 0 % of the time. On
+# average a rank works for N/2 units. So compared with equal work, the ring takes (N − 1/2) / (N/2) = 2 − 1/N
+# times as long. This ratio approaches two as you add ranks.</details>
 #
-# To balance the work, you don't have to change the ring, because tokens can be on any rank, as long as the
-# mask knows their positions. The table shows, for 16 tokens on 4 ranks, which rank holds each token:
+# You can balance the work without changing the ring, because tokens can be on any rank, as long as the mask
+# knows their positions. The table shows, for 16 tokens on 4 ranks, which rank holds each token:
 #
 # | layout | |
 # |---|---|
@@ -1189,9 +1196,9 @@ if run:
 #
 # *Striped* (Brandon et al. 2023) gives every rank tokens from the whole sequence, so in each step every block
 # is half masked. Only a kernel that skips scores *within* a block gains from this. *Zigzag* (Zhu 2024; Llama
-# 3, §3.3.2) pairs a chunk from the beginning, which sees little, with a chunk from the end, which sees much.
-# A rank's two chunks of queries and another rank's two chunks of keys make four pairs. For any two ranks,
-# every query sees every key in two of the pairs, and no query sees a key in the other two.
+# 3, §3.3.2) pairs a chunk from the beginning, whose queries see few keys, with a chunk from the end, whose
+# queries see many. A rank's two chunks of queries and another rank's two chunks of keys make four pairs. For
+# any two ranks, every query sees every key in two of the pairs, and no query sees a key in the other two.
 #
 # **Build.** Cut the sequence into 2N chunks. Rank r gets chunk r and chunk 2N − 1 − r, in this order. The
 # helper `chunks(length, n)` makes n consecutive ranges, and if n does not divide the length, the first ones
@@ -1216,7 +1223,8 @@ def zigzag(seq: int, n: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>The r-th from the end is <code>cut[-1 - r]</code>.</details>
+# <details><summary>Hint</summary>If <code>cut</code> is the list of all chunks, chunk 2N − 1 − r is
+# <code>cut[-1 - r]</code>.</details>
 #
 # **Check.**
 
@@ -1230,7 +1238,7 @@ report.points(5)
 # %% [markdown]
 # **Measure.** The cell runs your ring in the three layouts, with 64 tokens on 4 ranks and a causal mask. It
 # counts the unmasked scores in the blocks your run computed. In the figure, all ranks begin a step together,
-# and the unit of time is a block.
+# and the unit of time is the time for one block.
 
 
 # %% tags=["skip-in-grading"]
@@ -1304,13 +1312,14 @@ if "contiguous" in table:
 idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
-# The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work would, and
-# zigzag 1.00 times as long. (Long parts would give 1.75, as you predicted.)
+# The results and the bytes are the same in all layouts. But contiguous takes 1.74 times as long as equal work
+# would (1.75 for long parts, as you predicted), whereas zigzag takes 1.00 times as long.
 #
-# And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
-# code computes whole blocks, even on the diagonal, so "computed" counts whole blocks, for the busiest rank in
-# each step. The ledger shows how long each rank was blocked, because it waited for a message or, at the end,
-# for the other rank. In the contiguous layout, for what share of the time will rank 0 be blocked?
+# How do the layouts compare in seconds? The next cell runs forward and backward on two ranks with a core
+# each, with 2,048 tokens. It also adds up the blocks that the busiest rank of each step computes. Blocks on
+# the diagonal count in full, because your code computes all of their scores. The ledger shows for how long
+# each rank was blocked, because it waited for a message or, at the end, for the other rank. In the contiguous
+# layout, for what share of the time will rank 0 be blocked?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1359,31 +1368,32 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# With the contiguous layout, 2 blocks are computed one after the other, but with zigzag only 1.25, namely
-# three quarters of a block for a rank's own keys, and half a block for the other rank's keys. (Kernels that
-# cut the diagonal more finely would compute 1.5 and 1.) Blocks are counted, but milliseconds and waiting are
-# measured, so other programs on the machine change them.
+# With the contiguous layout, 2 blocks are computed one after the other. With zigzag, there are only 1.25,
+# namely three quarters of a block for a rank's own keys and half a block for the other rank's keys. The
+# numbers of blocks are always the same, but other programs on the machine change the milliseconds and the
+# waiting.
 #
 # In the contiguous layout, rank 0 computes one block and rank 1 two, so you might expect rank 0 to wait for
 # half of the time. But on a quiet machine it waits for less, because blocks on the diagonal take longer than
-# the others.
+# other blocks.
 #
 # <details><summary>Why a block on the diagonal takes longer, and striped can take longest</summary>Blocks on
 # the diagonal are masked, and in forward a CPU needs about as long to apply the mask as for the rest of the
 # block. Both ranks begin with such a block, but rank 1's second block is not masked. In the striped layout,
-# all blocks are half masked, so it can even be slower than contiguous, although both compute 2 blocks. (On a
-# busy machine, rank 0 waited for 5 % of the time in one of our runs, and for half of it in
-# another.)</details>
+# all blocks are half masked, so striped can even be slower than contiguous, although both compute 2 blocks.
+# Kernels that skip masked scores would compute 1.5 blocks in the contiguous layout, and about 1 block in the
+# two other layouts. (On a busy machine, rank 0 waited for 5 % of the time in one of our runs, and for half of
+# it in another.)</details>
 #
-# **Train with it.** A GPT needs three more things. Each token must know its *position* in the whole sequence,
-# for its rotation or its embedding. *Targets* are shifted before they are dealt out, because the token after
-# a rank's last token is on another rank. And every rank has all parameters but only a part of the tokens, so
-# gradients are summed as for replicas, and the loss is divided by the count of all tokens.
-# `ContextParallelGPT` does all three around your attention. The next cell trains it with SGD for 25 steps, on
-# one rank and on four.
+# **Train with it.** A GPT needs three more things. The model must know each token's *position* in the whole
+# sequence, to rotate q and k or to add the position's embedding. *Targets* are shifted before they are dealt
+# out, because the token after a rank's last token is on another rank. And every rank has all parameters but
+# only a part of the tokens, so gradients are summed as for replicas, and the loss is divided by the count of
+# all tokens. `ContextParallelGPT` does all three around your attention. The next cell trains it with SGD for
+# 25 steps, on one rank and on four.
 #
 # **Break it**, in the same cell. The third run leaves out the last transfer of backward, so rank r keeps the
-# gradients for rank r + 1's keys. The shapes fit. Will the loss fall?
+# gradients for rank r + 1's keys. The shapes still fit. Will the loss fall?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1452,15 +1462,15 @@ figure if curves else None
 
 # %% [markdown]
 # The loss still falls, because a small model at first learns mostly without attention, and the queries'
-# gradients are right. It can even end a little lower than with the right code, so compare *gradients* with
-# one process before you train.
+# gradients are right. The loss can even end a little lower than with the right code, so compare *gradients*
+# with one process before you train.
 #
 # **In production.** Megatron-LM uses zigzag whenever context parallelism is on (`get_batch_on_this_cp_rank`).
-# So did Llama 3, with 2 × 16 chunks.
+# Llama 3 was also trained with zigzag, in 2 × 16 chunks.
 #
 # <details><summary>Did Llama 3's keys go around?</summary>They did not. With 8 heads of keys for 128 heads of
-# queries, the keys are small, so Llama 3 used an all-gather. This also made other masks simpler, such as
-# masks that keep documents apart (Llama 3, §3.3.2).</details>
+# queries, the keys are small, so Llama 3 gathered them with an all-gather. The all-gather also made it
+# simpler to use other masks, such as masks that keep documents apart (Llama 3, §3.3.2).</details>
 
 # %% [markdown]
 # ## 6 · Ulysses: tokens for heads *(optional)*
@@ -1473,40 +1483,42 @@ figure if curves else None
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 9; §7 gives the points for the prediction |
 #
-# Ulysses divides attention in another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each
-# other, so ranks can trade tokens for heads. Each rank gives away most heads of its own tokens, and gets all
-# tokens for a few heads. Then it computes attention on its own, with any kernel, and finally the ranks trade
-# back.
+# Ulysses divides attention in another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Each head computes
+# attention independently of the other heads, so ranks can trade tokens for heads. Each rank gives away most
+# heads of its own tokens, and gets all tokens for a few heads. Then it computes attention on its own, with
+# any kernel, and finally the ranks trade back.
 #
-# | | has | after an all-to-all |
+# | | before the all-to-all | after the all-to-all |
 # |---|---|---|
 # | q | (b, c, heads, d) | (b, N c, heads / N, d) |
 # | k, v | (b, c, kv_heads, d) | (b, N c, kv_heads / N, d) |
 # | out | (b, N c, heads / N, d) | (b, c, heads, d) |
 #
-# Even under a causal mask, all ranks have the same work, because each has the whole sequence.
+# Even under a causal mask, all ranks have the same work, because each rank has the whole sequence.
 #
-# **Predict.** How many bytes does a rank send in forward (in backward it sends as many), and how do they
-# change with N? Write `ulysses_bytes_sent` in §4. What limits N?
+# **Predict.** How many bytes does a rank send in forward (in backward it sends as many), and how does this
+# number change with N? Write `ulysses_bytes_sent` in §4. What limits N?
 #
 # <details><summary>Answer</summary>A rank holds 1/N of q, k, v and out, and sends (N−1)/N of what it holds.
 # So from two ranks on, each rank sends less as N grows. In a ring, by contrast, a rank sends (N−1)/N of *all*
 # keys and values, which is half of them with two ranks and nearly all with many. N must divide both the
-# number of heads of queries and the number of heads of keys, so it is at most the latter.</details>
+# number of heads of queries and the number of heads of keys, so N is at most the number of heads of
+# keys.</details>
 #
 # **Build.**
 #
-# - Do one all-to-all for each of q, k, v and out. Backward does the same in the other direction, so write a
-#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back.
-# - Rank r attends with heads/N heads of queries, beginning with head r·heads/N. If you cut the heads of keys
-#   in the same way, query heads and their key heads arrive on the same rank.
-# - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0, so stack the pieces. (gloo
-#   has no all-to-all of lists.)
-# - Send k and v with their own heads, and do not repeat heads.
-# - If N does not divide `heads` or `kv_heads`, raise a `ValueError` before anything is sent. Its message
-#   names N and the number of heads that N does not divide.
-# - Attend with your `tiled_attention`, because each rank has the whole sequence now, and must not make the
-#   N×N matrix.
+# - Do one all-to-all for each of q, k, v and out. The gradients have to travel back, so write a
+#   `torch.autograd.Function` whose forward calls the all-to-all, and whose backward calls it in the other
+#   direction.
+# - Rank r computes attention for heads/N heads of queries, beginning with head r·heads/N. If you cut the
+#   heads of keys in the same way, query heads and their key heads arrive on the same rank.
+# - `dist.all_to_all_single(output, input, group=group)` cuts `input` along dimension 0, so stack the pieces
+#   for the ranks along it.
+# - Send each head of k and v only once, although several heads of queries share it.
+# - If N does not divide `heads` or `kv_heads`, raise a `ValueError` before anything is sent. In the message,
+#   name N and the number of heads that N does not divide.
+# - Compute attention with your `tiled_attention`, because each rank has the whole sequence now, and must not
+#   store the N×N matrix.
 
 
 # %% nbgrader={"grade_id": "ulysses_attention", "solution": true}
@@ -1558,7 +1570,8 @@ def ulysses_attention(q, k, v, causal=False, group: Group = None):
 # %% [markdown]
 # <details><summary>Hint: the exchange</summary><code>torch.stack(x.chunk(n, dim=2))</code> has the pieces for
 # rank 0, 1, ... along dimension 0. After the all-to-all, <code>torch.cat(arriving.unbind(), dim=1)</code>
-# puts the tokens of rank 0 first. On the way back, the two dimensions change places.</details>
+# puts the tokens of rank 0 first. On the way back, cut along dimension 1 and join along dimension 2. (You
+# can't use <code>dist.all_to_all</code>, which takes lists, because gloo does not support it.)</details>
 #
 # **Check.**
 
@@ -1570,9 +1583,9 @@ report = check("08_context_parallel/ulysses_attention", ulysses_attention, cases
 report.points(9)
 
 # %% [markdown]
-# **Measure.** The cell runs 8 heads of queries and 4 of keys on four ranks, in float64. It compares the
-# results with those of one process, and the bytes with your formula. Then your formulas show how many MB a
-# rank sends for one layer of LLaMA 3 70B with 131,072 tokens.
+# **Measure.** The cell runs 8 heads of queries and 4 heads of keys on four ranks. It compares the results
+# with the results of one process, and the bytes with your formula. Then it prints, from your formulas, how
+# many MB a rank sends for one layer of LLaMA 3 70B with 131,072 tokens.
 
 
 # %% tags=["skip-in-grading"]
@@ -1603,19 +1616,20 @@ for kv_heads in (64, 8):
 # %% [markdown]
 # With as many heads of keys as of queries, Ulysses sends far less with four or more ranks. With few heads of
 # keys, a ring carries few keys around, while Ulysses also exchanges q and the output, which don't shrink. So
-# up to 8 ranks, the ring sends less in forward. In backward, however, it sends more, because the keys go
-# around again and the sums of gradients travel N times, in float32. (But a ring's messages can hide behind
-# computing. An all-to-all can't, because the operation after it needs all of its result.)
+# up to 8 ranks, the ring sends less in forward. In backward, however, the ring sends more, because the keys
+# go around again and the sums of gradients travel N times, in float32. (But a ring's messages can hide behind
+# computing, whereas an all-to-all can't.)
 #
-# **Break it.** Try two heads of keys on four ranks.
+# **Break it.** What happens with two heads of keys on four ranks?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
-# What now? You can repeat keys until there are enough heads, but then you also send the copies. Or you
-# combine the two methods. Groups of u ranks trade tokens for heads inside a node, and the N/u groups form a
-# ring across nodes. `ulysses_ring_attention` does this, with two groups instead of one:
+# What can you do with more ranks than heads of keys? You can repeat heads until there are enough of them, but
+# then you also send the copies. Or you combine Ulysses with a ring. Then groups of u ranks inside a node
+# trade tokens for heads, and the N/u groups form a ring across nodes. `ulysses_ring_attention` does this, and
+# so takes two groups instead of one:
 
 
 # %% tags=["skip-in-grading"]
@@ -1631,7 +1645,8 @@ if run:
 
 # %% [markdown]
 # **In production.** DeepSpeed provides `DistributedAttention`, and "USP" (Fang and Zhao 2024) combines
-# Ulysses with a ring. In Megatron-LM you choose with `--cp-comm-type a2a`, `p2p` or `a2a+p2p`.
+# Ulysses with a ring. In Megatron-LM, `--cp-comm-type` chooses between Ulysses (`a2a`), a ring (`p2p`) and
+# both (`a2a+p2p`).
 
 # %% [markdown]
 # ## 7 · When messages hide, and what you predicted
@@ -1645,23 +1660,24 @@ if run:
 # | points | 7 |
 #
 # In each step of the ring, a rank computes attention to a block of keys and values, and sends this block on
-# at the same time. The message is hidden if the computing takes longer. For c tokens on each rank, in forward
-# and in 16 bits (width is heads · head_dim, kv_width is kv_heads · head_dim):
+# at the same time. The message is hidden if the computing takes longer. Let width be heads · head_dim, and
+# let kv_width be kv_heads · head_dim. With c tokens on each rank, a step of forward in 16 bits takes:
 #
 # > computing: 4 · c² · width FLOPs; sending: 2 · c · kv_width · 2 bytes
 #
 # Computing grows with c², but sending only with c, so **long enough parts always hide the message.**
 #
 # **Predict.** Above which c is the message hidden? Answer for three cases: with as many heads of keys as of
-# queries; with fewer; and under a causal mask in zigzag, which needs half of each block's scores. An A100 has
-# 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
+# queries; with fewer heads of keys; and under a causal mask in zigzag, which needs half of each block's
+# scores. An A100 computes 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below
+# `ring_bytes_sent` in §4.)
 #
 # <details><summary>Answer</summary>With F FLOP/s and B bytes/s, both times are equal if 4 · c² · width / F =
 # 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries
-# that is 312e12 / 300e9 = 1,040 tokens, which is simply its FLOPs per byte. With fewer heads of keys there
-# are fewer bytes, so c falls in proportion. Under a causal mask there is half the computing, so twice as many
-# tokens are needed. (Backward has 2.5 times the computing and three times the bytes, so it needs 1.2 times as
-# many tokens.)</details>
+# that is 312e12 / 300e9 = 1,040 tokens, which is simply the number of FLOPs the GPU computes while it sends a
+# byte. With fewer heads of keys there are fewer bytes, so c falls in proportion. Under a causal mask a rank
+# computes half as much, so twice as many tokens are needed. (Backward computes 2.5 times as much as forward
+# and sends three times as many bytes, so it needs 1.2 times as many tokens.)</details>
 #
 # **Check.**
 
@@ -1688,7 +1704,7 @@ report.points(7)
 # %% [markdown]
 # **Measure.** The cell measures how long a block of c queries and c keys takes on this machine, on one thread
 # in float32, and how long a message takes, as in the ping-pong of notebook 00. Elements have 4 bytes here
-# instead of 2, so your formula gets half of the bandwidth.
+# instead of 2, so the cell gives your formula half of the measured bandwidth.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1754,10 +1770,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# A CPU computes so slowly that few tokens are enough to hide the *bytes*, often fewer than the 32 with which
-# the curves begin. But the formula leaves out all times that do not grow with c. These are α for a message,
-# and the time Python takes to start the operations of a block. On the left, where both lines are flat, these
-# times dominate, as they do on a GPU with short parts.
+# A CPU computes so slowly that few tokens are enough to hide the time for the *bytes*, often fewer than the
+# 32 with which the curves begin. But the formula leaves out all times that do not grow with c, namely α for a
+# message, and the time Python takes to start the operations of a block. On the left of the figure, where both
+# curves are flat, these times dominate.
 #
 # The next cell measures your ring on two ranks. For what share of a forward is rank 0 blocked by messages?
 
@@ -1785,13 +1801,12 @@ if run:
         )
 
 # %% [markdown]
-# With few tokens, most of the time goes neither to a block nor to a message, but to the Python around them.
-# (If the cores have other work, a rank can be blocked mostly because its neighbour is late.)
+# With few tokens, Python takes more time than the blocks and messages themselves. (A rank can also be blocked
+# because its neighbour is late.)
 #
 # The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2).
-# The paper calls the smallest c that hides messages the *block* (printed in thousands of tokens). Its second
-# column is six times the block, because a rank holds six blocks at the same time: its queries, its output,
-# its keys, its values, and the keys and values that arrive.
+# The paper calls the smallest c that hides messages the *block* (printed in thousands of tokens). The paper's
+# second number is six times the block.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1805,8 +1820,10 @@ for host in RING_HOSTS if ready(hiding_block) else ():
     print(f"{host.name:18}{shown[0]:>9}{printed[0]:>10}{shown[1]:>15}{printed[1]:>10}{note}")
 
 # %% [markdown]
-# In the row that differs, the two numbers of the paper do not agree with each other either, because six times
-# 24.5 is 147.
+# <details><summary>Why six times, and why does one row differ?</summary>A rank holds six blocks at the same
+# time: its queries, its output, its keys, its values, and the keys and values that arrive. In the row that
+# differs, the paper's two numbers do not agree with each other either, because six times 24.5 is 147 and not
+# 149.5.</details>
 #
 # Now take today's numbers: an H100 (989 TFLOP/s) with a network port of 50 GB/s, the heads of Llama 3 405B
 # (128 of queries, 8 of keys, 128 features each), and a causal mask:
@@ -1816,9 +1833,10 @@ needed = said(hiding_block, 989e12, 50e9, 16384, 1024, True)
 print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
-# This number assumes the data sheet's speed, so a GPU that reaches 40 % of that speed needs only 40 % of the
-# tokens. So a ring can hide its messages even between nodes, whereas tensor parallelism (notebook 06) cannot.
-# Keep NVLink, inside the node, for traffic that can't overlap.
+# The number assumes the speed in the data sheet. A GPU that reaches only 40 % of that speed computes for
+# longer, so it needs only 40 % of the tokens. Llama 3 had more than enough, so a ring can hide its messages
+# even between nodes, whereas tensor parallelism (notebook 06) cannot. Keep NVLink, inside the node, for
+# traffic that can't overlap with computing.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits *(optional)*
@@ -1837,7 +1855,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # share memory that grows with the square of the tokens.</details>
 #
 # **Measure.** The cell prints the bytes your ring keeps for backward on each rank, with 1,024 tokens in
-# float32, next to the formula for q, k, v, out and lse.
+# float32, next to the computed size of q, k, v, out and lse.
 
 
 # %% tags=["skip-in-grading"]
@@ -1856,8 +1874,8 @@ for n in (1, 2, 4):
     print(f"{ranks} {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
 
 # %% [markdown]
-# Now take a whole model, LLaMA 3 70B by the formula of §1. Here a "rank" is a node of 8 GPUs that share every
-# layer (notebook 06). We assume that each GPU has 40 GB left for activations.
+# The next cell applies the formula of §1 to all layers of LLaMA 3 70B. Here a "rank" is a node of 8 GPUs that
+# share every layer (notebook 06). We assume that each GPU has 40 GB left for activations.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import longest_sequence
@@ -1882,10 +1900,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# The line with the matrix rises only a little faster than √N, 4.4 times from 1 node to 16. But with tiles,
-# memory no longer limits the sequence, because N times the machines hold a sequence N times as long.
-# Attention's computing, however, grows with the square. On a sequence eight times as long, with eight times
-# the ranks, attention takes eight times as long.
+# With the matrix, the longest sequence grows only a little faster than √N, by a factor of 4.4 from 1 node to
+# 16. But with tiles, memory no longer limits the sequence, because N times the machines hold a sequence N
+#     times as long. The FLOPs of attention, however, grow with the square of the length. With eight times the
+#     ranks, attention to a sequence eight times as long therefore takes eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's version *(optional)*
@@ -1896,14 +1914,16 @@ figure
 # | builds on | §4 |
 # | time | 5 minutes |
 #
-# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors you name, in place. Inside its
-# `with` block, it replaces `scaled_dot_product_attention` (SDPA) with a version that spans the ranks, so your
-# model needs no change. By default, it assumes a causal mask and deals tokens out in zigzag. It gathers keys
-# and values instead of sending them around (`set_rotate_method` chooses).
+# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors you name into the ranks' parts, in
+# place. Inside its `with` block, it replaces `scaled_dot_product_attention` (SDPA) with a version that spans
+# the ranks, so your model needs no change. By default, it assumes a causal mask and deals tokens out in
+# zigzag. It gathers keys and values instead of sending them around, unless you change this with
+# `set_rotate_method`.
 #
-# It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask, and only
-# with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts can't be merged, and
-# all keys are gathered first. The cell runs it without a mask on two ranks, and compares it with yours.
+# This version is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask,
+# and only with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts can't be
+# merged, and all keys are gathered first. The cell runs PyTorch's version without a mask on two ranks, and
+# compares it with yours.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1951,10 +1971,13 @@ if run:
         print(f"theirs, {name}: {', '.join(done)}")
 
 # %% [markdown]
-# PyTorch calls all-gathers instead of sending messages. They send as many bytes as a ring's forward, but in
-# only two calls, and the keys of all ranks are in memory while they are used. In backward it gathers again,
-# and then two reduce-scatters bring the gradients home. They send N − 1 shares of gradients, in the inputs'
-# dtype, while your ring sends N, in at least float32. With a causal mask, PyTorch's version ends in an error:
+# <details><summary>What does PyTorch's version send, compared with your ring?</summary>In forward, PyTorch
+# calls two all-gathers instead of sending messages around. They send as many bytes as a ring does, but the
+# keys of all ranks are in memory at the same time. In backward, PyTorch gathers keys and values again, and
+# then two reduce-scatters sum their gradients. A rank sends N − 1 shares of gradients, in the inputs' dtype,
+# whereas in your ring it sends N, in at least float32.</details>
+#
+# With a causal mask, PyTorch's version ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1969,13 +1992,13 @@ except RankError as error:
 # one.*
 #
 # **Predict.** Three kernels compute the same attention. One stores the whole matrix of scores, but the other
-# two, *memory-efficient* and *flash*, do not. Twice as many tokens take 4 times the FLOPs. By what factor
-# does the peak memory grow, with the matrix and without it? Each kernel's rows are predicted from its first
-# row and these factors.
+# two, *memory-efficient* and *flash*, do not. With twice as many tokens, a kernel computes 4 times as many
+# FLOPs. By what factor does its peak memory grow, with the matrix and without it? The cell predicts each
+# kernel's rows from its first row and these factors.
 #
 # <details><summary>Answer</summary>The matrix has 4 times as many scores, so the bytes grow by a factor of
-# nearly 4. Without the matrix they only double, as q, k, v and the output do. The seconds become 4 times as
-# many with all three kernels, as the FLOPs do.</details>
+# nearly 4. Without the matrix, the bytes only double, as q, k, v and the output do. With all three kernels,
+# the time grows by a factor of 4, as the FLOPs do.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1996,9 +2019,9 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 # fit on every card.
 #
 # **Predict.** The cell times a block of the ring and its message between two GPUs. Above which length does
-# the block take longer than the message? Each row is predicted from the speed in the longest row, in FLOPs
-# for blocks and in bytes for messages, so the prediction leaves out α and the start of a kernel. The cell
-# also gives these two speeds to `hiding_block`.
+# the block take longer than the message? The cell predicts each row from two speeds measured in the longest
+# row, FLOP/s for blocks and bytes/s for messages. So the prediction leaves out α and the time to start a
+# kernel. The cell also gives these two speeds to `hiding_block`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2025,10 +2048,10 @@ if ring_run:
 # | time | 5 minutes |
 # | points | 5 |
 #
-# A number may be an expression.
+# You can write a number as an expression.
 #
 # 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long does a
-#    ring take as with equal work on all ranks?
+#    ring take as it would with equal work on all ranks?
 # 2. There are 16 ranks. How many **times** does each of them pass keys and values on in a forward?
 # 3. An A100 computes 312 TFLOP/s in 16 bits and sends 100 Gb/s (12.5 GB/s each way). There are as many heads
 #    of keys as of queries, and no mask. How many **tokens** must a rank hold so that the ring hides its
@@ -2074,8 +2097,8 @@ report.points(5)
 #
 # The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
 # with 3.3 million parameters, and the batch has 4 sequences of 128 tokens. M is the size of the *parameters*
-# in bytes. With replicas and ZeRO-3, each rank gets one sequence, with tensor parallelism all four, and with
-# context parallelism a quarter of each.
+# in bytes. With replicas and ZeRO-3, each rank gets one sequence. With tensor parallelism, it gets all four,
+# and with context parallelism, it gets a quarter of each.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2170,31 +2193,32 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation.* For one process, the card counts all scores, including masked ones. A ring leaves out wholly
-# masked blocks, so it comes out a little below one process, although its backward computes the scores again.
-# (Ulysses computes the most, because your `tiled_attention` puts these 128 tokens into one tile, and masks
-# half of it.)
+# <details><summary>Why the computation differs a little</summary>For one process, the card counts all scores,
+# including masked ones. A ring skips blocks that are masked completely, so its ranks together compute a
+# little less than one process, although backward computes the scores again. Ulysses computes the most,
+# because your <code>tiled_attention</code> puts these 128 tokens into one tile, and masks half of
+# it.</details>
 #
-# *Memory.* Every rank holds all of the weights, gradients, m and v (ZeRO or tensor parallelism divides them,
-# and can be combined with context parallelism). Only the activations are divided, which matters little for
-# 128 tokens, but a great deal for 131,072.
+# *Memory.* Every rank holds all of the weights, gradients, m and v (ZeRO or tensor parallelism would divide
+# them, and can be combined with context parallelism). Only the activations are divided, which matters little
+# for 128 tokens, but a great deal for 131,072.
 #
-# *Bytes.* A rank sends 2(N−1)/N of M for the sum of gradients, plus the bytes of attention. The card does not
-# show the benefit of zigzag, which is less idle time.
+# *Bytes.* A rank sends 2(N−1)/N of M for the all-reduce of the gradients, plus the bytes of attention. The
+# card does not show the benefit of zigzag, which is less idle time.
 #
 # **You have built** attention that never stores its matrix, on one rank and on many. You can say how much a
 # rank sends, when the messages hide, and which rank waits.
 #
 # **Read on.**
-# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, is the origin of §2 (section
-#   3).
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*, describes the online softmax
+#   of §2.
 # - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*, explain the tiles, and why bytes
 #   count more than FLOPs.
-# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, contains table 2, and cuts the
-#   MLP into blocks as well.
-# - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*, for zigzag.
-# - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*, which combines Ulysses with a
-#   ring.
+# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, contains the table of §7.
+# - Brandon et al. (2023), *Striped Attention*, and Zhu (2024), *ring-flash-attention*, describe the layouts
+#   striped and zigzag.
+# - Jacobs et al. (2023), *DeepSpeed Ulysses*, describe §6, and Fang and Zhao (2024), *USP*, combine Ulysses
+#   with a ring.
 # - Llama Team (2024), *The Llama 3 Herd of Models*, describes context parallelism by all-gather in §3.3.2,
 #   and lists its sizes in table 4.
 # - `course_lib/context_parallel/` is the reference. Read it after you have written yours, and begin with
