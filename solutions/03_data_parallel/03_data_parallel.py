@@ -4,12 +4,12 @@
 # **How do replicas stay in step, and how do you hide the cost?**
 #
 # Eight GPUs hold the same 7B model. Each of them sees its own eighth of the batch, so each gets a different
-# gradient of 14 GB (in bf16). Then all eight average the eight gradients and take the same step. So the eight
-# replicas stay equal, and each step is the same as the step of a single GPU on the whole batch.
+# gradient of 14 GB (in bf16). Then the GPUs average the eight gradients and all take the same step. So the
+# eight replicas stay equal, and each step is the same as the step of a single GPU on the whole batch.
 #
-# Notebook 02 gives the cost. In every step, 2 · 7/8 · 14 GB = 24.5 GB leave each GPU, which takes 0.49 s on a
-# 50 GB/s link. In this notebook you hide most of that time behind the backward pass, and then learn to send
-# less.
+# You know from notebook 02 what this average costs. In every step, each GPU sends 2 · 7/8 · 14 GB = 24.5 GB,
+# which takes 0.49 s on a 50 GB/s link. In this notebook you hide most of that time behind the backward pass,
+# and then learn to send less.
 #
 # | | |
 # |---|---|
@@ -17,7 +17,7 @@
 # | you need | from notebook 02: all-reduce, all-gather, all-to-all, and the bytes they send |
 # | time | two hours and three quarters |
 # | points | 60, and 9 of extra credit |
-# | rented machine | not needed, because two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only they can show |
+# | rented machine | not needed, because two cores are enough. On several GPUs the same code uses NCCL, and the section *On your GPUs* shows what only GPUs can show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -40,23 +40,23 @@
 # |---|---|
 # | N | the number of ranks. Each of them holds a *replica*, a full copy of the model |
 # | M | the bytes of all gradients of one replica |
-# | microbatch | the samples of one backward pass. The gradients of several microbatches can add up before the optimizer steps (*accumulation*). A GPU's share of the batch is then several microbatches |
+# | microbatch | the samples of one backward pass. The gradients of several microbatches can add up before the optimizer steps (*accumulation*). A GPU's share of the batch then consists of several microbatches |
 # | bucket | the gradients of a few neighbouring layers in one flat tensor, which travel as one message |
 # | hook | a function that autograd calls, here whenever a parameter's `.grad` is complete |
 # | handle | the object that `dist.all_reduce(t, async_op=True)` returns immediately. Only after `handle.wait()` does `t` hold the sum |
 # | exposed | communication is exposed if it continues after backward has ended, so that the step waits for it |
-# | error feedback | the part of a gradient that was not sent this time is added to the next gradient |
+# | error feedback | a method for compressed gradients. The part of a gradient that was not sent is added to the next gradient |
 #
-# From here on you can use the built-in collectives, because you have built them yourself. The ledger, which
-# records the bytes each rank sends, counts a built-in collective as the fewest bytes any algorithm needs. An
-# all-reduce counts as 2 (N−1)/N · M.
+# From here on you can use the built-in collectives, because you have built them yourself. The ledger records
+# the bytes each rank sends. For a built-in collective, it counts the fewest bytes with which any algorithm
+# can do the work. For an all-reduce, these are 2 (N−1)/N · M bytes per rank.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.1 calls a GPU's share of the batch a microbatch.
-# That is right without accumulation.</details>
+# This is right only without accumulation.</details>
 #
 # The next cell imports the modules, and also `try_it`, which runs a function that might fail and prints the
-# errors of the ranks. The cell after it defines the other tools. `network` makes a small model, which is
-# different for every seed. `samples` draws data that can be learned (a fixed layer makes the targets from the
+# errors of the ranks. The cell after it defines the other tools. `network` makes a small model, whose weights
+# depend on the seed. `samples` draws data that can be learned (a fixed layer makes the targets from the
 # inputs). `one_step` runs forward, backward and the averaging on a rank, without an optimizer, and returns
 # the gradients. Its argument `wrap` is a data-parallel class, such as yours. Finally, `predicted` and `said`
 # call your prediction functions.
@@ -150,13 +150,13 @@ def said(prediction, *args):
 # | you will write | nothing |
 # | time | 5 minutes |
 #
-# PyTorch has two ways to train replicas on several GPUs. `nn.DataParallel` is one process that drives all
-# GPUs. In *every* step it cuts the batch up, copies the weights to the other GPUs, runs a thread for each of
-# them, gathers the outputs, and adds the gradients up on GPU 0, the only GPU that runs the optimizer.
-# `DistributedDataParallel` instead uses one process for each GPU, and one all-reduce of the gradients.
+# PyTorch has two ways to train replicas on several GPUs. `nn.DataParallel` (DP) uses one process that drives
+# all GPUs. In *every* step it cuts the batch up, copies the weights to the other GPUs, runs a thread for each
+# of them, gathers the outputs, and adds the gradients up on GPU 0, the only GPU that runs the optimizer.
+# `DistributedDataParallel` (DDP) instead uses one process for each GPU, and an all-reduce of the gradients.
 #
-# The cell imitates both with collectives, on four ranks. In the first, rank 0 is the master and plays the
-# part of GPU 0.
+# The cell imitates both ways with collectives, on four ranks. In `master_step`, rank 0 plays the part of GPU
+# 0, so it is the master.
 
 
 # %% tags=["skip-in-grading"]
@@ -192,19 +192,19 @@ for step in (master_step, replica_step):
 # %% [markdown]
 # Both ways move the same number of bytes, if you don't count the batch and the outputs. With a master, the
 # weights must reach N−1 ranks, and N−1 gradients must come back, which makes 2 (N−1) M in total. In the
-# all-reduce, each of N ranks sends 2 (N−1)/N · M, which also makes 2 (N−1) M in total. A master that sends
-# and receives every copy itself has all of these bytes on its own link, so they take N times as long as the
-# all-reduce. But a good broadcast goes along a chain, in which every rank except the last sends M, and the
-# gradients come back in the same way. So the bytes are not why `nn.DataParallel` lost. It lost for these
-# reasons:
+# all-reduce, each of N ranks sends 2 (N−1)/N · M, which also makes 2 (N−1) M in total. If the master sends
+# and receives every copy itself, all of these bytes pass through its own link, so they take N times as long
+# as the all-reduce. But a good broadcast passes the weights along a chain, in which every rank except the
+# last sends M, and the gradients can be summed along the same chain on their way back. So the bytes are not
+# the reason why DDP replaced `nn.DataParallel`. The reasons are these:
 #
 # - **The weights must arrive before forward begins.** The GPUs have nothing to compute in the meantime.
 #   Gradients, however, can leave while backward still runs (§3), and DDP sends nothing else.
 # - **One Python process drives all GPUs.** N threads share one interpreter lock (GIL), so the kernels of
-#   eight GPUs are launched one after another. With 1,000 kernels per pass, and 10 µs to launch each, that
-#   takes 10 ms for one GPU and 80 ms for eight.
-# - **GPU 0 does more.** It holds the optimizer state (8 bytes per parameter in plain fp32 Adam, which is 56
-#   GB for 7B) and all outputs. It also takes the step while the other GPUs wait.
+#   eight GPUs are launched one after another. With 1,000 kernels per pass, and 10 µs to launch each,
+#   launching takes 10 ms for one GPU and 80 ms for eight.
+# - **GPU 0 does more.** It holds all outputs and the optimizer state (8 bytes per parameter in plain fp32
+#   Adam, which is 56 GB for a 7B model). It also takes the step while the other GPUs wait.
 # - **It is limited to one machine.** Threads cannot reach another node.
 #
 # PyTorch's own documentation recommends DDP even on one machine.
@@ -224,9 +224,10 @@ for step in (master_step, replica_step):
 # | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
-# Take four ranks and ten samples. Every sample must be seen, and no two ranks should see the same one. But
-# above all, *each rank needs the same number of samples*, because a rank with an extra one would wait in its
-# all-reduce forever. So each rank gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
+# Take four ranks and ten samples. Every sample must be seen, and no two ranks should see the same sample. But
+# above all, *each rank needs the same number of samples*, because a rank with an extra sample would wait
+# forever in an all-reduce that no other rank calls. So each rank gets three samples, and because 4 · 3 = 10 +
+# 2, two samples are seen twice.
 #
 # In the picture, a row is an epoch and a column is a sample. The number and the colour of a box say which
 # rank sees the sample. Two numbers in a box mean that two ranks see the sample.
@@ -265,8 +266,8 @@ dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
 # **Predict.** How many samples does each rank get, and how many are repeated so that all ranks get the same
-# number? (You will see both numbers after the check of your sampler. Predictions that earn points are checked
-# in §7.)
+# number? (The cell after the check of your sampler shows both numbers. Predictions that earn points are
+# checked in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
@@ -279,10 +280,10 @@ def samples_each(n: int, world_size: int) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Build.** Nothing is sent. All ranks draw the *same* permutation with `torch.randperm(n, generator=...)`,
-# from a `torch.Generator` that is seeded with `seed + epoch`. Rank r takes position r of the permutation, and
-# every N-th position after that. If N does not divide the number of samples, the permutation continues from
-# its own beginning.
+# **Build.** The ranks don't have to send anything, because all of them draw the *same* permutation with
+# `torch.randperm(n, generator=...)`, from a `torch.Generator` that is seeded with `seed + epoch`. Rank r
+# takes position r of the permutation, and every N-th position after that. If N does not divide the number of
+# samples, repeat the permutation from its beginning until all ranks have the same number.
 
 
 # %% nbgrader={"grade_id": "shard_indices", "solution": true}
@@ -345,7 +346,7 @@ for n, world_size in cases if ready(shard_indices, samples_each) else ():
 
 # %% [markdown]
 # **Break it.** This sampler repeats no samples. It deals out ten samples to four ranks, so ranks 0 and 1 have
-# three, but ranks 2 and 3 have only two. Before you run it, predict what happens, and at which sample.
+# three, but ranks 2 and 3 have only two. Before you run the cell, predict what happens, and at which sample.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -360,9 +361,9 @@ def uneven():
 try_it(uneven)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce (samples 8
-# and 9) for ranks that have finished. On a cluster, NCCL waits for ten minutes before it reports anything,
-# and the hang comes at the end of an epoch, hours after the start.</details>
+# <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce (samples 8 and
+# 9) for ranks 2 and 3, which have finished. On a cluster, such a hang happens at the end of an epoch, hours
+# after the start, and NCCL waits for ten minutes before it reports anything.</details>
 #
 # **In production.** PyTorch provides `torch.utils.data.DistributedSampler`. You set its epoch from outside,
 # with `sampler.set_epoch(epoch)`. If you forget this call, every epoch has the same order as the first.
@@ -386,9 +387,9 @@ for epoch in (0, 1):
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 10 |
 #
-# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. If replicas start
-# equal, average their gradients and take the same step, they stay equal forever and don't have to compare
-# their weights.
+# The loss is a mean over samples, so its gradient is the mean of the samples' gradients. If all ranks have
+# equally many samples, it is therefore also the mean of the ranks' gradients. So if replicas start equal,
+# average their gradients and take the same step, they stay equal and never have to compare their weights.
 #
 # The picture shows one step of the reference on four ranks. For each rank you see its computation, and below
 # it the all-reduces. The bar of an all-reduce runs from the call until the rank has finished waiting for the
@@ -450,11 +451,12 @@ one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, 
 # %% [markdown]
 # After forward and backward, twelve all-reduces follow, one after another, while no rank computes. (They are
 # drawn on three lines so you can tell them apart.) If a rank's first all-reduce is long, that rank was early
-# and waited for the others.
+# and waited for the other ranks.
 #
-# **Predict.** A replica has M bytes of gradients, and a step has K microbatches. How many bytes does each
-# rank send in a step? With `no_sync` (§3), the gradients of the first K − 1 microbatches only add up on their
-# ranks, and the total is sent once. Without it, the gradients are sent K times.
+# **Predict.** A replica has M bytes of gradients, and a step has K microbatches. With `no_sync` (§3), the
+# gradients of the first K − 1 microbatches only add up on their ranks, and the total is sent once, after the
+# last microbatch. Without `no_sync`, gradients are sent after every microbatch. How many bytes does each rank
+# send in a step?
 
 
 # %% nbgrader={"grade_id": "gradient_bytes_sent", "solution": true}
@@ -468,21 +470,21 @@ def gradient_bytes_sent(
 
 
 # %% [markdown]
-# For 7B parameters in bf16, each of 8 ranks sends 24.5 GB, and each of 64 ranks sends 27.6 GB. It is often
-# said that the cost is independent of N. In fact, a rank sends M if there are two ranks, and more if there
+# For 7B parameters in bf16, each of 8 ranks sends 24.5 GB, and each of 64 ranks sends 27.6 GB. You will often
+# read that the cost is independent of N. In fact, a rank sends M if there are two ranks, and more if there
 # are more ranks, but always less than 2M.
 #
 # **Build.** Your class is a module that wraps another module. `__init__` makes all replicas equal. After
-# backward, the training loop calls `finish_gradient_synchronization()`.
+# backward, the training loop calls `finish_gradient_synchronization()`, which averages the gradients.
 #
 # Real models have four peculiarities you must handle:
 #
-# - *Frozen* parameters have `requires_grad=False`. They must be broadcast like the others, but they have no
-#   gradient to average.
-# - *Tied* parameters are one tensor under two names. `parameters()` gives this tensor only once.
+# - *Frozen* parameters have `requires_grad=False`. They must be broadcast like other parameters, but they
+#   have no gradient to average.
+# - *Tied* parameters are one tensor under two names. `parameters()` returns this tensor only once.
 # - *Buffers* are part of the model, so they must be broadcast, but they have no gradients.
 # - Some parameters got *no gradient on this rank* (`.grad` is `None`), because the rank's samples took
-#   another branch. The other ranks still wait for this rank in the all-reduce of that gradient.
+#   another branch of the model. The other ranks still wait for this rank in the all-reduce of that gradient.
 
 
 # %% nbgrader={"grade_id": "naive_data_parallel", "solution": true}
@@ -526,11 +528,11 @@ class NaiveDataParallel(nn.Module):
 # starts from the first rank of the group.</details>
 # <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums, so divide by
 # <code>dist.get_world_size(group)</code>, but only once, before or after the call.
-# (<code>op=dist.ReduceOp.AVG</code> sums and divides. NCCL always has it, but gloo only in some
+# (<code>op=dist.ReduceOp.AVG</code> sums and divides. NCCL always supports it, but gloo only in some
 # versions.)</details>
 #
-# **Check.** The cell after the check prints the bytes of your run next to your formula. The bytes before the
-# barrier in `one_step` are from the broadcast, so they don't count.
+# **Check.** The cell after the check prints the bytes of your run next to your formula. `one_step` calls a
+# barrier after the broadcast, and only the bytes after this barrier count.
 
 # %% nbgrader={"grade_id": "naive_data_parallel_check", "points": 10}
 report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel)
@@ -560,9 +562,9 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# **Break it, twice.** The first class forgets the average, so its gradient is N times too large. The cell
-# takes forty steps on four ranks with this class and with the right one, both with SGD and with AdamW. Before
-# you run it, decide with which optimizer the two losses will clearly differ.
+# **Break it, twice.** The first class forgets to divide the sum by N, so its gradient is N times too large.
+# The cell takes forty steps on four ranks with this class and with the right one, both with SGD and with
+# AdamW. Before you run it, decide with which optimizer the two losses will clearly differ.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -602,10 +604,10 @@ for optimizer in ("SGD", "AdamW"):
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>AdamW divides the running mean of the gradient by the root
-# of the running mean of its square, so a constant factor cancels, except in eps. This is why training with
-# Adam does not test your averaging. With SGD, a sum has the effect of a learning rate that is N times as
-# large. If the learning rate was small, the sum might even look better, but if it was well chosen, training
-# breaks. To test your averaging, compare gradients or train with SGD, as the checks do.</details>
+# of the running mean of its square, so a constant factor cancels (except for the effect of eps). This is why
+# training with Adam does not test your averaging. With SGD, a sum has the effect of a learning rate that is N
+# times as large. If the learning rate was small, the sum might even look better, but if it was well chosen,
+# training breaks. To test your averaging, compare gradients or train with SGD, as the checks do.</details>
 #
 # The second class mistakes the hook's argument for the gradient. But autograd passes the *parameter* to a
 # hook registered with `register_post_accumulate_grad_hook`, so this class averages parameters. What will the
@@ -641,8 +643,8 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # line for SGD above). No rank raises an error.</details>
 #
 # **In production.** The next cell compares your class with `DistributedDataParallel`, on the same model and
-# data. DDP reduces gradients in buckets of 25 MB (only the first has 1 MB). The gradients of this model take
-# only 0.1 MB, so DDP sends them in one message.
+# data. DDP reduces gradients in buckets of 25 MB (only the first bucket has 1 MB). The gradients of this
+# model take only 0.1 MB, so DDP sends them in one message.
 
 
 # %% tags=["skip-in-grading"]
@@ -674,8 +676,8 @@ compared(NaiveDataParallel)
 # The bytes are equal, but your class pays the latency twelve times. A single all-reduce of all gradients in
 # one flat tensor (`reference.FlatDataParallel`) pays it only once. For example, take a model of 300 parameter
 # tensors on 8 ranks. A ring all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then
-# the flat all-reduce has a latency of 14 · 20 µs = 0.28 ms, instead of 300 · 0.28 = 84 ms. But a flat
-# all-reduce hides nothing, and neither does your class, because all gradients are sent after backward.
+# the flat all-reduce has a latency of 14 · 20 µs = 0.28 ms, instead of 300 · 0.28 = 84 ms. But neither the
+# flat all-reduce nor your class hides anything, because both send all gradients after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N". Its DDP also takes <code>device_ids=[local_rank]</code>, the rank's GPU. You can leave this out, but
@@ -692,8 +694,8 @@ compared(NaiveDataParallel)
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 16 |
 #
-# Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
-# is still ahead, so you can send that gradient immediately. Then the gradient of layer i travels while
+# Backward runs from the last layer to the first. When the last layer's gradient is complete, most of backward
+# is still ahead, so you can send that gradient immediately. In general, the gradient of layer i travels while
 # backward computes layer i − 1. But one message for each parameter pays too much latency, and one message for
 # all parameters can leave only at the end. Buckets of a few megabytes are a compromise.
 
@@ -703,21 +705,22 @@ one_step_drawn(
 )
 
 # %% [markdown]
-# A grey bar begins when its bucket is handed over, while the orange backward still runs. The bar ends when
-# the rank has finished waiting for the bucket. That is always after backward, even if the sum arrived
-# earlier, because the ledger does not record the arrival. The grey to the right of the orange is exposed. (On
-# a laptop, ranks and messages share the cores, so you save little time, and backward itself takes longer.
-# Overlap pays off when the network needs no CPU core.)
+# In the picture, a grey bar begins when the rank starts the all-reduce of a bucket, while the orange backward
+# still runs. The bar ends when the rank has finished waiting for the bucket. It always ends after backward,
+# even if the sum arrived earlier, because a rank waits only after backward, and the ledger does not record
+# when the sum arrived. The grey to the right of the orange bar is exposed. (On a laptop, ranks and messages
+# share the cores, so you save little time, and backward itself takes longer. Overlap pays off when the
+# network needs no CPU core.)
 #
 # **Predict.** Backward takes t seconds and makes gradients at an even pace, in B equal buckets. All of the
 # communication takes c seconds, one bucket after another. Bucket k = 1, 2, ..., B is full at time k/B · t.
-# How long does the step wait after backward has ended? There are two cases, because backward can be slower
-# than communication or faster. The *scaling efficiency* is the share of the step in which a rank computes.
-# The cell after yours applies both functions to the 0.49 s from the top of this notebook. In that cell,
-# backward takes 1 s, and each rank computes for 1.5 s per step.
+# How long does the step wait after backward has ended? There are two cases, because backward can be slower or
+# faster than communication. The *scaling efficiency* is the share of the step in which a rank computes. The
+# cell after yours applies both functions to the 0.49 s from the top of this notebook. In that cell, backward
+# takes 1 s, and each rank computes for 1.5 s per step.
 #
 # <details><summary>Hint: the two cases</summary>If backward is slower, every bucket except the last has
-# arrived before the last one leaves. If communication is slower, the wire is never idle after the first
+# arrived before the last bucket leaves. If communication is slower, the wire is never idle after the first
 # bucket has left. When does the first bucket leave, and when is the wire done?</details>
 
 
@@ -804,10 +807,10 @@ figure
 # buckets, or none.
 #
 # In `finish_gradient_synchronization()`, send the buckets that have not been sent yet (parameters without a
-# gradient count as zeros), wait for each handle, divide, and copy back.
+# gradient count as zeros), wait for each handle, divide, and copy the means back.
 #
 # Under `no_sync()`, hooks do nothing, so the gradients of several microbatches add up in `.grad`. The first
-# backward after that sends the total.
+# backward after `no_sync()` sends the total.
 
 
 # %% nbgrader={"grade_id": "bucketed_data_parallel", "solution": true}
@@ -918,10 +921,10 @@ report.points(16)
 
 # %% [markdown]
 # **Measure.** On this machine, ranks compute on the cores that also copy their messages. So overlap saves
-# little here, and how much depends on what else is running. The next cell therefore imitates a cluster in
-# slow motion. The backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither needs
-# a core. Ranks, gradients (1 MB per layer) and the order of events are real. Grey is exposed communication,
-# and a black line marks where it ends according to your `exposed_seconds`.
+# little time here, and the amount depends on what else is running. The next cell therefore imitates a cluster
+# in slow motion. The backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither
+# needs a core. Ranks, gradients (1 MB per layer) and the order of events are real. In the figure, exposed
+# communication is grey, and a black line marks where it ends according to your `exposed_seconds`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1011,7 +1014,7 @@ figure
 #
 # To measure your machine as it is, run `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)`, and
 # run it more than once, because the numbers vary. With buckets, the exposed part might be shorter and
-# backward longer, since the same cores do both.
+# backward longer, since the same cores run backward and copy the messages.
 #
 # **Break it, twice.** The first class *synchronises only the last microbatch*. After each `no_sync()`, it
 # sets the rank's gradients aside, and it adds them back only after the last all-reduce. Before you run it,
@@ -1047,12 +1050,12 @@ check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
 # bytes is always right, so only the run with accumulation shows the mistake. The check computes the gradients
 # this mistake would give, and finds exactly those.</details>
 #
-# Accumulation loops often contain one of two other mistakes. Either they forget to divide by K, although the
-# sum g = Σ gᵢ over K microbatches is K times the mean. Or they forget `no_sync()`. Then DDP sends the
-# gradients K times, which is K · 24.5 GB for the 7B model.
+# Accumulation loops often contain one of two other mistakes. Some forget to divide by K, although the sum g =
+# Σ gᵢ over K microbatches is K times the mean. Others forget `no_sync()`, so DDP sends the gradients K times,
+# which is K · 24.5 GB for the 7B model.
 #
-# The second program *reads a bucket too early*. Without `wait()`, the flat tensor might hold anything: the
-# rank's own values, half a sum, or the sum. Which values could the four ranks see? And which value must all
+# The second program *reads a bucket too early*. Before `wait()`, the flat tensor might hold the rank's own
+# values, part of the sum, or the whole sum. Which values could the four ranks see? And which value must all
 # of them see after `wait()`?
 
 
@@ -1072,15 +1075,15 @@ if run is not None:
     print(*(f"rank {rank} {said}" for rank, said in enumerate(run)), sep="\n")
 
 # %% [markdown]
-# The sum is 6. A rank that divides or copies before `wait()` trains on some other value. No exception is
-# raised, and the next run might give yet another value.
+# After `wait()`, all ranks must see the sum, which is 6. A rank that divides or copies before `wait()` might
+# train on some other value. No exception is raised, and the next run might give yet another value.
 #
-# **In production.** DDP does the same as your class, in C++, and a little more. In its first step, all
-# gradients are one bucket. DDP watches in which order the gradients arrive, and for later steps it divides
-# them into buckets in that order. With `find_unused_parameters=True`, it also walks the graph to see which
-# gradients will never come. The cell first prints a later step of DDP next to a later step of yours, both in
-# buckets of 20 KB. Then it gives DDP a *comm hook*, which says what DDP does with a full bucket. This hook
-# comes with PyTorch, and it sends 16 bits per element:
+# **In production.** DDP does the same as your class, in C++, and a little more. In its first step, DDP puts
+# all gradients into one bucket, and records in which order they become ready. For later steps, it divides
+# them into buckets in that order. With `find_unused_parameters=True`, it also walks the graph to find the
+# parameters that will get no gradient. The cell first prints a later step of DDP next to a later step of
+# yours, both in buckets of 20 KB. Then it gives DDP a *comm hook*, a function that decides what DDP does with
+# a full bucket. The hook in the cell comes with PyTorch, and it sends 16 bits per element:
 
 
 # %% tags=["skip-in-grading"]
@@ -1104,12 +1107,12 @@ compared(BucketedDataParallel, in_half)
 # %% [markdown]
 # In the first comparison, the bytes are the same. The number of buckets differs, because DDP closes a bucket
 # once the bucket has reached the limit, whereas your class closes a bucket before it would exceed the limit.
-# In the second comparison, DDP sends half the bytes, but its gradients differ in the fourth digit. §5 and §6
-# continue from here.
+# In the second comparison, DDP sends half the bytes, but its gradients differ in the fourth digit. In §5 and
+# §6 you send even fewer bytes.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.2 sends layer i "while computing layer i+1", but
 # it should be i − 1. Its formula for accumulation is g = Σ gᵢ, although its code rightly divides. Under DDP,
-# that code would send K times, since it does not use <code>no_sync()</code>.</details>
+# that code would send the gradients K times, since it does not use <code>no_sync()</code>.</details>
 
 # %% [markdown]
 # ## 4 · A mean of means is wrong
@@ -1121,9 +1124,10 @@ compared(BucketedDataParallel, in_half)
 # | time | 5 minutes |
 #
 # The mean of the ranks' gradients was right so far because every rank took the mean over equally many
-# samples. But sequences differ in length, the last batch is short, and padding does not count. Say rank 0 has
-# 50 tokens with a mean gradient of 1, and rank 1 has 10 tokens with a mean gradient of 7. Then the mean of
-# all 60 tokens is (50 · 1 + 10 · 7)/60 = 2, but the mean of the means is 4.
+# samples. But in practice the counts can differ, because sequences have different lengths, the last batch is
+# short, and padding does not count. Say rank 0 has 50 tokens with a mean gradient of 1, and rank 1 has 10
+# tokens with a mean gradient of 7. Then the mean of all 60 tokens is (50 · 1 + 10 · 7)/60 = 2, but the mean
+# of the means is 4.
 #
 # **Break it.** The cell computes both means on two ranks, of which the first has three samples and the second
 # has one. The right gradient is the gradient of one process with all four samples.
@@ -1159,13 +1163,13 @@ for counted in (False, True):
 # %% [markdown]
 # The cure has three steps. First, every rank takes the *sum* of the losses of its samples. Then the gradients
 # are summed over the ranks. Finally, they are divided by the number of samples on all ranks together. That
-# number is also a sum over the ranks, which needs one more all-reduce, of 8 bytes. `reference`'s wrappers do
-# the last two steps in `finish_gradient_synchronization(count=...)`.
+# number is also a sum over the ranks, which needs one more all-reduce, of 8 bytes. The wrappers in
+# `reference` do the last two steps in `finish_gradient_synchronization(count=...)`.
 #
 # **In production.** DDP divides by N, whatever the counts are. With unequal counts, you have to multiply each
-# rank's mean loss by N · (own count)/(count of all) yourself. Microbatches with unequal counts have the same
-# problem as ranks. Until 2024, widely used trainers had this bug in their accumulation (Hugging Face, "Fixing
-# Gradient Accumulation").
+# rank's mean loss by N · (own count)/(count of all) yourself. When you accumulate gradients over microbatches
+# with unequal counts, you have the same problem. Until 2024, widely used trainers had this bug in their
+# accumulation (Hugging Face, "Fixing Gradient Accumulation").
 #
 # <details><summary>In the lectures</summary>Lecture 002 tokenizes with <code>padding=True</code> and passes
 # the inputs as <code>labels</code>, so padding would count as targets. Set those labels to -100, which the
@@ -1183,9 +1187,10 @@ for counted in (False, True):
 # | difficulty, importance | 3 and 2 of 5 |
 # | points | 8 |
 #
-# Between machines, a link might carry only 25 Gb/s. That is 3.1 GB/s instead of 50, so 24.5 GB take 8 s. On
-# such a link, it pays to send less. Most of a gradient is concentrated in a few elements. For one step of our
-# network, the picture shows how much of the squared norm, Σ g², is in the largest elements.
+# Between machines, a link might carry only 25 Gb/s. That is 3.1 GB/s instead of 50 GB/s, so 24.5 GB take 8 s.
+# On such a link, it pays to send less. You can leave out many elements, because most of a gradient's norm
+# comes from a few large elements. For one step of our network, the picture shows how much of the squared
+# norm, Σ g², comes from the largest elements.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 gradients = launch(one_step, reference.NaiveDataParallel, world_size=1)[0]
@@ -1201,15 +1206,15 @@ print(f"1 % of the elements hold {100 * share[len(share) // 100].item():.0f} % o
 figure
 
 # %% [markdown]
-# With top-k, each rank sends its k largest elements and **keeps the rest**, so that next time it starts from
-# gradient + rest. An element that is small but has the same sign in every step adds up until it is large
-# enough to be sent. This is called *error feedback*.
+# With top-k, each rank sends its k largest elements and **keeps the rest**. In the next step, it picks the k
+# largest elements of gradient + rest. If an element is small but has the same sign in every step, its rest
+# grows until it is large enough to be sent. This is called *error feedback*.
 #
 # Ranks pick different elements, so the messages can't be added up on their way around a ring. Instead, an
 # element travels as a pair of index and value, and every rank gets the pairs of all ranks, by all-gather.
 #
-# **Predict.** Each rank gives k = max(1, round(fraction · numel)) pairs of 4 + 4 bytes to all others. How
-# many bytes does it send?
+# **Predict.** Each rank sends k = max(1, round(fraction · numel)) pairs to every other rank. A pair consists
+# of an index and a value, of 4 bytes each. How many bytes does a rank send?
 
 
 # %% nbgrader={"grade_id": "topk_bytes_sent", "solution": true}
@@ -1231,11 +1236,12 @@ for n in (2, 8, 64, 100, 512):
     print(f"1 % on {n:3} ranks: {whole / pairs:6.2f} times less than an all-reduce")
 
 # %% [markdown]
-# It is often said that top-k compresses 10 to 100 times. At 1 %, it sends only 50 times less on two ranks,
-# since indices cost as much as values. And on 100 ranks, it sends no less than the all-reduce.
+# You will often read that top-k compresses 10 to 100 times. At 1 %, however, it sends only 50 times less on
+# two ranks, since indices cost as much as values. And on 100 ranks, it sends no less than the all-reduce,
+# because each pair is sent to 99 ranks.
 #
-# **Build.** `error` is the rest that was not sent. It belongs to the caller, which keeps it from step to
-# step.
+# **Build.** `error` is the rest that earlier steps did not send. This tensor belongs to the caller, which
+# passes it to your function again in the next step.
 
 
 # %% nbgrader={"grade_id": "topk_all_reduce", "solution": true}
@@ -1377,15 +1383,15 @@ curves(
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>If the small elements are thrown away, they never count. If
-# they are kept, they come late and the curve lags, because on average an element is sent only once in
-# 1/fraction = 100 steps. With momentum and a learning rate tuned for float32, that lag can hurt, so
+# they are kept, they arrive late and the loss falls later, because on average an element is sent only once in
+# 1/fraction = 100 steps. With momentum and a learning rate tuned for float32, this delay can hurt, so
 # compression is not free.</details>
 #
-# **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 %. Two things made that work: error
-# feedback for the momentum as well, and larger fractions in the first epochs. PyTorch's DDP has no top-k
-# hook, but it has `powerSGD_hook` (§6, §9). DeepSpeed has 1-bit Adam, which compresses the *momentum* instead
-# of the gradient, after a warm-up in full precision. `course_lib.compression` contains PowerSGD and 1-bit
-# Adam for you to read.
+# **In production.** Deep Gradient Compression (Lin et al. 2018) sent only 0.1 % of the elements. Two things
+# made this possible: error feedback for the momentum as well, and larger fractions in the first epochs.
+# PyTorch's DDP does not provide a top-k hook, but it provides `powerSGD_hook` (§6, §9). DeepSpeed provides
+# 1-bit Adam, which compresses the *momentum* instead of the gradient, after a warm-up in full precision.
+# `course_lib.compression` contains PowerSGD and 1-bit Adam for you to read.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.1 says that top-k and the eight bits of §6
 # compress gradients 10 to 100 times. Lecture 002 says that 1-bit Adam quantises gradient updates, but it
@@ -1402,14 +1408,15 @@ curves(
 # | difficulty, importance | 3 and 2 of 5 |
 # | points | 8 |
 #
-# Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is the largest
-# magnitude in the block, divided by 127. The block is divided by its scale and then rounded. So the block
-# takes 256 bytes, and 4 for the scale, which is 3.94 times less than in float32. (Compared with the 16 bits
-# of bf16, it is 1.97 times less.) The next cell defines `quantize` and `dequantize` for you, and shows a row
-# before and after.
+# Instead of sending a few elements in full precision, you can send all of them with eight bits each. The
+# *scale* of a block of 256 elements is the largest magnitude in the block, divided by 127. The block is
+# divided by its scale and then rounded. So the block takes 256 bytes, plus 4 bytes for the scale, which is
+# 3.94 times less than in float32. (Compared with the 16 bits of bf16, it is 1.97 times less.) The next cell
+# defines `quantize` and `dequantize` for you, and shows a row before and after rounding.
 #
-# How far off is each value if one element is large? The picture of the second cell compares a scale for each
-# block with one scale for all. (In the block of the large element, the two curves coincide.)
+# How far off is each value if one element is large? The second cell shows this, once with a scale for each
+# block, and once with a single scale for all blocks. (In the block of the large element, the two curves
+# coincide.)
 
 # %%
 BLOCK = 256
@@ -1458,17 +1465,19 @@ axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fo
 figure
 
 # %% [markdown]
-# Now for the sum. int8 can't be summed as int8 (100 + 100 is −56), and blocks with different scales can't be
-# added at all. Gathering everything would cost (N−1) · M/4, which at N = 8 is as much as an all-reduce in
-# float32. So work in two steps, as a reduce-scatter and an all-gather do:
+# How can the ranks average such blocks? Elements can't be summed in int8, because the sum overflows (100 +
+# 100 gives −56), and blocks with different scales can't be added at all. If every rank gathered the blocks of
+# all ranks, it would send (N−1) · M/4 bytes, which at N = 8 is as much as in an all-reduce in float32. So
+# work in two steps, like a reduce-scatter followed by an all-gather:
 #
-# 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r, by **all-to-all**.
-# 2. Rank r receives its parts, turns them into float32 again, takes their mean, quantises *the mean*, and
-#    gives it to all ranks, by **all-gather**.
+# 1. Cut `tensor + error` into N shards, quantise them, and send shard r to rank r, by **all-to-all**.
+# 2. Rank r receives shard r from all ranks, turns the shards into float32 again, takes their mean, quantises
+#    *the mean*, and sends it to all ranks, by **all-gather**.
 #
 # The picture shows a run of the reference on three ranks, with six elements on each. All its numbers come
-# from that run. Ranks are rows, and time runs right. Follow shard 2 of rank 0, the last two of its blue
-# elements. On which rank does it meet shard 2 of the other ranks, and where does the mean of the three go?
+# from that run. Each row is a rank, and time runs from left to right. Follow shard 2 of rank 0, the last two
+# of its blue elements. On which rank does it meet shard 2 of the other ranks, and which ranks receive the
+# mean of the three?
 
 
 # %% tags=["skip-in-grading"]
@@ -1553,10 +1562,10 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=Fa
 figure
 
 # %% [markdown]
-# <details><summary>Where did shard 2 meet the others?</summary>They met on rank 2, since shard r goes to rank
-# r. The all-gather then gives the mean to all three ranks.</details>
+# <details><summary>Where did shard 2 meet the others?</summary>They met on rank 2, since shard r is sent to
+# rank r. The all-gather then gives the mean to all three ranks.</details>
 #
-# **Predict.** How many bytes does a rank send? A shard of s = ceil(size/N) elements takes s bytes, and 4
+# **Predict.** How many bytes does a rank send? A shard of s = ceil(size/N) elements takes s bytes, plus 4
 # ceil(s/256) bytes for its scales. A rank sends N−1 such shards in each of the two steps.
 
 
@@ -1664,10 +1673,11 @@ curves(
 
 # %% [markdown]
 # The curve of int8 coincides with the curve of float32, at a quarter of the bytes. Top-k sends less here, but
-# its loss falls later. If you set your two formulas equal, you find that top-k would send more than int8 from
-# 26 ranks on. With PowerSGD, a rank sends less than twice the bytes of the two matrices, for any N.
+# its loss falls later. If you set your formulas for top-k and int8 equal, you find that top-k would send more
+# than int8 from 26 ranks on. With PowerSGD, a rank sends less than twice the bytes of the two matrices, for
+# any N.
 #
-# **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
+# **Break it.** The cell sums elements in int8, as `dist.all_reduce` does:
 
 
 # %% tags=["skip-in-grading"]
@@ -1680,11 +1690,12 @@ def overflow():
 print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 
 # %% [markdown]
-# The first element is 400 − 2 · 256 = −112, and no exception is raised.
+# The first element should be 400, but int8 wraps around. So it is 400 − 2 · 256 = −112, and no exception is
+# raised.
 #
 # **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
 # the node and then across nodes (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`,
-# which gathers everything and so sends (N−1) · M/4. It also has `powerSGD_hook` (§9).
+# which gathers everything and so sends (N−1) · M/4.
 
 # %% [markdown]
 # ## 7 · What it costs
@@ -1698,8 +1709,8 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 #
 # The check takes your formulas from the sections above. The cell after it prints their numbers for 7B
 # parameters in bf16. Forward, backward and step take 1.5 s together. Backward takes 1 s of this, with 20
-# buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, and 3.1 GB/s is a network of 25
-# Gb/s.
+# buckets. An H100 sends 450 GB/s over NVLink, a 400 Gb/s network carries 50 GB/s, and a 25 Gb/s network
+# carries 3.1 GB/s.
 
 # %% nbgrader={"grade_id": "predictions_check", "points": 6}
 report = check(
@@ -1739,16 +1750,16 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
 
 # %% [markdown]
 # In this table, the batch of a rank stays the same, however many ranks there are. This is called *weak
-# scaling*. In *strong scaling*, all ranks share a fixed batch, so a rank computes less and less but still
-# sends all gradients. If 64 ranks each compute for only an eighth of the time, the overlapped efficiency at
-# 50 GB/s falls from 0.98 to 0.30.
+# scaling*. In *strong scaling*, all ranks share a fixed batch. So the more ranks there are, the less each
+# rank computes, but it still sends all gradients. If 64 ranks each compute for only an eighth of the 1.5 s,
+# the overlapped efficiency at 50 GB/s falls from 0.98 to 0.30.
 #
 # Overlap hides as much as fits behind backward, but no more. At 3.1 GB/s, you must send less, or less often.
 # For example, take K = 8 microbatches, each as large as a rank's share was before, and seven of them under
 # `no_sync()`. Then the batch is eight times as large. A step sends as many bytes as with one microbatch, but
 # only the last backward can hide communication. On 8 ranks, the first bucket leaves 0.05 s after that
-# backward begins, and sending takes 7.84 s. So 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the
-# step computes for about 8 · 1.5 = 12 s, so the efficiency is about 0.6 instead of 0.18.
+# backward begins, and sending takes 7.84 s. So 0.05 + 7.84 − 1 = 6.9 s are exposed, as with one microbatch.
+# But now the step computes for about 8 · 1.5 = 12 s, so the efficiency is about 0.6 instead of 0.18.
 #
 # Two rules that you will often read need a correction. The first is "Accumulation makes training K times as
 # long". It makes one *optimizer step* K times as long, but a sample takes the same time or less. The second
@@ -1778,9 +1789,9 @@ on_gpus = on_your_gpus(
 
 # %% [markdown]
 # **Predict.** The gradients of GPT-2 small are 498 MB in float32. The prediction comes from your
-# `exposed_seconds`. It assumes that backward takes two thirds of a step without messages. The communication
-# is the measured time of the messages, and the number of buckets is the number DDP made. Is DDP fastest with
-# buckets of 1 MB, with buckets of 25 MB, or with a single bucket?
+# `exposed_seconds`. The cell assumes that backward takes two thirds of a step without messages. For the
+# communication, it uses the measured time of the messages. The number of buckets is the number DDP made. Is
+# DDP fastest with buckets of 1 MB, with buckets of 25 MB, or with a single bucket?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1796,8 +1807,8 @@ def with_exposed(of, run):
 on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # %% [markdown]
 # With many small buckets, DDP pays α many times, a cost that `exposed_seconds` leaves out. With a single
-# bucket, it hides nothing. A message also occupies some of the GPU's multiprocessors and memory bandwidth, so
-# backward can get slower while the message travels. And because the embedding is tied to the head, its
+# bucket, DDP hides nothing. A message also occupies some of the GPU's multiprocessors and memory bandwidth,
+# so backward can get slower while the message travels. And because the embedding is tied to the head, its
 # gradient, 154 of the 498 MB, is complete only when backward ends. So this third stays exposed whatever the
 # buckets are. Your `exposed_seconds`, which assumes equal buckets, misses this.
 
@@ -1810,7 +1821,7 @@ on_gpus = on_your_gpus(OVERLAP, predicted=with_exposed)
 # | time | 5 minutes |
 # | points | 6 |
 #
-# A number may be an expression.
+# You can write a number as an expression.
 #
 # 1. A 7B-parameter model with bf16 gradients is trained on 8 ranks, over links that carry 50 GB/s each way.
 #    Backward takes 1 s, in 20 equal buckets. How many **seconds** are exposed?
@@ -1859,9 +1870,9 @@ report.points(6)
 #
 # Top-k and int8 share a flaw. Their messages can't be added on the way, so no all-reduce can carry them. A
 # message that is a linear function of the gradient, however, can be added on the way. An example is the
-# product of a gradient G of (rows, columns) and a thin matrix Q of (columns, r), which is linear in G. If all
-# ranks have the same Q, the mean of their products G·Q is the mean gradient times Q. And r columns might be
-# enough to keep most of G. Here are the singular values of one gradient of our network, the largest first:
+# product G·Q of a gradient G of (rows, columns) and a thin matrix Q of (columns, r). If all ranks have the
+# same Q, the mean of their products G·Q is the mean gradient times Q. And a product with only r columns might
+# be enough to keep most of G. Here are the singular values of one gradient of our network, the largest first:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 figure = picture(5.5, 2.4)
@@ -1874,8 +1885,8 @@ axes.grid(True, axis="y", alpha=0.3)
 figure
 
 # %% [markdown]
-# Only 16 of the 64 are not zero, because a gradient is a sum of outer products, one for each sample, and 16
-# samples went in. The first few hold most of the norm.
+# Only 16 of the 64 singular values are not zero, because a gradient is a sum of outer products, one for each
+# sample, and this gradient comes from 16 samples. The first few values hold most of the norm.
 #
 # Here is one step for a matrix. It uses Q from the last step (in the first step, Q is random):
 #
@@ -1894,16 +1905,17 @@ figure
 # decomposition.
 #
 # **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
-# send, and how many times less is that than the all-reduce? What changes on 800 ranks?
+# send, and how many times less is that than in an all-reduce of the whole gradient? What changes on 800
+# ranks?
 #
 # <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, which are
 # 131,072 bytes. Their two all-reduces send 2 · 7/8 of that, which is 229,376 bytes, 512 times less. On 800
 # ranks they send 261,816 bytes, still 512 times less. Top-k at 1 %, however, saves nothing from 100 ranks
 # on.</details>
 #
-# **Build.** A gradient that is not a matrix (such as the gradient of a bias) travels whole, and so does a
-# matrix with at most r rows or at most r columns. The argument `rank` is r, the number of columns of P and Q,
-# as in linear algebra. It is not the number of a process.
+# **Build.** A gradient that is not a matrix (such as the gradient of a bias) travels without compression, and
+# so does a matrix with at most r rows or at most r columns. The argument `rank` is r, the number of columns
+# of P and Q, as in linear algebra. It is not the number of a process.
 
 
 # %% nbgrader={"grade_id": "powersgd", "solution": true}
@@ -1953,12 +1965,12 @@ class PowerSGD:
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Each rank multiplies its own G, which includes its error. Only the
-# products are averaged, never G. After the first average, every rank has the same P, and then each multiplies
-# its own G again. A rank can compute its error with its own Q or with the averaged Q, because the sum of the
-# errors over the ranks is the same.</details>
+# products are averaged, never G. After the first average, every rank has the same P, and then each rank
+# multiplies its own G again. A rank can compute its error with its own Q or with the averaged Q, because the
+# sum of the errors over the ranks is the same.</details>
 # <details><summary>Hint: the step</summary><code>torch.linalg.qr(p).Q</code> has orthonormal columns that
-# span the same space as the columns of p, and <code>asked.T @ p</code> is Q. Keep both by the gradient's
-# position in the list.</details>
+# span the same space as the columns of p, and <code>asked.T @ p</code> is Q. Keep Q and the error by the
+# gradient's position in the list.</details>
 #
 # **Check.**
 
@@ -2009,22 +2021,22 @@ curves(
 # while it hardly changes. So *1-bit Adam*
 #
 # - begins as Adam, with gradients averaged in full precision (`warmup_steps`),
-# - then leaves the variance as it is. Only the momentum still changes, and it is linear. Each rank adds its
-#   own gradient to the momentum, and **the momentum** is averaged, as signs.
+# - then leaves the variance as it is. Only the momentum still changes, and it is linear in the gradients.
+#   Each rank adds its own gradient to the momentum, and **the momentum** is averaged, as signs.
 #
 # As in §6, each shard has an owner, here called its *server*. Rank r gets all ranks' signs of shard r,
 # averages them, and sends the signs of the mean to all ranks. Both steps make an error, but neither error is
 # lost, because each rank keeps `error` for the whole tensor, and each server keeps `server_error` for its
-# shard. The server adds `server_error` to the mean itself, so it needs no factor N.
+# shard. The server adds `server_error` to the mean itself, so the factor N of §6 is not needed here.
 #
 # **Predict.** Take 1 million elements on 8 ranks. How many bytes does each rank send? How many times less
 # does a whole run send if the first 15 % of its steps are in full precision?
 #
 # <details><summary>After you have said it</summary>A shard has 125,000 elements, which take 15,625 bytes of
 # signs and 4 bytes for the scale. A rank sends 7 · 15,629 bytes in the all-to-all and as many in the
-# all-gather. That makes 218,806 bytes in all, 32 times less. A run in which 15 % of the steps are not
-# compressed sends 0.15 + 0.85/32 = 0.177 of the full bytes, so 5.7 times less. Better packing of the bits
-# can't raise this to 7, because 1/0.15 = 6.7 is the limit.</details>
+# all-gather. That makes 218,806 bytes in all, which is 32 times less than in float32. A run in which 15 % of
+# the steps are not compressed sends 0.15 + 0.85/32 = 0.177 of the full bytes, so it sends 5.7 times less.
+# Even if compressed steps sent nothing, a run would send only 1/0.15 = 6.7 times less.</details>
 #
 # **Build.** Tensors and gradients can be float32 or float64, but a scale travels as float32. You don't have
 # to write these three functions:
@@ -2162,8 +2174,8 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 
 # %% [markdown]
 # **Measure, and break it.** The picture shows sixty steps on two ranks, three times: with a warm-up of all 60
-# steps, of 15 steps, and of a single step. After a single step, the variance is the variance of one gradient.
-# Which elements will then take steps that are far too large?
+# steps, of 15 steps, and of a single step. After a single step, the variance is estimated from a single
+# gradient. Which elements will then take steps that are far too large?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2204,16 +2216,16 @@ figure
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Elements whose first gradient happened to be small have a
-# small variance for good. All their later steps are divided by its root, and are therefore too
-# large.</details>
+# small variance for good. All their later steps are divided by the root of this variance, and are therefore
+# too large.</details>
 #
-# **In production.** DeepSpeed has `OneBitAdam` (`freeze_step` is the warm-up) and 0/1 Adam, which needs no
-# warm-up in full precision (Lu et al. 2022).
+# **In production.** DeepSpeed provides `OneBitAdam` (`freeze_step` is the length of the warm-up) and 0/1
+# Adam, which needs no warm-up in full precision (Lu et al. 2022).
 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria (computation, peak memory, bytes sent) for one step of a network of 256 x 256
+# The card compares computation, peak memory and bytes sent. It shows one step of a network of 256 x 256
 # matrices, with 64 samples in all, AdamW and four ranks. M is the size of the gradients. For comparison, one
 # process does the same step on all 64 samples.
 
@@ -2240,13 +2252,13 @@ card = {name: run for name, run in card.items() if run is not None}
 scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 
 # %% [markdown]
-# Read the card column by column. In *computation*, forward and backward are shared out without loss, but
-# every rank repeats the optimizer's step and the averaging. The *memory* per rank hardly shrinks, because
-# every rank holds weights, gradients and Adam's two states, and only activations are shared out. (The buckets
-# take one M more while backward runs, but the peak comes later, in the optimizer's step.) The *bytes* include
-# the broadcast at the start, for which the first rank sends 1 M, in addition to 1.5 M for the gradients.
-# There are *four copies of weights, gradients and optimizer states*. Did we need all of them? Notebook 04
-# asks this question.
+# Read the card column by column. In *computation*, forward and backward are divided among the ranks without
+# loss, but every rank repeats the optimizer's step and the averaging. The *memory* per rank hardly shrinks,
+# because every rank holds weights, gradients and Adam's two states, and only activations are divided among
+# the ranks. (The buckets take one M more while backward runs, but the peak comes later, in the optimizer's
+# step.) The *bytes* include the broadcast at the start, for which the first rank sends 1 M, in addition to
+# 1.5 M for the gradients. There are *four copies of weights, gradients and optimizer states*. Did we need all
+# of them? Notebook 04 asks this question.
 #
 # **You have built** the algorithm of `DistributedDataParallel`, and several algorithms that can replace its
 # all-reduce. You can also predict how much communication is exposed.
@@ -2255,9 +2267,10 @@ scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 # - Li et al. (2020), *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, §3.2 and §4,
 #   describes buckets, hooks, order and unused parameters.
 # - Lin et al. (2018), *Deep Gradient Compression*, and Stich et al. (2018), *Sparsified SGD with Memory*,
-#   cover top-k, and why error feedback converges.
-# - Karimireddy et al. (2019), *Error Feedback Fixes SignSGD*.
-# - Vogels et al. (2019), *PowerSGD*; Tang et al. (2021), *1-bit Adam*; Wang et al. (2023), *ZeRO++*.
+#   describe top-k, and explain why error feedback converges.
+# - Karimireddy et al. (2019), *Error Feedback Fixes SignSGD*, explain why signs need error feedback.
+# - Vogels et al. (2019), *PowerSGD*, Tang et al. (2021), *1-bit Adam*, and Wang et al. (2023), *ZeRO++*,
+#   describe the compressors of §6, §9 and §10.
 # - `course_lib/data_parallel/` and `course_lib/compression/` contain the reference. Read them after you have
 #   written yours.
 #
