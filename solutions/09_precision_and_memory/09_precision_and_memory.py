@@ -3,20 +3,22 @@
 #
 # **What can be stored smaller, later, or not at all?**
 #
-# Everything in notebook 01's timeline is a stored number. Three questions empty the timeline, band by band.
-# Could a number have fewer bits? Could it be stored elsewhere, or later? Does it have to be stored at all?
+# Everything in notebook 01's timeline is a stored number. This notebook asks three questions about such a
+# number. Can it be stored in fewer bits? Can it be stored elsewhere, or later? Does it have to be stored at
+# all?
 #
-# Each answer breaks something at first, and you will see how. For example, 95 % of all gradients become zero,
-# weights stop moving, and dropout draws other masks. With N ranks each answer can fail in one more way: a
-# single rank skips a step, replicas round differently, or a recomputation sends its messages again.
+# Each way to store less breaks something at first, and you will see how. For example, 95 % of all gradients
+# become zero, weights stop moving, or dropout drops other elements when a block runs again. With N ranks,
+# more can go wrong. A single rank can skip a step, replicas can round differently, and a recomputation can
+# send its messages again.
 #
 # | | |
 # |---|---|
-# | you will build | a number's rounding to a format; a loss scaler that all ranks agree on; stochastic rounding; tiles of eight bits with their scales; Adam with two bytes of state; checkpoints, which run a function again instead of keeping what is inside it, and the distance between them; optionally a loss without logits |
-# | you need | the tensors autograd keeps (notebook 01 §3); `all_reduce` (notebook 02); all-reduces of a block (notebook 06) |
-# | time | three hours, with a break after §4; the *optional* parts (§5, which has 8 of the points, §7, §9, and the ends of §2, §4 and §6) take two hours more |
+# | you will build | a function that rounds numbers to a format; a loss scaler for several ranks; stochastic rounding; tiles of 8-bit numbers with their scales; Adam with two bytes of state per parameter; checkpoints, which run a function again in backward instead of keeping its intermediate results; the best distance between checkpoints; optionally a loss that never stores all logits |
+# | you need | the tensors autograd keeps for backward (notebook 01 §3); `all_reduce` (notebook 02); the all-reduces of a tensor-parallel block (notebook 06) |
+# | time | three hours, with a break after §4. The *optional* parts (§5, §7, §9, and the ends of §2, §4 and §6) take two hours more |
 # | points | 60, and 4 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
+# | on a rented machine | nothing to rent, because two cores are enough. If you have a GPU, the section *On your GPUs* measures it |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -37,13 +39,14 @@
 #
 # | | |
 # |---|---|
-# | exponent, mantissa | the bits of a float that say how large it is, and the bits that say where between two powers of two it is |
+# | exponent, mantissa | two parts of a float. The exponent says between which powers of two the float is, and the mantissa says where between these powers it is |
 # | binade | the numbers from one power of two to the next. Within a binade, a format's numbers are equally far apart |
-# | subnormal | a number below the smallest power of two the exponent reaches, as far from its neighbours as the numbers of the first binade |
-# | fp16, bf16 | formats of 16 bits, with 5 + 10 and 8 + 7 bits of exponent and mantissa |
-# | e4m3, e5m2 | formats of 8 bits, with 4 or 5 bits of exponent and 3 or 2 of mantissa |
-# | scale | a factor by which numbers are multiplied before they are stored, so that they fit into a format |
-# | master copy | float32 weights the optimizer changes, next to the 16-bit weights that are multiplied |
+# | subnormal | a number below the lowest binade of a format. The subnormal numbers are as far apart as the numbers of that binade |
+# | fp16, bf16 | formats of 16 bits. fp16 has 5 bits of exponent and 10 of mantissa, and bf16 has 8 and 7 |
+# | e4m3, e5m2 | formats of 8 bits. e4m3 has 4 bits of exponent and 3 of mantissa, and e5m2 has 5 and 2 |
+# | e8m0 | a format of 8 bits that has only an exponent. The scales of MX are stored in e8m0 (§4) |
+# | scale | a factor that numbers are multiplied by (§2) or divided by (§4) before they are stored, so that they fit into a format |
+# | master copy | a float32 copy of the weights that the optimizer updates. Forward and backward use the master copy rounded to 16 bits |
 #
 # </details>
 
@@ -78,10 +81,10 @@ from course_lib.unfinished import ready, said
 torch.set_num_threads(1)  # the last digits of a loss depend on the number of threads
 
 # %% [markdown]
-# The next cell holds the pictures and training loops of this notebook, and you don't have to read it. In
-# later cells, `ready` and `said` ask whether a function of yours is written, and until then its results print
-# as "?". If a later cell needs a function of an earlier section, it uses `precision` and `recompute`, the
-# course's own versions. So you can begin with any section.
+# The next cell holds the code of this notebook's pictures and training loops, and you don't have to read it.
+# Later cells use `ready` and `said` to test whether you have written a function. Until it is written, its
+# results are missing or print as "?". If a later cell needs a function of an earlier section, it takes the
+# course's own version from `precision` or `recompute`. So you can begin with any section.
 
 
 # %%
@@ -340,18 +343,20 @@ def scorecard(ways):
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 8 |
 #
-# A float has a sign, an *exponent* e and a *mantissa* m, which are integers of some bits each. With bias =
-# 2^(exponent bits − 1) − 1 its value is
+# A float consists of a sign bit, an *exponent* e and a *mantissa* m. The exponent and the mantissa are
+# integers, each with a fixed number of bits. With bias = 2^(exponent bits − 1) − 1, the magnitude of the
+# float is
 #
-# (1 + m / 2^(mantissa bits)) · 2^(e − bias), or for e = 0: (m / 2^(mantissa bits)) · 2^(1 − bias).
+# (1 + m / 2^(mantissa bits)) · 2^(e − bias) if e > 0, and (m / 2^(mantissa bits)) · 2^(1 − bias) if e = 0.
 #
-# The largest e, all of whose bits are 1, doesn't stand for a power of two, but marks infinity and NaN. (e4m3
-# is different, see below.)
+# Numbers with e = 0 are called *subnormal*. If all bits of e are 1, the float is infinity or NaN, except in
+# e4m3 (see below).
 #
-# From 2^k to 2^(k+1), the numbers are equally far apart, and above 2^(k+1), they are twice as far apart. So
-# the exponent says how far a format reaches, and the mantissa how fine it is. Here are five formats:
+# The numbers from 2^k to 2^(k+1) are a *binade*. They are equally far apart, and the numbers of the next
+# binade are twice as far apart. So the exponent bits decide how far a format reaches, and the mantissa bits
+# decide how fine it is. Here are five formats:
 #
-# | | exponent | mantissa | next after 1 | largest | smallest |
+# | | exponent bits | mantissa bits | next after 1 | largest | smallest above 0 |
 # |---|---|---|---|---|---|
 # | float32 | 8 | 23 | 1 + 2⁻²³ | 3.4 · 10³⁸ | 2⁻¹⁴⁹ |
 # | bf16 | 8 | 7 | 1 + 2⁻⁷ | 3.4 · 10³⁸ | 2⁻¹³³ |
@@ -359,10 +364,11 @@ def scorecard(ways):
 # | e5m2 | 5 | 2 | 1 + 2⁻² | 57,344 | 2⁻¹⁶ |
 # | e4m3 | 4 | 3 | 1 + 2⁻³ | 448 | 2⁻⁹ |
 #
-# bf16 is float32 cut in half. fp16 has three more bits of mantissa, but it pays for them with its range.
+# bf16 consists of the first 16 bits of float32. fp16 has three more bits of mantissa than bf16, but a much
+# smaller range.
 #
-# **Predict.** How many numbers does fp16 have from 1 up to 2, not counting 2 itself? And how many from 2⁻²⁴
-# up to 2⁻¹⁴, where its subnormal numbers are? Answer both before you run the next cells.
+# **Predict.** How many numbers does fp16 have from 1 up to 2, not counting 2 itself? And how many numbers
+# does it have from 2⁻²⁴ up to 2⁻¹⁴, where its numbers are subnormal? Answer before you run the next cells.
 
 # %% tags=["skip-in-grading"]
 bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
@@ -370,8 +376,9 @@ print("from 1 to 2:        ", int(((bits >= 1) & (bits < 2)).sum()))
 print("from 2^-24 to 2^-14:", int(((bits >= 2**-24) & (bits < 2**-14)).sum()))
 
 # %% [markdown]
-# There are 1,024 and 1,023. So ten binades together have about as many numbers as a single binade above them.
-# Here are the numbers of four formats, first from 1 to 2, then from 0 to 2⁻¹².
+# There are 1,024 numbers from 1 to 2, and 1,023 from 2⁻²⁴ to 2⁻¹⁴. So the ten lowest binades together have
+# about as many numbers as each binade above them. Here are the numbers of four formats, first from 1 to 2,
+# and then from 0 to 2⁻¹².
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.format_explorer import formats, number_line
@@ -380,28 +387,29 @@ display(number_line(("bf16", "fp16", "e5m2", "e4m3"), 1.0, 2.0))
 number_line(("fp16", "e5m2", "e4m3"), 0.0, 2.0**-12)
 
 # %% [markdown]
-# The lower picture has no row for bf16, because its numbers there are too close to be told apart. Up to 2⁻¹³,
-# the numbers of fp16 are 2⁻²⁴ apart and the numbers of e5m2 2⁻¹⁶. e4m3 has only 0, since its smallest number
-# is 2⁻⁹. Below, switch the bits of a number on and off. (In the table there, e8m0 is only an exponent.
-# Section 4's MX uses it for scales.)
+# The lower picture has no row for bf16, because the numbers of bf16 are too close together there to be drawn.
+# Up to 2⁻¹³, the numbers of fp16 are 2⁻²⁴ apart, and the numbers of e5m2 are 2⁻¹⁶ apart. e4m3 has only 0
+# there, since its next number is 2⁻⁹. In the widget below, you can switch the bits of a number on and off.
 
 # %% tags=["skip-in-grading"]
 formats(0.1, "fp16")
 
 # %% [markdown]
-# **Build.** `round_to` replaces each number of x with the nearest number of a format, in float64. If two
-# numbers are equally near, hardware takes the one whose last bit is 0, which is called *ties to even*. Find
-# the binade, then the distance between the numbers in it, and round to a multiple of that distance. Call the
-# result `rounded`. The lines below your code then handle the numbers beyond the largest.
+# **Build.** `round_to` replaces each element of x with the nearest number of a format, stored in float64. If
+# two numbers are equally near, `round_to` takes the number whose last bit is 0, as hardware does. This rule
+# is called *ties to even*. Find the element's binade, and the distance between the numbers of this binade.
+# Then round the element to a multiple of the distance, and call the result `rounded`. The given lines below
+# your code handle values beyond the largest number.
 #
-# - Below 2^(1 − bias) the distance shrinks no further, because the subnormal numbers begin there.
-# - Imagine the next number above the largest one. A value below the midpoint of the two becomes the largest
-#   number, but from the midpoint up it becomes infinity. So in fp16, 65,519 becomes 65,504, but 65,520
-#   becomes infinity.
-# - `finite=True` is for formats such as e4m3, which have no infinities. They have one more binade, and its
-#   last code is NaN, so their largest number is (2 − 2 · 2^(−mantissa bits)) · 2^(bias + 1), which is 448 for
-#   e4m3. Values beyond it *saturate*, which means that they become ±448, infinity included.
-# - NaN stays NaN. In fp16, −10⁻³⁰ becomes −0.
+# - Below 2^(1 − bias), the distance doesn't shrink any further, because the subnormal numbers begin there.
+# - Imagine one more number above the largest number of the format. A value below the midpoint of these two
+#   numbers becomes the largest number, but from the midpoint on, values become infinity. So in fp16, 65,519
+#   becomes 65,504, but 65,520 becomes infinity.
+# - `finite=True` is for formats such as e4m3, which have no infinities. They use the largest e for one more
+#   binade, in which only the last code is NaN. So their largest number is (2 − 2 · 2^(−mantissa bits)) ·
+#   2^(bias + 1), which is 448 for e4m3. Values beyond it, including infinity, *saturate*, which means that
+#   they become ±448.
+# - NaN stays NaN. A value that is rounded to 0 keeps its sign, so −10⁻³⁰ becomes −0 in fp16.
 
 
 # %% nbgrader={"grade_id": "round_to", "solution": true}
@@ -428,11 +436,14 @@ def round_to(
 
 
 # %% [markdown]
-# <details><summary>Hint: the binade</summary><code>torch.frexp(x)</code> reads the exponent from the bits.
-# Its mantissa is between ½ and 1. So how far is its exponent from the one you want? (<code>torch.log2</code>
-# of |x| works as well, except for infinity, which then needs a case of its own.)</details>
-# <details><summary>Hint: to even</summary><code>torch.round</code> rounds halves to the even integer. A power of two
-# divides without rounding.</details>
+# <details><summary>Hint: the binade</summary><code>torch.frexp(x)</code> reads the exponent from the bits of
+# x. It writes x as a mantissa between ½ and 1 times a power of two, and returns the mantissa and the
+# exponent. But in the formula of this section, the first factor is between 1 and 2. So how far is the
+# exponent of <code>frexp</code> from the exponent you need? (<code>torch.log2</code> of |x| works as well,
+# but then infinity needs a case of its own.)</details>
+# <details><summary>Hint: to even</summary><code>torch.round</code> rounds halves to the even integer. A
+# division by a power of two does not round, so you can divide x by the distance, round the quotient, and
+# multiply it by the distance again.</details>
 #
 # **Check.**
 
@@ -444,8 +455,9 @@ report = check("09_precision_and_memory/round_to", round_to, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell compares your function with PyTorch's cast, on 100,000 numbers of all magnitudes. Then
-# it plots the relative error against the magnitude.
+# **Measure.** The cell compares your function with PyTorch's cast, on 100,000 numbers of all magnitudes, and
+# prints the errors of three numbers in both 16-bit formats. Then it plots the relative error against the
+# magnitude.
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(0)
@@ -467,25 +479,26 @@ for number in (3e-1, 1e-6, 2e-8):
 errors_picture() if ready(round_to) else None
 
 # %% [markdown]
-# On average, fp16 is eight times finer than bf16 down to 2⁻¹⁴, which is 0.00006. Below that, it loses one bit
-# with each binade. So at 10⁻⁶ it is off by 1.33 %, whereas bf16 is off by only 0.16 %, and 2 · 10⁻⁸ becomes
-# 0.
+# Down to 2⁻¹⁴, which is 0.00006, fp16 is on average eight times as accurate as bf16. Below 2⁻¹⁴, fp16 loses
+# one bit with each binade. So 10⁻⁶ is off by 1.33 % in fp16, but by only 0.16 % in bf16, and 2 · 10⁻⁸ becomes
+# 0 in fp16.
 #
 # <details><summary>In production</summary>
 #
-# `torch.finfo(dtype)` gives a format's largest number, its `eps` and its smallest normal number. tf32 isn't a
-# format to store, because it only means that tensor cores read 10 bits of a float32's mantissa. bf16 needs an
-# Ampere GPU or a newer one, and fp8 needs Ada or Hopper.
+# `torch.finfo(dtype)` gives a format's largest number, its smallest normal number, and `eps`, the distance
+# from 1 to the next number. tf32 isn't a format in which tensors are stored. The name only means that tensor
+# cores read 10 bits of a float32's mantissa. bf16 needs an Ampere GPU or a newer one, and fp8 needs an Ada or
+# Hopper GPU or a newer one.
 #
-# The cast to e4m3 turns 449 into 448 in every version of PyTorch. But 465 becomes 448 in PyTorch 2.13,
-# whereas it became NaN before a [change of April 2026](https://github.com/pytorch/pytorch/pull/178817). So a
-# program that stores fp8 should clamp the values itself.
+# A cast to e4m3 turns 449 into 448 in every version of PyTorch. But 465 becomes 448 in PyTorch 2.13, whereas
+# it became NaN before a [change of April 2026](https://github.com/pytorch/pytorch/pull/178817). So a program
+# that stores fp8 should clamp the values itself before it casts them.
 #
 # </details>
 #
-# <details><summary>In the lectures</summary>Lecture 002 gives fp16 "more precision near zero". It has three
-# more bits between 2⁻¹⁴ and 65,504, but fewer below 2⁻¹⁷. Lecture 001 says that an RTX 3090 does not support
-# bf16, but it is an Ampere GPU and does.</details>
+# <details><summary>In the lectures</summary>Lecture 002 says that fp16 has "more precision near zero".
+# Compared with bf16, fp16 has three more bits between 2⁻¹⁴ and 65,504, but fewer below 2⁻¹⁷. Lecture 001 says
+# that an RTX 3090 does not support bf16. But this card is an Ampere GPU, so it does support bf16.</details>
 
 # %% [markdown]
 # ## 2 · Loss scaling, and the ranks that must agree on it
@@ -498,10 +511,14 @@ errors_picture() if ready(round_to) else None
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 10 |
 #
-# The smallest number of fp16 is 2⁻²⁴, 6 · 10⁻⁸. Are gradients smaller than that? The gradients of a small GPT
-# with a loss over 1,024 tokens are not, and it trains in fp16 as well as in float32. But a batch in a real
-# run has 4 million tokens. A mean over all of them divides each microbatch's gradient by another factor of
-# 4,096. Below is the histogram of |gradient| for such a microbatch. Slide the scale.
+# The smallest number of fp16 above 0 is 2⁻²⁴, which is 6 · 10⁻⁸. Are gradients smaller than that? If the loss
+# is a mean over 1,024 tokens, very few gradients of a small GPT are, and the model trains in fp16 as well as
+# in float32. But a batch in a real run has 4 million tokens, which are 4,096 microbatches of 1,024 tokens. A
+# mean over the whole batch divides each microbatch's gradient by another 4,096.
+#
+# The remedy is to multiply the loss by a *scale* before backward. By the chain rule, every gradient is then
+# multiplied by the scale as well. The next cell draws the histogram of |gradient| for such a microbatch. Move
+# the slider to change the scale.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.format_explorer import gradients
@@ -513,29 +530,31 @@ magnitudes = torch.cat([param.grad.flatten() for param in model.parameters()])
 gradients(magnitudes)
 
 # %% [markdown]
-# **Predict.** The largest gradient of this histogram is about 1.45 · 10⁻⁴. At which power of two does the
-# scale make it overflow?
+# **Predict.** The largest gradient in this histogram is about 1.45 · 10⁻⁴. Which is the smallest power of two
+# that, used as the scale, makes this gradient overflow?
 #
-# <details><summary>Answer</summary>At 2²⁹. As you saw in §1, the edge is not 65,504 but 65,520, and divided by
-# the largest gradient it is 2^28.8.</details>
+# <details><summary>Answer</summary>It is 2²⁹. As you saw in §1, the limit is 65,520 instead of the largest
+# number, 65,504. If you divide 65,520 by the largest gradient, you get 2^28.8, and the next power of two is
+# 2²⁹.</details>
 #
-# The loss is multiplied by the scale, and so is every gradient, by the chain rule. There is room between a
-# scale at which the small gradients survive and the scale at which the largest overflows. Where this room is
-# depends on the model, the step and the batch, so the scale is *searched for during training* (Micikevicius
-# et al. 2018 choose it by hand, §3.2, and propose the search, §5):
+# At a good scale, the small gradients survive and the largest doesn't overflow. Such a scale depends on the
+# model, the step and the batch, so the scaler *searches for it during training*. The search has two rules:
 #
-# - If a gradient is infinite or NaN, the step is **skipped**, and the scale is multiplied by `backoff`.
-# - If `interval` steps in a row were good, the scale is multiplied by `growth`.
+# - If a gradient is infinite or NaN, the step is **skipped**, and the scale is multiplied by `backoff`, for
+#   example ½.
+# - After `interval` good steps in a row, the scale is multiplied by `growth`, for example 2.
 #
-# Before the step, the gradients are divided by the scale again, in float32.
+# Before the optimizer's step, the gradients are divided by the scale, in float32.
 #
 # ### N ranks
 #
-# With ZeRO or FSDP, each rank has a shard of the gradients, so an infinity can be in a single rank's shard. If
-# that rank skips the step but the others take it, their shards belong to two models, and no message says so.
-# **All ranks skip together, or none does.** What is the least they have to send for that?
+# With ZeRO or FSDP, each rank has a shard of the gradients, so an infinity can be in a single rank's shard.
+# If this rank skips the step but the other ranks take it, the shards of the weights no longer belong to the
+# same model, and no error tells you. **All ranks skip the step together, or none does.** What is the least
+# they have to send to agree on this?
 #
-# **Build.** The class has the interface of `torch.amp.GradScaler`. The training loop is
+# **Build.** The class works like `torch.amp.GradScaler`, whose method `scale` is called `scale_loss` here.
+# The training loop is
 #
 #     scaler.scale_loss(loss).backward()
 #     scaler.unscale_(optimizer)     # only if gradients are clipped or looked at
@@ -606,12 +625,13 @@ class LossScaler:
 
 
 # %% [markdown]
-# <details><summary>Hint: one number</summary>Each rank finds out whether <i>any</i> of its gradients is bad,
-# and takes 1 if so, otherwise 0. The maximum over the ranks says whether any rank has found one.</details>
-# <details><summary>Hint: a rank without gradients</summary>It takes part in the all-reduce like all
-# others.</details>
-# <details><summary>Hint: NaN</summary><code>NaN > x</code> is False for every x. <code>isfinite</code> is False for NaN
-# and both infinities.</details>
+# <details><summary>Hint: one number</summary>Each rank checks whether <i>any</i> of its gradients is infinite
+# or NaN. It stores the number 1 if so, and 0 otherwise. Then the maximum over the ranks says whether any rank
+# has a bad gradient.</details>
+# <details><summary>Hint: a rank without gradients</summary>This rank takes part in the all-reduce like all
+# other ranks.</details>
+# <details><summary>Hint: NaN</summary><code>NaN > x</code> is False for every x, so you can't find NaN with a
+# comparison of this kind. But <code>isfinite</code> is False for NaN and for both infinities.</details>
 #
 # **Check.**
 
@@ -623,9 +643,12 @@ report = check("09_precision_and_memory/loss_scaler", LossScaler, cases="hidden"
 report.points(10)
 
 # %% [markdown]
-# **Measure.** The cell trains thirty steps under autocast, with gradients over 4 million tokens, in float32,
-# fp16, fp16 with your scaler, and bf16. (A step adds up 4,096 microbatches. Here all of them are the same, so
-# the cell multiplies the gradient by 4,096 after backward. A CPU is slow in fp16.)
+# **Measure.** The cell trains the small GPT for thirty steps in float32, and then under autocast in fp16, in
+# bf16, and in fp16 with your scaler. The loss is a mean over 4 million tokens.
+#
+# <details><summary>4 million tokens on a CPU?</summary>A real step adds up the gradients of 4,096
+# microbatches. Here all microbatches of a step are the same, so the cell computes one gradient, and
+# multiplies it by 4,096 after backward. It still takes a while, because a CPU is slow in fp16.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RUNS = {"float32": (torch.float32,), "fp16": (torch.float16,), "bf16": (torch.bfloat16,)}
@@ -639,13 +662,18 @@ for name, options in RUNS.items():
 
 # %% [markdown]
 # In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14.
-# With a scale of 2¹⁶ the loss agrees with float32's to three digits. The histogram said 17 %, because it
-# shows only the gradients of the *weights*. The gradients of the activations are smaller (the gradient of a
-# logit is its probability divided by 4 million, 10⁻⁹ for most), and each zero adds nothing to the gradients
-# computed from it. bf16 needs no scaler, because it has float32's exponent.
+# With your scaler, which starts with a scale of 2¹⁶, the loss in fp16 agrees with the loss in float32 to
+# three digits. bf16 needs no scaler, because it has as many exponent bits as float32.
 #
-# Now let's look at two ranks. Each has a weight of 8 and a gradient of 1, scaled by 8, but rank 1's gradient
-# is infinite. PyTorch provides two scalers, and `ShardedGradScaler` is the one for sharded gradients.
+# <details><summary>Why 95 %, although the histogram showed only 17 %?</summary>The histogram rounds only the
+# gradients of the <i>weights</i>. But in fp16, backward also rounds the gradients of the activations, which
+# are smaller. For example, the gradient of most logits is about 10⁻⁹, because it is a probability divided by
+# 4 million. If such a gradient becomes 0, it adds nothing to the gradients that are computed from
+# it.</details>
+#
+# Now let's look at two ranks, each with a weight of 8 and a scale of 8. On rank 0 the scaled gradient is 8,
+# so the gradient is 1, but rank 1's gradient is infinite. PyTorch provides two scalers, `GradScaler` and, for
+# sharded gradients, `ShardedGradScaler`. The cell tries both of them, and then yours.
 
 
 # %% tags=["skip-in-grading"]
@@ -680,24 +708,27 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
     print(f"{kind:18} {ranks}; rank 0 sent {len(sent)} messages, {sum(sent)} bytes")
 
 # %% [markdown]
-# With the plain scaler, rank 0 stepped and kept its scale, but rank 1 did neither. So in the next step their
-# gradients have different scales. (In data parallelism without shards the plain scaler is right, because
-# gradients are summed *before* the scaler looks at them, and an infinity has reached all ranks.)
+# With `GradScaler`, rank 0 took the step and kept its scale, whereas rank 1 skipped the step and halved its
+# scale. So in the next step, the gradients of the two ranks have different scales.
 #
 # <details><summary>In production</summary>
 #
-# Write `torch.amp.autocast("cuda", dtype=torch.float16)` with
-# `torch.amp.GradScaler("cuda")`, since `torch.cuda.amp.autocast` and its scaler are the deprecated names.
-# FSDP with fp16 needs `ShardedGradScaler`. In DeepSpeed's configuration, `"loss_scale": 0` stands for a scale
-# that is searched, `initial_scale_power: 16` for 2¹⁶, and `hysteresis` for the number of overflows it
-# tolerates before the scale falls. With bf16, which most runs use now, none of this is needed.
+# In data parallelism without shards, `GradScaler` is enough. The gradients are all-reduced *before* the
+# scaler looks at them, so an infinity has already reached all ranks. FSDP with fp16 needs
+# `ShardedGradScaler`. Micikevicius et al. (2018) choose the scale by hand in §3.2, and propose the search in
+# §5. Write `torch.amp.autocast("cuda", dtype=torch.float16)` with `torch.amp.GradScaler("cuda")`, since the
+# older names in `torch.cuda.amp` are deprecated. In DeepSpeed's configuration, `"loss_scale": 0` means that
+# DeepSpeed searches for the scale, `initial_scale_power: 16` means that the search starts at 2¹⁶, and
+# `hysteresis` is the number of overflows after which the scale falls. With bf16, which most runs use now, you
+# need none of these settings.
 #
 # </details>
 #
 # ### The wrong order, and autocast's list *(optional)*
 #
-# **Break it.** Clip the gradient to a norm of 1 *before* it is unscaled, while its norm is 65,536 times too
-# large. What happens to the step, with SGD?
+# **Break it.** The cell trains with SGD twice. The first time, it unscales the gradient and then clips its
+# norm to 1. The second time, it clips the gradient *before* it is unscaled, while the norm is still 65,536
+# times too large. What happens to the steps then?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -725,18 +756,18 @@ def clipped(order, steps=40, scale=2.0**16):
 losses_picture(clipped)
 
 # %% [markdown]
-# Each gradient's norm was clipped to 1 and then unscaled to 1/65,536, so the model stands still. But nothing
-# is infinite, no step is skipped, and no warning is printed.
+# In the wrong order, clipping reduces the norm to 1, and unscaling then divides it by 65,536, so the weights
+# hardly move. But no gradient is infinite, so no step is skipped, and no warning is printed.
 #
 # <details><summary>In the lectures</summary>Lecture 001 imports <code>torch.cuda.amp</code>, and its FSDP
-# example runs in fp16 without a scaler. Lecture 001 also states a speedup of "2-3x" on A100 and H100, and
-# "4-5x with Tensor Cores". But on these GPUs the gain comes from the tensor cores. An A100's data sheet lists
-# 19.5 TFLOP/s in float32, 156 in tf32 and 312 in bf16, so the factor depends on what you compare with.
-# Lecture 002's "selective operations in higher precision" are those on autocast's list, which the next cell
-# reads.</details>
+# example runs in fp16 without a scaler. The lecture also states a speedup of "2-3x" on A100 and H100, and of
+# "4-5x with Tensor Cores". But on these GPUs, the speedup comes from the tensor cores in both cases. An
+# A100's data sheet lists 19.5 TFLOP/s in float32, 156 in tf32 and 312 in bf16, so the speedup depends on the
+# format you compare bf16 with. The "selective operations in higher precision" of lecture 002 are the
+# operations on autocast's list. The next cell tries some of them.</details>
 #
-# **Look.** Autocast decides for each operation in which dtype it runs. Which of these six give float32 on a
-# CPU?
+# **Look.** Autocast decides for each operation in which dtype it runs. The cell runs six operations under
+# autocast on the CPU. Which of them return float32?
 
 # %%
 x, weight, labels = torch.randn(4, 8), torch.randn(8, 8), torch.arange(4)
@@ -750,9 +781,9 @@ for name, output in outputs.items():
     print(f"{name:16} {output.dtype}")
 
 # %% [markdown]
-# Products are the costly operations, so they take 16-bit inputs. A sum with a float32 tensor stays in
-# float32, and the loss is computed in float32. On a GPU, whose list is longer, softmax and layer norm are
-# computed in float32 as well (PyTorch, *Automatic Mixed Precision*).
+# Matrix products are the costly operations, so autocast gives them 16-bit inputs. The residual sum is in
+# float32 because x is, and the loss is in float32 because it is on autocast's list. On a GPU the list is
+# longer, so softmax and layer norm are computed in float32 as well (PyTorch, *Automatic Mixed Precision*).
 
 # %% [markdown]
 # ## 3 · Updates that are lost
@@ -765,23 +796,24 @@ for name, output in outputs.items():
 # | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
-# bf16 has enough range but few numbers, only 128 from 1 to 2. The step from 1 down is 2⁻⁸, 0.004.
+# bf16 has a large range but few numbers, only 128 from 1 to 2. The next number below 1 is 2⁻⁸ away, or 0.004.
 #
-# **Predict.** A weight starts at 1 and loses 0.001 in each of 1,000 steps. In float32 it ends at 0. Where
-# does it end in bf16?
+# **Predict.** A weight starts at 1, and each of 1,000 steps subtracts 0.001. In float32 the weight ends at 0.
+# Where does it end in bf16?
 #
-# <details><summary>Answer</summary>It ends at 1, because it never moves. An update of 0.001 is less than half
-# of the step, so 1 − 0.001 is rounded to 1.</details>
+# <details><summary>Answer</summary>The weight ends at 1, because it never moves. The update of 0.001 is less
+# than half of the distance to the next number, so 1 − 0.001 is rounded back to 1.</details>
 #
-# The usual remedy is a **master copy** in float32 for the optimizer to change, which costs 4 more bytes per
-# parameter (notebook 01 §4). The other remedy is chance. A number between two neighbours becomes the upper
-# one with probability (x − lower) / (upper − lower), and otherwise the lower one.
+# The usual remedy is a **master copy** of the weights in float32, which the optimizer updates. It costs 4
+# more bytes per parameter (notebook 01 §4). The other remedy is **stochastic rounding**. It turns a value x
+# between two neighbouring numbers into the upper number with probability (x − lower) / (upper − lower), and
+# otherwise into the lower number. Then the *expected* value of the result is x. So an update of 0.001 either
+# changes nothing or moves the weight to the next number, but on average it moves the weight by 0.001.
 #
-# Then the *expected* value is x, and some of a thousand small updates take effect as a full step.
-#
-# **Build.** A bf16 number is the upper half of a float32 number's bits. So the lower half, an integer from 0
-# to 65,535, *is* that probability, in parts of 65,536. Which integer do you have to add at random so that the
-# upper half goes up with exactly that probability?
+# **Build.** A bf16 number is the upper half of a float32 number's bits, so rounding removes the lower half.
+# The lower half, read as an integer from 0 to 65,535 and divided by 65,536, *is* the probability above. Which
+# random integer can you add to the 32 bits so that the upper half increases by 1 with exactly this
+# probability?
 
 
 # %% nbgrader={"grade_id": "stochastic_round", "solution": true}
@@ -800,10 +832,11 @@ def stochastic_round(x: torch.Tensor, generator: torch.Generator | None = None) 
 
 
 # %% [markdown]
-# <details><summary>Hint: bits as integers</summary><code>x.view(torch.int32)</code> has the same bits. Shifting right and left
-# by 16 clears the lower half.</details>
-# <details><summary>Hint: negative numbers</summary>Floats are sign and magnitude, so adding to the bits moves
-# away from zero for both signs. You don't have to do anything about the sign.</details>
+# <details><summary>Hint: bits as integers</summary><code>x.view(torch.int32)</code> returns the bits of x as
+# integers. If you shift them right by 16 and then left by 16, the lower half becomes 0.</details>
+# <details><summary>Hint: negative numbers</summary>A float stores its sign and its magnitude separately. So
+# if you add to the bits, the magnitude increases even if the number is negative. You don't have to do
+# anything about the sign.</details>
 #
 # **Check.**
 
@@ -815,7 +848,8 @@ report = check("09_precision_and_memory/stochastic_round", stochastic_round, cas
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The cell takes the thousand steps for 400 weights, in three ways.
+# **Measure.** The cell takes the thousand steps for 400 weights, in float32 and with both ways of rounding to
+# bf16. The picture shows one of the weights.
 
 
 # %% tags=["skip-in-grading"]
@@ -838,21 +872,24 @@ for name, rows in curves.items():
 curves_picture(curves)
 
 # %% [markdown]
-# A single weight wanders, but the mean of all of them arrives. Near 0, the steps of bf16 are fine enough for
-# every update. Next, the cell trains a GPT at a learning rate of 10⁻⁴ and rounds its weights after every
-# step, while the moments stay in float32. It takes about 20 s.
+# With stochastic rounding, a single weight wanders, but the mean of all 400 weights ends near 0. (There the
+# numbers of bf16 are so close together that every update takes effect.) The next cell trains a GPT at a
+# learning rate of 10⁻⁴, and rounds its weights after every step. Adam's moments stay in float32. The cell
+# takes about 20 s.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, rounding in ROUNDINGS.items():
     print(f"{name:11} loss {rounded_weights(rounding):.3f}")
 
 # %% [markdown]
-# If weights are rounded to nearest, the loss is 0.08 above float32's after 120 steps. With stochastic
-# rounding the two agree to 0.001, although a weight takes only two bytes and has no master copy. But that is
-# one small model. The noise of the rounding stays in the weights, so a large model may need its master copy.
+# After 120 steps with rounding to nearest, the loss is 0.08 higher than in float32. With stochastic rounding,
+# the loss agrees with the loss in float32 to 0.001, although a weight takes only two bytes and has no master
+# copy. But this is one small model. The noise of the rounding stays in the weights, so a large model may
+# still need a master copy.
 #
-# **With ranks, break it.** Two replicas take the same five updates, first each with a generator of its own,
-# and then with generators that start from one seed. How many of 1,000 weights are equal afterwards?
+# **With ranks, break it.** Two replicas take the same five updates. In the first run, their generators start
+# from different seeds, and in the second run from the same seed. How many of 1,000 weights are equal on both
+# replicas afterwards?
 
 
 # %% tags=["skip-in-grading"]
@@ -874,16 +911,17 @@ if "stochastic" in ROUNDINGS:
         print(f"{'one seed' if shared else 'own seeds'}: {equal} of 1,000 weights are equal")
 
 # %% [markdown]
-# Replicas that round differently train two models. A common seed repairs this. Under ZeRO and FSDP, nothing
-# has to be repaired, because each weight has one owner that rounds it, and the others receive the result.
-# There each shard *should* have noise of its own, so the ranks should start their generators from different
-# seeds.
+# With different seeds, fewer than half of the weights stay equal, so the two replicas become two models. A
+# common seed repairs this. Under ZeRO and FSDP no repair is needed, because each weight has one owner that
+# rounds it, and the other ranks receive the result. There each shard *should* have its own noise, so the
+# ranks should start their generators from different seeds.
 #
 # <details><summary>In production</summary>
 #
-# `torchao.optim`'s AdamW takes `bf16_stochastic_round=True`, and Trainium rounds this way
-# in hardware (`NEURON_RT_STOCHASTIC_ROUNDING_EN`). Most runs still pay for a master copy. Autocast's weights
-# are float32, and 4 of ZeRO's 16 bytes per parameter are for the master copy.
+# AdamW in `torchao.optim` has the option `bf16_stochastic_round=True`, and Trainium, Amazon's chip for
+# training, can round stochastically in hardware (`NEURON_RT_STOCHASTIC_ROUNDING_EN`). But most runs still pay
+# for a master copy. Under autocast the weights themselves are in float32, and under ZeRO the master copy
+# takes 4 of the 16 bytes per parameter.
 #
 # </details>
 
@@ -898,24 +936,28 @@ if "stochastic" in ROUNDINGS:
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# e4m3 has 254 codes for numbers from −448 to 448 (two are 0 and −0). A gradient of 1e-5 is below its smallest
-# number, and an outlier of 1,000 is above its largest. So each block of a tensor is divided by a *scale* that
-# brings its largest magnitude to 448, and the scale travels with the values:
+# e4m3 has 254 codes for numbers from −448 to 448, including 0 and −0. A gradient of 1e-5 is too small for
+# these numbers, and an outlier of 1,000 is too large. So a tensor is cut into blocks, and each block is
+# divided by a *scale*, which turns the block's largest magnitude, amax, into 448. The scales are stored
+# together with the values:
 #
-# scale = amax / 448,  values = x / scale in e4m3,  x ≈ values · scale
+# scale = amax / 448, values = x / scale in e4m3, x ≈ values · scale
 #
-# The recipes differ in how many elements share a scale, and in how the scale is stored.
+# Published methods differ in how many elements share a scale, and in how the scale is stored.
 #
-# **Predict.** How many bytes does a value cost with its share of the scale? Take tiles of 1 × 128 and blocks
-# of 128 × 128 with float32 scales, and MX's blocks of 32, whose scale is *one* byte, a power of two.
+# **Predict.** How many bytes does an element take, including its share of the scale? Take tiles of 1 × 128
+# and blocks of 128 × 128, both with float32 scales. Then take the MX format, in which 32 elements share a
+# scale of only *one* byte, a power of two.
 #
-# <details><summary>Answer</summary>Tiles of 128 with a float32 cost exactly as much as blocks of 32 with a byte,
-# 1.0312 bytes, which is 3 % more than the values. Blocks of 128 × 128 cost 1.0002.</details>
+# <details><summary>Answer</summary>With tiles of 1 × 128, an element takes 1 + 4/128 bytes, and in the MX
+# format it takes 1 + 1/32 bytes. Both are 1.0312 bytes, so the scales add 3 %. With blocks of 128 × 128, an
+# element takes 1.0002 bytes.</details>
 #
-# **Build.** `block` is a pair, the numbers of rows and columns that share a scale. −1 stands for all of them,
-# so (−1, −1) means one scale for the tensor, and (1, −1) means a scale for each row. (1, 128) is
-# DeepSeek-V3's tile of an activation, and (128, 128) its block of weights. Pass `group` if its ranks hold
-# parts of the same blocks, as with a sharded weight that has one scale. Three functions for blocks are given.
+# **Build.** `block` is a pair, which says how many rows and how many columns share a scale. In this pair, −1
+# means all rows or all columns, so (−1, −1) is one scale for the tensor, and (1, −1) is one scale for each
+# row. DeepSeek-V3 uses (1, 128) for activations and (128, 128) for weights. `group` is passed if its ranks
+# hold parts of the same blocks, for example shards of a weight that has one scale. Three functions for blocks
+# are given.
 
 
 # %% nbgrader={"grade_id": "quantize", "solution": true}
@@ -970,11 +1012,11 @@ def dequantize(values, scales, block):
 
 
 # %% [markdown]
-# <details><summary>Hint: blocks</summary>With the view that <code>tiles</code> returns, <code>amax((1,
-# 3))</code> gives a number for each block.</details>
-# <details><summary>Hint: the end</summary>A scale is also rounded. For a block of very small numbers, it can
-# be rounded down so far that x / scale is beyond the largest number. So <code>clamp</code> before the cast,
-# on every version of PyTorch.</details>
+# <details><summary>Hint: blocks</summary>For the view that <code>tiles</code> returns,
+# <code>amax((1, 3))</code> computes one number for each block.</details>
+# <details><summary>Hint: values beyond the largest number</summary>The division amax / 448 also rounds. For a
+# block of very small numbers, the scale can be rounded down so far that x / scale is beyond the format's
+# largest number. So call <code>clamp</code> before the cast, in every version of PyTorch.</details>
 #
 # **Check.**
 
@@ -986,9 +1028,9 @@ report = check("09_precision_and_memory/quantize", quantize, dequantize, cases="
 report.points(8)
 
 # %% [markdown]
-# **Look.** The picture shows each element's relative error when row 3 has an outlier of 100,000 in
-# column 200. On the left, one scale serves the whole tensor, and on the right each tile of 1 × 128 has a
-# scale of its own. Which rows suffer, and which elements of row 3?
+# **Look.** The picture shows the relative error of each element near an outlier of 100,000 in row 3. On the
+# left the whole tensor has one scale, and on the right each tile of 1 × 128 has its own scale. Which elements
+# have large errors on each side?
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(0)
@@ -998,11 +1040,13 @@ with_outlier[3, 200] = 100_000.0
 blocks_picture(with_outlier, {"one scale": (-1, -1), "1 x 128": (1, 128)})
 
 # %% [markdown]
-# With one scale, *every* row suffers, because 448 stands for 100,000, and an element of 1 becomes 0.0045, a
-# subnormal number with a bit or two. With tiles, only the tile of the outlier suffers, 128 elements.
+# With one scale, *every* row has large errors. Since 100,000 becomes 448, an element of 1 becomes 0.0045, a
+# subnormal number with only one or two bits. With tiles, only the 128 elements of the outlier's tile have
+# large errors.
 #
-# **Measure.** The cell computes a product of 256 × 1,024 × 256 with both sides rounded, and prints the
-# relative error of its rows *without* the outlier.
+# **Measure.** The cell multiplies a 256 × 1,024 matrix by a 1,024 × 256 matrix, both rounded, and prints the
+# relative error of the rows *without* the outlier. Below the table, it casts gradients of about 1e-5 to 8
+# bits without a scale.
 
 # %% tags=["skip-in-grading"]
 ROUNDED = {  # how the product's left and right side are rounded
@@ -1035,42 +1079,43 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     print(f"{str(dtype)[6:]:15} {zeros:.1%} of the gradients are 0")
 
 # %% [markdown]
-# Read the table by columns. A float has a scale in each element, its exponent, so fp8 with *one* scale
-# survives an outlier that ruins int8. Finer blocks matter for outliers that are larger still. At 100,000, the
-# error of the single scale is three times as large, but the error of the finer blocks hasn't moved. (The last
-# lines show gradients of 1e-5, without any scale.)
+# Read the table by columns. An outlier of 1,000 ruins int8 with *one* scale, but it doesn't harm e4m3,
+# because the exponent of each float works like a scale of its own. e4m3 needs smaller blocks only if outliers
+# are larger still. With an outlier of 100,000, the error of e4m3 with one scale is more than three times as
+# large, whereas the errors with smaller blocks stay the same. The last lines show that without any scale, all
+# gradients of 1e-5 become 0 in e4m3, and more than half of them in e5m2.
 #
 # <details><summary>Why MX is a little worse</summary>
 #
-# In the table, MX has a slightly larger error than the tiles, although its blocks are small. Its scale
-# is 2^(floor(log2 amax) − 8), a power of two, so the largest scaled value is between 256 and 512, and values
-# above 448 are clipped. (torch's cast to `float8_e8m0fnu` *rounds*, so 1.5 becomes 2, but MX wants 1. Take
-# the exponent yourself.)
+# In the table, MX has a slightly larger error than the tiles, although its blocks are smaller. The scale of
+# MX is a power of two, 2^(floor(log2 amax) − 8). Therefore the largest scaled value of a block is between 256
+# and 512, and it is clipped if it is above 448. (To store such a scale, don't cast amax to `float8_e8m0fnu`
+# with PyTorch, because the cast *rounds*. It turns 1.5 into 2, but MX needs 1. Read the exponent of amax
+# yourself instead.)
 #
 # </details>
 #
-# **With ranks.** If a weight is sharded and gathered in fp8, its shards must share one scale to fit together.
-# So each rank must know the largest magnitude of *all* shards. Your function's all-reduce of 4 bytes finds
-# it.
+# **With ranks.** If a sharded weight is gathered in fp8, all of its shards must have the same scale. So each
+# rank must know the largest magnitude of *all* shards. Your function finds it with an all-reduce of 4 bytes.
 #
 # <details><summary>In production</summary>
 #
-# torchtitan gathers FSDP's weights in fp8, and computes all scales of a step in one all-reduce
-# (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8 matrices with
-# their scales, and after PyTorch 2.6 it does so on the CPU as well.
+# torchtitan can gather FSDP's weights in fp8, and then computes the scales of all weights with one all-reduce
+# per step (`precompute_float8_dynamic_scale_for_fsdp` of torchao). `torch._scaled_mm` multiplies two fp8
+# matrices with their scales. In versions after PyTorch 2.6, it also works on the CPU.
 #
 # </details>
 #
-# Which format? Micikevicius et al. (2022) take e4m3 forward and e5m2 for gradients, because its range is
-# larger. DeepSeek-V3 instead takes e4m3 everywhere, since with a scale for each tile the range comes from the
-# scale, and the third bit of mantissa is free.
+# Which format is better? Micikevicius et al. (2022) use e4m3 in forward, and e5m2 for gradients because of
+# its larger range. DeepSeek-V3 instead uses e4m3 everywhere. It has a scale for each tile, so it doesn't need
+# the larger range of e5m2, and e4m3 has one more mantissa bit.
 #
 # This is a good place for a break.
 #
 # ### Three more mistakes *(optional)*
 #
-# **Break it.** The cell gathers a sharded weight twice. The second time, the all-reduce of the scale is
-# missing.
+# **Break it.** The cell gathers a sharded weight twice. The second time, the ranks leave out the all-reduce,
+# so each rank has its own scale.
 
 
 # %% tags=["skip-in-grading"]
@@ -1094,10 +1139,18 @@ for agree in (True, False):
     )
 
 # %% [markdown]
-# Even a correct `quantize` leaves room for two more mistakes. *Delayed scaling* takes the scale from the step
-# before, because then the tensor is read only once. But a gradient that has become 50 times larger no longer
-# fits. The other mistake is the *accumulator*. The cell adds 4,096 products with 13 bits after the point, as
-# a model of a tensor core that keeps about 14 bits.
+# Without the all-reduce, each rank decodes the other rank's shard with the wrong scale, so elements are off
+# by up to 91.7 % of the largest magnitude.
+#
+# Even with a correct `quantize`, two more mistakes are possible. *Delayed scaling* takes the scale from the
+# previous step, so that the tensor is read only once. But gradients that have become 50 times larger no
+# longer fit into the format. The other mistake is an *accumulator* with too few bits. The cell shows both
+# mistakes.
+#
+# <details><summary>How the cell models the accumulator</summary>A tensor core keeps about 14 bits of a sum.
+# So the cell adds 4,096 products, and after each addition it keeps only 13 bits after the binary point. It
+# either rounds the other bits or cuts them off. In every second line of the output, the sum is moved to an
+# exact sum after every 128 products.</details>
 
 # %% tags=["skip-in-grading"]
 before, now = torch.randn(100_000), 50 * torch.randn(100_000)
@@ -1132,10 +1185,10 @@ for cut in (False, True):
         print(f"{'cut' if cut else 'rounded':8} exact sum after {every:5,}: {off:.3%} off")
 
 # %% [markdown]
-# DeepSeek's test with K = 4,096 was off by nearly 2 % on an H800, so DeepSeek moves the sum to float32
-# registers after every 128 products (DeepSeek-V3, §3.3.2). The real accumulator isn't public, and this one is
-# only a model. It is off by less than 0.1 % if it rounds and by 8 % if it cuts, so everything depends on how
-# it treats the last bit.
+# In DeepSeek's test on an H800, sums of K = 4,096 products were off by up to nearly 2 %. So DeepSeek-V3 adds
+# the tensor core's sum to a float32 register after every 128 products (§3.3.2 of its report). How the real
+# accumulator works isn't public. For 4,096 products, the cell's model is off by less than 0.1 % if it rounds,
+# but by 8 % if it cuts bits off. So the error depends mainly on how an accumulator treats the last bit.
 
 # %% [markdown]
 # ## 5 · Adam in 8 bits *(optional)*
@@ -1148,14 +1201,14 @@ for cut in (False, True):
 # | difficulty, importance | 4 and 2 of 5 |
 # | points | 8 |
 #
-# Adam keeps two moments of each parameter. In float32 they take 8 bytes, half of ZeRO's 16. With a byte for
-# each they would take 2, and the scales of blocks of 256 add 8/256. But unlike activations, m and v are kept
-# from step to step, and v holds *squares*. If a gradient is a thousand times smaller than another, its v is a
-# million times smaller.
+# Adam keeps two moments of each parameter, m and v. In float32 they take 8 bytes, half of ZeRO's 16 bytes per
+# parameter. With one byte for each moment they would take 2 bytes, and float32 scales for blocks of 256 would
+# add 8/256 of a byte. But unlike activations, m and v are kept from step to step, and v is a mean of
+# *squares*. If a gradient is a thousand times smaller than another, its v is a million times smaller.
 #
-# So the 256 codes are not spread evenly. Dettmers' *dynamic map* has numbers in each of seven decades, and
-# each decade has twice as many as the decade below it. Two maps are given, a signed one for m and an unsigned
-# one for v.
+# So the 256 codes are not spread evenly. The *dynamic map* of Dettmers et al. has numbers in each of seven
+# decades (0.1 to 1, 0.01 to 0.1, and so on), and each decade has twice as many numbers as the decade below
+# it. Two maps are given, a signed map for m and an unsigned map for v.
 
 # %%
 from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteStates
@@ -1167,21 +1220,22 @@ for name, numbers in (("signed", DYNAMIC_SIGNED), ("unsigned", DYNAMIC_UNSIGNED)
     )
 
 # %% [markdown]
-# **Predict.** How many bytes per parameter do both moments take with blocks of 64, 256 and 2,048? And the
-# signed map has 1 but no −1. If the element with the largest magnitude in a block is negative, by how much
-# does it shrink?
+# **Predict.** How many bytes per parameter do both moments take with blocks of 64, 256 and 2,048? A second
+# question is about the signed map, which contains 1 but not −1. If the element with the largest magnitude in
+# a block is negative, by how much does its magnitude shrink?
 #
-# <details><summary>Answer</summary>They take two bytes and 8/block, so 2.1250, 2.0312 and 2.0039. −1 comes back
-# as −0.9930, so the magnitude shrinks by 0.7 %.</details>
+# <details><summary>Answer</summary>The two moments take 2 + 8/block bytes, so 2.1250, 2.0312 and 2.0039.
+# Divided by the scale, the negative element is −1. It is stored as −0.9930, so its magnitude shrinks by
+# 0.7 %.</details>
 #
-# **Build.** A step widens a tensor's moments to float32, updates them, takes the parameter's step *from the
-# float32 ones*, and rounds them again. Only codes in uint8, scales in float32 and the count of steps stay in
-# `self.state[param]`. Parameters of fewer than 4,096 elements (norms, biases) keep float32, as in
-# bitsandbytes. Weight decay is decoupled. The bookkeeping is given. Write `update`, and in `write` the `scales`
-# and `codes` of the blocks.
+# **Build.** A step converts a parameter's moments to float32 and updates them. Then it updates the parameter
+# *with the float32 moments*, and rounds the moments to 8 bits again. Between steps, `self.state[param]` holds
+# only codes in uint8, scales in float32 and the number of steps. Parameters with fewer than 4,096 elements
+# (norms, biases) keep float32 moments, as in bitsandbytes. Weight decay is decoupled. The bookkeeping is
+# given. Write `update`, and in `write` the `scales` and `codes` of the blocks.
 #
-# `ByteStates` is PyTorch's `Optimizer` with one repair. The plain `load_state_dict` casts every state to its
-# parameter's dtype, so it would turn your codes into float32.
+# `ByteStates` is PyTorch's `Optimizer` with one change. The original `load_state_dict` casts every state to
+# its parameter's dtype, so it would turn your codes into float32.
 
 
 # %% nbgrader={"grade_id": "adam8bit", "solution": true}
@@ -1248,8 +1302,9 @@ class Adam8bit(ByteStates):
 
 # %% [markdown]
 # <details><summary>Hint: the nearest code</summary><code>torch.bucketize</code> with the midpoints between
-# neighbouring numbers gives the index of the nearest one.</details>
-# <details><summary>Hint: zeros</summary>A block of zeros is divided by 1.</details>
+# neighbouring numbers returns the index of the nearest number.</details>
+# <details><summary>Hint: zeros</summary>The scale of a block of zeros is 0, so divide such a block by 1
+# instead of its scale.</details>
 #
 # **Check.**
 
@@ -1261,8 +1316,9 @@ report = check("09_precision_and_memory/adam8bit", Adam8bit, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell trains a small GPT on Python for 150 steps each time. It prints the loss at the end
-# and, in learning rates, the largest step any weight took. AdamW's own largest step is about 2. The cell
+# **Measure.** The cell trains a small GPT on Python code for 150 steps with each of six optimizers. The first
+# is AdamW in float32, and the last three use *linear* codes, which are spread evenly, for m, v or √v. The
+# cell prints the loss at the end, and the largest step any weight took, in units of the learning rate. It
 # takes up to half a minute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1324,14 +1380,17 @@ for name, make in MADE.items():
     )
 
 # %% [markdown]
-# The dynamic codes train as float32 does, within the noise of such a run (±0.03), and so do linear ones for
-# m. The bytes are more than 2.03, because small parameters keep float32, and they are a larger share here
-# than in a 7B model. The line *linear v* is this section's **break it**. All elements of v below 1/510 of the
-# largest in their block become 0, but the m of these elements doesn't, and m / (√0 + ε) is a step of many
-# learning rates. (With linear codes for √v the largest step is about a hundred.)
+# With dynamic codes, and with linear codes for m, the loss is as low as with float32 moments, within the
+# noise of such a run (±0.03). The states take more than 2.03 bytes per parameter, because small parameters
+# keep float32 moments, and such parameters are a larger share of this model than of a 7B model. The line
+# *linear v* is this section's **break it**. Elements of v below 1/510 of the largest element in their block
+# become 0, but the corresponding elements of m don't. So m / (√0 + ε) is a step of a great many learning
+# rates, and the loss becomes NaN. (With linear codes for √v, the largest step is about a hundred learning
+# rates.)
 #
-# **Look.** The picture shows the distribution of v in all large matrices, after the first step and after 50.
-# Each element is a share of its block's largest, and the ticks above are the numbers of both maps.
+# **Look.** The picture shows the distribution of v in all large matrices, after the first step and after 50
+# steps. Each element is divided by the largest element of its block. The ticks above the histograms show the
+# numbers of both maps.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1379,33 +1438,35 @@ axes.set_xlabel("log10 of v's share in its block's largest", fontsize=8)
 figure
 
 # %% [markdown]
-# After the first step v is a single square, and spans many decades. After 50 it is a mean of squares, so
-# three decades are enough. Therefore the linear codes fail only at the beginning, but a run that broke there
-# doesn't recover.
+# After the first step, each element of v is a single square, so v spans many decades. After 50 steps, each
+# element is a mean of squares, and three decades are enough. Therefore linear codes fail mainly at the
+# beginning, but a run that fails then doesn't recover.
 #
 # <details><summary>Where the dynamic codes end</summary>
 #
-# Even with the dynamic codes, v becomes 0 below 1.6e-7 of the block's largest, which is half of their
-# smallest number. An embedding comes closest to that limit, because its rows belong to frequent and to rare
-# tokens, and a block of 2,048 holds 32 rows of this GPT. bitsandbytes therefore offers a layer for it,
-# `StableEmbedding`.
+# Even with the dynamic codes, an element of v becomes 0 if it is below 1.6e-7 of the block's largest element,
+# which is half of the smallest number of the map. An embedding comes closest to this limit, because some of
+# its rows belong to frequent tokens and others to rare tokens. A block of 2,048 holds 32 rows of this GPT's
+# embedding, so frequent and rare tokens share a scale. bitsandbytes therefore offers a special layer for
+# embeddings, `StableEmbedding`.
 #
 # </details>
 #
-# **With ranks.** ZeRO shards the states, and in each shard the first block starts again, so the cut decides
-# which elements share a scale. Therefore the trajectory of 8-bit Adam depends on the number of ranks, and a
-# run that resumes on a different number of ranks doesn't repeat its losses bit by bit. So test the loss
-# instead of the bits.
+# **With ranks.** ZeRO shards the states, and the first block of each shard begins at the shard's first
+# element. So the number of ranks decides which elements share a scale. Therefore a run that resumes on a
+# different number of ranks doesn't repeat its losses bit for bit, and a test should compare the losses with a
+# tolerance.
 #
-# Instead of ZeRO's 16 bytes, a parameter takes 10.03 with 8-bit moments and a master copy, and 6.03 without
-# the copy. Without the master copy, section 3's stochastic rounding has to take its place.
+# With 8-bit moments and a master copy, a parameter takes 10.03 bytes instead of ZeRO's 16. Without the master
+# copy it takes even less, but then the weights need the stochastic rounding of section 3.
 #
 # <details><summary>In production</summary>
 #
-# `bitsandbytes.optim.AdamW8bit` is this algorithm in CUDA kernels, with blocks of 256
-# (2,048 in the paper and in its earlier releases). Its *paged* optimizers move states to the host when the
-# GPU is full. `torchao.optim.AdamW8bit` does the same in compiled PyTorch. DeepSeek-V3 instead keeps both
-# moments in bf16 and a float32 master copy (§3.3), with 4 bytes for the moments instead of 2, and no scales.
+# `bitsandbytes.optim.AdamW8bit` is this algorithm in CUDA kernels, with blocks of 256 (2,048 in the paper and
+# in earlier releases). The library's *paged* optimizers also move states to the host's memory when the GPU's
+# memory is full. `torchao.optim.AdamW8bit` implements the algorithm in compiled PyTorch. DeepSeek-V3 instead
+# keeps both moments in bf16, and a master copy in float32 (the report's §3.3). So its moments take 4 bytes
+# per parameter instead of 2, but need no scales.
 #
 # </details>
 
@@ -1421,13 +1482,15 @@ figure
 # | points | 14 |
 #
 # The largest band in notebook 01's timeline was purple. It showed the activations, which forward keeps for
-# backward. Fewer bits make it thinner. But each of its numbers was *computed* from the batch and the weights,
-# and both are still in memory. So a block can keep only its input. When backward reaches the block, the
-# block's forward runs once more, and its inside exists just long enough.
+# backward. Fewer bits make the band thinner. But all activations were *computed* from the batch and the
+# weights, which are still in memory. So a block can keep only its input, which is then called a *checkpoint*.
+# When backward reaches the block, the block's forward runs once more. Its *inside*, which is everything this
+# forward keeps for backward, exists only as long as backward needs it.
 #
-# Here is a step of a small GPT of six blocks, three times. The first has no checkpoints, the second has one
-# for each block, and the third has one for every three blocks. Each tooth of the saw in backward is the
-# inside of one segment, which is computed and freed again.
+# The cell runs forward and backward of a small GPT with six blocks three times. The first run has no
+# checkpoints, the second run has one for each block, and the third run has one for each *segment* of three
+# blocks. In the pictures, each tooth of the saw in backward is the inside of one segment, which is computed
+# again and then freed.
 
 # %% tags=["skip-in-grading"]
 DISTANCES = {
@@ -1443,18 +1506,19 @@ memory_figure(timelines)
 # %% [markdown]
 # ### How far apart?
 #
-# With a checkpoint every k of L layers, ⌈L/k⌉ inputs wait until backward has used them. In addition, while
-# *one* segment of k layers is recomputed, the inside of that segment exists. At the worst moment there are
+# If L layers have a checkpoint every k layers, ⌈L/k⌉ inputs are kept until backward has used them. In
+# addition, while backward works on *one* segment of k layers, the inside of this segment exists. So at the
+# worst moment, the memory is
 #
-# ⌈L/k⌉ · kept + k · inside
+# ⌈L/k⌉ · kept + k · inside,
 #
-# numbers, where `kept` counts a layer's input and `inside` all that a layer keeps for its backward. A small k
-# keeps many inputs, whereas a large k keeps one large inside.
+# where `kept` is the memory of a layer's input, and `inside` is the memory of everything a layer keeps for
+# backward. If k is small, many inputs are kept, but if k is large, the inside of a segment is large.
 #
-# **Predict.** Chen et al. (2016) count layers that keep no more than their input, `kept = inside`. Then k =
-# √L is best. Most tables give this rule, for example k = 9 for 80 layers. But a block of a transformer keeps
-# 34 bytes for each 2 bytes of its input (Korthikanti et al. 2022, table 2, without the scores), 17 times as
-# much. Is the best k for 80 blocks larger or smaller than 9? Decide before you write the function.
+# **Predict.** Chen et al. (2016) consider layers that keep only their input, so `kept = inside`. Then k = √L
+# is best, which is about 9 for 80 layers. This rule is widely quoted. But a block of a transformer keeps 34
+# bytes for each 2 bytes of its input, 17 times as much (Korthikanti et al. 2022, table 2, without the
+# scores). Is the best k for 80 blocks larger or smaller than 9? Decide before you write the function.
 
 
 # %% nbgrader={"grade_id": "best_segment", "solution": true}
@@ -1476,8 +1540,9 @@ def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
 
 
 # %% [markdown]
-# <details><summary>Hint: no formula</summary>√(L · kept / inside) is the minimum of a smooth curve, but k is
-# an integer. Try every k.</details>
+# <details><summary>Hint: no formula</summary>If k could be any real number, √(L · kept / inside) would be the
+# best k. But k is an integer, so try every k. For 80 layers that keep only their input, k = 8, 9 and 10 are
+# equally good, so the function returns 10.</details>
 #
 # **Check.**
 
@@ -1489,34 +1554,32 @@ report = check("09_precision_and_memory/best_segment", best_segment, cases="hidd
 report.points(4)
 
 # %% [markdown]
-# For 80 layers, the worst moment takes 148 bytes per s · b · h with a checkpoint every second layer, 194 with
-# one for each layer, and 176 with one every fourth layer (notebook 01's plan). The square root, 9, costs 324,
-# which is more than twice the best. (If layers keep only their input, 8, 9 and 10 all cost 18, so your
-# function takes the largest.)
+# For 80 layers, k = 2 is best. The worst moment then takes 148 bytes per s · b · h (s tokens, b sequences,
+# width h). With k = 1 it takes 194 bytes, and with k = 4, as in notebook 01's plan, it takes 176. The square
+# root, k = 9, needs 324 bytes, which is more than twice the best.
 #
 # ### Build it
 #
-# **Build.** `checkpoint` returns what `function(*args)` returns, but keeps the arguments instead of the
-# inside. An `autograd.Function` has the two places you need. Its `forward` runs without a graph, so nothing
-# inside is kept, and its `backward` can run anything, including another forward and another backward.
+# **Build.** `checkpoint` returns what `function(*args)` returns, but keeps only the arguments for backward.
+# Use an `autograd.Function` for it. The `forward` of a Function runs without a graph, so autograd keeps
+# nothing from inside it. Its `backward` can run any code, including another forward and another backward.
 #
-# The column on forward and the last row of the table are given as code. Write `checkpoint`, and in `backward`
-# the second run up to its `outputs`.
+# The left column of the table and its last row are given as code. Write `checkpoint`, and in `backward` the
+# second run up to its `outputs`.
 #
 # | in forward | in backward |
 # |---|---|
-# | keep the tensors among the arguments (`ctx.save_for_backward`), and everything else on `ctx` | detach the tensors, so that the second run's graph ends there. Each needs a gradient if it did before |
-# | keep the state of the random generator, `torch.get_rng_state()` | set it, run the function *with* a graph, and set the caller's state back |
-# | keep whether autocast is on, and its dtype: `torch.is_autocast_enabled("cpu")`, `torch.get_autocast_dtype("cpu")` | open the same autocast |
-# | run the function | call `torch.autograd.backward` on the new outputs with the gradients that arrived, and return the arguments' gradients |
+# | keep the tensors among the arguments (`ctx.save_for_backward`), and the other arguments on `ctx` | detach the tensors, so that the second run's graph ends at them. Each of them needs a gradient if it did in forward |
+# | keep the state of the random generator, `torch.get_rng_state()` | set this state, run the function *with* a graph, and restore the caller's state |
+# | keep whether autocast is on, and its dtype (`torch.is_autocast_enabled("cpu")`, `torch.get_autocast_dtype("cpu")`) | run the function under the same autocast |
+# | run the function | call `torch.autograd.backward` with the new outputs and the gradients that `backward` received, and return the gradients of the arguments |
 #
-# The weights are not arguments, because `function` reaches them by itself. As ever, `torch.autograd.backward`
-# adds their gradients to `.grad`. (A GPU has a generator and an autocast of its own in addition to the CPU's,
-# and PyTorch's checkpoint keeps both.)
+# The weights are not arguments, because `function` has access to them anyway. As always,
+# `torch.autograd.backward` adds their gradients to `.grad`.
 #
-# One trap is hidden in `forward`. A Function records itself only if one of its tensor inputs needs a
-# gradient. But the input of a model's first block comes from tokens, or from an embedding that is frozen. How
-# can you give the Function an input that needs a gradient?
+# There is one trap. Autograd records a Function only if one of its tensor inputs needs a gradient. But the
+# input of a model's first block may not need a gradient, for example after a frozen embedding. Then the
+# block's weights would get none. How can you give the Function an input that always needs a gradient?
 
 
 # %% nbgrader={"grade_id": "checkpoint", "solution": true}
@@ -1571,15 +1634,19 @@ class Recompute(torch.autograd.Function):
 
 
 # %% [markdown]
-# <details><summary>Hint: nothing has a gradient</summary><code>backward</code> also runs without a graph.
-# Open one with <code>torch.enable_grad()</code> around the second run.</details>
+# <details><summary>Hint: nothing has a gradient</summary>Like <code>forward</code>, <code>backward</code>
+# runs without a graph. Put the second run inside <code>with torch.enable_grad():</code>, so that it has a
+# graph.</details>
 # <details><summary>Hint: a first block</summary>Pass <code>torch.empty(0, requires_grad=True)</code> to
-# <code>apply</code> as the argument <code>anchor</code>. Its gradient is None.</details>
-# <details><summary>Hint: the generator</summary><code>with torch.random.fork_rng(devices=[]):</code> restores
-# the caller's state at its end. Inside, call <code>torch.set_rng_state</code>.</details>
-# <details><summary>Another way</summary>With <code>torch.autograd.graph.saved_tensors_hooks</code>, keep a
-# number instead of each tensor, and run the function again when the first tensor is asked for. The same
-# function keeps the same tensors in the same order.</details>
+# <code>apply</code> as the argument <code>anchor</code>. The given code returns None as its
+# gradient.</details>
+# <details><summary>Hint: the generator</summary>Put the second run inside
+# <code>with torch.random.fork_rng(devices=[]):</code>, which restores the caller's state at its end. At its
+# beginning, call <code>torch.set_rng_state</code>.</details>
+# <details><summary>Another way</summary>With <code>torch.autograd.graph.saved_tensors_hooks</code>, you can
+# let autograd keep a number instead of each tensor. When backward asks for the first tensor, run the function
+# again. Since the same function keeps the same tensors in the same order, each number tells you which tensor
+# to return.</details>
 #
 # **Check.**
 
@@ -1591,8 +1658,9 @@ report = check("09_precision_and_memory/checkpoint", checkpoint, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** The cell takes eight blocks of width 128 and 1,024 tokens. It prints the bytes that are kept
-# after forward, and the peak of forward and backward, not counting the weights.
+# **Measure.** The cell runs eight blocks of width 128 on 1,024 tokens, without checkpoints (`every 0`) and
+# with a checkpoint every k blocks. It prints the bytes that are kept after forward, and the peak memory of
+# forward and backward without the weights.
 
 # %% tags=["skip-in-grading"]
 blocks = Blocks()
@@ -1603,13 +1671,13 @@ if ready(checkpoint):
         print(f"every {every} {kept / 1e6:8.1f} MB{peak / 1e6:7.1f} MB")
 
 # %% [markdown]
-# After forward, only 4.2 of 67.4 MB are kept, sixteen times less, and for k = 8 nearly nothing. But the peak
-# is the number that has to fit. It falls from 70 MB to 18 MB with k = 1, but every larger k is worse. With k
-# = 3, about the square root of 8, it is 33 MB, and one segment of all eight blocks gains nothing. (6 MB of
-# each peak are gradients of the weights.)
+# With k = 1, only 4.2 of 67.4 MB are kept after forward, a sixteenth, and with k = 8 nearly nothing. But the
+# model fits into memory only if the peak does. The peak falls from 70 MB to 18 MB with k = 1, but every
+# larger k is worse. With k = 3, about the square root of 8, the peak is 33 MB. With k = 8 there is only one
+# segment, so nothing is gained. (6 MB of each peak are gradients of the weights.)
 #
-# And the price? The cell measures your checkpoint and both kinds of PyTorch's own checkpoint. Attention is
-# computed by two plain products here (`SDPBackend.MATH`), so that the counter sees all of them.
+# How many FLOPs does a checkpoint cost? The cell measures your checkpoint and both kinds of PyTorch's
+# checkpoint.
 
 # %% tags=["skip-in-grading"]
 KINDS = {
@@ -1626,23 +1694,26 @@ for name, kind in KINDS.items():
     )
 
 # %% [markdown]
-# A forward and a backward cost three forwards, so one more forward makes it 4/3. The head of a whole model
-# isn't checkpointed, so the model's ratio is a little less. `use_reentrant=False` needs only 5/4, because it
-# stops early.
+# Backward takes as many FLOPs as two forwards, so forward and backward together take as many as three
+# forwards. One more forward makes four, so the ratio is 4/3. PyTorch's `use_reentrant=False` needs only 5/4,
+# because it stops the second run early.
 #
 # <details><summary>Why 5/4?</summary>
 #
-# `use_reentrant=False` works with hooks, and stops *early*. As soon as the last tensor that backward needs is
-# ready, it leaves out the rest of the second run. In a block this is the last product of the MLP, 8 h² FLOPs
-# for each token. A forward takes 24 h², plus 4 s h for attention, which makes 8 h² here (s = 2h). So 24/32 of
-# a forward runs again, and a forward is a third of forward and backward, which makes 1/4 more. (Yours can't
-# stop, because its backward needs the output of the second run.)
+# `use_reentrant=False` works with hooks. As soon as the last tensor that backward needs is ready, PyTorch
+# leaves out the rest of the second run. In a block, the rest is the last matrix product of the MLP, with 8 h²
+# FLOPs for each token. A block's forward takes 24 h² FLOPs for each token, and another 4 s h for attention.
+# Here s = 2h, so attention adds 8 h², which makes 32 h² in all. Therefore 24/32 of the forward runs again, or
+# 3/4. Since a forward is a third of forward and backward, the second run adds 1/4 to their FLOPs. (Your
+# checkpoint can't stop early, because its backward needs the output of the second run.) For a whole model the
+# ratio is a little less than 4/3, because its head isn't checkpointed. (The cell computes attention with two
+# plain matrix products, `SDPBackend.MATH`, so that the counter sees them.)
 #
 # </details>
 #
 # **Measure, with ranks.** Recomputation repeats *all* of forward, so it also repeats the messages. A
-# tensor-parallel block all-reduces twice in forward and twice in backward. Predict the number with
-# checkpoints, for each of the two kinds, before you run the cell.
+# tensor-parallel block all-reduces twice in forward and twice in backward. How many all-reduces are there
+# with each kind of checkpoint? Predict the numbers before you run the cell.
 
 
 # %% tags=["skip-in-grading"]
@@ -1665,34 +1736,36 @@ for name, kind in {"no checkpoint": None, **KINDS}.items():
     print(f"{name:30} {after.count('all_reduce') // 2} all-reduces a block")
 
 # %% [markdown]
-# There are six all-reduces instead of four, so the checkpoint costs half as many messages again, and these
-# can't be hidden. With an early stop there are only five, because no operation keeps the result of the
-# block's last all-reduce.
+# With your checkpoint there are six all-reduces instead of four, so the ranks send half as many messages
+# again, and these can't be hidden. With an early stop there are only five. No operation of the block keeps
+# the result of forward's last all-reduce, so the second run stops before it.
 #
 # <details><summary>In production</summary>
 #
 # | framework | name | what it checkpoints |
 # |---|---|---|
-# | PyTorch | `torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)` | a function; `context_fn` makes it selective |
-# | FSDP | `checkpoint_wrapper` around each block, inside of `fully_shard` | the same unit as a gather |
+# | PyTorch | `torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)` | a function. With `context_fn`, the checkpoint is selective |
+# | FSDP | `checkpoint_wrapper` around each block, inside of `fully_shard` | the unit that FSDP gathers |
 # | Megatron-LM | `--recompute-granularity full` or `selective` | whole layers, or only attention |
-# | DeepSpeed | `activation_checkpointing` | layers, also cut over tensor-parallel ranks, or in the host's memory |
+# | DeepSpeed | `activation_checkpointing` | layers. Their inputs can also be divided among tensor-parallel ranks, or moved to the host's memory |
 # | Hugging Face | `model.gradient_checkpointing_enable()` | each block |
 #
 # FSDP gathers a unit's weights for backward anyway, *before* the block runs again, so the second forward
-# finds them whole. Therefore `fully_shard` sends three units of traffic with checkpoints and without.
+# already has the full weights. Therefore `fully_shard` sends three units of traffic, both with checkpoints
+# and without.
 #
-# Under tensor parallelism a region's dropout has a generator of its own on each rank (notebook 06), so a
-# checkpoint also has to keep this generator's state. The course's layers start it from the common generator,
-# so one state is enough.
+# Under tensor parallelism, dropout inside a region uses a separate generator on each rank (notebook 06), so a
+# checkpoint also has to keep the state of this generator. The course's layers seed the separate generator
+# from the common generator, so for them the common generator's state is enough.
 #
 # </details>
 #
 # ### Two traps, and selective recomputation *(optional)*
 #
-# **Break it.** Take the generator's state away from PyTorch's checkpoint (it has a switch for it), and train
-# with dropout. Which gradients will be wrong? The cell also shows the other trap, a first block whose input
-# needs no gradient, with the older kind of PyTorch's checkpoint.
+# **Break it.** The cell computes gradients with dropout and PyTorch's checkpoint, first with the generator's
+# state and then without it (`preserve_rng_state=False`). Which gradients are wrong without the state? The
+# cell also shows the other trap, a first block whose input needs no gradient, and PyTorch's warning for a
+# call without `use_reentrant`.
 
 
 # %% tags=["skip-in-grading"]
@@ -1726,21 +1799,23 @@ with warnings.catch_warnings(record=True) as caught:
 print("without the keyword:", str(caught[0].message).partition(": ")[2].partition(". use")[0])
 
 # %% [markdown]
-# Nothing warns you about the generator, because the loss is right. But its gradient belongs to another
-# network. And a first block with the older kind of checkpoint gets no gradient at all. If all later blocks
-# get theirs, training goes on, but the first never moves.
+# If the checkpoint doesn't keep the generator's state, nothing warns you, because the loss is right. But the
+# gradient belongs to a network with other dropout masks. And with `use_reentrant=True`, the older kind of
+# checkpoint, a first block whose input needs no gradient gets no gradients at all. If all later blocks get
+# their gradients, training goes on, but the first block never changes.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute", but it
-# costs 4/3, or less with an early stop (5/4 above). It says "√N memory, 10x typical". Above, 16 times fewer
-# bytes are kept, but the peak is a quarter. It checkpoints every fourth layer, which takes 176 bytes although
-# 148 are possible. It calls <code>checkpoint</code> without <code>use_reentrant</code>, as lecture 002 does,
-# whose layer also has no residual and no activation function. The warning above says that PyTorch raises
-# since 2.9, but 2.13 still takes the older kind. Lecture 001 also calls <code>use_cache=False</code>
-# required, although that is Hugging Face's cache for generation, which has nothing to do with
-# backward.</details>
+# costs 4/3, or less with an early stop (5/4 above). The lecture also says "√N memory, 10x typical". In the
+# measurement above, 16 times fewer bytes are kept, but the peak is still a quarter of the peak without
+# checkpoints. The lecture sets a checkpoint every fourth layer, which needs 176 bytes at the worst moment,
+# although 148 are possible. It calls <code>checkpoint</code> without <code>use_reentrant</code>, and so does
+# lecture 002, whose layer also has no residual connection and no activation function. According to the
+# warning above, such a call raises an exception from PyTorch 2.9 on, but in PyTorch 2.13 it still uses the
+# older kind. Lecture 001 also calls <code>use_cache=False</code> required. But this is an option of Hugging
+# Face's cache for generation, which has nothing to do with backward.</details>
 #
-# **Look.** A checkpoint can also keep the expensive results and recompute only the cheap ones. PyTorch asks a
-# policy for each operation, and here the policy keeps every matrix product.
+# **Look.** A *selective* checkpoint keeps the expensive results and recomputes only the cheap ones. PyTorch
+# asks a function, the policy, about each operation. Here the policy keeps the result of every matrix product.
 
 # %% tags=["skip-in-grading"]
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -1761,19 +1836,28 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
     print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / blocks.flops():.3f} times")
 
 # %% [markdown]
-# No product is computed twice, and yet a third of the peak is gone. Korthikanti et al. (2022) instead
-# recompute only attention. Before flash attention, the scores added 5as/h bytes to the 34, which is 80 for
-# GPT-3 (a heads, b sequences of s tokens, width h). Forward's two products of attention take 4 b s² h FLOPs
-# per layer, and a step has 72 b s h² in all other products, so the share is **s/18h**. With PyTorch's early
-# stop, only the first of the two products runs again, which makes s/36h.
+# No matrix product is computed twice, and yet the peak falls by almost a third. Korthikanti et al. (2022)
+# instead recompute only attention. Without flash attention, a layer also keeps its attention scores, which
+# add 5as/h bytes to the 34 bytes for each 2 bytes of its input (a heads, s tokens, width h). For GPT-3, this
+# is 80 bytes more. Recomputing attention adds a share of **s/18h** to the FLOPs of the layer's other matrix
+# products.
 #
-# <details><summary>An erratum, with its derivation</summary>The paper's appendix A counts a model's FLOPs as
-# 72 B L s h² (1 + s/6h + V/12Lh). Attention's products are s/6h, which is 12 B s² h per layer, forward and
-# backward. It says in words that selective recomputation adds 4 B s² h per layer, the forward of these
-# products. 4/72 is 1/18, so the sum is 1 + 2s/9h. But equation 8 prints 1 + s/3h, which adds 12 B s² h, all
-# three passes. Section 5's 2.7 % for GPT-3 and 1.6 % for MT-NLG are s/6h, whereas the words give 0.9 and 0.6
-# %. Time says more than FLOPs, however. The paper measured 7 % of a layer's time at 22B, and 2 % at 530B
-# (table 4, figure 8).</details>
+# <details><summary>Why s/18h?</summary>In forward, the two matrix products of attention take 4 b s² h FLOPs
+# per layer, for b sequences of s tokens. All other matrix products of a layer take 72 b s h² FLOPs in forward
+# and backward together, and 4/72 is 1/18. With PyTorch's early stop, only the first of the two products runs
+# again, so the share is s/36h.</details>
+#
+# <details><summary>An erratum, with its derivation</summary>Appendix A of the paper counts the FLOPs of a
+# model as 72 B L s h² (1 + s/6h + V/12Lh), with B for the number of sequences, L for the number of layers and
+# V for the size of the vocabulary. The term s/6h is for the matrix products of attention, which take 12 B s²
+# h per layer, forward and backward together. The text of the paper says that selective recomputation adds 4 B
+# s² h per layer, for the forward of these products. Since 4/72 is 1/18, this adds s/18h to the sum in
+# parentheses, so s/6h becomes 2s/9h. But equation 8 of the paper has 1 + s/3h instead of 1 + 2s/9h. So the
+# equation adds another s/6h, which is 12 B s² h per layer, as if backward were also repeated. Section 5 of
+# the paper also states that recomputation adds 2.7 % for GPT-3 and 1.6 % for MT-NLG, which are the values of
+# s/6h, whereas s/18h gives 0.9 and 0.6 %. However, time matters more than FLOPs. The paper measured that
+# selective recomputation adds 7 % to the time of a layer at 22B parameters, and 2 % at 530B (table 4, figure
+# 8).</details>
 
 # %% [markdown]
 # ## 7 · Later, and not at all *(optional)*
@@ -1786,10 +1870,11 @@ for name, every in (("no checkpoint", 0), ("products kept", 1)):
 #
 # ### Elsewhere: offload
 #
-# A kept tensor can wait in the host's memory. `offload_saved` uses the same hooks as your meter of
-# notebook 01. One moves each tensor away when autograd keeps it, and the other brings it back. PyTorch's own
-# version is `torch.autograd.graph.save_on_cpu`. Without a GPU, a mapped file stands in for the host. It shows
-# which tensors move, but a time measured here would mean nothing.
+# A tensor that is kept for backward can wait in the host's memory. `offload_saved` uses the same hooks as the
+# meter you wrote in notebook 01. One hook moves each tensor to the host when autograd keeps it, and the other
+# hook moves the tensor back when backward needs it. (PyTorch's own version is
+# `torch.autograd.graph.save_on_cpu`.) Without a GPU, a file that is mapped into memory replaces the host's
+# memory. The cell then shows which tensors move, but a time measured here would mean nothing.
 
 # %% tags=["skip-in-grading"]
 offloaded = Blocks(layers=4)
@@ -1802,19 +1887,20 @@ y.sum().backward()
 print(f"after backward {moved.returned} came back")
 
 # %% [markdown]
-# If two operations keep the same tensor, it moves twice, so more bytes move than are kept. Is the copy
-# hidden? At h = 12,288 it is, if it has a stream of its own, but at h = 4,096 it isn't. The section *On your
-# GPUs* measures PyTorch's version.
+# If two operations keep the same tensor, the tensor moves twice, so more bytes move than are kept. A copy on
+# its own stream can be hidden behind the computation at a width of h = 12,288, but not at h = 4,096.
 #
-# <details><summary>The numbers</summary>For each token a block keeps 34 h bytes and computes 24 h² FLOPs. At h
-# = 12,288 and 40 % of an A100's 312 TFLOP/s, the forward takes 29 µs per token, and PCIe 4.0 (32 GB/s each way)
-# needs 13 µs for the bytes. At h = 4,096, however, the forward takes 3.2 µs and the copy 4.4 µs.</details>
+# <details><summary>The numbers</summary>For each token, a block keeps 34 h bytes, and its forward takes 24 h²
+# FLOPs. Suppose that an A100 reaches 40 % of its 312 TFLOP/s, and that PCIe 4.0 moves 32 GB/s in each
+# direction. At h = 12,288, the forward then takes 29 µs per token and the copy 13 µs, so the copy can be
+# hidden. At h = 4,096, however, the forward takes 3.2 µs and the copy 4.4 µs. The section <i>On your GPUs</i>
+# measures copies to the host.</details>
 #
-# ### Never all at once: the optimizer in backward
+# ### Never all at the same time: the optimizer in backward
 #
-# After backward the gradients of all parameters are in memory, but a parameter's step needs only its own.
-# `step_in_backward` takes a parameter's step in a hook that runs when its gradient is complete
-# (`register_post_accumulate_grad_hook`, notebook 03), and then frees the gradient.
+# After backward, the gradients of all parameters are in memory, but a parameter's step needs only the
+# parameter's own gradient. `step_in_backward` takes the step in a hook that runs as soon as this gradient is
+# complete (`register_post_accumulate_grad_hook`, notebook 03). Then the hook frees the gradient.
 
 # %% tags=["skip-in-grading"]
 sgd = partial(torch.optim.SGD, lr=0.1, foreach=False)
@@ -1836,10 +1922,13 @@ print("the same weights:", torch.equal(*weights.values()))
 
 # %% [markdown]
 # Here P is the size of the weights in bytes. The peak, which includes the weights, falls from 2 P to a little
-# over 1 P, and the result is the same, bit for bit. But two things are lost. Why can't this step clip by a
-# global norm, or accumulate over microbatches? (The norm needs all gradients before the first step. And the
-# first microbatch's gradient is freed before the second one arrives.) Under FSDP, the hook sees the shard
-# after its reduce-scatter, one unit at a time.
+# over 1 P, and the new weights are the same, bit for bit. But you can no longer clip by a global norm or
+# accumulate gradients over microbatches. Why not?
+#
+# <details><summary>Answer</summary>The norm needs all gradients before the first step. And the gradient of
+# the first microbatch is freed before the gradient of the second microbatch is computed.</details>
+# <details><summary>With FSDP</summary>The hook receives its shard of the gradient after the reduce-scatter,
+# one unit at a time.</details>
 
 # %% [markdown]
 # ## On your GPUs
@@ -1847,9 +1936,9 @@ print("the same weights:", torch.equal(*weights.values()))
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** The cell computes the same product in five formats. The data sheet gives tensor cores twice as
-# many FLOP/s for half of the bits. But float32 doesn't use them, so it has no prediction. A dash means that
-# the card doesn't have the format.
+# **Predict.** The cell computes the same matrix product in five formats. According to the data sheet, tensor
+# cores reach twice as many FLOP/s with half as many bits. But float32 doesn't use tensor cores, so it has no
+# prediction. A dash means that the GPU doesn't have the format.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1865,9 +1954,9 @@ def data_sheet(of, run):
 on_gpus = on_your_gpus(FORMATS, predicted=data_sheet)
 
 # %% [markdown]
-# **Predict.** The next cell runs eight blocks in 16 bits. Their insides are kept, computed again, or moved to
-# pinned host memory and back (§7). Computing again adds a forward, so it takes 4/3 of the FLOPs. Is it also
-# 4/3 of the time? And is the copy to the host hidden?
+# **Predict.** The next cell runs forward and backward of eight blocks in 16 bits. The insides of the blocks
+# are kept, computed again, or moved to pinned host memory and back (§7). If they are computed again, the step
+# takes up to 4/3 of the FLOPs. Does it also take 4/3 of the time? And is the copy to the host hidden?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1883,17 +1972,17 @@ def of_kept(of, run):
 mine = checkpoint if ready(checkpoint) else None
 on_gpus = on_your_gpus(KEPT_OR_NOT, predicted=of_kept, yours=mine)
 # %% [markdown]
-# The hooks copy on the stream that computes, as `save_on_cpu` does. So the copies can't be hidden. Each waits
-# for the operation before it, and the next operation waits for the copy.
+# The hooks copy on the same stream that computes, as `save_on_cpu` does. So the copies can't be hidden,
+# because each copy waits for the operation before it, and the next operation waits for the copy.
 #
-# **Break it.** Your `checkpoint` keeps the state of the *CPU's* generator. But on a GPU, dropout draws from
-# the GPU's generator. Which masks does the second run draw there?
+# **Break it.** Your `checkpoint` keeps the state of the *CPU's* generator. But on a GPU, dropout draws its
+# masks from the GPU's generator. Does the second run draw the same masks there?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(MASKS, yours=mine)
 # %% [markdown]
-# If gradients are off by more than rounding, the two runs drew different masks, although no error tells you.
-# Keep `torch.cuda.get_rng_state()` as well, restore it in backward, and do the same for
+# If the gradients differ by more than rounding, the two runs drew different masks, although no error told
+# you. Keep `torch.cuda.get_rng_state()` as well, restore it in backward, and do the same for
 # `torch.is_autocast_enabled("cuda")`. Then the last row is 0.
 
 # %% [markdown]
@@ -1908,18 +1997,19 @@ on_gpus = on_your_gpus(MASKS, yours=mine)
 # A number may be an expression.
 #
 # 1. What is the distance from 1 to the next larger number in fp16?
-# 2. Training in fp16 can meet three problems. Which of them does a loss scaler *not* repair?
+# 2. Three problems can occur when you train in fp16. Which of them does a loss scaler *not* repair?
 #    `"an inf on one rank"`, `"gradients that are 0"` or `"a loss that is not a number"`
 # 3. A run has bfloat16 weights with stochastic rounding and no master copy, bfloat16 gradients, and Adam's m
-#    and v in 8 bits with a float32 scale for each block of 256. How many **bytes** does it take per
-#    parameter?
-# 4. Llama-3-405B has 126 layers. A layer keeps 34 bytes inside for each 2 bytes of its input. How many
+#    and v in 8 bits with a float32 scale for each block of 256. How many **bytes** per parameter does the run
+#    take?
+# 4. Llama-3-405B has 126 layers. For each 2 bytes of its input, a layer keeps 34 bytes for backward. How many
 #    **layers** apart should the checkpoints be, so that the worst moment takes the least memory?
-# 5. Replicas round their weights stochastically, and drift apart. Which of these has to be the same on all of
-#    them, but isn't? `"each rank's data"`, `"each rank's generator"` or `"each rank's shard of the states"`
-# 6. Gradients usually have the format e5m2, because of its range. But DeepSeek-V3 uses e4m3 for them, as for
-#    everything else. What replaces the range? `"a scale for each tile"`, `"a float32 accumulator"` or
-#    `"stochastic rounding"`
+# 5. The replicas of a model round their weights stochastically, and drift apart. Which of these should be the
+#    same on all replicas, but isn't? `"each rank's data"`, `"each rank's generator"` or
+#    `"each rank's shard of the states"`
+# 6. In fp8 training, gradients are usually stored in e5m2, because e5m2 has a larger range. But DeepSeek-V3
+#    uses e4m3 for gradients as well. What does it use instead of the larger range? `"a scale for each tile"`,
+#    `"a float32 accumulator"` or `"stochastic rounding"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # a number
@@ -1966,17 +2056,22 @@ report.points(6)
 # | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 4 points, on top of the others. You lose nothing if you skip it |
 #
-# After all blocks are checkpointed, one tensor is left that is larger than all others, the logits, with T · V
-# numbers. For Llama 3 with 8,192 tokens and a vocabulary of 128,256 they take 4.2 GB in float32, and the
-# softmax and the gradient each take as much. Yet a token's loss needs only its own row. So cut the tokens
-# into chunks. Each chunk computes its logits, its share of the loss and its share of both gradients, and then
-# frees the logits.
+# If all blocks are checkpointed, the logits are the largest tensor that is left, with T · V elements for T
+# tokens and a vocabulary of size V. For Llama 3 with 8,192 tokens and a vocabulary of 128,256, the logits
+# take 4.2 GB in float32, and their softmax and their gradient each take as much. Yet the loss of a token
+# needs only the logits of this token. So cut the tokens into chunks. For each chunk, compute the logits, the
+# chunk's share of the loss, and its share of the gradients of `hidden` and `weight`. Then free the logits.
 #
-# **Predict.** Three tensors of (1,024, 16,384) in float32 take 201 MB. How much of it is left with 8 chunks,
-# and which other tensors are in memory? (25 MB. Both gradients are also in memory, T h and V h numbers.)
+# **Predict.** For 1,024 tokens and a vocabulary of 16,384, the logits, their softmax and their gradient take
+# 201 MB together in float32. How much do they take with 8 chunks, and which other large tensors are in
+# memory?
 #
-# **Build.** The gradient of the mean of n losses with respect to the logits is (softmax − one-hot) / n. In
-# forward you know all of it except one factor, the upstream gradient, which backward multiplies in.
+# <details><summary>Answer</summary>They take 25 MB, an eighth of 201 MB. The gradients of <code>hidden</code>
+# and <code>weight</code>, with T h and V h elements, are also in memory.</details>
+#
+# **Build.** The gradient of the mean of n losses with respect to the logits is (softmax − one-hot) / n. So in
+# forward you already know all of it except one factor, the upstream gradient. `backward` multiplies by this
+# factor.
 
 
 # %% nbgrader={"grade_id": "chunked_loss", "solution": true}
@@ -2023,11 +2118,12 @@ class InPieces(torch.autograd.Function):
 
 
 # %% [markdown]
-# <details><summary>Hint: unequal chunks</summary>Add up sums. Divide by the number of targets that count in
-# all chunks, instead of in one.</details>
-# <details><summary>Hint: another way</summary>Put your checkpoint around each chunk's loss. Then the logits
+# <details><summary>Hint: unequal chunks</summary>Add up the losses of all chunks, and divide the sum by the
+# number of targets that count in all chunks together. Don't average within a chunk.</details>
+# <details><summary>Hint: another way</summary>Use your checkpoint for the loss of each chunk. Then the logits
 # are computed twice, but you don't have to derive anything by hand. Give all chunks the same float32 copy of
-# the weight and cast it inside, so that their gradients meet in float32.</details>
+# the weight, and cast it to the dtype of <code>hidden</code> inside the checkpoint. Then the gradients of the
+# chunks are added in float32.</details>
 #
 # **Check.**
 
@@ -2040,7 +2136,8 @@ report = check("09_precision_and_memory/chunked_loss", chunked_loss, cases="hidd
 
 
 # %% [markdown]
-# **Measure.** The cell runs forward and backward for 1,024 tokens, a vocabulary of 16,384 and width 128.
+# **Measure.** The cell runs forward and backward for 1,024 tokens, a vocabulary of 16,384 and width 128,
+# first with all logits and then with chunks.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2076,22 +2173,29 @@ if ready(chunked_loss):
         )
 
 # %% [markdown]
-# With 8 chunks you need a fifth of the memory, and no more time. (A version that computes the gradient in the
-# logits' own memory, as `course_lib.recompute` does, takes 34.6 MB, a sixth.) Sixty-four chunks save little
-# more, because both gradients have to be in memory anyway. The products of a smaller chunk are also narrower,
-# so all of them together take longer.
+# With 8 chunks you need a fifth of the memory, and no more time. Sixty-four chunks save little more, because
+# both gradients have to be in memory anyway. They also take longer, because small matrix products are less
+# efficient.
 #
-# **Break it.** Keep the sum of the weight's gradient in bfloat16. After how many chunks of one token does a
-# sum of equal terms stop growing? It stops at 256, because the next number is 258, and 257, a tie, is rounded
-# to 256. **In production**, Liger Kernel's `FusedLinearCrossEntropy` (Hsu et al. 2024, §3.2) runs your
-# algorithm on a GPU. With tensor parallelism, the vocabulary is cut instead of the tokens (notebook 06).
+# <details><summary>The course's version</summary>The version in <code>course_lib.recompute</code> computes
+# the gradient in the memory of the logits, so it takes 34.6 MB, a sixth.</details>
+#
+# **Break it.** Suppose that you add up the weight's gradient in bfloat16, and each chunk adds 1 to an
+# element. At which number does the element stop growing?
+#
+# <details><summary>Answer</summary>It stops at 256. The next number of bfloat16 is 258, so 257 is a tie and
+# is rounded to 256.</details>
+# <details><summary>In production</summary>Liger Kernel's <code>FusedLinearCrossEntropy</code> (Hsu et al.
+# 2024, §3.2) runs your algorithm on a GPU. With tensor parallelism, the vocabulary is divided instead of the
+# tokens (notebook 06).</details>
 
 # %% [markdown]
 # ## Scorecard
 #
-# The cell runs one AdamW step of a GPT with eight blocks, on one rank, with 1,024 tokens. It measures every
-# answer of this notebook, and then all of them together. M is the 4P bytes of the parameters. The cell takes
-# up to a minute, and prints a dot for each row it has measured.
+# The cell runs two AdamW steps of a GPT with eight blocks on one rank, with 1,024 tokens per step. It
+# measures the techniques of this notebook that save memory, and then combinations of them. M is the size of
+# the float32 parameters in bytes. The cell takes up to a minute, and prints a dot for each row it has
+# measured.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 WAYS = {
@@ -2108,29 +2212,31 @@ WAYS = {
 scorecard(WAYS)
 
 # %% [markdown]
-# Read the column of the peak. Without checkpoints, the peak is in the activations. With a checkpoint for each
-# block, the peak moves to the logits, and there the square root looks a little better, because fewer inputs
-# are waiting. When the loss is cut into chunks as well, backward's segments are the peak again, and one block
-# at a time is best. Checkpoints cost a quarter to a third more arithmetic, but the loss in chunks and smaller
-# states cost nothing this counter sees. On one rank, no row sends a byte. On tensor-parallel ranks, the
-# checkpoints' rows would send half as much again (§6).
+# Look at the column with the peaks. Without checkpoints, the activations cause the peak. With a checkpoint
+# for each block, the logits cause the peak. In this case the square root looks a little better, because fewer
+# inputs are kept. If the loss is cut into chunks as well, the segments in backward cause the peak again, and
+# segments of one block are best. Checkpoints add 27 % to the FLOPs, but the loss in chunks and the smaller
+# states add nothing that the counter sees. One rank sends nothing, but on tensor-parallel ranks, the rows
+# with checkpoints would send half as much again (§6).
 #
-# **You have built** the rounding that a cast does, a scaler that keeps N ranks together, 16-bit weights that
-# small steps can move, tiles of eight bits with their scales, Adam with two bytes of state, a checkpoint that
-# agrees with PyTorch's bit for bit, the distance at which to set it, and perhaps a loss without logits.
+# **You have built** the rounding of a cast, a loss scaler that keeps N ranks together, stochastic rounding,
+# tiles of 8-bit numbers with their scales, Adam with two bytes of state per parameter, a checkpoint that
+# agrees with PyTorch's bit for bit, the best distance between checkpoints, and perhaps a loss in chunks.
 #
 # **Read on.**
-# - Micikevicius et al. (2018), *Mixed Precision Training*: §3, and figure 3 with the gradients that fp16 loses.
+# - Micikevicius et al. (2018), *Mixed Precision Training*: §3, and figure 3, which shows the gradients that
+#   become 0 in fp16.
 # - Zamirai et al. (2020), *Revisiting BFloat16 Training*: stochastic rounding instead of a master copy.
 # - Micikevicius et al. (2022), *FP8 Formats for Deep Learning*; DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.3.
 # - Dettmers et al. (2022), *8-bit Optimizers via Block-wise Quantization*: §2.
 # - Chen et al. (2016), *Training Deep Nets with Sublinear Memory Cost*: §3 and §4.
 # - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4 and §5.
-# - PyTorch's documentation of `torch.utils.checkpoint`, and its source: `use_reentrant=False` is your other way.
+# - PyTorch's documentation of `torch.utils.checkpoint`, and its source: `use_reentrant=False` is the *other
+#   way* from §6.
 # - Lv et al. (2023), *Full Parameter Fine-tuning for Large Language Models with Limited Resources*: the optimizer in
 #   backward. Hsu et al. (2024), *Liger Kernel*: the loss in chunks.
-# - `course_lib/precision/` and `course_lib/recompute/` are the references, and `lazy.py` is the version with
-#   hooks. Read them after you have written yours.
+# - `course_lib/precision/` and `course_lib/recompute/` are the course's own versions, and `lazy.py` is the
+#   checkpoint with hooks. Read them after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria of the scorecards are from lecture
 # 003.</details>
