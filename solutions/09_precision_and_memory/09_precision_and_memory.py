@@ -352,9 +352,9 @@ def scorecard(ways):
 # Numbers with e = 0 are called *subnormal*. If all bits of e are 1, the float is infinity or NaN, except in
 # e4m3 (see below).
 #
-# The numbers from 2^k to 2^(k+1) are a *binade*. They are equally far apart, and the numbers of the next
-# binade are twice as far apart. So the exponent bits decide how far a format reaches, and the mantissa bits
-# decide how fine it is. Here are five formats:
+# The numbers from 2^k to 2^(k+1) are a *binade*. Within it, they are equally far apart, and in the next
+# binade they are twice as far apart. So the exponent bits decide how far a format reaches, and the mantissa
+# bits decide how fine it is. Here are five formats:
 #
 # | | exponent bits | mantissa bits | next after 1 | largest | smallest above 0 |
 # |---|---|---|---|---|---|
@@ -550,8 +550,8 @@ gradients(magnitudes)
 #
 # With ZeRO or FSDP, each rank has a shard of the gradients, so an infinity can be in a single rank's shard.
 # If this rank skips the step but the other ranks take it, the shards of the weights no longer belong to the
-# same model, and no error tells you. **All ranks skip the step together, or none does.** What is the least
-# they have to send to agree on this?
+# same model, and no error message tells you. **All ranks skip the step together, or none does.** What is the
+# least they have to send to agree on this?
 #
 # **Build.** The class works like `torch.amp.GradScaler`, whose method `scale` is called `scale_loss` here.
 # The training loop is
@@ -713,7 +713,7 @@ for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
 #
 # <details><summary>In production</summary>
 #
-# In data parallelism without shards, `GradScaler` is enough. The gradients are all-reduced *before* the
+# In data parallelism without shards, `GradScaler` is enough. There the gradients are all-reduced *before* the
 # scaler looks at them, so an infinity has already reached all ranks. FSDP with fp16 needs
 # `ShardedGradScaler`. Micikevicius et al. (2018) choose the scale by hand in §3.2, and propose the search in
 # §5. Write `torch.amp.autocast("cuda", dtype=torch.float16)` with `torch.amp.GradScaler("cuda")`, since the
@@ -1439,8 +1439,8 @@ figure
 
 # %% [markdown]
 # After the first step, each element of v is a single square, so v spans many decades. After 50 steps, each
-# element is a mean of squares, and three decades are enough. Therefore linear codes fail mainly at the
-# beginning, but a run that fails then doesn't recover.
+# element is a mean of squares, and three decades hold almost all of them. Therefore linear codes fail mainly
+# at the beginning, but a run that fails then doesn't recover.
 #
 # <details><summary>Where the dynamic codes end</summary>
 #
@@ -1484,8 +1484,8 @@ figure
 # The largest band in notebook 01's timeline was purple. It showed the activations, which forward keeps for
 # backward. Fewer bits make the band thinner. But all activations were *computed* from the batch and the
 # weights, which are still in memory. So a block can keep only its input, which is then called a *checkpoint*.
-# When backward reaches the block, the block's forward runs once more. Its *inside*, which is everything this
-# forward keeps for backward, exists only as long as backward needs it.
+# When backward reaches the block, the block's forward runs once more. The *inside* of the block, which is
+# everything this forward keeps for backward, exists only as long as backward needs it.
 #
 # The cell runs forward and backward of a small GPT with six blocks three times. The first run has no
 # checkpoints, the second run has one for each block, and the third run has one for each *segment* of three
@@ -2212,12 +2212,12 @@ WAYS = {
 scorecard(WAYS)
 
 # %% [markdown]
-# Look at the column with the peaks. Without checkpoints, the activations cause the peak. With a checkpoint
-# for each block, the logits cause the peak. In this case the square root looks a little better, because fewer
-# inputs are kept. If the loss is cut into chunks as well, the segments in backward cause the peak again, and
-# segments of one block are best. Checkpoints add 27 % to the FLOPs, but the loss in chunks and the smaller
-# states add nothing that the counter sees. One rank sends nothing, but on tensor-parallel ranks, the rows
-# with checkpoints would send half as much again (§6).
+# Look at the peaks. Without checkpoints, the activations cause the peak. With a checkpoint for each block,
+# the logits cause the peak. In this case the square root (every third block) looks a little better, because
+# fewer inputs are kept. If the loss is cut into chunks as well, the segments in backward cause the peak
+# again, and segments of one block are best. Checkpoints add 27 % to the FLOPs, but the loss in chunks and the
+# smaller states add nothing that the counter sees. One rank sends nothing, but on tensor-parallel ranks, the
+# rows with checkpoints would send half as much again (§6).
 #
 # **You have built** the rounding of a cast, a loss scaler that keeps N ranks together, stochastic rounding,
 # tiles of 8-bit numbers with their scales, Adam with two bytes of state per parameter, a checkpoint that
