@@ -1,22 +1,22 @@
 # %% [markdown]
 # # 12 · In operation
 #
-# **Is it fast, is it healthy, and what happens when a rank dies?**
+# **Is a run fast, is it healthy, and what happens when one of its ranks dies?**
 #
-# Llama 3 was trained on 16,384 GPUs. In a window of 54 days, the run was interrupted 419 times unexpectedly,
-# which is once every 3.1 hours (Llama Team 2024, §3.3.4). If GPUs fail as often elsewhere, a job with 1,024
-# of them fails once every 2.1 days. So for a long run the question isn't whether something fails, but what it
-# costs.
+# Llama 3 was trained on 16,384 GPUs. In a window of 54 days, the run was interrupted unexpectedly 419 times,
+# which is once every 3.1 hours (Llama Team 2024, §3.3.4). If GPUs elsewhere fail as often, a job with 1,024
+# GPUs fails once every 2.1 days. So every long run will be interrupted, and the question is what an
+# interruption costs.
 #
-# In part A, a rank is really killed, and at first nothing is left of its run. So you write the pieces that
-# save it, namely the state of a run, a save that may be cut off at any moment, a plan for another number of
-# ranks, and the best time between two saves. The check cuts the power after each operation of your save. In
-# part B nothing dies, but the run is slow. There you find out where the time goes, which rank the others wait
-# for, and what to do about it.
+# In part A, a rank is really killed, and at first everything its run has computed is lost. So you write the
+# functions that let a run survive. They capture its state, save this state so that an interruption does no
+# harm, load it on another number of ranks, and compute the best time between two saves. The check simulates a
+# power failure after each operation of your save. In part B, no rank dies, but the run is slow. There you
+# find out where the time goes, which rank the others wait for, and how to make the run faster.
 #
 # | | |
 # |---|---|
-# | you will build | a state that holds all of a run; a save that survives every power failure; a plan that loads four ranks' files on three; the best interval; a breakdown of a step's time; a test for slow ranks |
+# | you will build | a state that holds everything a run needs to continue; a save that survives every power failure; a plan by which three ranks load what four have saved; the best interval; a breakdown of a step's time; a test for slow ranks |
 # | you need | collectives and the ledger (notebook 02); replicas (notebook 03); `state_dict` and `torch.save` |
 # | time | three hours |
 # | points | 60, and 16 of extra credit |
@@ -47,17 +47,17 @@
 #
 # | | |
 # |---|---|
-# | checkpoint | the bytes of a run at one step, from which the run can go on |
+# | checkpoint | the saved state of a run at one step, from which the run can continue |
 # | agent | the process that `torchrun` starts on each node. It starts the node's ranks, watches them, and restarts them |
 # | rendezvous | the meeting at which agents agree on who takes part |
 # | SIGKILL | the signal that ends a process immediately. It can't be caught |
-# | part | a name and its bytes. A checkpoint consists of parts |
+# | part | a piece of a checkpoint, which has a name and bytes |
 # | δ, τ | the seconds for which a save stops the run, and the seconds of work between two saves |
-# | M, R | the mean seconds between two failures of the job (MTBF), and the seconds for a restart |
-# | goodput | the share of the time that becomes work the run keeps |
-# | dp, tp, pp | the ways to divide the work. With dp, ranks are replicas. With tp, they hold parts of each matrix (notebook 06). With pp, each holds some of the layers, called a *stage* (notebook 07) |
-# | microbatch, bubble | a part of a batch on its way through the stages, and the time for which a stage has none |
-# | issued, waited, done | when a rank called a collective, when it began to wait for it, and when it was over |
+# | M, R | the mean time between two failures of the job (MTBF), and the time for a restart, both in seconds |
+# | goodput | the share of the time that is spent on work the run keeps |
+# | dp, tp, pp | three ways to divide the work. With dp, ranks are replicas. With tp, they hold parts of each matrix (notebook 06). With pp, each rank holds some of the layers, called a *stage* (notebook 07) |
+# | microbatch, bubble | a part of a batch that travels through the stages, and the time in which a stage has no microbatch to work on |
+# | issued, waited, done | the times at which a rank called a collective, at which it began to wait for the result, and at which the collective was over |
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -102,19 +102,20 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # | builds on | nothing |
 # | time | 7 minutes |
 #
-# The lab runs two agents on this machine, as `torchrun` would on two nodes. Each of them has two ranks, and
-# the four ranks train a small network together. But in step 7, rank 3 sends SIGKILL to itself.
+# In this section's lab, two agents run on this machine, as `torchrun` would run them on two nodes. Each agent
+# has two ranks, and the four ranks train a small network together. But in step 7, rank 3 sends SIGKILL to
+# itself.
 #
-# **Predict.** Nothing is saved. How many of the four processes are replaced, and at which step do the ranks
-# start again?
+# **Predict.** This run saves nothing. How many of the four processes are replaced, and at which step do the
+# ranks start again?
 #
 # <details><summary>Answer</summary>All four are replaced. An agent that loses a rank ends its other ranks and
-# asks for a new rendezvous, so the other agent does the same. The ranks start at step 0, because the seven
-# finished steps were only in memory.</details>
+# asks for a new rendezvous. The other agent has to take part in this rendezvous, so it also ends its ranks.
+# The ranks start at step 0, because the seven finished steps were only in memory.</details>
 #
-# **Measure.** The cell starts the agents and prints the journal. The line `from 0 of 4 ranks` means that one
-# of four ranks starts at step 0. The *starter* is the process that starts the agents. The cell takes about
-# six seconds.
+# **Measure.** The cell starts the agents and prints a journal of what each process did and when. The line
+# `from 0 of 4 ranks` means that one of four ranks starts at step 0. The *starter* is the process that starts
+# the agents. The cell takes about six seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -144,9 +145,9 @@ forgetful = lab(dies=(3, 7), commit=save_nothing, newest=find_nothing)
 journal(forgetful, but=("step", "saved"))
 
 # %% [markdown]
-# **Look.** The picture shows the same journal, with one process per row. A triangle is the start of a rank,
-# the cross is the kill, and a dot is a step, which rank 0 notes for all. In §4's picture, a vertical line is
-# a save.
+# **Look.** The picture shows the same journal, with one process per row. A triangle marks the start of a
+# rank, and the cross marks the kill. Each dot is a step, which rank 0 records for all ranks. In the picture
+# of §4, vertical lines will mark the saves.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -177,9 +178,10 @@ def timeline(run, saves=True):
 display(timeline(forgetful, saves=False))
 
 # %% [markdown]
-# **In production.** By the counts in table 5 of Llama 3's report, 268 of the 419 interruptions were GPU
-# faults, including faults of their memory (§3.3.4). MegaScale restarted its run of several weeks more than
-# 100 times, but more than 90 % of the time was still effective training (Jiang et al. 2024, §6).
+# **In production.** According to table 5 of Llama 3's report (§3.3.4), 268 of the 419 interruptions were
+# caused by faulty GPUs, including faulty GPU memory. A run of several weeks with MegaScale, ByteDance's
+# training system, was restarted more than 100 times, but more than 90 % of the time was still effective
+# training (Jiang et al. 2024, §6).
 #
 # **Question.** The lab replaced four processes because one died. What would have happened if the other three
 # had gone on? (They would have waited in their next all-reduce for a rank that never came.)
@@ -198,27 +200,30 @@ display(timeline(forgetful, saves=False))
 # A run keeps more in memory than its weights. AdamW holds two moments for each parameter and counts its
 # steps, and the learning-rate schedule knows how far it has got. The number of the step decides which data is
 # drawn. Dropout draws from a random generator, whose state is hidden in PyTorch, and a run may also have its
-# own generator. If one of these is missing, the run goes on and the loss looks plausible, but it isn't the
-# same run.
+# own generator. If a checkpoint lacks one of these states, the restored run goes on and its loss looks
+# plausible, but it isn't the same run.
 #
-# There is also a second trap, because `state_dict()` doesn't copy. It returns the very tensors the next step
-# changes, so a state taken after step 3 holds the values of step 5 if you write it after step 5.
+# There is a second trap, because `state_dict()` doesn't copy. It returns the very tensors the next step
+# changes. So if you take a state after step 3 but write it to the disk after step 5, the file holds the
+# values of step 5.
 #
 # | in `run` | what it is | how it is read and set |
 # |---|---|---|
-# | `model`, `optimizer`, `scheduler` | hold tensors, numbers and lists | `state_dict()`, `load_state_dict(...)` |
-# | `step` | counts finished steps | a number |
+# | `model`, `optimizer`, `scheduler` | objects whose states hold tensors, numbers and lists | `state_dict()`, `load_state_dict(...)` |
+# | `step` | the number of finished steps | a number |
 # | `generator` | the run's own generator | `get_state()`, `set_state(...)` |
 # | | the default generator of the CPU | `torch.get_rng_state()`, `torch.set_rng_state(...)` |
 #
-# **Predict.** Suppose you forget the default generator, and the model has dropout of 0.1. When do the losses
-# begin to differ from the losses of the undisturbed run?
+# **Predict.** Suppose you forget the default generator, and the model has a dropout of 0.1. When do the
+# losses begin to differ from the losses of the undisturbed run?
 #
-# <details><summary>Answer</summary>In the first step after the restart, because its dropout masks are
-# different. But without dropout you would never notice.</details>
+# <details><summary>Answer</summary>They begin to differ in the first step after the restart, because its
+# dropout masks are different. Without dropout, however, you would never notice the missing
+# generator.</details>
 #
-# **Build.** `copy.deepcopy`, or a `clone()` of each tensor, makes a copy that stays as it is. Copy in
-# `restore` as well, because an optimizer keeps the tensors it loads, and its next step changes them.
+# **Build.** `copy.deepcopy`, or a `clone()` of each tensor, makes a copy that later steps don't change. Copy
+# in `restore` as well, because an optimizer keeps the very tensors it loads, so its next step would change
+# them in `state`.
 
 
 # %% nbgrader={"grade_id": "capture", "solution": true}
@@ -257,7 +262,8 @@ def restore(run, state):
 # <details><summary>Hint: the copy</summary>Take <code>copy.deepcopy(run.model.state_dict())</code>, and do
 # the same for the optimizer and the scheduler.</details>
 #
-# **Check.** The check trains three steps, captures, trains on, and then restores into a new run.
+# **Check.** The check trains three steps, captures the run, trains on, and then restores the state into a new
+# run.
 
 # %% nbgrader={"grade_id": "capture_check", "points": 8}
 report = check("12_in_operation/capture", capture, restore)
@@ -268,9 +274,9 @@ report.points(8)
 
 
 # %% [markdown]
-# **Break it.** The cell captures a run after three steps and restores it into a fresh one, but leaves out one
-# entry at a time, so the fresh run keeps its own. How far are the losses of the next five steps from the
-# losses of the undisturbed run?
+# **Break it.** The cell captures a run after three steps and restores the state into a fresh run, first with
+# all entries, and then without one entry at a time. The fresh run keeps its own value of the missing entry.
+# By how much do the losses of the next five steps differ from the losses of the undisturbed run?
 
 
 # %% tags=["skip-in-grading"]
@@ -311,9 +317,10 @@ if ready(capture, restore):
         print(f"{label:18}: losses up to {apart:.1e} apart")
 
 # %% [markdown]
-# **In production.** The data loader has a state as well, unless the number of the step decides which rows are
-# read, as it does here. `torch.distributed.checkpoint` leaves all of this to you, because it saves only what
-# is in your dict. Each rank also has its own generators, so a job has one such state per rank.
+# **In production.** A data loader usually has a state as well. Here it has none, because the number of the
+# step decides which rows are read. `torch.distributed.checkpoint` leaves the choice of entries to you,
+# because it saves only what is in your dict. Each rank also has its own generators, so the generators of
+# every rank must be saved.
 #
 # **Question.** Which entries could you leave out if the model had no dropout and the run had no generator of
 # its own?
@@ -329,33 +336,34 @@ if ready(capture, restore):
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 15 |
 #
-# Suppose you write your state to a file, over the old one, and the power fails in the middle. Now the file is
-# *torn*, which means that it is cut off, or that it ends in zeros. And the old state is lost as well. So in
+# Suppose you write a new state over the file with the old state, and the power fails halfway. Then the file
+# is *torn*, which means that it is cut off, or that it ends in zeros. The old state is lost as well. So in
 # this section you write a save that leaves a whole checkpoint on the disk, no matter when the power fails.
 #
 # A program doesn't write directly to the disk. It writes to the **page cache**, which is memory of the
-# kernel, and the kernel writes it to the disk later, in an order of its own. `fsync` waits until the bytes of
-# a file are on the disk. But the *name* of a file belongs to its folder, so a new name is safe only after an
-# `fsync` of the folder. A `rename` happens in one step, so a name always refers to the whole old file or the
-# whole new one (POSIX, `rename`).
+# kernel, and the kernel copies this memory to the disk later, in an order of its own. `fsync` waits until the
+# bytes of a file are on the disk. But the *name* of a file is stored in its folder, so a new name is safe
+# only after an `fsync` of the folder. A `rename` happens in one step, so a name always refers to the whole
+# old file or the whole new one (POSIX, `rename`).
 #
-# The disk of this section is a model in memory with seven operations:
+# The disk of this section is only a model in memory, with seven operations:
 #
 # | operation | in the cache | on the disk |
 # |---|---|---|
-# | `write(name, data)` | the file has these bytes | nothing yet |
+# | `write(name, data)` | the file has these bytes | nothing changes yet |
 # | `sync(name)` | | the file's bytes are safe, but perhaps not its name |
-# | `rename(old, new)`, `remove(name)` | done, in one step | nothing yet |
-# | `sync_folder()` | | all names are safe, but perhaps not their bytes |
-# | `read(name)`, `names()` | are read from the cache | |
+# | `rename(old, new)`, `remove(name)` | the name changes in one step | nothing changes yet |
+# | `sync_folder()` | | all names are safe, but perhaps not the files' bytes |
+# | `read(name)`, `names()` | return what the cache holds | |
 #
-# After a power failure, the folder is as it was last synced, plus none, some or all of the later name
-# changes, in order. Each file that was not synced can be old, new or torn. This is only a model, because
-# POSIX doesn't even promise the order. Pillai et al. (OSDI 2014) found 60 faults of this kind in eleven
-# programs.
+# After a power failure, the folder contains the names of its last sync. Some of the later name changes may
+# also have reached the disk, but only in the order in which they were made. Each file whose last write was
+# not synced can be old, new or torn. A real disk can behave worse than this model, because POSIX doesn't even
+# promise this order. In eleven programs, Pillai et al. (OSDI 2014) found 60 faults that do harm only after
+# such a failure.
 #
-# **Look.** The cell writes over a file and renames it, without any sync. Then it lists all states the disk
-# can be in after a power failure.
+# **Look.** The cell overwrites a file and renames it, without any sync. Then it lists all states the disk can
+# be in after a power failure.
 
 # %% tags=["skip-in-grading"]
 disk = Disk({"a": b"old."})
@@ -369,14 +377,14 @@ for state in disk.after_power_failure():
 # together.
 #
 # **Predict.** A program writes the manifest first, then the parts, and syncs everything only at the end. The
-# power fails after the manifest. What does a loader find?
+# power fails right after the manifest is written. What does a loader find?
 #
-# <details><summary>Answer</summary>It finds a manifest that names files which don't exist, or a torn
-# manifest. Both look like a new checkpoint.</details>
+# <details><summary>Answer</summary>It may find a manifest that names files which don't exist, or a torn
+# manifest. In both cases there seems to be a new checkpoint, but it can't be loaded.</details>
 #
-# **Build.** Write the manifest last, under a name that `newest` doesn't read, and turn it into a checkpoint
-# with one rename. Before each operation, ask what must already be on the disk. The next save may find parts
-# of an interrupted save in the folder.
+# **Build.** Write the manifest last, under a name that `newest` ignores. Then a single rename turns it into a
+# checkpoint. Before each operation, ask yourself what must already be on the disk. Remember that an
+# interrupted save may have left files in the folder.
 
 
 # %% nbgrader={"grade_id": "commit", "solution": true}
@@ -422,18 +430,18 @@ def newest(disk):
 
 # %% [markdown]
 # <details><summary>Hint: the order</summary>First write the parts, sync each of them, and sync the folder.
-# Then write the manifest under a draft name and sync it. Finally rename it, and sync the folder again. (In
-# this model, names reach the disk in order, so it would also work without the first sync of the folder. But a
-# real disk may reorder them.)</details>
-# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a new prefix,
-# such as <code>f"{step}.{attempt}."</code>, and increase the attempt until no name begins with the
-# prefix.</details>
+# Then write the manifest under a draft name and sync it. Finally rename the manifest, and sync the folder
+# again. (In this model, name changes reach the disk in order, so your save would also work without the first
+# sync of the folder. But a real disk may reorder the changes.)</details>
+# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a prefix, such
+# as <code>f"{step}.{attempt}."</code>. Start with attempt 0, and increase it until no name in the folder
+# begins with the prefix.</details>
 # <details><summary>Hint: the manifest</summary>Write <code>json.dumps({name: file}).encode()</code>, and
-# rename it to <code>f"step-{step}"</code>. The newest step is the greatest <i>number</i>, because as a name,
-# step-9 comes after step-10.</details>
+# rename it to <code>f"step-{step}"</code>. To find the newest step, compare the steps as <i>numbers</i>,
+# because as a name, step-9 comes after step-10.</details>
 #
-# **Check.** The check carries out the first k operations of your save for every k, lists the states of the
-# disk, and asks your `newest` in each of them.
+# **Check.** For every k, the check carries out the first k operations of your save and lists the states that
+# a power failure can leave on the disk. Then it calls your `newest` on each of these states.
 
 # %% nbgrader={"grade_id": "commit_check", "points": 15}
 report = check("12_in_operation/commit", commit, newest)
@@ -443,8 +451,8 @@ report = check("12_in_operation/commit", commit, newest, cases="hidden")
 report.points(15)
 
 # %% [markdown]
-# **Measure.** The cell goes through the power failures in two of your saves, and counts what `newest` finds
-# after each.
+# **Measure.** The cell lets the power fail after each operation of two saves, and counts what `newest` finds
+# in the states that the disk can then be in.
 
 
 # %% tags=["skip-in-grading"]
@@ -476,9 +484,9 @@ if ready(commit, newest):
         )
 
 # %% [markdown]
-# **Break it.** Most programs begin with this save, which writes a new file and renames it over the old one.
-# It passes every test that kills only the *program*, because the page cache survives. But what does it lack
-# to survive a power failure?
+# **Break it.** Most programs begin with a save like the following, which writes a new file and renames it
+# over the old one. It passes every test that kills only the *program*, because the page cache survives the
+# kill. But what does this save lack to survive a power failure?
 
 
 # %% tags=["skip-in-grading"]
@@ -500,11 +508,11 @@ for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).
     print(f"after {count:2} {after:28}", ", ".join(f"{result} ({n})" for result, n in row.items()))
 
 # %% [markdown]
-# The name can reach the disk before the bytes behind it, and then the loader raises an error. A sync before
-# the rename mends this.
+# The new name can reach the disk before the bytes of the file, and then the loader raises an error. A sync of
+# the file before the rename prevents this.
 #
 # **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again,
-# kills it with SIGKILL at random moments, and asks `newest` for a whole checkpoint.
+# and kills it with SIGKILL at random moments. Then it asks `newest` for a whole checkpoint.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if ready(commit, newest, capture, restore):
@@ -517,31 +525,35 @@ if ready(commit, newest, capture, restore):
         )
 
 # %% [markdown]
-# **In production.** `torch.distributed.checkpoint` writes the files of all ranks, and then its `.metadata`
-# with a rename. The course's `protocol.py` also writes a checksum of each part into the manifest, because a
-# bit can flip and a file can be cut short without any power failure. If a checksum doesn't match,
+# <details><summary>In production</summary>
+#
+# `torch.distributed.checkpoint` writes the files of all ranks first, and then its manifest, which a rename
+# turns into `.metadata`. The course's `protocol.py` also writes a checksum of each part into the manifest,
+# because a bit can flip and a file can be cut short without any power failure. If a checksum doesn't match,
 # `protocol.py` loads the previous checkpoint, and says which file is damaged.
 #
-# **Question.** Why does the folder have to be synced after the last rename? (See what the check says without
-# it.)
+# </details>
+#
+# **Question.** Why does the folder have to be synced after the last rename? (Leave out this sync, and read
+# what the check says.)
 
 # %% [markdown]
 # ## 4 · Killed, and back
 #
 # | | |
 # |---|---|
-# | you will write | nothing, because your four functions run |
+# | you will write | nothing, because the lab runs your four functions |
 # | builds on | §2, §3 |
 # | time | 12 minutes |
 #
-# Now the run of §1 gets your `capture`, `restore`, `commit` and `newest`. It saves every five steps. If you
-# have not written some of them, the cell takes the library's functions instead, and says so.
+# Now the lab of §1 uses your `capture`, `restore`, `commit` and `newest`. Its run saves every five steps. If
+# you haven't written some of these functions, the cell takes the library's versions instead, and says so.
 #
 # **Predict.** Rank 3 dies in step 7. How many steps are done twice, and by how much does the loss at the end
 # differ from the loss of an undisturbed run?
 #
-# <details><summary>Answer</summary>All four ranks go on from step 5, so steps 5 and 6 are done twice. But the
-# losses are equal to the last digit.</details>
+# <details><summary>Answer</summary>All four ranks go on from step 5, so steps 5 and 6 are done twice. The
+# losses at the end nevertheless agree to the last digit.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 functions = {"commit": commit, "newest": newest, "capture": capture, "restore": restore}
@@ -562,28 +574,34 @@ journal(killed)
 display(timeline(killed))
 
 # %% [markdown]
-# **Measure.** Now a whole node dies, because the agent itself gets SIGKILL as soon as step 5 is saved. With
-# `nodes=(1, 2)` one node is enough, so the other agent goes on with two ranks. The global batch stays the
-# same, since the rows of a step are dealt out to as many ranks as there are.
+# **Measure.** Now a whole node dies. As soon as step 5 is saved, the cell kills one of the two agents with
+# SIGKILL. The setting `nodes=(1, 2)` allows one node or two, so the other agent goes on with its two ranks.
+# The global batch stays the same, since the rows of a step are divided among all ranks that take part.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 smaller = lab(nodes=(1, 2), kills=[Kill(1, "saved 5")], **own)
 journal(smaller)
 
 # %% [markdown]
-# The loss at the end agrees with the four ranks' loss up to rounding. If each rank instead read as many rows
-# as before, the batch would be half as large from then on, and the losses would be different.
+# The loss at the end agrees with the loss of the four ranks up to rounding. If each of the two ranks read
+# only as many rows as before, the batch would be half as large from then on, and the losses would be
+# different.
 #
 # <details><summary>A setting of the lab, and why</summary>By default, PyTorch's agents share the store of
 # their rendezvous with the ranks. With two nodes and this default, a killed rank wasn't replaced within 60 s
 # in any of three trials (PyTorch 2.13, on this course's machine). The lab therefore sets
 # <code>TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1</code>.</details>
 #
-# **In production.** `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen, so *all* ranks start
-# again. Each agent has its own `TORCHELASTIC_RESTART_COUNT`, so don't name files after it. `--max-restarts`
-# is 0 unless you set it, and counts only failures of the agent's own ranks. torchft, however, doesn't restart
-# the other ranks. Instead, groups of replicas leave and come back, and the lost group's rows of that step are
-# not seen again (`torchft/data.py`).
+# <details><summary>In production</summary>
+#
+# `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen. If a rank dies, *all* ranks start again.
+# Each agent counts its restarts in its own `TORCHELASTIC_RESTART_COUNT`, and these counts can differ, so
+# don't name files after them. `--max-restarts` is 0 unless you set it, and it limits only restarts after
+# failures of the agent's own ranks. The library torchft, however, doesn't restart the healthy ranks. Instead,
+# the failed group of ranks leaves the job and comes back later, and the rows it would have read in this step
+# are skipped (`torchft/data.py`).
+#
+# </details>
 #
 # A rank that hangs is harder to find than one that dies.
 #
@@ -591,14 +609,14 @@ journal(smaller)
 #
 # | set or call | what you get |
 # |---|---|
-# | `TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` | PyTorch's flight recorder writes the last 2,000 collectives of each rank when one runs into its time-out. `python -m torch.distributed.flight_recorder.fr_trace` compares the ranks |
+# | `TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` | When a collective times out, PyTorch's flight recorder writes the last 2,000 collectives of each rank to files. `python -m torch.distributed.flight_recorder.fr_trace` compares the files |
 # | `torch.distributed.debug.start_debug_server()` | a page shows the stacks and the recorded collectives of all ranks, while the job runs (experimental, in PyTorch since November 2025) |
 # | `NCCL_DEBUG=INFO`, `py-spy dump --pid ...` | NCCL's connections, and the Python stack of one process |
-# | TorchComms' `FlightRecorderHook` | the same record for its communicators, which wrap NCCL, gloo and others |
+# | TorchComms' `FlightRecorderHook` | a record like the flight recorder's, for the communicators of TorchComms, which wrap NCCL, gloo and other backends |
 #
 # </details>
 #
-# **Question.** An agent dies with its two ranks. Which process notices it, and how?
+# **Question.** An agent dies together with its two ranks. Which process notices the loss, and how?
 
 # %% [markdown]
 # ## 5 · Save on four, load on three
@@ -612,20 +630,22 @@ journal(smaller)
 # | points | 10 |
 #
 # Suppose a node is lost and doesn't come back, or twice as many nodes become free. Then the ranks that load
-# the checkpoint are not the ranks that saved it. So we describe a file's contents without ranks, as a **box**
-# of the whole tensor. The box is a list of (start, stop), one per dimension. For example, the second half of
-# the columns of a matrix with 8 rows and 6 columns is [(0, 8), (3, 6)]. How the ranks were divided into pp,
-# dp and tp doesn't matter any more.
+# the checkpoint are not the ranks that saved it. So a file has to be described without reference to ranks. We
+# describe what it holds as a **box** of the whole tensor. A box is a list of pairs (start, stop), one pair
+# per dimension. For example, the second half of the columns of a matrix with 8 rows and 6 columns is [(0, 8),
+# (3, 6)]. With boxes, it no longer matters how the ranks were divided into pp, dp and tp.
 #
-# **Predict.** The matrix was saved in two boxes, columns 0 to 3 and 3 to 6. Three ranks want its rows in
-# three parts, 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and what part of each?
+# **Predict.** This matrix was saved in two boxes, columns 0 to 3 and columns 3 to 6. Three ranks want its
+# rows in three parts, rows 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and which part
+# of each file?
 #
-# <details><summary>Answer</summary>Each rank reads from both, since each row was cut. For example, rank 1
-# reads rows 3 to 6 of each file, which are the left and the right half of its own box.</details>
+# <details><summary>Answer</summary>Each rank reads from both files, since every row was cut in two. For
+# example, rank 1 reads rows 3 to 6 of each file, which are the left and the right half of its own
+# box.</details>
 #
-# **Build.** Two boxes overlap from the larger start to the smaller stop, in each dimension. This overlap has
-# the coordinates of the whole tensor. So subtract the start of the saved box to get its place in the saved
-# box, and the start of the wanted box to get its place in the wanted box.
+# **Build.** In each dimension, two boxes overlap from the larger start to the smaller stop. The start and the
+# stop of the overlap are coordinates in the whole tensor. So subtract the start of the saved box to get the
+# place of the overlap in the saved box, and the start of the wanted box to get its place in the wanted box.
 
 
 # %% nbgrader={"grade_id": "read_plan", "solution": true}
@@ -660,10 +680,10 @@ def read_plan(saved, wanted):
 
 
 # %% [markdown]
-# <details><summary>Hint: the overlap</summary>It is <code>[(max(a, c), min(b, d)) for (a, b), (c, d) in
-# zip(box, wanted)]</code>, and it is empty if a start is not below its stop.</details>
+# <details><summary>Hint: the overlap</summary>The overlap is <code>[(max(a, c), min(b, d)) for (a, b), (c, d)
+# in zip(box, wanted)]</code>, and it is empty if a start is not below its stop.</details>
 # <details><summary>Hint: a hole</summary>Count the elements of all pieces. Saved boxes don't overlap, so the
-# sum is the number of wanted elements unless something is missing.</details>
+# count equals the number of wanted elements unless some are missing.</details>
 #
 # **Check.**
 
@@ -706,9 +726,9 @@ if ready(read_plan):
 # %% [markdown]
 # **Measure.** Now a model is saved on four ranks (pp 2 × tp 2), and loaded on three ranks (dp 3).
 # `course_lib.mesh.held_boxes` gives each rank's boxes by name, and the library's `save_shards` and
-# `load_shards` do the rest. They write a file per piece, plan as you did, and let rank 0 commit once. The
-# cell prints the bytes written and read. Since each of the three is a replica, it reads everything the four
-# have written.
+# `load_shards` do the rest. `save_shards` writes a file per piece and lets rank 0 commit once, and
+# `load_shards` plans its reads as you did. The cell prints the bytes written and read. Since each of the
+# three ranks is a replica, it reads everything the four ranks have written.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -753,12 +773,12 @@ if saving and loading:
     print("losses on three ranks:   ", [f"{loss:.6f}" for loss in loading[0][1]])
 
 # %% [markdown]
-# **Break it.** Let rank 0 write everything. The bytes are the same, but three ranks wait while rank 0 writes,
-# and it needs the memory of the full model. With replicas there is also the other extreme, in which every
-# rank writes all it holds, so four copies of each norm are on the disk.
+# **Break it.** Suppose rank 0 writes everything. The number of bytes stays the same, but three ranks wait
+# while rank 0 writes, and rank 0 needs memory for the full model. At the other extreme, every rank writes all
+# it holds. Then whatever several ranks hold, such as a norm with tp, is on the disk several times.
 #
-# **In production.** `torch.distributed.checkpoint` makes these plans (`DefaultSavePlanner`, and
-# `create_read_items_for_chunk_list`, which cuts boxes as you did). Notebook 05 runs it.
+# **In production.** `torch.distributed.checkpoint` makes such plans (`DefaultSavePlanner`, and
+# `create_read_items_for_chunk_list`, which cuts boxes as you did). Notebook 05 saves and loads with it.
 #
 # **Question.** In notebook 04, all parameters are one flat row, and each rank keeps a shard of it. What is a
 # box then? (It is one pair, the start and the stop of the shard in the row.)
@@ -775,17 +795,18 @@ if saving and loading:
 # | points | 4 |
 #
 # A save stops the run for δ seconds, and a failure costs the work since the last save. If you save often, you
-# pay for the saves, but if you save rarely, you lose work. Let τ be the seconds of work between the end of
-# one save and the start of the next. A failure happens once every M seconds on average, at a random time.
+# pay for the saves, but if you save rarely, you lose more work at each failure. Let τ be the seconds of work
+# between the end of one save and the start of the next. A failure happens once every M seconds on average, at
+# a random time.
 #
-# First write down the two shares of the time you lose. Saves cost δ seconds in every τ seconds. Once every M
-# seconds, a failure costs *half* of an interval on average. Then find the τ at which the sum of the two
-# shares is least.
+# First write down which share of the time you lose to saves, and which share to failures. Saves cost δ
+# seconds for every τ seconds of work. Once every M seconds, a failure costs *half* of an interval on average.
+# Then find the τ at which the sum of the two shares is smallest.
 #
-# **Predict.** You use half of the GPUs, so M doubles. Should you save half as often?
+# **Predict.** Suppose you use only half of the GPUs, so M doubles. Should you save half as often?
 #
-# <details><summary>Answer</summary>No, because the best τ grows with the square root of M, so it is 1.41
-# times as long.</details>
+# <details><summary>Answer</summary>No, because the best τ grows with the square root of M, so it becomes only
+# 1.41 times as long.</details>
 
 
 # %% nbgrader={"grade_id": "best_interval", "solution": true}
@@ -800,7 +821,8 @@ def best_interval(save_seconds, mtbf):
 
 
 # %% [markdown]
-# <details><summary>Hint: the sum</summary>δ / τ + τ / (2 M). Where is its derivative 0?</details>
+# <details><summary>Hint: the sum</summary>The sum of the two shares is δ / τ + τ / (2 M). At which τ is its
+# derivative 0?</details>
 #
 # **Check.**
 
@@ -813,10 +835,10 @@ report.points(4)
 
 
 # %% [markdown]
-# **Measure.** The **goodput** is the share of the time that becomes kept work. If failures come at random, an
-# attempt at τ + δ seconds succeeds with probability exp(−(τ + δ) / M), and after a failure the run needs R
-# seconds to start. The cell plots the formula over τ, for δ = 60 s, M = 3 h and R = 600 s, and also for saves
-# that stop the run for only 2 s.
+# **Measure.** The **goodput** is the share of the time that is spent on work the run keeps. If failures
+# happen at random times, τ + δ seconds pass without a failure with probability exp(−(τ + δ) / M), and after a
+# failure the run needs R seconds to start again. The cell plots the goodput against τ, for δ = 60 s, M = 3 h
+# and R = 600 s, and also for saves that stop the run for only 2 s.
 
 
 # %% tags=["skip-in-grading"]
@@ -845,13 +867,13 @@ axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput",
 display(figure)
 
 # %% [markdown]
-# The curve is flat at its top. At half or twice the best interval, you lose about two percent of the time for
-# δ = 60 s and half a percent for δ = 2 s, so you don't have to know δ and M well.
+# The curve is flat at its top. If you save at half or twice the best interval, you lose about two percent
+# more of the time for δ = 60 s and half a percent for δ = 2 s, so you don't have to know δ and M well.
 #
-# **Look.** The lab of §3 measures the goodput of a real process, in which seconds play the part of hours. The
-# formula gives a mean over many failures, but a run with few kills can be far off. So the cell also simulates
-# a hundred runs with the same number of failures, and prints a range that contains nine of ten. Compare the
-# measurement with this range.
+# **Look.** The cell kills a real process at random moments, as in §3, and measures its goodput. In this run,
+# seconds stand for hours. The formula gives a mean over many failures, but a single run with few kills can be
+# far from this mean. So the cell also simulates a hundred runs with the same number of failures, and prints
+# the range of the middle ninety results. Compare the measurement with this range.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -865,14 +887,15 @@ print(f"{kills} kills: measured {means.goodput:.2f}, by the formula {goodput(*co
 print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 
 # %% [markdown]
-# **Break it.** By the same count, each of Llama 3's GPUs fails once every 5.8 years. If you use this as M,
-# you save once every 1.7 days (δ = 60 s). But the job fails once every 3.1 hours, so it never reaches its
-# first save.
+# **Break it.** If you divide the failures of Llama 3's job among its GPUs, each GPU fails once every 5.8
+# years. If you took this time as M, you would save once every 1.7 days (δ = 60 s). But the job fails once
+# every 3.1 hours, so it would practically never reach its first save.
 #
-# **In production.** Young published this square root in 1974. Asynchronous saves (§13) make δ the time of a
-# copy in memory, so τ falls with the square root of δ.
+# **In production.** Young published the formula with the square root in 1974. If saves are asynchronous
+# (§13), δ is only the time for a copy in memory, so the best τ is also shorter.
 #
-# **Question.** Suppose δ goes to 0. What bounds the goodput then? (Only R does. The bound is M / (M + R).)
+# **Question.** Suppose δ goes to 0. What limits the goodput then? (Only the restarts do. The goodput can't
+# exceed M / (M + R).)
 #
 # *Take a break here if you like. Part B needs only the first cell of this notebook.*
 
@@ -890,17 +913,17 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # | points | 10 |
 #
 # A profiler says that ranks spend a third of the step in all-reduces. Should you buy a faster network? You
-# can't know yet, because a rank in a collective does one of two things. A collective can't move anything
-# before its *last* rank has called it. Until then the early ranks **wait**, and no network shortens that.
-# From then on bytes **move**.
+# can't know yet, because a rank spends its time in a collective in two ways. A collective can't move any
+# bytes before its *last* rank has called it. Until then, the ranks that called it earlier **wait**, and no
+# network shortens this time. After that, bytes **move**, and a faster network helps.
 #
-# Each call has three timestamps. At `issued` the rank called it, at `waited` the rank began to wait for it,
-# and at `done` it was over. For a call that blocks, waited = issued. But with `async_op=True` the rank
-# computes between the two, and bytes that move during that time are **hidden**, because they cost the rank
-# nothing.
+# Each call has three timestamps. The rank called the collective at `issued` and began to wait for it at
+# `waited`, and the collective was over at `done`. For a call that blocks, waited = issued. But with
+# `async_op=True`, the rank computes between `issued` and `waited`. Bytes that move while the rank computes
+# are **hidden**, because they cost the rank no time.
 #
-# **Look.** The cell draws three calls on three ranks. Grey is moving, white with a frame is waiting, blue is
-# computing, and the hatched blue is computing while something moves.
+# **Look.** The cell draws three calls on three ranks. Grey means that bytes move, white with a frame that the
+# rank waits, blue that it computes, and hatched blue that it computes while bytes move.
 
 
 # %% tags=["skip-in-grading"]
@@ -946,15 +969,16 @@ def draw_calls(calls, end):
 display(draw_calls(EXAMPLE, 18))
 
 # %% [markdown]
-# **Predict.** Take the second call on rank 0. It was issued at 7, rank 2 called it last at 9, rank 0 waited
-# for it from 10 on, and it was done at 11. How long did rank 0 wait for the last rank, how long did bytes
-# move, and how long were they hidden?
+# **Predict.** Take the second call on rank 0. Rank 0 issued it at 7 s, and rank 2 was the last to call it, at
+# 9 s. Rank 0 waited for it from 10 s on, and it was done at 11 s. How long did rank 0 wait for the last rank,
+# how long did bytes move, and how long were they hidden?
 #
-# <details><summary>Answer</summary>It waited 0 s, because all ranks had called when it began to wait. Bytes
-# moved from 9 to 11. For one second they were hidden, and for one second rank 0 was blocked.</details>
+# <details><summary>Answer</summary>Rank 0 waited 0 s, because all ranks had already called when it began to
+# wait. Bytes moved from 9 s to 11 s. They were hidden for the first of these two seconds, and rank 0 was
+# blocked for the second one.</details>
 #
-# **Build.** Find the two intervals, waiting and moving, in the picture. A call that is already over when its
-# rank begins to wait has cost nothing, like the second call on rank 2 above.
+# **Build.** Find the interval of waiting and the interval of moving in the picture. If a call is already over
+# when its rank begins to wait, like the second call on rank 2, it costs this rank no time.
 
 
 # %% nbgrader={"grade_id": "breakdown", "solution": true}
@@ -993,14 +1017,15 @@ def breakdown(calls, rank, start, end):
 
 
 # %% [markdown]
-# <details><summary>Hint: one call</summary>Let last be the largest `issued` of all ranks. The rank waits from
-# `waited` to min(last, done), and bytes move from max(waited, last) to done. If an interval ends before it
-# begins, it is empty.</details>
+# <details><summary>Hint: one call</summary>Let last be the largest `issued` of the call over all ranks. The
+# rank waits from `waited` to min(last, done), and bytes move from max(waited, last) to done. If an interval
+# ends before it begins, it is empty.</details>
 # <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
-# this rank is blocked. Count the seconds in at least one of these intervals, and subtract the seconds in at
-# least one blocked interval.</details>
-# <details><summary>Hint: seconds in at least one interval</summary>Sort them. Remember how far you have got,
-# and add only the part beyond it.</details>
+# this rank is blocked. Count the seconds that are in at least one of all these intervals, and subtract the
+# seconds that are in at least one blocked interval.</details>
+# <details><summary>Hint: seconds in at least one interval</summary>Sort the intervals by their starts and go
+# through them. Remember how far the intervals have reached, and add only the part of the next one beyond this
+# point.</details>
 #
 # **Check.**
 
@@ -1013,9 +1038,10 @@ report.points(10)
 
 # %% [markdown]
 # **Measure.** The cell runs four programs on four ranks. The first computes a lot, and the second sends a
-# lot. In the third, one rank computes three times as long, and in the fourth, a call runs while the rank
-# computes. The cell sleeps instead of computing, so it needs no core. A rank learns that a call is over only
-# when it waits, so `hidden` of the last program is an upper bound.
+# lot. In the third, one rank computes three times as long as the others, and in the fourth, an all-reduce
+# runs while the ranks compute. The ranks sleep instead of computing, so they don't compete for this machine's
+# cores. A rank notices the end of a call only when it waits for it, so `hidden` is an upper bound in the
+# fourth program.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1053,8 +1079,8 @@ for name, arguments in PROGRAMS.items():
             print(f"{name:15} rank {rank}: {line}")
 
 # %% [markdown]
-# **Look.** The bars are the shares of ranks 0 to 3, from the top, in the colours of the picture above. In the
-# third program three ranks wait, but the rank that doesn't wait is the cause.
+# **Look.** Each bar shows the shares of a rank's time, for ranks 0 to 3 from the top, in the colours of the
+# picture above. In the third program three ranks wait, but the rank that doesn't wait is the cause.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
@@ -1072,8 +1098,8 @@ if shares:
     display(figure)
 
 # %% [markdown]
-# **Break it.** Buy a faster network for the third program. Even if bytes took no time at all, you would save
-# only the moving, but the waiting would stay.
+# **Break it.** Suppose you buy a faster network for the third program. Even if bytes took no time at all, you
+# would save only the time for moving, and the ranks would wait as long as before.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
@@ -1083,14 +1109,18 @@ if shares:
         )
 
 # %% [markdown]
-# **In production.** `torch.profiler` records a GPU's kernels, and Meta's Holistic Trace Analysis cuts them
-# into computing, communication and idle time. An NCCL kernel that waits for another rank looks like a kernel
-# that moves bytes, so only a comparison of all ranks, such as yours, tells them apart. "GPU utilization"
-# counts moments at which any kernel runs, so a rank that spins in NCCL shows 100 %. DeepSpeed times forward,
-# backward and the optimizer's step if `"wall_clock_breakdown"` is true, and prints its progress every
-# `"steps_per_print"` steps.
+# <details><summary>In production</summary>
 #
-# **Question.** Rank 1 waits for a third of its time. Whom do you call?
+# `torch.profiler` records a GPU's kernels, and Meta's Holistic Trace Analysis divides the GPU's time into
+# computing, communication and idle time. An NCCL kernel that waits for another rank looks like a kernel that
+# moves bytes, so only a comparison of all ranks, such as yours, tells waiting from moving. "GPU utilization"
+# is the share of time in which any kernel runs, so a GPU that only waits in NCCL shows 100 %. If
+# `"wall_clock_breakdown"` is true, DeepSpeed times forward, backward and the optimizer's step. It prints its
+# progress every `"steps_per_print"` steps.
+#
+# </details>
+#
+# **Question.** Rank 1 waits for a third of its time. Which rank do you examine first?
 
 # %% [markdown]
 # ## 8 · Which rank is slow
@@ -1103,15 +1133,15 @@ if shares:
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 6 |
 #
-# In each collective, some rank comes last. This means nothing yet, because each of four equal ranks is last
-# in about one collective in four. But if a rank is last in 12 of 39, is it slow? If only chance decides, such
-# a count is binomial, so the probability that a *given* rank is last at least m times in c collectives is the
-# tail
+# In each collective, some rank comes last. Being last means nothing yet, because each of four equal ranks is
+# last in about one collective in four. But if a rank is last in 12 of 39 collectives, is it slow? If only
+# chance decides, the number of times a *given* rank is last is binomial. The probability that this rank is
+# last at least m times in c collectives is then the tail
 #
-# > P(X ≥ m), X binomial with c trials and probability 1/n
+# > P(X ≥ m), with X binomial for c trials and probability 1/n,
 #
-# and the probability that *some* rank is last that often is at most n times the tail. If this bound is at
-# most 1 − confidence, chance is not the cause.
+# and the probability that *some* rank of n is last that often is at most n times this tail. If this bound is
+# at most 1 − confidence, we rule out chance and call the rank a *straggler*.
 
 
 # %%
@@ -1124,9 +1154,10 @@ def binomial_tail(trials, hits, probability):
 
 # %% [markdown]
 # **Predict.** Take four ranks and 39 collectives. How often must a rank be last before you call it a
-# straggler, at 99 %?
+# straggler, with a confidence of 99 %?
 #
-# <details><summary>Answer</summary>19 times, which is almost twice its share. At 18 times the bound is still
+# <details><summary>Answer</summary>It must be last 19 times, which is almost twice its share of 39 / 4. At 18
+# times the bound is still
 # 1.3 %, but at 19 times it is 0.5 %.</details>
 
 # %% tags=["skip-in-grading"]
@@ -1136,12 +1167,12 @@ for hits in range(12, 22):
     )
 
 # %% [markdown]
-# How slow is it? In a collective, a rank is late by its own time minus the latest time of the other ranks,
-# because every rank could have begun that much sooner. Take the median over all collectives, since a single
-# pause of two seconds would move a mean.
+# How slow is the straggler? Its delay in a collective is the time of its own call minus the latest call of
+# the other ranks, because without this delay the collective could have begun that much sooner. Take the
+# median of the delays in all collectives, since a single pause of two seconds would distort their mean.
 #
-# **Build.** Count, compute the tail, and return None if chance explains the count. Don't accuse the rank that
-# *waits* most, because it is the fastest.
+# **Build.** Count how often each rank is last, compute the tail for the largest count, and return None if
+# chance explains it. Don't accuse the rank that *waits* most, because that rank is the fastest.
 
 
 # %% nbgrader={"grade_id": "find_straggler", "solution": true}
@@ -1182,8 +1213,8 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The cell runs four real ranks with a step of 20 ms, for 39 collectives. But in the second run,
-# rank 2 needs 25 % longer.
+# **Measure.** The cell runs four real ranks twice, each time for 39 steps of 20 ms that end in a collective.
+# In the second run, rank 2 needs 25 % longer for each step.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1202,8 +1233,8 @@ for delay in (0.0, 0.005):
         print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
-# **Look.** The cell draws how much later than the first rank each rank came, for each collective. White is 0
-# ms, and black is 8 ms or more. MegaScale found its slow machines with such a heat map.
+# **Look.** For each collective, the cell draws how many milliseconds after the first rank each rank called
+# it. White is 0 ms, and black is 8 ms or more. MegaScale's authors found slow machines with such a heat map.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if by_delay:
@@ -1218,12 +1249,12 @@ if by_delay:
     display(figure)
 
 # %% [markdown]
-# On a busy machine, a rank that is late once often stays late for a while, but the binomial doesn't know
-# that. So a rank may be named here although its median is far below a millisecond. Look at the seconds before
-# you call anyone.
+# On a busy machine, a rank that is late once often stays late for a while, but the binomial distribution
+# treats the collectives as independent. So the test may name a rank here although its median delay is far
+# below a millisecond. Look at the seconds before you accuse a rank.
 #
-# **Break it.** Always name the rank that was last most often. The cell does this for a thousand runs of equal
-# ranks, and counts how often each rule accuses one.
+# **Break it.** Suppose you always name the rank that was last most often. The cell draws a thousand runs of
+# equal ranks, and prints how often this rule and your test accuse a rank.
 
 # %% tags=["skip-in-grading"]
 if ready(find_straggler):
@@ -1234,11 +1265,12 @@ if ready(find_straggler):
 
 # %% [markdown]
 # **In production.** MegaScale (Jiang et al. 2024) reports two findings. About 0.5 % of the machines were slow
-# and set the pace for all (§5.1). Other hosts needed about 10 % more time for the same forward, and removing
-# them gained about 0.7 % of MFU (§6.3).
+# and slowed down all the others (§5.1). Other machines needed about 10 % more time for the same forward, and
+# removing them gained about 0.7 % of model FLOPs utilization (MFU, §6.3).
 #
-# **Question.** Why do you compare ranks only inside a group of dp or tp? (The last stage of a pipeline is
-# always late, because it comes last.)
+# **Question.** Why do you compare ranks only inside a group of dp or tp? (The stages of a pipeline differ
+# even if they are healthy. For example, the last stage is always late, because it gets its first microbatch
+# last.)
 
 # %% [markdown]
 # ## 9 · Six symptoms, one lever each
@@ -1251,25 +1283,26 @@ if ready(find_straggler):
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# You have the numbers of one step of six runs, on eight ranks each. What is wrong with each run, and on which
-# rank? One run is healthy, so no cause costs even 5 % of its step.
+# You get measurements of one step from each of six runs, with eight ranks each. What is wrong with each run,
+# and on which rank? One of the runs is healthy, which means that no cause costs even 5 % of its step.
 #
 # | kind | what you see | first lever |
 # |---|---|---|
-# | `"straggler"` | one rank is always last, and the others wait for it | take its host out |
-# | `"unequal work"` | some ranks compute longer, but none is always last | balance experts, move layers |
-# | `"data"` | the step's input is late | use more loaders, prefetch |
-# | `"checkpoint"` | seconds go into saves | save behind, or less often |
-# | `"bubble"` | stages have no microbatch | use more microbatches, interleave |
-# | `"latency"` | most of the moving time is spent on starting messages, alpha · messages | send fewer and larger messages |
-# | `"bandwidth"` | most of the moving time is spent on bytes | overlap, send fewer bytes |
-# | `"memory"` | a rank is near its limit, or has twice the others' peak | shard, recompute |
+# | `"straggler"` | one rank is always last, and the others wait for it | remove its host |
+# | `"unequal work"` | some ranks compute longer, but none is always last | balance the experts, or move layers |
+# | `"data"` | the step's input is late | use more loaders, or prefetch |
+# | `"checkpoint"` | seconds go into saves | save asynchronously, or less often |
+# | `"bubble"` | stages have no microbatch to work on | use more microbatches, or interleave |
+# | `"latency"` | most of the moving time is spent on starting messages (alpha · messages) | send fewer and larger messages |
+# | `"bandwidth"` | most of the moving time is spent on sending bytes (beta · bytes) | overlap, or send fewer bytes |
+# | `"memory"` | a rank is near its limit, or its peak is twice the other ranks' peak | shard, or recompute |
 # | `"healthy"` | nothing costs 5 % | leave it alone |
 #
-# **Predict.** The next cell's operations room shows 60 made-up steps of another run, on 16 ranks that do the
-# same work. In steps 53 to 58, a fifth of each step goes into moving. By how much would a network with twice
-# the bandwidth shorten such a step? Set `step` to 55 and pull `faster network`, and then find the lever that
-# ends one of the other four incidents.
+# **Predict.** The next cell opens an *operations room*, a picture with controls. It shows 60 made-up steps of
+# another run, on 16 ranks that do the same work. In steps 53 to 58, moving takes a fifth of each step. By how
+# much would a network with twice the bandwidth shorten such a step? To check your prediction, set `step` to
+# 55 and choose the lever `faster network`. This run has four other incidents, so find the lever that ends one
+# of them.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.operations_room import operations_room
@@ -1278,11 +1311,12 @@ operations_room()
 
 # %% [markdown]
 # <details><summary>Answer</summary>It would shorten the step by 0.4 %. Moving takes 0.31 s, but 0.30 s of
-# that time is spent on starting messages, and no bandwidth shortens those. Fewer and larger messages,
-# however, shorten the step by 19 %.</details>
+# that time is spent on starting messages, which no bandwidth shortens. Fewer and larger messages, however,
+# shorten the step by 19 %.</details>
 #
-# **Look.** The cell prints seconds per rank. `late` is the result of `find_straggler` among ranks that do the
-# same work. Its seconds are per collective, but a step can have many collectives.
+# **Look.** For each of the six runs, the cell prints how many seconds of the step each rank spends on what.
+# `late` is the result of `find_straggler` among ranks that do the same work. The seconds in `late` are the
+# delay per collective, but a step can have many collectives.
 
 # %% tags=["skip-in-grading"]
 drawn = reference.draw_profiles(1)
@@ -1306,8 +1340,8 @@ for name, profile in runs.items():
     )
 
 # %% [markdown]
-# **Build.** For each run, write a pair of the kind and the rank that is the cause. Write None instead of the
-# rank if the cause is on several ranks or on none.
+# **Build.** For each run, write a pair of the kind from the table and the rank that is the cause. Write None
+# instead of the rank if several ranks are the cause, or none.
 
 # %% nbgrader={"grade_id": "symptoms", "solution": true}
 run_a = ...  # (kind, rank)
@@ -1334,19 +1368,21 @@ report.points(4)
 
 # %% [markdown]
 # **In production.** Every team has its own thresholds, but the order of the questions matters more than the
-# numbers. First ask whether ranks wait or bytes move, then which rank is last, and only then pick a lever.
+# thresholds. First ask whether ranks wait or bytes move. Then ask which rank is last, and only after that
+# pick a lever.
 
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. With GPUs this takes a minute. Without them the cells show a recorded run, if there is one.*
+# *No points. With GPUs this takes a minute. Without them, the cell shows a recorded run if there is one.*
 #
-# **Predict.** A 2.1 GB state is saved from a GPU in three ways: a copy into pinned memory of the host (pages
-# that stay where they are, so the GPU can write into them directly), a copy into its ordinary memory, and a
-# file with `fsync`. An asynchronous save stops the run only for a copy, whereas any other save stops it until
-# the file is on the disk. The prediction is the bytes divided by the speed of the link to the host in the
-# card's data sheet. Which of the three ways comes near it? By which factor is the best interval shorter with
-# a copy than with a file?
+# **Predict.** A 2.1 GB state is saved from a GPU in three ways. The first way is a copy into pinned memory of
+# the host, whose pages stay where they are, so the GPU can write into them directly. The second is a copy
+# into ordinary memory of the host, and the third is a file with `fsync`. An asynchronous save stops the run
+# only for a copy, whereas any other save stops it until the file is on the disk. As a prediction, the cell
+# divides the bytes by the speed of the link to the host, which the card's data sheet lists. Which of the
+# three ways comes close to this prediction? By what factor is the best interval shorter with a copy than with
+# a file?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1362,12 +1398,16 @@ if saved_from_gpu and ready(best_interval):
         print(f"{row.what}: save every {tau:.0f} s, if a job fails once in 3.1 hours")
 
 # %% [markdown]
-# A GPU can run out of memory in two ways. Either no memory is free, or the free blocks are too small for the
+# <details><summary>Out of memory, in two ways</summary>
+#
+# A GPU can run out of memory in two ways. Either no memory is free, or each free block is too small for the
 # request, which is called fragmentation. `torch.cuda.memory_stats()` counts failed allocations under
 # `num_ooms`. Under `inactive_split_bytes.all.peak` it counts bytes that are free but can't be released,
-# because they are pieces of larger blocks. `torch.cuda.memory_summary()` prints all of these as a table. If
-# fragmentation is the cause, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, since segments that can
-# grow leave fewer pieces.
+# because they are pieces of larger blocks. `torch.cuda.memory_summary()` prints these and other counters as a
+# table. If fragmentation is the cause, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, since segments
+# that can grow leave fewer pieces.
+#
+# </details>
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1378,11 +1418,11 @@ if saved_from_gpu and ready(best_interval):
 # | time | 7 minutes |
 # | points | 3 |
 #
-# A number may be an expression.
+# You can write a number as an expression.
 #
 # 1. A job fails once every 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should
-#    it save?
-# 2. Four ranks wait for 0.33, 0.00, 0.32 and 0.33 of their step in all-reduces. Which **rank** is slow?
+#    the job save?
+# 2. Four ranks spend 0.33, 0.00, 0.32 and 0.33 of their step waiting in all-reduces. Which **rank** is slow?
 # 3. Replicas start from the same parameters, and in each step all of them apply the average gradient from the
 #    all-reduce. The loss jumps up, but you find that the parameters of all replicas still agree in every bit.
 #    Which cause is *ruled out*? `"a"`, a bit flipped in the parameters of one rank; `"b"`, a bit flipped in
@@ -1423,16 +1463,17 @@ report.points(3)
 # A dashboard shows a loss, tokens per second, and seconds per step. For the loss, monitors often print rank
 # 0's loss or the mean of the ranks' means. For the tokens per second, they take rank 0's tokens times the
 # number of ranks, or the tokens since the start divided by the time since then. For the seconds, they take
-# only their own rank's seconds. All of these look plausible, but all are wrong, because ranks can have
+# only their own rank's seconds. These numbers look plausible, but all are wrong, because ranks can have
 # different numbers of targets, and every rank waits for the slowest.
 #
-# **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 with a mean loss of 4. What is
-# the loss of the batch?
+# **Predict.** Rank 0 has 10 targets with a mean loss of 2, and rank 1 has 30 targets with a mean loss of 4.
+# What is the loss of the batch?
 #
 # <details><summary>Answer</summary>It is (20 + 120) / 40 = 3.5, although the mean of the means is
 # 3.</details>
 #
-# **Build.** Give every rank the same three numbers. Two collectives are enough, a sum and a maximum.
+# **Build.** Your function returns the same three numbers on every rank. Two all-reduces are enough, because
+# one can add the sums of all ranks, and the other can find the largest time.
 
 
 # %% nbgrader={"grade_id": "step_metrics", "solution": true}
@@ -1467,9 +1508,13 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 
 
 # %% [markdown]
-# **In production.** TensorBoard and Weights & Biases draw what they get. The library's `EventWriter` writes
-# the files that TensorBoard reads, without TensorBoard. MFU counts only the model's FLOPs, whereas HFU also
-# counts the FLOPs of recomputation.
+# <details><summary>In production</summary>
+#
+# TensorBoard and Weights & Biases draw any numbers they get, right or wrong. The library's `EventWriter`
+# writes files that TensorBoard can read, but doesn't need TensorBoard itself. MFU counts only the model's
+# FLOPs, whereas HFU (hardware FLOPs utilization) also counts the FLOPs of recomputation.
+#
+# </details>
 
 # %% [markdown]
 # ## 12 · Optional: which rank writes what
@@ -1483,15 +1528,16 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Replicas hold the same boxes, but each box should be written only once. If rank 0 writes everything, the
-# others wait. So deal out the boxes, the largest first, each to the rank with the fewest bytes so far among
-# the ranks that hold it. If every rank holds every box, the busiest rank then writes at most 4/3 of the least
-# possible (Graham 1969).
+# other ranks wait. So deal out the boxes, beginning with the largest. Each box goes to the rank with the
+# fewest bytes so far among the ranks that hold it. If every rank holds every box, the busiest rank then
+# writes at most 4/3 of the bytes it would write under the best plan (Graham 1969).
 #
 # **Predict.** Two ranks both hold boxes of 5, 4, 3, 3 and 3 bytes. How many bytes does the busier rank write
-# by this rule, and how many at best?
+# by this rule, and how many under the best plan?
 #
-# <details><summary>Answer</summary>By this rule, 5 goes to rank 0, 4 and 3 to rank 1, 3 to rank 0, and then 3
-# to rank 1, so the ranks write 8 and 10. At best, they write 9 and 9.</details>
+# <details><summary>Answer</summary>By this rule, rank 0 gets 5, and rank 1 gets 4 and then 3. The next 3 goes
+# to rank 0 and the last 3 to rank 1, so the ranks write 8 and 10 bytes. Under the best plan, each rank writes
+# 9 bytes.</details>
 
 
 # %% nbgrader={"grade_id": "write_plan", "solution": true}
@@ -1525,8 +1571,13 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **In production.** PyTorch's `dedup_save_plans` does the same. The bound of 4/3 holds only if every rank
-# holds every box. But with few holders, the busiest rank can write twice the least possible.
+# <details><summary>In production</summary>
+#
+# PyTorch's `dedup_save_plans` also gives each box to the least busy rank that holds it, but doesn't begin
+# with the largest boxes. Graham's bound of 4/3 holds only if every rank holds every box. If each box has only
+# a few holders, the busiest rank can write twice as much as under the best plan.
+#
+# </details>
 
 # %% [markdown]
 # ## 13 · Optional: save without stopping
@@ -1544,7 +1595,8 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # If two writes overlap, the older one can finish last. An error in the thread can get lost, and the program
 # can end while the thread is still writing.
 #
-# **Predict.** A save stops the run for δ = 2 s instead of 60 s. By which factor does the best interval fall?
+# **Predict.** Suppose a save stops the run for δ = 2 s instead of 60 s. By which factor does the best
+# interval fall?
 #
 # <details><summary>Answer</summary>It falls by the square root of 30, which is 5.5.</details>
 
@@ -1594,8 +1646,12 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **In production.** `torch.distributed.checkpoint.async_save` does this. The thread must not call
-# collectives, because the collectives of two threads have no common order on all ranks.
+# <details><summary>In production</summary>
+#
+# `torch.distributed.checkpoint.async_save` saves in this way. The thread must not call collectives, because
+# two threads can call their collectives in a different order on each rank.
+#
+# </details>
 
 # %% [markdown]
 # ## 14 · Optional: the replica that is wrong
@@ -1608,18 +1664,19 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 2 points, on top of the 60. You lose nothing if you skip it |
 #
-# A chip that computes wrongly raises no error. For example, Llama 3's table 5 lists six interruptions by
-# silent data corruption. But replicas that took the same steps have the same parameters to the last bit, so
-# eight bytes per rank are enough to compare them. The bytes hold a checksum of the *bits*, for example their
-# sum as integers. A sum of floats would not do, because it depends on its order and loses small differences.
+# A chip that computes wrongly raises no error. For example, table 5 of Llama 3's report lists six
+# interruptions by silent data corruption. But replicas that took the same steps have the same parameters to
+# the last bit, so eight bytes per rank are enough to compare them. The bytes hold a checksum of the *bits*,
+# for example their sum as integers. A sum of floats would not do, because it depends on the order of the
+# terms, and small differences get lost in it.
 #
-# If more than half of the ranks have the same checksum, the others are odd. Two ranks against two, however,
-# show that something is wrong, but not where.
+# If more than half of the ranks have the same checksum, the other ranks are the odd ones. If two ranks
+# disagree with two others, however, you know that something is wrong, but not where.
 #
 # **Predict.** A bit flips in one rank's gradient before the all-reduce. Which ranks does the comparison name?
 #
-# <details><summary>Answer</summary>It names none, because the wrong gradient is in everyone's average, so all
-# ranks take the same wrong step.</details>
+# <details><summary>Answer</summary>It names none, because the wrong gradient is part of the average on every
+# rank, so all ranks take the same wrong step.</details>
 
 
 # %% nbgrader={"grade_id": "odd_ranks", "solution": true}
@@ -1668,9 +1725,9 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Suppose the ranks are in two cities, with a slow link between them. An all-reduce in every step would take
-# longer than the step, and overlap can't hide it. So let each rank take H steps without the others, with its
-# own optimizer. Then the ranks average how far they have moved, and all start again from the same parameters.
-# This is DiLoCo (Douillard et al. 2023).
+# longer than the computing of the step, so overlap can't hide it. So let each rank take H steps without the
+# others, with its own optimizer. Then the ranks average how far their parameters have moved, and all of them
+# start again from the same parameters. This method is DiLoCo (Douillard et al. 2023).
 #
 # The movement, start − end, points uphill like a gradient, so it's called the *outer gradient*. A second
 # optimizer, SGD with Nesterov momentum, uses it as a gradient:
@@ -1678,19 +1735,21 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | | | |
 # |---|---|---|
 # | start | θ, the same on all ranks | |
-# | H inner steps | rank r ends at θᵣ | nothing is sent |
+# | H inner steps | rank r ends at θᵣ | no rank sends anything |
 # | outer gradient | g = mean over r of (θ − θᵣ) | one all-reduce |
 # | outer step | m ← μ m + g, then θ ← θ − η (g + μ m) | every rank computes the same |
 #
-# At first m is zero, and it is kept from period to period. The state of the inner optimizer stays on its
-# rank, and it's neither sent nor reset. Since each rank's movement counts the same, the loss is the mean over
-# all targets only if you give the ranks equally large batches.
+# H inner steps with their outer step are a *period*. The momentum m is zero at first, and it is kept from
+# period to period. The state of the inner optimizer stays on its rank, and it's neither sent nor reset. Since
+# each rank's movement counts the same, you minimize the mean loss over all targets only if you give the ranks
+# equally large batches.
 #
-# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and what share of data
-# parallelism's bytes does it send?
+# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and what share of the bytes of
+# data parallelism does it send?
 #
 # <details><summary>Answer</summary>It makes three all-reduces, because the last period has only one step but
-# is sent as well. The share is 3/7. For many steps it is 1/H.</details>
+# also ends with an all-reduce. So it sends 3/7 of the bytes. With many steps, the share approaches
+# 1/H.</details>
 #
 # **Build.** Put the trained parameters into one row, so that a period needs a single all-reduce.
 
@@ -1728,7 +1787,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 # back.</details>
 # <details><summary>Hint: a start that moves along</summary>After <code>vector_to_parameters(row, ...)</code>
 # the parameters are views of the row, so the next inner step changes the row. Therefore pass a
-# <code>clone()</code> of it.</details>
+# <code>clone()</code> of the row.</details>
 
 # %% nbgrader={"grade_id": "local_steps_check", "points": 0}
 # Extra credit, 3 points
@@ -1739,7 +1798,7 @@ report = check("12_in_operation/local_steps", local_steps, cases="hidden")
 
 # %% [markdown]
 # **Measure.** The cell trains a small GPT on four nodes of one rank each, over an emulated wire with 10 ms
-# per operation and 10 MB/s. With H = 1, SGD inside, and η = 1 and μ = 0 outside, the method is data
+# per operation and 10 MB/s. If the inner optimizer is SGD, H = 1, η = 1 and μ = 0, the method is data
 # parallelism.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1787,11 +1846,12 @@ if ready(local_steps):
         )
 
 # %% [markdown]
-# The bytes fall to exactly 1/H, and the time falls until only the computing is left. But bytes and seconds
-# are only half of the account. Here is the other half, for a GPT of 0.8M parameters on four ranks, with AdamW
-# inside, 200 steps from random weights, and the loss on text no rank has seen:
+# The bytes fall to exactly 1/H, and the time falls until only the computing is left. But fewer bytes and
+# seconds help only if the model still learns as much. The next table shows the loss of a GPT of 0.8M
+# parameters on text no rank has seen. Four ranks trained it for 200 steps from random weights, with AdamW as
+# the inner optimizer.
 #
-# | | bytes | loss |
+# | | bytes, relative | loss |
 # |---|---|---|
 # | data parallelism | 1 | 2.43 |
 # | H = 10, average (η = 1, μ = 0) | 1/10 | 2.51 |
@@ -1803,21 +1863,27 @@ if ready(local_steps):
 # In 200 steps, local steps don't reach the loss of data parallelism. With H = 10, the published outer step
 # doesn't even reach the loss of models that never talk. There are three possible reasons:
 #
-# - An outer momentum of 0.9 needs about 10 outer steps to build up, but this run has only 20. Once it has
-#   built up, the outer step is 7 times the mean movement, so it overshoots if the direction changes.
+# - An outer momentum of 0.9 needs about 10 outer steps to build up, but with H = 10 this run has only 20.
+#   Once the momentum has built up, the outer step is 7 times the mean movement, so it overshoots if the
+#   direction changes.
 # - The run is short. A single period of the paper (H = 500) is longer than the whole run.
 # - These figures come from one seed and one learning rate, and nothing was tuned.
 #
 # So don't take the table as a verdict on the method. Instead, take it as a reason to measure the loss
 # whenever you save bytes.
 #
-# **In production.** The paper trains on eight groups of machines with H = 500 and reports nearly the same
-# loss as synchronous training, for 1/500 of the messages. But the whole model still travels in one burst, so
-# later work sends one part of it at a time (Douillard et al. 2025, *Streaming DiLoCo*).
+# <details><summary>In production</summary>
 #
-# **Question.** With H = 1, AdamW inside, and η = 1 and μ = 0 outside, is it data parallelism? (No, because
-# each rank's AdamW divides by the size of its own gradients, and the mean of four such steps isn't the step
-# of the mean gradient.)
+# The DiLoCo paper trains on eight groups of machines with H = 500 and reports nearly the same loss as
+# synchronous training, for 1/500 of the messages. But the whole model still travels in one burst at the end
+# of a period, so later work sends one part of the model at a time (Douillard et al. 2025, *Streaming
+# DiLoCo*).
+#
+# </details>
+#
+# **Question.** Suppose the inner optimizer is AdamW, H = 1, η = 1 and μ = 0. Is the method data parallelism?
+# (No, because each rank's AdamW divides by the size of its own gradients, and the mean of four such steps
+# isn't the step of the mean gradient.)
 
 # %% [markdown]
 # ## What you have built
@@ -1826,7 +1892,7 @@ if ready(local_steps):
 # the modelled disk, a plan by which three ranks load what four have saved, and a formula for the best time
 # between two saves. You have also built a breakdown that tells waiting from moving, and a test that accuses a
 # rank only if chance can't be the cause. A rank was really killed, but the run still ended with the same
-# digits.
+# loss, digit for digit.
 #
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
@@ -1838,9 +1904,9 @@ if ready(local_steps):
 # - PyTorch's pages on `torchrun`, `torch.distributed.elastic` and `torch.distributed.checkpoint`.
 # - `course_lib/operation/` is a reference. Read it after you have written yours, `disk.py` first.
 #
-# <details><summary>In the lectures</summary>Lecture 002's monitor reports rank 0's loss, and samples times
-# the number of ranks. §11 mends it. Its "add or remove nodes" happens in §4, in which all ranks start
-# again.</details>
+# <details><summary>In the lectures</summary>The monitor in lecture 002 reports rank 0's loss instead of the
+# mean, and takes rank 0's samples times the number of ranks as the samples of all ranks. §11 mends both. The
+# lecture's "add or remove nodes" happens in §4, in which all ranks start again.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
