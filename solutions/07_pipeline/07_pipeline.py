@@ -3,17 +3,19 @@
 #
 # **How do you split layers over ranks without making the ranks wait?**
 #
-# Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times per layer. This
-# stops paying off at the edge of a node, where the wire is at least nine times slower (50 GB/s for each GPU,
-# against 450 GB/s over NVLink). So let's cut the other way, across the stack of layers. Rank 0 gets the first
-# layers, rank 1 the next ones, and so on. One activation crosses each border, and one gradient comes back.
-# For 4,096 tokens of LLaMA 3 70B (width 8,192, in bf16), each of the two takes 67 MB. Eight ranks with ten
-# layers each have seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four times
-# in each of the 80 layers.
+# Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times per layer. Such
+# frequent communication stops paying off at the edge of a node, because the link between nodes is at least
+# nine times slower than NVLink (50 GB/s for each GPU, against 450 GB/s). So let's cut the other way, across
+# the stack of layers. Rank 0 gets the first layers, rank 1 the next ones, and so on. Only one activation
+# crosses each border between ranks, and one gradient comes back. For 4,096 tokens of LLaMA 3 70B (width
+# 8,192, in bf16), the activation and the gradient take 67 MB each. Eight ranks with ten layers each have
+# seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four times in each of the 80
+# layers.
 #
-# The price is time. A layer needs the output of the layer before it, so while rank 0 works, rank 1 has to
-# wait. The order in which ranks do their work is called the *schedule*. You begin with a schedule in which
-# only one rank works at a time, and end, in the optional §11, with the schedule used to train DeepSeek-V3.
+# This division costs time, because a layer needs the output of the layer before it. So while rank 0 works,
+# rank 1 has to wait. The order in which ranks do their work is called the *schedule*. You begin with a
+# schedule in which only one rank works at a time, and end, in the optional §11, with the schedule used to
+# train DeepSeek-V3.
 #
 # | | |
 # |---|---|
@@ -43,13 +45,13 @@
 # |---|---|
 # | p | the number of ranks in the pipeline |
 # | stage | consecutive layers, numbered along the model from 0. At first, rank i holds stage i |
-# | microbatch | a part of the batch that goes through the stages by itself. There are m of them |
-# | F, B | the forward of one microbatch through one stage, and its backward. The letters also stand for the time each takes (with chunks, the time for all layers of the rank) |
+# | microbatch | a part of the batch that goes through the stages on its own. The batch has m microbatches |
+# | F, B | the forward of one microbatch through one stage, and its backward. The letters also stand for the times these take (with chunks, the times for all layers of the rank) |
 # | I, W | the two halves of B. I computes the gradient of the stage's input, and W the gradient of its weights, so B = I + W |
-# | chunk | one of several stages that a rank holds. Their number is v |
+# | chunk | one of the v stages on a rank that holds several stages |
 # | bubble | the time in which a rank has nothing to do, between the first and the last action of the step |
-# | ideal time | the time a rank's own actions take, so the whole step without the bubble |
-# | in flight | A microbatch is in flight on a rank between its forward and its backward there. In between, the rank keeps its activations |
+# | ideal time | the time a rank's own actions take, which is the whole step without the bubble |
+# | in flight | A microbatch is in flight on a rank between its forward and its backward on this rank. During this time, the rank keeps the microbatch's activations |
 #
 # Unless the text says otherwise, F = I = W = 1 and B = 2, because each matrix product in a forward leads to
 # two in its backward.
@@ -96,8 +98,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # A schedule is data. For each rank it lists the actions in the order in which the rank does them. An action
 # is `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
 # *not* say when an action runs, because an action runs as soon as its rank has done the action before it and
-# its input has arrived. `simulate` finds these times with a simulated clock, and `gantt` draws them. The
-# number in a box is the microbatch.
+# its input has arrived. `simulate` finds the times of all actions with a simulated clock, and `gantt` draws
+# them. The number in a box is the microbatch.
 
 # %% tags=["skip-in-grading"]
 one_microbatch = from_text("""\
@@ -112,9 +114,9 @@ gantt(simulate(one_microbatch), "a model cut over four ranks")
 # If one process spreads its layers over four GPUs with `.to(...)`, you get the same chart, so three of the
 # four GPUs are always idle.
 #
-# In the next cell, `drawn` draws the schedule your function returns. If the schedule is wrong, it prints the
-# first action a rank cannot do. `counted(stages, microbatches)` raises a ValueError for numbers that allow no
-# schedule, so call it first in each of your schedules.
+# In the next cell, `drawn` draws the schedule your function returns. If the schedule is wrong, `drawn` prints
+# the first action a rank cannot do. `counted(stages, microbatches)` raises a ValueError for numbers that
+# allow no schedule, so call it first in each of your schedules.
 
 
 # %%
@@ -179,11 +181,11 @@ def said(prediction, *args):
 # In the simplest order, one microbatch goes down all stages and up again, and only then does the next one
 # start.
 #
-# **Predict.** For what share of the time does a rank work, with 4 ranks and one microbatch? And with 4 ranks
-# and 100 microbatches?
+# **Predict.** With 4 ranks and one microbatch, for what share of the time does a rank work? And with 100
+# microbatches?
 #
-# <details><summary>Answer</summary>1/4 in both cases, because only one rank works at a time, however large m
-# is.</details>
+# <details><summary>Answer</summary>It works for 1/4 of the time in both cases, because only one rank works at
+# a time, however large m is.</details>
 #
 # **Build.** Rank i holds stage i. Return one list per rank, with the actions of *this* rank: `Action(rank,
 # "F", k)` and `Action(rank, "B", k)`.
@@ -231,12 +233,17 @@ print(violation(from_text("0F0,0B0\n1B0,1F0")))
 print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% [markdown]
-# In the first schedule, rank 1 cannot follow its own list. In the second, each list is sensible by itself,
-# but each rank waits for an action the other rank would do only later, so real ranks would deadlock.
-# `violation` finds such mistakes without starting a rank (and counts actions from 0).
+# In the first schedule, rank 1 cannot follow its own list, because its first action needs the result of its
+# second. In the second, each list is sensible by itself, but each rank waits for an action the other rank
+# would do only later, so real ranks would deadlock. `violation` finds such mistakes without starting a rank
+# (and counts actions from 0).
 #
-# **In production.** `torch.distributed.pipelining` stores its schedules in the same text format, so it can
-# run yours in §7.
+# <details><summary>In production</summary>
+#
+# `torch.distributed.pipelining` stores its schedules in the text format of this cell, so it can run yours in
+# §7.
+#
+# </details>
 
 # %% [markdown]
 # ## 2 · GPipe: many small batches
@@ -251,16 +258,16 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 #
 # While microbatch 0 is on rank 1, rank 0 could already do microbatch 1. So GPipe (Huang et al. 2019) does all
 # forwards first, and then all backwards. The backwards can begin with the first microbatch or with the last,
-# but all stages must do the same. Gradients are still added up over the microbatches, and the weights change
-# once, at the *flush*, when the pipeline has run empty.
+# but all stages must use the same order. The gradients of all microbatches are added up, and the weights
+# change once per step, at the *flush*, when the pipeline has run empty.
 #
 # **Predict.** Sketch the chart for p = 4. How long is the bubble of one rank? Does it depend on m, or on the
 # rank?
 #
-# <details><summary>Answer</summary>It is (p − 1)(F + B) on every rank. Rank i waits for i F before its first
-# input arrives, for (p − 1 − i)(F + B) between its last forward and its first gradient, and for i B at the
-# end, until rank 0 is done. Since m does not appear in this sum, the bubble's share of the time shrinks as
-# you add microbatches.</details>
+# <details><summary>Answer</summary>It is (p − 1)(F + B) on every rank. Rank i waits for a time of i F before
+# its first input arrives, then for (p − 1 − i)(F + B) between its last forward and its first gradient, and
+# finally for i B until rank 0 is done. Since m does not appear in this sum, the bubble's share of the time
+# shrinks as you add microbatches.</details>
 #
 # **Build.**
 
@@ -296,11 +303,12 @@ drawn(gpipe, 4, 8)
 
 # %% [markdown]
 # A bubble's size can be stated in two ways. As a share of the *ideal* time, it is (p−1)/m, here 3/8 = 37.5 %.
-# As a share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %. Megatron-LM's papers give the first
-# number, which can exceed 1, and the GPipe paper gives the second.
+# As a share of the *whole* step, it is (p−1)/(m+p−1), here 3/11 = 27.3 %. Megatron-LM's papers state the
+# first share, which can exceed 1, and the GPipe paper states the second.
 #
 # **Predict**, this time with functions. For now, write the cases `"naive"` and `"gpipe"`, and add one case in
-# each of the next sections. §6 checks them. Leave the fourth function, `pipeline_bytes_sent`, for §4.
+# each of the next three sections. §6 checks them all. Leave the fourth function, `pipeline_bytes_sent`, for
+# §4.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -372,7 +380,7 @@ def pipeline_bytes_sent(
 # <details><summary>Hint: from one fraction to the other</summary>If r is the bubble divided by the ideal
 # time, the whole step takes 1 + r times the ideal time.</details>
 #
-# How many microbatches are enough? In the chart, dots are simulations of your schedule, and lines are your
+# How many microbatches are enough? In the chart, dots show simulations of your schedule, and lines show your
 # formulas.
 
 # %% tags=["skip-in-grading"]
@@ -414,18 +422,22 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # because training suffers if the batch is too large, and GPUs idle if the microbatches are too small.
 #
 # **Break it.** Does m = 64 fit into memory? The line below your chart shows that every rank keeps the
-# activations of all m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash
-# attention and bf16, shared by 8 GPUs as in notebook 06. Each microbatch needs 1.4 GB on a GPU (34 s·b·h/t
-# bytes per layer, for s tokens, b sequences, width h and t GPUs). For m = 64 that is 91 GB. But an H100 has
-# only 80 GB, of which weights, gradients and optimizer states take 17 (16 bytes per parameter). So the cure
-# for the bubble does not fit.
+# activations of all m microbatches. Take a stage of ten layers of LLaMA 3 70B that 8 GPUs share as in
+# notebook 06, with 4,096 tokens per microbatch, flash attention and bf16. Each microbatch needs 1.4 GB on a
+# GPU (34 s·b·h/t bytes per layer, for s tokens, b sequences, width h and t GPUs). With m = 64, these
+# activations take 91 GB. But an H100 has only 80 GB, of which weights, gradients and optimizer states take
+# 17 GB (16 bytes per parameter). So 64 microbatches do not fit into memory.
 #
-# **In production.** PyTorch provides `ScheduleGPipe`. GPipe itself kept only m small tensors, the activations
-# at the borders, and recomputed the rest in backward, which took a third more compute.
+# <details><summary>In production</summary>
+#
+# PyTorch provides `ScheduleGPipe`. The original GPipe kept only the activations at the borders of its stages,
+# one per microbatch, and recomputed the others in backward, which took a third more compute.
+#
+# </details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 states "only 25% utilization" for the pipeline of §1.
-# It says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches. This is the bubble divided
-# by the ideal time.</details>
+# It says that GPipe "reduces bubble to (N−1)/M", for N ranks and M microbatches. This share is the bubble
+# divided by the ideal time.</details>
 
 # %% [markdown]
 # ## 3 · 1F1B: the same in less memory
@@ -438,10 +450,10 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
-# The last rank has the loss of microbatch 0 after its first forward, so it could go backward right away. Then
-# rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one forward, one
-# backward**, as soon as it can. A rank further up (with a smaller i) waits longer for its first gradient, and
-# does more forwards while it waits. These are its *warm-up*.
+# The last rank has the loss of microbatch 0 after its first forward, so it could begin its first backward
+# right away. Then rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one
+# forward, one backward**, as soon as it can. A rank further up (with a smaller i) waits longer for its first
+# gradient, and does more forwards while it waits. These forwards are its *warm-up*.
 #
 # **Predict.** Once forwards and backwards alternate (the *steady state*), a rank should not have to wait for
 # any gradient except its first. How many forwards must rank i of p do before this state begins? How many
@@ -449,9 +461,9 @@ over_microbatches() if made(gpipe, 4, 8) else None
 #
 # <details><summary>Answer</summary>The warm-up has p − 1 − i forwards: none on the last rank, and one more
 # for each rank further up. In the steady state, a rank does one more forward before each backward, so p − i
-# microbatches are in flight, however large m is (but never more than m). The bubble is (p − 1)(F + B), as for
-# GPipe, because neither the first input nor the last gradient comes any earlier. 1F1B saves memory, but not
-# time.</details>
+# microbatches are in flight on rank i, however large m is (but never more than m). The bubble is (p − 1)(F +
+# B), as for GPipe, because neither the first input nor the last gradient comes any earlier. 1F1B saves
+# memory, but not time.</details>
 #
 # **Build.** Forwards take the microbatches in order, and so do backwards. If m is smaller than the warm-up,
 # all forwards belong to the warm-up.
@@ -491,8 +503,8 @@ def one_f_one_b(stages: int, microbatches: int) -> list:
 
 # %% [markdown]
 # <details><summary>Hint: three parts</summary>Make a list of all forwards and one of all backwards. Take the
-# warm-up from the front of the first list. Then take one from each list in turn, as long as forwards are
-# left. Finally, take the backwards that are left.</details>
+# warm-up from the front of the first list. Then take one action from each list in turn, as long as forwards
+# are left. Finally, take the backwards that are left.</details>
 # <details><summary>Hint: look at two rows</summary>For p = 4 and m = 5, rank 3 does F0 B0 F1 B1 F2 B2 F3 B3
 # F4 B4, and rank 2 does F0 F1 B0 F2 B1 F3 B2 F4 B3 B4.</details>
 #
@@ -517,8 +529,8 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
 drawn(one_f_one_b, 4, 8)
 
 # %% [markdown]
-# The step still takes 33, but rank 0 has 4 microbatches in flight instead of 8. These p microbatches on 1/p
-# of the layers take as much memory as *one* microbatch in the whole model.
+# The step still takes 33 units of time, but rank 0 has 4 microbatches in flight instead of 8. In general, p
+# microbatches on 1/p of the layers take as much memory as *one* microbatch in the whole model.
 #
 # **Break it.** What if the warm-up has the wrong length? For p = 4 and m = 8, the cell makes it up to three
 # forwards shorter and up to four longer, first on all ranks and then only on rank 0. Which of these schedules
@@ -545,18 +557,23 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
         print(f"{who}, warm-up {change:+d}: {outcome}")
 
 # %% [markdown]
-# With three forwards fewer on all ranks, you get the naive schedule, and with many more, you get GPipe. 1F1B
-# is the best point in between, because every shorter warm-up is slower, and every longer one needs more
-# memory. If only rank 0's warm-up is one forward too short, the other ranks wait for rank 0. If it is two too
-# short, the run deadlocks, because rank 1 waits for a forward that rank 0 would do only after a backward. But
-# a warm-up that is too long on all ranks, or only on rank 0, costs no time, so you do not notice it until
-# memory runs out.
+# With three forwards fewer on all ranks, you get the naive schedule, and with many more forwards, you get
+# GPipe. 1F1B is the best point in between, because every shorter warm-up is slower, and every longer one
+# needs more memory. If only rank 0's warm-up is one forward too short, the other ranks wait for rank 0. If it
+# is two forwards too short, the run deadlocks, because rank 1 waits for a forward that rank 0 would do only
+# after a backward. But a warm-up that is too long on all ranks, or only on rank 0, costs no time, so you do
+# not notice it until memory runs out.
 #
-# **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
-# It is also called PipeDream-Flush, because its order comes from the asynchronous schedule of §8.
+# <details><summary>In production</summary>
+#
+# 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`. It is also called
+# PipeDream-Flush, because its order comes from the asynchronous schedule of §8.
+#
+# </details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 does not distinguish 1F1B from PipeDream. Its advice
-# to minimise bubbles by "using 1F1B" is wrong, because the bubble is as long as in GPipe.</details>
+# to minimise bubbles by "using 1F1B" is wrong, because the bubble is as long with 1F1B as with
+# GPipe.</details>
 
 # %% [markdown]
 # ## 4 · Interleaving: a shorter way round
@@ -580,21 +597,22 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # <details><summary>Answer</summary>The bubble is (p − 1)(F + B)/v. It still takes p − 1 stages to fill the
 # pipeline, but each takes only 1/v of the time. There are v·p − 1 instead of p − 1 borders. Without chunks, a
-# rank in the middle sends 2 m M, which is m M down and m M up. With v chunks it sends 2 v m M. Ranks 0 and p
-# − 1 each send m M less, since the first stage has no gradient to send on, and the last stage has no
+# rank in the middle sends 2 m M, which is m M down and m M up. With v chunks, the rank sends 2 v m M. Ranks 0
+# and p − 1 each send m M less, since the first stage has no gradient to send on, and the last stage has no
 # activation.</details>
 #
-# In which order does a rank take its chunks? Megatron-LM sends microbatches in *groups of p*. The first p
-# microbatches go through the rank's first chunk, then the same p through its second, and so on. A group has p
-# microbatches, because microbatch 0 returns to rank 0 just when rank 0 has done stage 0 for the whole group.
-# Backwards take the same groups of p, but go through the chunks from last to first. After its warm-up, a rank
-# alternates forwards and backwards as before, but the warm-up is longer:
+# In which order does a rank take its chunks? Megatron-LM sends microbatches through the chunks in *groups of
+# p*. The first p microbatches go through the rank's first chunk, then the same p microbatches through its
+# second chunk, and so on. A group has p microbatches, because microbatch 0 returns to rank 0 just when rank 0
+# has done stage 0 for the whole group. Backwards take the same groups of p, but go through the chunks from
+# last to first. After its warm-up, a rank alternates forwards and backwards as before, but the warm-up of
+# rank i now has more forwards:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
 # The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Rank i needs at
 # least one more forward than rank i + 1, since its first gradient has to come through one more stage.
-# Megatron-LM's formula gives it two more, and you will see below what the second one is for.
+# Megatron-LM's formula gives rank i two more, and you will see below what the second extra forward is for.
 #
 # **Build.** `stages` is p, the number of *ranks*, whereas an Action's stage counts along the model, from 0 to
 # v p − 1. m has to be a multiple of p, so refuse other numbers with a ValueError (`counted(stages,
@@ -627,8 +645,8 @@ def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> 
 
 # %% [markdown]
 # <details><summary>Hint: two lists again</summary>Make one list of all forwards of the rank and one of all
-# its backwards, each in its own order. Then take them in turn as in §3, but with the longer
-# warm-up.</details>
+# its backwards, each in its own order. Then take actions from the two lists in turn as in §3, but with the
+# longer warm-up.</details>
 # <details><summary>Hint: the order of the forwards</summary>Write three loops. From outside to inside, they
 # go over the groups of p microbatches, the rank's stages, and the group's microbatches.</details>
 #
@@ -642,17 +660,18 @@ report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws two chunks on each rank (the second is paler), so every action takes half as
-# long.
+# **Measure.** The cell draws two chunks on each rank, so every action takes half as long. The second chunk is
+# paler.
 
 # %% tags=["skip-in-grading"]
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# Rank 0 keeps up to 11 activations of one chunk, as much as 5.5 microbatches on all its layers, whereas 1F1B
-# kept 4. Is this the price of interleaving? In the column *shorter* of the next cell, the warm-up is (p − 1 −
-# i) + (v − 1) p, so it grows by only one forward instead of two for each rank further up. Each message takes
-# a time c, where c = 1 is the time of a forward through *all* layers of a rank.
+# Rank 0 keeps up to 11 activations of one chunk, which take as much memory as 5.5 microbatches on all its
+# layers. With 1F1B it kept 4. Does interleaving have to cost this memory? In the column *shorter* of the next
+# cell, the warm-up is (p − 1 − i) + (v − 1) p, so it grows by only one forward instead of two for each rank
+# further up. Each message takes a time c, where c = 1 is the time of a forward through *all* layers of a
+# rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -688,13 +707,13 @@ if plain and schedule:
         print(f"v = {v}: activations sent by each rank: {', '.join(foretold)}")
 
 # %% [markdown]
-# If messages are free, the second extra forward saves no time but costs memory. Without it, rank 0 keeps only
-# as much as with 1F1B. If a message takes a quarter of F, the extra forward saves 4 of the step's 36, because
-# it gives the rank work while an activation and a gradient are on their way. The longer a message takes, the
-# fewer chunks you should use.
+# If messages take no time, the second extra forward saves no time but costs memory. Without this forward,
+# rank 0 keeps only as much as with 1F1B. If a message takes a quarter of F, the extra forward shortens the
+# step from 36 to 32, because it gives the rank work while an activation and a gradient are on their way. The
+# longer a message takes, the fewer chunks you should use.
 #
-# **Break it.** In the next cell, backwards take the chunks in the order of the forwards, first chunk first.
-# Which rank then waits for which?
+# **Break it.** In the next cell, backwards take the chunks in the order of the forwards. Which rank then
+# waits for which?
 
 
 # %% tags=["skip-in-grading"]
@@ -719,9 +738,13 @@ if schedule:
 # next stage. Rank 3 needs the gradient from stage 4 on rank 0, but rank 0 would do that backward only after
 # the backward at which it is stuck.
 #
-# **In production.** PyTorch provides `ScheduleInterleaved1F1B`, and Megatron-LM the option
+# <details><summary>In production</summary>
+#
+# PyTorch provides `ScheduleInterleaved1F1B`, and Megatron-LM the option
 # `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and a schedule of this
 # kind (Llama 3, §3.3).
+#
+# </details>
 
 # %% [markdown]
 # ## 5 · Half of a backward can wait
@@ -736,25 +759,26 @@ if schedule:
 #
 # A linear layer y = x Aᵀ has two products in its backward, dx = dy A and dA = dyᵀ x. The previous stage waits
 # for dx, but no rank waits for dA before the optimizer's step. So let's cut B into **I**, which computes dx,
-# and **W**, which computes dA. A rank does each I immediately, and a W whenever it would otherwise idle. (The
-# idea is from Qi et al. 2024, who call I "B".)
+# and **W**, which computes dA. A rank does each I as soon as it can, and a W whenever it would otherwise
+# idle. (The idea is from Qi et al. 2024, who call I "B".)
 #
-# *ZB-H1* keeps the order of 1F1B, with I instead of B. Rank i first saves up i W's, and from then on it does
+# *ZB-H1* keeps the order of 1F1B, with I instead of B. Rank i first postpones i W's, and from then on it does
 # one W after each I. So rank 0 does each W right after its I, whereas rank 3 does its first W, for microbatch
 # 0, after its fourth I. When it has no forwards or I's left, rank i still has i W's to fill the white space
-# at the end.
+# at the end of its row.
 #
-# **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this is left in ZB-H1,
-# and what happens to the memory? If attention's scores are computed again or never stored, a forward keeps 34
-# s·b·h bytes per layer. Between I and W, 32 s·b·h of them are still needed, for x and dy of each linear layer
-# (Qi et al., table 1), so count a microbatch as kept until its W.
+# **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this time is left in
+# ZB-H1, and what happens to the memory? For the memory, assume that attention scores are computed again or
+# never stored, so a forward keeps 34 s·b·h bytes per layer. Between I and W, the rank still needs 32 s·b·h of
+# these bytes, for x and dy of each linear layer (Qi et al., table 1), so count a microbatch as kept until its
+# W.
 #
 # <details><summary>Answer</summary>The bubble shrinks to (p − 1)(F + I − W). If F = I = W, this is a third of
-# 1F1B's bubble. Rank i waits for i F before its first input arrives. It then waits for (p − 1 − i) I before
-# its first gradient, since the ranks below do no W before they pass this gradient on. The W's fill the rest.
-# On rank i, p − i microbatches await I, as before, and up to i more await W. So every rank keeps up to p
-# microbatches, as many as rank 0 in 1F1B. (`peak_activations` counts only the microbatches that await
-# I.)</details>
+# 1F1B's bubble. Rank i waits for a time of i F before its first input arrives. It then waits for (p − 1 − i)
+# I before its first gradient, since the ranks below do no W before they pass this gradient on. The W's fill
+# the rest of 1F1B's bubble. On rank i, p − i microbatches await I, as before, and up to i more await W. So
+# every rank keeps up to p microbatches, as many as rank 0 keeps in 1F1B. (`peak_activations` counts only the
+# microbatches that await I.)</details>
 #
 # **Build.** m has to be at least p, because with fewer microbatches the bubble is longer than the formula
 # says. So refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). The kinds are
@@ -787,8 +811,8 @@ def zero_bubble_h1(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint: where the W's go</summary>Number the I's of rank i: 0, 1, 2, ... After I number k
-# comes W number k − i, if there is one. The last i W's come at the end.</details>
+# <details><summary>Hint: where the W's go</summary>Number the I's of rank i: 0, 1, 2, ... Put W number k − i
+# right after I number k, if there is such a W. The last i W's come at the end.</details>
 #
 # **Check.**
 
@@ -806,9 +830,9 @@ report.points(7)
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** It matters *when* a rank does a W. The cell compares your order with two others. In the first,
-# each W comes right after its I, and in the second, all W's come at the end. Which order is fastest, and
-# which needs the most memory?
+# **Break it.** It matters *when* a rank does a W. The cell compares your order with two other orders. With
+# "at once", each W comes right after its I, and with "at the end", all W's come last. Which order is fastest,
+# and which needs the most memory?
 
 
 # %% tags=["skip-in-grading"]
@@ -835,22 +859,22 @@ if schedule:
         print(f"W {name:10}: total {timing.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
-# "At once" is already a gain over the 33 of 1F1B, because the stage before gets its gradient earlier. With
+# Even "at once" takes 30 instead of the 33 of 1F1B, because the stage before gets its gradient earlier. With
 # all W's at the end, a rank keeps as many microbatches as in GPipe, but gains nothing over "at once".
 #
 # <details><summary>Does autograd do this by itself?</summary>No, because it computes dx and dA of a layer one
 # after the other, so a stage's input gradient is ready only when the whole stage is done.
 # <code>course_lib/pipeline/halves.py</code> shows how to separate the two.</details>
 #
-# Where is your chart still white? Rank i waits for i F before its first input, and for (p − 1 − i) I before
-# its first gradient. A longer warm-up fills the second gap, but costs memory. The first gap closes only if
-# each rank begins and ends its step later than the rank before.
+# Where is your chart still white? Rank i waits for i F before its first input arrives, and for (p − 1 − i) I
+# before its first gradient. A longer warm-up fills the second gap, but costs memory. The first gap closes
+# only if each rank begins and ends its step later than the rank before.
 #
 # *ZB-H2* does both. With its double warm-up, rank 0 has 2p − 1 microbatches in flight, but each rank is busy
 # from its first action to its last. Since the next step begins on rank 0 while the last rank is still at work
-# on this one, there can be no barrier, and no global gradient norm before the optimizer's step. *ZB-V* does
-# the same with only the memory of 1F1B. Each rank has two chunks, laid out as a V, so rank 0 holds both the
-# first stage and the last.
+# on this one, the ranks cannot meet at a barrier or compute a global gradient norm before the optimizer's
+# step. *ZB-V* fills both gaps with only the memory of 1F1B. Each rank has two chunks, laid out as a V, so
+# rank 0 holds both the first stage and the last.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -860,7 +884,7 @@ drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
 # The total of H2 is 27, as for H1, because the clock runs from the first rank's start to the last rank's end.
-# But the white space on both sides belongs to the neighbouring steps. In the V, 8 activations are in flight,
+# But in H2, the neighbouring steps fill the white space on both sides. In the V, 8 activations are in flight,
 # but each is half as large, so they need the memory of 1F1B's 4 microbatches.
 #
 # Do F, I and W really take equally long? The next cell measures them on this machine, with two blocks of a
@@ -915,12 +939,12 @@ for name, generator in generators.items():
 # %% [markdown]
 # W is the shortest of the three, here and in the models of the paper, because attention scores, norms and
 # activation functions have an input gradient, but hardly any weights. So the W's cannot fill all of the white
-# space, and Qi et al. let a program search for the best order, given the measured times of real models.
+# space, and Qi et al. let a program search for the best order for the measured times of a real model.
 #
 # **In production.** PyTorch provides `ScheduleZBVZeroBubble`.
 #
-# **Look.** The next cell has sliders for p, m, v and the durations, for every schedule of this notebook. (If
-# an action on the "critical path" took longer, so would the step.)
+# **Look.** The next cell has sliders for p, m, v and the durations, and can show every schedule of this
+# notebook. (If an action on the "critical path" took longer, so would the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_explorer import explorer
@@ -933,8 +957,9 @@ SCHEDULES = [
 explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe": 2})
 
 # %% [markdown]
-# **Try it.** Build a schedule by hand. Each button places the next microbatch of its kind on its rank, or
-# tells you why that is impossible. Can you end at 15 or earlier, with at most three activations on a rank?
+# **Try it.** Build a schedule by hand. Each button belongs to one rank and one kind of action. It places the
+# next microbatch, or tells you why that is impossible. Can you end at 15 or earlier, with at most three
+# activations on a rank?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_workbench import Workbench
@@ -951,8 +976,8 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 # | time | 5 minutes |
 # | points | 7 |
 #
-# The table shows the simulated numbers of your schedules. If your formulas disagree, the row ends with their
-# numbers.
+# The table shows the simulated numbers of your schedules. If your formulas disagree, the row ends with the
+# numbers they predict.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
@@ -1010,8 +1035,8 @@ report.points(7)
 # | points | 13 |
 #
 # So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank.
-# The schedule gives the order of the computations, but not of the messages, and a wrong order of messages
-# hangs the pipeline.
+# The schedule gives the order of the computations, but not of the messages, and with a wrong order of
+# messages, the pipeline hangs.
 #
 # In the obvious program, each rank goes through its own list. For each action it receives the input,
 # computes, and sends the output. The next cell does this without a model, so each message is a single number.
@@ -1050,15 +1075,15 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # other*, in the order they were posted. So if two ranks both post a send first, they can wait for each other
 # again.
 #
-# **One order for all ranks** helps everywhere. You already have such an order, because
+# **One order for all ranks** prevents this deadlock on every backend. You already have such an order, because
 # `simulate(actions).events` lists all actions of all ranks, sorted by start time. Each event has `rank`,
 # `action`, `start` and `end`. Let each rank walk through this *whole* list. At each action:
 #
-# 1. If the action is its own, the rank waits for the message the action needs (the receive is already
+# 1. If the action is its own, the rank waits for the message the action needs (its receive is already
 #    posted), and then does the action.
 # 2. Then the action's output is sent, if another rank needs it. If this rank is the sender, it posts an
-#    `isend`. If it is the receiver, it posts an `irecv` into an empty tensor and remembers the handle, but
-#    does not wait for the message yet.
+#    `isend`. If this rank is the receiver, it posts an `irecv` into an empty tensor and remembers the handle,
+#    but does not wait for the message yet.
 #
 # This order cannot deadlock, even if every call blocks. And since events are sorted by their *start*, a rank
 # posts each receive before it begins its next action, so the message can travel while the rank computes.
@@ -1072,31 +1097,32 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # **Predict.** Does a rank send more bytes in a step than a replica sends in its all-reduce of the gradients?
 #
 # <details><summary>Answer</summary>Your <code>pipeline_bytes_sent</code> gives 2 m M for a rank in the
-# middle, for every schedule with one stage per rank. This does not depend on the number of parameters. So
-# with many tokens and few parameters, the rank sends more than a replica in its all-reduce, and with few
-# tokens and many parameters, it sends less.</details>
+# middle, for every schedule with one stage per rank. The number of parameters does not appear in this
+# formula. So with many tokens and few parameters, the rank sends more than a replica in its all-reduce, and
+# with few tokens and many parameters, it sends less.</details>
 #
 # **Build.** `stage` is this rank's part of the model:
 #
 # | | |
 # |---|---|
 # | `stage.module` | takes the output of the stage before (on the first stage, the microbatch's inputs), and returns one tensor |
-# | `stage.first`, `stage.last` | tell whether it is the first or the last stage |
-# | `stage.loss(output, targets)` | returns the *sum* of the losses, on the last stage |
+# | `stage.first`, `stage.last` | tell whether this stage is the first or the last |
+# | `stage.loss(output, targets)` | returns, on the last stage, the *sum* of the losses |
 # | `stage.count(targets)` | returns the number of targets that count, because some may be masked |
 # | `stage.shape(inputs)`, `stage.dtype` | are the shape and dtype of the activations between stages, for a microbatch with these inputs |
 #
 # - Stage i is on rank i of `group`, which can number its ranks differently from the world. So write
 #   `dist.isend(tensor, group=group, group_dst=...)` and `dist.irecv(tensor, group=group, group_src=...)`.
 # - `microbatches` is a list of (inputs, targets), the same on every rank. The microbatches have *different
-#   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum by
-#   the count of **all** targets.
+#   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum of
+#   losses by the count of **all** targets.
 # - In the backward of a microbatch, drop everything you kept for it. The check counts the tensors that
 #   forward keeps for backward. In one run it measures the memory of each rank's process, so it sees clones as
 #   well. A tensor that is being sent lives until its `wait`, together with its graph. So send
 #   `output.detach()`, and wait for the previous activation before you send the next. Do the same with
 #   gradients.
-# - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The kinds are F and B.
+# - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The only kinds of action
+#   are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
 # The check runs over gloo. If your order of messages could hang on NCCL, you get a remark, but lose no
@@ -1177,7 +1203,7 @@ def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> di
 # long as the message.</details>
 # <details><summary>Hint: the backward</summary>Take <code>x, output = kept.pop(k)</code>, then call
 # <code>torch.autograd.backward(output, gradient)</code>. On the last stage there is no gradient, because the
-# output is the loss. The stage before waits for <code>x.grad</code>.</details>
+# output is the loss. Send <code>x.grad</code> to the stage before, which waits for it.</details>
 #
 # **Check.**
 
@@ -1190,8 +1216,8 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
-# float64. It compares the loss and gradients with those of one process, and the bytes with your formula
-# (where m is the number of sequences).
+# float64. It compares the loss and gradients with the results of one process, and the bytes with your
+# formula, in which m is now the number of sequences.
 
 
 # %% tags=["skip-in-grading"]
@@ -1264,11 +1290,11 @@ for generator in (naive, gpipe, one_f_one_b):
             )
 
 # %% [markdown]
-# How much memory do the ranks need? The next cell prints the peak memory of the tensors on rank 0 of 2,
-# including weights and gradients.
+# How much memory do the ranks need? The next cell prints the peak memory of the tensors on rank 0 of two
+# ranks, including weights and gradients.
 #
 # **Break it.** In the last row, a list keeps every tensor saved by autograd, as debugging code or a copied
-# `retain_graph=True` might. The gradients are still right. Is the memory?
+# `retain_graph=True` might. The gradients are still right. Is the peak memory still small?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1305,8 +1331,9 @@ for name, generator, keep in (
 # A schedule only *allows* memory to be freed. If you keep the graphs anyway, you get the complexity of 1F1B
 # but the memory of GPipe.
 #
-# How long do the actions take? The next cell runs twelve steps of two schedules on two ranks, and draws the
-# shortest of each. Below each chart, a simulation uses that run's median F, B and message time.
+# How long do the actions take? The next cell runs twelve steps of each of two schedules on two ranks, and
+# draws the shortest step of each. Below each measured step, it draws a simulation with the median F, B and
+# message time of this step.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.gantt import gantts
@@ -1339,12 +1366,12 @@ for generator in (naive, one_f_one_b):
 gantts(charts, seconds=True) if charts else None
 
 # %% [markdown]
-# If a run and its simulation differ, the simulator did not know of something slow, such as another process on
-# the same cores, or a message that waited for its receiver.
+# If a measured step and its simulation differ, something slowed the ranks down that the simulator does not
+# know, such as another process on the same cores, or a message that waited for its receiver.
 #
 # **Break it.** In the classic mistake, you take the mean loss of each microbatch, as a loop without a
-# pipeline does, but forget to divide it by m, so gradients are m times too large. Will AdamW or SGD show the
-# mistake within forty steps, for m = 4?
+# pipeline does, but forget to divide it by m, so gradients are m times too large. With m = 4, will AdamW or
+# SGD show the mistake within forty steps?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1383,12 +1410,12 @@ for name, make_optimizer in OPTIMIZERS.items():
 
 # %% [markdown]
 # AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
-# norms of two runs. SGD's updates are four times too large, so its curve is different. Therefore check
+# norms of two runs. SGD's updates are four times too large, so its losses are different. Therefore check
 # gradients rather than losses.
 #
 # **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
-# rank *and* on the last. In one process, autograd adds up the gradients of the two uses. Here each end has
-# only one term of this sum:
+# rank *and* on the last. In one process, autograd adds up the gradients of the two uses. In the pipeline,
+# each end has only one term of this sum:
 
 # %% tags=["skip-in-grading"]
 TIED = GPTConfig(width=32, heads=4, layers=7, context=32)
@@ -1405,11 +1432,11 @@ if run:
 # %% [markdown]
 # If you forget the sum, you train two matrices that were meant to be one, but nothing crashes. Megatron-LM
 # all-reduces this gradient between the two ranks at the end of the step, as does
-# `course_lib.pipeline.run.run_schedule`. Yours does not have to.
+# `course_lib.pipeline.run.run_schedule`. Your function does not have to.
 #
 # **In production.** `torch.distributed.pipelining` wraps the module in a `PipelineStage`, and provides
-# schedule classes whose `step` does the same as your function. Its runtime takes schedules as text, so it can
-# run *yours*. The next cell compares its gradients with yours.
+# schedule classes whose `step` does the same as your function. PyTorch's runtime takes schedules as text, so
+# it can run *yours*. The next cell compares PyTorch's gradients with yours.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1453,13 +1480,12 @@ for how, generator in cases if ours else ():
         print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
 
 # %% [markdown]
-# By default, PyTorch divides gradients by m, whatever your loss does (`scale_grads`).
-#
-# <details><summary>More about PyTorch's version, and the errors of 2.9</summary>It cuts the batch into
-# microbatches for you, but they must all have the same size. It can find the stages by tracing
+# <details><summary>More about PyTorch's version, and the errors of 2.9</summary>By default, PyTorch divides
+# gradients by m, whatever your loss does (<code>scale_grads</code>). It also cuts the batch into microbatches
+# for you, but they must all have the same size. It can find the stages by tracing
 # (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and reductions, which
-# are also actions in the same rows. With PyTorch 2.9 the cell prints errors, because in that version each
-# stage first sends 8 bytes to a neighbour that expects 4, so <code>launch</code> stops both.</details>
+# are also actions in its schedules. With PyTorch 2.9 the cell prints errors, because in that version each
+# stage first sends 8 bytes to a neighbour that expects 4, so <code>launch</code> stops both ranks.</details>
 
 # %% [markdown]
 # ## 8 · PipeDream: no flush
@@ -1472,29 +1498,31 @@ for how, generator in cases if ours else ():
 # | difficulty, importance | 3 and 2 of 5 |
 # | points | 6 |
 #
-# Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills it once and never flushes.
-# It does 1F1B over the whole stream of data, with **an update after every backward**, so it pays for the
-# bubble only once.
+# Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills the pipeline once and
+# never flushes it. It does 1F1B over the whole stream of data, with **an update after every backward**, so it
+# pays for the bubble only once.
 #
 # But now the weights change while microbatches are in flight. In the steady state, rank i makes p − 1 − i
 # updates between the forward and the backward of a microbatch. The activations come from the old weights, but
-# a backward through the *new* ones gives dx = dy A_new. Such a mixture is not the gradient of any function.
+# a backward through the *new* weights gives dx = dy A_new. Such a mixture is not the gradient of any
+# function.
 #
-# So for each microbatch in flight, a stage keeps the version of the weights its forward saw (*weight
-# stashing*). Backward uses that version, but the optimizer applies the gradient to the newest weights.
+# So for each microbatch in flight, a stage keeps the version of the weights that the forward of this
+# microbatch used (*weight stashing*). The backward uses this version, but the optimizer applies the gradient
+# to the newest weights.
 #
 # **Predict.** How many versions does rank i of p keep? And is the gradient then the same as in ordinary SGD?
 #
 # <details><summary>Answer</summary>It keeps p − i versions, one for each microbatch in flight (so the last
-# rank keeps only the newest). The gradient is not the same, because it is taken at weights up to p − 1
-# updates old, and their age differs from rank to rank. Versions make the forward and the backward of one
-# microbatch agree, but the gradient is as stale as before (§3.3 of the paper).</details>
+# rank keeps only the newest). The gradient is not the same, because it is taken at weights that are up to p −
+# 1 updates old, and their age differs from rank to rank. Versions make the forward and the backward of one
+# microbatch agree, but the gradient is as stale as without versions (§3.3 of the paper).</details>
 #
 # **Build.** Everything runs in one process, so there are no messages. The caller calls `forward` and
 # `backward` in the order of 1F1B.
 #
 # - `optimizer` was made over `module.parameters()`, so `step()` changes the module's own weights in place.
-#   Therefore each forward has to use a *copy* of the weights.
+#   Therefore each forward has to use a *copy* of these weights.
 # - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor}
 #   instead of its parameters.
 # - After a backward, the module holds the newest weights. The gradient of one microbatch must not enter the
@@ -1551,9 +1579,10 @@ class PipeDreamStage:
 
 
 # %% [markdown]
-# <details><summary>Hint: a version</summary>Make it with <code>{name: param.detach().clone().requires_grad_()
-# for name, param in module.named_parameters()}</code>. Its tensors get the gradients, so hand these to the
-# module's parameters before the optimizer's step.</details>
+# <details><summary>Hint: a version</summary>Make a version with <code>{name:
+# param.detach().clone().requires_grad_() for name, param in module.named_parameters()}</code>. The tensors of
+# the version get the gradients, so hand these gradients to the module's parameters before the optimizer's
+# step.</details>
 #
 # **Check.**
 
@@ -1640,9 +1669,9 @@ except RuntimeError as error:
     print(str(error).partition(":")[0])
 
 # %% [markdown]
-# PyTorch counts the changes to every tensor saved by autograd, and refuses a backward through a changed one.
-# To make the mistake anyway, you have to bypass this counter, as older code and custom kernels do with
-# `weight.data`.
+# PyTorch counts the changes to every tensor saved by autograd, and refuses a backward through a changed
+# tensor. To make the mistake anyway, you have to bypass this counter, as older code and custom kernels do
+# with `weight.data`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1721,13 +1750,19 @@ if run:
 figure if run else None
 
 # %% [markdown]
-# With eight stages, stage 0 makes seven updates between a forward and its backward. On the *left*, they
-# change the weights only a little, so you would not notice that the dotted curve follows wrong gradients. On
-# the *right*, the learning rate is five times as large. There, the loss with versions is about as low as with
-# one microbatch at a time. But without versions, the loss soon stops being finite (the cross).
+# With eight stages, stage 0 makes seven updates between a forward and its backward. On the *left*, these
+# updates change the weights only a little, so you would not notice that the dotted curve, without versions,
+# follows wrong gradients. On the *right*, the learning rate is five times as large. There, the loss with
+# versions is about as low as with one microbatch at a time. But without versions, the loss soon stops being
+# finite (the cross).
 #
-# **In production.** No large language model is trained this way. The versions cost the most memory on the
-# first ranks, which have the least to spare. But PipeDream's order is still in use, with a flush (§3).
+# <details><summary>In production</summary>
+#
+# No large language model is trained this way. The versions cost the most memory on the first ranks, which
+# have the least to spare, because they have the most microbatches in flight. But PipeDream's order is still
+# in use, with a flush (§3).
+#
+# </details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
 # staleness". But they do not avoid it, because the gradient is as stale with versions as without.</details>
@@ -1744,17 +1779,18 @@ figure if run else None
 # At NeurIPS 2024, Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
 # pipelining is not wise."
 #
-# <details><summary>How fast was that pipeline?</summary>It ran on 8 GPUs, one for each of its four layers and
-# four for the softmax, but was only 3.7 times as fast as one GPU (Sutskever et al. 2014, §3.5), which is 46 %
-# of the ideal.</details>
+# <details><summary>How fast was that pipeline?</summary>The pipeline ran on 8 GPUs, one for each of the
+# model's four layers and four for the softmax, but was only 3.7 times as fast as one GPU (Sutskever et al.
+# 2014, §3.5), which is 46 % of the ideal.</details>
 #
-# So let's ask again, with numbers. The model is LLaMA 3 70B, with one sequence of 4,096 tokens per
-# microbatch. The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p nodes
-# form the pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s.
+# Let's ask again for LLaMA 3 70B, with one sequence of 4,096 tokens per microbatch. The 8 H100s of a node
+# share every layer (notebook 06, with sequence parallelism), and p nodes form the pipeline. Assume that a GPU
+# reaches 40 % of its 989 TFLOP/s.
 #
 # Which schedule is best for which p, m and link? The next cell simulates all of them, messages included. A
 # schedule must fit into 80 GB per GPU. Each parameter takes 16 bytes (32 with the two copies of DualPipe,
-# §11). Each microbatch in flight takes 34 s·b·h/t bytes in each layer, and W needs 32 s·b·h/t of them.
+# §11). Each microbatch in flight takes 34 s·b·h/t bytes in each layer, and W still needs 32 s·b·h/t of these
+# bytes.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1838,21 +1874,21 @@ for name, *setting in candidates(8, 16):
     print(f"{name:24} {gigabytes(8, *setting):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
-# Read the first table column by column. With *a port for each GPU*, halved backwards on a V are best, and
-# need only the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port
-# for the node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*,
-# a message takes longer than a forward, so a rank should run far ahead before it needs a gradient. ZB-H2 and
-# GPipe do this.
+# In the first table, with *a port for each GPU*, halved backwards on a V (`zero_bubble_v`) are best, and need
+# only the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port for
+# the node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a
+# message takes longer than a forward, so a rank should run far ahead before it needs a gradient. ZB-H2 and
+# GPipe let it do so.
 #
-# <details><summary>When is it ZB-H2, and when GPipe?</summary>With 10 Gb/s, a message takes 1.2 F with 4
-# nodes, 2.3 F with 8, and 4.7 F with 16. ZB-H2 needs at least 2p − 1 microbatches. If m allows it, ZB-H2 with
-# its double warm-up is best on 4 and 8 nodes, and otherwise GPipe is best. On 16 nodes, GPipe is best for
-# both values of m. For m = 16, there is no ZB-H2, since it needs 31. For m = 64, even the warm-up of ZB-H2 is
-# too short, whereas GPipe starts with 64 forwards, which all fit into memory.</details>
+# <details><summary>When is ZB-H2 best, and when GPipe?</summary>With 10 Gb/s, a message takes 1.2 F with 4
+# nodes, 2.3 F with 8, and 4.7 F with 16. ZB-H2 needs at least 2p − 1 microbatches. If m is large enough for
+# it, ZB-H2 with its double warm-up is best on 4 and 8 nodes, and otherwise GPipe is best. On 16 nodes, GPipe
+# is best for both values of m. For m = 16, there is no ZB-H2, since it needs 31. For m = 64, even the warm-up
+# of ZB-H2 is too short, whereas GPipe starts with 64 forwards, which all fit into memory.</details>
 #
-# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even on the fast wire (your formula
-# says 30.4 %). So when people call pipelining unwise, they mean this schedule, or the naive one. With the
-# newer schedules, ranks on the fast wire work for 82 to 92 % of the time.
+# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even with a port for each GPU (your
+# formula says 30.4 %). So people who call pipelining unwise probably think of this schedule, or of the naive
+# one. With the newer schedules and a port for each GPU, ranks work for 82 to 92 % of the time.
 #
 # What is the alternative? Let each node hold a replica of the model, with ZeRO-1 (notebook 04):
 
@@ -1871,8 +1907,9 @@ print(f"64 sequences on 8 nodes compute {step:.1f} s, however they are shared")
 print(f"as a pipeline of 8, a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f} s)")
 
 # %% [markdown]
-# For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit. They take 47 GB plus
-# 11 GB of activations, and spend 0.6 s sending. Even if none of this is hidden, it is only 14 % of the step's
+# For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit into memory. Each GPU
+# holds 47 GB of weights, gradients and optimizer states, plus 11 GB of activations, and spends 0.6 s sending.
+# Even if no sending is hidden, the 0.6 s are only 14 % of the step's
 # 4.4 s, and replicas have no bubble.
 #
 # <details><summary>How much of the 0.6 s can hide?</summary>Half of it, 0.3 s for the gradients, can hide
@@ -1883,7 +1920,7 @@ print(f"as a pipeline of 8, a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2
 # With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) take 200 GB
 # per GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
 #
-# So use a pipeline if the model does not fit into a node even with ZeRO-1, or if the wire between nodes is
+# So use a pipeline if the model does not fit into a node even with ZeRO-1, or if the link between nodes is
 # slow, because replicas send nearly thirty times as much. Take as many microbatches as the batch allows, and
 # measure F, I, W and the message time before you choose the schedule.
 #
@@ -1907,8 +1944,8 @@ on_gpus = on_your_gpus(ACTIONS)
 
 # %% [markdown]
 # **Predict.** Now 1F1B runs over all your GPUs, with microbatches of one size. A step of m microbatches takes
-# m slots of F + B, plus the bubble. The slot is taken from the step with one microbatch, and the bubble from
-# your `bubble_of_ideal`.
+# m slots of F + B, plus the bubble. The prediction takes the slot from the measured step with one microbatch,
+# and the bubble from your `bubble_of_ideal`. Do larger steps take as long as predicted?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1923,7 +1960,8 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # are equal. But the head of GPT-2 small weighs as much as 5.5 of its blocks, so with four GPUs or more the
 # last stage is slower than the mean, and many microbatches take longer than predicted. The step with one
 # microbatch also pays for starting kernels, for messages, and for summing the tied embedding's gradients. So
-# its slot can be too long, and if many microbatches take less than predicted, this is probably why.</details>
+# the slot taken from this step can be too long. If many microbatches take less time than predicted, this is
+# probably why.</details>
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1934,8 +1972,8 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 # | time | 5 minutes |
 # | points | 4 |
 #
-# A number may be an expression. In questions 1, 2 and 4, forwards take equally long on all stages, and so do
-# backwards.
+# You can write a number as an expression. In questions 1, 2 and 4, forwards take equally long on all stages,
+# and so do backwards.
 #
 # 1. With 8 stages, 32 microbatches and 1F1B, for what **share of the total** time (0 to 1) does a rank idle?
 # 2. With 8 stages and 1F1B, what is the least number of **microbatches**, if no more than a tenth of the
@@ -1989,9 +2027,9 @@ report.points(4)
 # model, in opposite directions, and half of the microbatches go into each.
 #
 # Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
-# numbered from p on, so the latter is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p −
-# 1, and the others through p to 2p − 1. Both p and m are even, and m is at least 2p. A
-# `Pair(forward, backward)` is one such block, whose backward is a whole B.
+# numbered from p on, so its stage on rank i is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages
+# 0 to p − 1, and the other microbatches through stages p to 2p − 1. Both p and m are even, and m is at least
+# 2p. A `Pair(forward, backward)` is one such block, whose backward is a whole B.
 #
 # A rank's list has the eight phases in the table. Each copy of the model begins at one end of the pipeline.
 # Of the rank's two stages, *near* is the stage whose copy begins at the closer end (on rank 0 it is stage 0),
@@ -2012,10 +2050,10 @@ report.points(4)
 # The two ranks in the middle (below = 0) do the first pair of phase 4 as two actions, F near and then B far,
 # because a pair would make the backward wait. Phase 6 has 2 (place + 1) backwards in all. The first place + 1
 # of them are whole B's, and the others are I's, whose W's come in phases 7 and 8. Each W belongs to the
-# microbatch that has waited longest.
+# microbatch that has waited longest for its W.
 #
 # `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, and then the next one of
-# far. If a stage has no microbatch left, it appends nothing.
+# far. If a stage has no microbatch left, `row.do` appends nothing.
 
 
 # %%
@@ -2159,8 +2197,8 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 #
 # The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
 # with 3.3 million parameters, and the batch has 8 sequences of 128 tokens each. M is the size of the model's
-# *parameters*. With replicas and ZeRO-3, a rank gets two sequences. Ranks that share layers get all eight,
-# and so does a pipeline, as eight microbatches.
+# *parameters*. With replicas and ZeRO-3, a rank gets two sequences. Ranks that share layers get all eight
+# sequences. So does a pipeline, as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2259,12 +2297,11 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # %% [markdown]
 # No strategy *computes* a matrix product twice. In *memory*, a rank of the pipeline holds a quarter of the
 # weights, the gradients and Adam's two moments. It also holds the activations of the microbatches in flight,
-# which make the difference between the last two lines. The pipeline sends the fewest *bytes*, one activation
-# across each border and one gradient back. But the card does not show the time lost in the bubble.
+# which explain the difference between the last two lines. The pipeline sends the fewest *bytes*, one
+# activation across each border and one gradient back. But the card does not show the time lost in the bubble.
 #
 # **You have built** five schedules, the formulas for their idle time, memory and bytes, an executor for whole
-# forwards and backwards, and a stage of a pipeline that never runs empty. (The library's executor,
-# `course_lib.pipeline.run`, also runs chunks, halves and pairs.)
+# forwards and backwards, and a stage of a pipeline that never runs empty.
 #
 # **Read on.**
 # - Huang et al. (2019), *GPipe*: §2.3 explains the bubble and recomputation.
@@ -2275,7 +2312,8 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1 on DualPipe.
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3 on a pipeline in which m does not have to be a
 #   multiple of p.
-# - `course_lib/pipeline/`, when you have written yours. Begin with `halves.py` and `generators/`.
+# - `course_lib/pipeline/` is a reference. Read it when you have written your own functions. Begin with
+#   `halves.py` and `generators/`.
 #
 # <details><summary>In the lectures</summary>The card's three criteria are from lecture 003.</details>
 #
