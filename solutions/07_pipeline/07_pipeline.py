@@ -95,8 +95,8 @@ from course_lib.unfinished import ready, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# A schedule is data. For each rank it lists the actions in the order in which the rank does them. An action
-# is `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
+# For each rank, a schedule lists the actions in the order in which the rank does them. An action is
+# `Action(stage, kind, microbatch)`, and 2F0 is short for stage 2, forward, microbatch 0. A schedule does
 # *not* say when an action runs, because an action runs as soon as its rank has done the action before it and
 # its input has arrived. `simulate` finds the times of all actions with a simulated clock, and `gantt` draws
 # them. The number in a box is the microbatch.
@@ -256,10 +256,10 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 4, and the predictions count in §6 |
 #
-# While microbatch 0 is on rank 1, rank 0 could already do microbatch 1. So GPipe (Huang et al. 2019) does all
-# forwards first, and then all backwards. The backwards can begin with the first microbatch or with the last,
-# but all stages must use the same order. The gradients of all microbatches are added up, and the weights
-# change once per step, at the *flush*, when the pipeline has run empty.
+# While microbatch 0 is on rank 1, rank 0 could already work on microbatch 1. So GPipe (Huang et al. 2019)
+# does all forwards first, and then all backwards. The backwards can begin with the first microbatch or with
+# the last, but all stages must use the same order. The gradients of all microbatches are added up, and the
+# weights change once per step, at the *flush*, when the pipeline has run empty.
 #
 # **Predict.** Sketch the chart for p = 4. How long is the bubble of one rank? Does it depend on m, or on the
 # rank?
@@ -873,8 +873,8 @@ if schedule:
 # *ZB-H2* does both. With its double warm-up, rank 0 has 2p − 1 microbatches in flight, but each rank is busy
 # from its first action to its last. Since the next step begins on rank 0 while the last rank is still at work
 # on this one, the ranks cannot meet at a barrier or compute a global gradient norm before the optimizer's
-# step. *ZB-V* fills both gaps with only the memory of 1F1B. Each rank has two chunks, laid out as a V, so
-# rank 0 holds both the first stage and the last.
+# step. *ZB-V* keeps each rank just as busy with only the memory of 1F1B. Each rank has two chunks, laid out
+# as a V, so rank 0 holds both the first stage and the last.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -943,8 +943,8 @@ for name, generator in generators.items():
 #
 # **In production.** PyTorch provides `ScheduleZBVZeroBubble`.
 #
-# **Look.** The next cell has sliders for p, m, v and the durations, and can show every schedule of this
-# notebook. (If an action on the "critical path" took longer, so would the step.)
+# **Look.** The next cell has sliders for p, m, v and the durations, and shows any schedule of this notebook.
+# (If an action on the "critical path" took longer, so would the step.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_explorer import explorer

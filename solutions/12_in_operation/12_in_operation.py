@@ -9,10 +9,11 @@
 # interruption costs.
 #
 # In part A, a rank is really killed, and at first everything its run has computed is lost. So you write the
-# functions that let a run survive. They capture its state, save this state so that an interruption does no
-# harm, load it on another number of ranks, and compute the best time between two saves. The check simulates a
-# power failure after each operation of your save. In part B, no rank dies, but the run is slow. There you
-# find out where the time goes, which rank the others wait for, and how to make the run faster.
+# functions that let a run survive such a failure. They capture its state, save this state so that an
+# interruption does no harm, load it on another number of ranks, and compute the best time between two saves.
+# The check simulates a power failure after each operation of your save. In part B, no rank dies, but the run
+# is slow. There you find out where the time goes, which rank the others wait for, and how to make the run
+# faster.
 #
 # | | |
 # |---|---|
@@ -51,7 +52,7 @@
 # | agent | the process that `torchrun` starts on each node. It starts the node's ranks, watches them, and restarts them |
 # | rendezvous | the meeting at which agents agree on who takes part |
 # | SIGKILL | the signal that ends a process immediately. It can't be caught |
-# | part | a piece of a checkpoint, which has a name and bytes |
+# | part | a named piece of a checkpoint, as bytes |
 # | δ, τ | the seconds for which a save stops the run, and the seconds of work between two saves |
 # | M, R | the mean time between two failures of the job (MTBF), and the time for a restart, both in seconds |
 # | goodput | the share of the time that is spent on work the run keeps |
@@ -433,9 +434,9 @@ def newest(disk):
 # Then write the manifest under a draft name and sync it. Finally rename the manifest, and sync the folder
 # again. (In this model, name changes reach the disk in order, so your save would also work without the first
 # sync of the folder. But a real disk may reorder the changes.)</details>
-# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt a prefix, such
-# as <code>f"{step}.{attempt}."</code>. Start with attempt 0, and increase it until no name in the folder
-# begins with the prefix.</details>
+# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt at a save a
+# prefix, such as <code>f"{step}.{attempt}."</code>. Start with attempt 0, and increase this number until no
+# name in the folder begins with the prefix.</details>
 # <details><summary>Hint: the manifest</summary>Write <code>json.dumps({name: file}).encode()</code>, and
 # rename it to <code>f"step-{step}"</code>. To find the newest step, compare the steps as <i>numbers</i>,
 # because as a name, step-9 comes after step-10.</details>
@@ -775,7 +776,8 @@ if saving and loading:
 # %% [markdown]
 # **Break it.** Suppose rank 0 writes everything. The number of bytes stays the same, but three ranks wait
 # while rank 0 writes, and rank 0 needs memory for the full model. At the other extreme, every rank writes all
-# it holds. Then whatever several ranks hold, such as a norm with tp, is on the disk several times.
+# it holds. Then whatever several ranks hold, such as the weights of a norm with tp, is on the disk several
+# times.
 #
 # **In production.** `torch.distributed.checkpoint` makes such plans (`DefaultSavePlanner`, and
 # `create_read_items_for_chunk_list`, which cuts boxes as you did). Notebook 05 saves and loads with it.
@@ -1120,7 +1122,7 @@ if shares:
 #
 # </details>
 #
-# **Question.** Rank 1 waits for a third of its time. Which rank do you examine first?
+# **Question.** Rank 1 spends a third of its time waiting. Which rank do you examine first?
 
 # %% [markdown]
 # ## 8 · Which rank is slow
@@ -1233,8 +1235,8 @@ for delay in (0.0, 0.005):
         print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
-# **Look.** For each collective, the cell draws how many milliseconds after the first rank each rank called
-# it. White is 0 ms, and black is 8 ms or more. MegaScale's authors found slow machines with such a heat map.
+# **Look.** For each collective, the cell draws how many milliseconds after the first rank each rank arrived.
+# White is 0 ms, and black is 8 ms or more. MegaScale's authors found slow machines with such a heat map.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if by_delay:
@@ -1268,9 +1270,9 @@ if ready(find_straggler):
 # and slowed down all the others (§5.1). Other machines needed about 10 % more time for the same forward, and
 # removing them gained about 0.7 % of model FLOPs utilization (MFU, §6.3).
 #
-# **Question.** Why do you compare ranks only inside a group of dp or tp? (The stages of a pipeline differ
-# even if they are healthy. For example, the last stage is always late, because it gets its first microbatch
-# last.)
+# **Question.** Why do you compare ranks only inside a group of dp or tp? (The stages of a pipeline reach a
+# collective at different times even if they are healthy. For example, the last stage is always late, because
+# it gets its first microbatch last.)
 
 # %% [markdown]
 # ## 9 · Six symptoms, one lever each
@@ -1284,14 +1286,15 @@ if ready(find_straggler):
 # | points | 4 |
 #
 # You get measurements of one step from each of six runs, with eight ranks each. What is wrong with each run,
-# and on which rank? One of the runs is healthy, which means that no cause costs even 5 % of its step.
+# and on which rank? One of the runs is healthy, which means that no cause costs even 5 % of its step. The
+# table lists the kinds of trouble, each with a *lever*, which is a change to try first.
 #
 # | kind | what you see | first lever |
 # |---|---|---|
 # | `"straggler"` | one rank is always last, and the others wait for it | remove its host |
 # | `"unequal work"` | some ranks compute longer, but none is always last | balance the experts, or move layers |
 # | `"data"` | the step's input is late | use more loaders, or prefetch |
-# | `"checkpoint"` | seconds go into saves | save asynchronously, or less often |
+# | `"checkpoint"` | the step spends seconds on saves | save asynchronously, or less often |
 # | `"bubble"` | stages have no microbatch to work on | use more microbatches, or interleave |
 # | `"latency"` | most of the moving time is spent on starting messages (alpha · messages) | send fewer and larger messages |
 # | `"bandwidth"` | most of the moving time is spent on sending bytes (beta · bytes) | overlap, or send fewer bytes |
@@ -1314,9 +1317,9 @@ operations_room()
 # that time is spent on starting messages, which no bandwidth shortens. Fewer and larger messages, however,
 # shorten the step by 19 %.</details>
 #
-# **Look.** For each of the six runs, the cell prints how many seconds of the step each rank spends on what.
-# `late` is the result of `find_straggler` among ranks that do the same work. The seconds in `late` are the
-# delay per collective, but a step can have many collectives.
+# **Look.** For each of the six runs, the cell prints how each rank spends the seconds of its step. `late` is
+# the result of `find_straggler` among ranks that do the same work. The seconds in `late` are the delay per
+# collective, but a step can have many collectives.
 
 # %% tags=["skip-in-grading"]
 drawn = reference.draw_profiles(1)
@@ -1341,7 +1344,7 @@ for name, profile in runs.items():
 
 # %% [markdown]
 # **Build.** For each run, write a pair of the kind from the table and the rank that is the cause. Write None
-# instead of the rank if several ranks are the cause, or none.
+# instead of the rank if no single rank is the cause.
 
 # %% nbgrader={"grade_id": "symptoms", "solution": true}
 run_a = ...  # (kind, rank)
@@ -1725,9 +1728,9 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Suppose the ranks are in two cities, with a slow link between them. An all-reduce in every step would take
-# longer than the computing of the step, so overlap can't hide it. So let each rank take H steps without the
-# others, with its own optimizer. Then the ranks average how far their parameters have moved, and all of them
-# start again from the same parameters. This method is DiLoCo (Douillard et al. 2023).
+# longer than the computing of the step, so overlap can't hide it. Instead, let each rank take H steps without
+# the others, with its own optimizer. Then the ranks average how far their parameters have moved, and all of
+# them start again from the same parameters. This method is DiLoCo (Douillard et al. 2023).
 #
 # The movement, start − end, points uphill like a gradient, so it's called the *outer gradient*. A second
 # optimizer, SGD with Nesterov momentum, uses it as a gradient:
@@ -1737,7 +1740,7 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | start | θ, the same on all ranks | |
 # | H inner steps | rank r ends at θᵣ | no rank sends anything |
 # | outer gradient | g = mean over r of (θ − θᵣ) | one all-reduce |
-# | outer step | m ← μ m + g, then θ ← θ − η (g + μ m) | every rank computes the same |
+# | outer step | m ← μ m + g, then θ ← θ − η (g + μ m) | every rank computes the same step |
 #
 # H inner steps with their outer step are a *period*. The momentum m is zero at first, and it is kept from
 # period to period. The state of the inner optimizer stays on its rank, and it's neither sent nor reset. Since
@@ -1748,8 +1751,8 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # data parallelism does it send?
 #
 # <details><summary>Answer</summary>It makes three all-reduces, because the last period has only one step but
-# also ends with an all-reduce. So it sends 3/7 of the bytes. With many steps, the share approaches
-# 1/H.</details>
+# also ends with an all-reduce. Data parallelism makes seven, so the share is 3/7. With many steps, the share
+# approaches 1/H.</details>
 #
 # **Build.** Put the trained parameters into one row, so that a period needs a single all-reduce.
 
