@@ -1887,7 +1887,7 @@ for name, *setting in candidates(8, 16):
 # of ZB-H2 is too short, whereas GPipe starts with 64 forwards, which all fit into memory.</details>
 #
 # In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even with a port for each GPU (your
-# formula says 30.4 %). So people who call pipelining unwise probably think of this schedule, or of the naive
+# formula says 30.4 %). So people who call pipelining unwise probably think of this schedule, or the naive
 # one. With the newer schedules and a port for each GPU, ranks work for 82 to 92 % of the time.
 #
 # What is the alternative? Let each node hold a replica of the model, with ZeRO-1 (notebook 04):
@@ -2308,12 +2308,13 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - Narayanan et al. (2019), *PipeDream*: §3.3 explains weight stashing.
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §2.2 describes
 #   both schedules of Megatron-LM.
-# - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: H1, H2, V, and the search for the best order.
-# - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1 on DualPipe.
-# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3 on a pipeline in which m does not have to be a
-#   multiple of p.
-# - `course_lib/pipeline/` is a reference. Read it when you have written your own functions. Begin with
-#   `halves.py` and `generators/`.
+# - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: the paper describes H1, H2, V, and the search for
+#   the best order.
+# - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1 describes DualPipe.
+# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3 describes a pipeline in which m does not have to be
+#   a multiple of p.
+# - `course_lib/pipeline/` is a reference. Read it after writing your own functions. Begin with `halves.py`
+#   and `generators/`.
 #
 # <details><summary>In the lectures</summary>The card's three criteria are from lecture 003.</details>
 #

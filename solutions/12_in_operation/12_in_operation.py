@@ -1899,13 +1899,15 @@ if ready(local_steps):
 #
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
-# - Jiang et al. (2024), *MegaScale*: §5 and §6 on slow machines and restarts.
-# - Pillai et al. (2014), *All File Systems Are Not Created Equal*, on faults between two writes.
-# - Young (1974), *A first order approximation to the optimum checkpoint interval*; Daly (2006) for long
-#   saves.
-# - Dixit et al. (2021), *Silent Data Corruptions at Scale*, on chips that compute wrongly.
+# - Jiang et al. (2024), *MegaScale*: §5 and §6 describe slow machines and restarts.
+# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: the paper describes faults between two
+#   writes.
+# - Young (1974), *A first order approximation to the optimum checkpoint interval*: the paper derives your
+#   formula. Daly (2006) extends it to long saves.
+# - Dixit et al. (2021), *Silent Data Corruptions at Scale*: the paper reports chips that compute wrongly.
 # - PyTorch's pages on `torchrun`, `torch.distributed.elastic` and `torch.distributed.checkpoint`.
-# - `course_lib/operation/` is a reference. Read it after you have written yours, `disk.py` first.
+# - `course_lib/operation/` is a reference. Read it after you have written your own functions, and begin with
+#   `disk.py`.
 #
 # <details><summary>In the lectures</summary>The monitor in lecture 002 reports rank 0's loss instead of the
 # mean, and takes rank 0's samples times the number of ranks as the samples of all ranks. §11 mends both. The
