@@ -3,21 +3,21 @@
 #
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
-# Notebook 04 ended with 16P/N bytes on each rank, but also with a bill. ZeRO-3 sends 3 units of traffic
-# instead of 2, and a rank *waits* for every message. If a rank is to keep no more than 16P/N bytes, nearly
-# all of these messages have to stay. But their *order* can change.
+# In notebook 04, ZeRO-3 reduced the memory of each rank to 16P/N bytes. But it sends 3 units of traffic
+# instead of 2, and a rank *waits* for every message. Without more memory, we can leave out hardly any of
+# these messages. But we can change their *order*.
 #
-# So in this notebook you write the order down as a list of actions. You simulate it, draw it, and then run it
-# on real ranks. At the end you read the same list out of PyTorch's `fully_shard`, and match its options with
-# your arguments.
+# So in this notebook you write the order down as a list of actions. You simulate this list, draw it, and then
+# run it on real ranks. At the end you record such a list from PyTorch's `fully_shard`, and find out which of
+# your arguments correspond to its options.
 #
 # | | |
 # |---|---|
-# | you will build | the schedule of a step, as data; a module that gathers ahead; collectives with two precisions; hybrid sharding; the norm of a gradient that no rank holds |
+# | you will build | the schedule of a step, as a list; a module that gathers weights ahead of time; collectives in two precisions; hybrid sharding; the norm of a gradient that no rank holds in full |
 # | you need | reduce-scatter and all-gather (notebook 02); hooks and slow motion (notebook 03 §3); units (notebook 04 §5) |
-# | time | three hours, with a break after §2; the *optional* parts (§5, which has 8 of the points, the end of §4, most of §7, and §9) take two hours more |
+# | time | three hours, with a break after §2. The *optional* parts take two more hours. They are §5 (with 8 of the points), §9, the end of §4, and most of §7 |
 # | points | 60, and 4 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | You don't have to rent anything, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* trains a GPT on them |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -36,17 +36,18 @@
 #
 # | | |
 # |---|---|
-# | N, P, K | the numbers of ranks (n in the code), of parameters, and of microbatches whose gradients add up before a step |
+# | N, P, K | the number of ranks (n in the code), the number of parameters, and the number of microbatches in a step |
 # | unit | parameters that are gathered and freed together, usually a block. The *root* is the unit of all parameters outside the blocks |
-# | whole | A unit is whole on a rank from its gather until it is freed. If we count whole units, we include those whose gather is still running |
-# | reshard | to free a unit, so that each rank holds only its shard |
-# | wire | the connection between the ranks. It carries one message after the other |
-# | hidden | A message is hidden if the rank computes while it travels |
-# | exposed | not hidden. In exposed time, the rank waits for a message and computes nothing |
+# | whole | A unit is whole on a rank from the start of its gather until it is freed. So a unit whose gather is still running counts as whole |
+# | gather, reduction | the all-gather of a unit's weights, and the reduce-scatter of its gradients (`reduce` in the code) |
+# | reshard | to free a unit after forward, so that each rank again holds only its shard of the unit |
+# | wire | the connection between the ranks. It carries one message at a time |
+# | hidden | A message is hidden if the rank computes while the message travels |
+# | exposed | A message is exposed if the rank waits for it and computes nothing. *Exposed time* is the time spent in this way |
 # | prefetch | to gather a unit before it is needed |
 #
-# As in notebook 04, one *unit of traffic* is (N−1)/N · P elements. This is as many as each rank sends in one
-# all-gather or one reduce-scatter of all P parameters.
+# As in notebook 04, one *unit of traffic* is (N−1)/N · P elements. This is the number of elements each rank
+# sends in one all-gather or one reduce-scatter of all P parameters.
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -83,9 +84,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # you which block it belongs to.
 #
 # `slow_motion` imitates a cluster of two ranks, as notebook 03 did. The forward of a block takes 20 ms, its
-# backward 40 ms, and a gather or a reduce-scatter of a block 21 ms on average. A rank sleeps through these
-# times and needs no core for them, so they are nearly the same on every machine. But the ranks, tensors and
-# order of events are real.
+# backward 40 ms, and a gather or a reduce-scatter of a block 21 ms on average. During these times a rank only
+# sleeps. Because sleeping doesn't need a core, the times are nearly the same on every machine. But the ranks,
+# the tensors and the order of events are real.
 
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
@@ -440,8 +441,8 @@ class Skipping(Network):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Here is notebook 04's ZeRO-3 in slow motion. The upper row is the arithmetic, and the lower row is the wire,
-# where a *reduce* is a reduce-scatter. Each number is the number of a block. White is waiting.
+# Here is notebook 04's ZeRO-3 in slow motion. The upper row shows the arithmetic, and the lower row shows the
+# wire. Each number is the number of a block. Where a row is white, it is idle.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -452,40 +453,43 @@ for name, step in run.items():
 measured_lanes(run) if run else None
 
 # %% [markdown]
-# The two rows never work at the same moment. For each of the eight blocks, the rank waits for three messages
-# of 21 ms. So 8 · 60 ms of arithmetic and 24 · 21 ms on the wire add up to 480 + 504 = 984 ms. But a GPU
-# computes with its tensor cores and sends with its network card. If both worked all the time, the step would
-# take little more than 504 ms.
+# The two rows are never busy at the same time. Each of the eight blocks needs 60 ms of arithmetic, and the
+# rank also waits for three messages of 21 ms. So the step takes 8 · 60 = 480 ms for the arithmetic and 24 ·
+# 21 = 504 ms for the messages, which makes 984 ms. But a GPU computes with its tensor cores, whereas a
+# network card sends its messages. If both worked at the same time, the step would take little more than 504
+# ms.
 #
-# When can the arithmetic hide the wire at all? Take one unit of U parameters, n ranks, and T tokens on each
-# rank. While a rank computes a unit's forward, the next unit's weights arrive.
+# When does the arithmetic last long enough to hide the messages? Take one unit of U parameters, n ranks, and
+# T tokens on each rank. While a rank computes the forward of one unit, it gathers the weights of the next
+# unit.
 #
-# | | on the GPU | on the wire, each rank |
+# | | on the GPU | on the wire, per rank |
 # |---|---|---|
 # | forward of one unit | 2 U T FLOPs | (n−1)/n · U · itemsize bytes, for a gather |
 # | backward of one unit | 4 U T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
-# **Predict.** How does the smallest T that hides the gather grow with U?
+# **Predict.** How does the smallest T that hides the gather depend on U?
 #
-# **Build.** `hides_from` returns this T, at which the forward of a unit takes as long as the gather of the
-# next one. `each_way` is a rank's bandwidth in bytes per second, in one direction, and `itemsize` is an
-# element's size in bytes.
+# **Build.** `hides_from` returns this smallest T, at which the forward of a unit takes as long as the gather
+# of the next unit. `each_way` is the bandwidth of a rank in one direction, in bytes per second, and
+# `itemsize` is the size of an element in bytes.
 #
-# `fsdp_bytes` counts a whole step with K microbatches. By default, FSDP gathers twice and reduces once for
-# every microbatch. Three settings send less but keep more in memory:
+# `fsdp_bytes` returns the bytes a rank sends in a whole step with K microbatches. By default, FSDP gathers
+# every unit twice per microbatch and reduces its gradients once. Three other settings of `keep` send less but
+# need more memory:
 #
 # | `keep` | in memory between microbatches | each microbatch does |
 # |---|---|---|
-# | `None` | shards | gather, gather, reduce |
-# | `"gradients"` | whole gradients of this rank | gather, gather. Only the last one reduces |
-# | `"weights between"` | the same, and whole weights from a backward to the next forward | gather for backward, since forward has freed the weights. The first one also gathers for forward, so there are K + 1 gathers. The last one reduces |
-# | `"weights"` | the same, and weights are not freed after forward either | nothing, except that the first one gathers once and the last one reduces |
+# | `None` | shards | two gathers and a reduction |
+# | `"gradients"` | also whole gradients | two gathers. Only the last microbatch reduces |
+# | `"weights between"` | whole gradients, and whole weights from a backward until the next forward has used them | one gather, for backward. The first microbatch also gathers for forward, so there are K + 1 gathers in total. Only the last microbatch reduces |
+# | `"weights"` | whole gradients, and whole weights all the time | no gather, except one in the first microbatch. Only the last microbatch reduces |
 #
-# With `reshard=False`, weights are not freed after forward. So in the first two rows, a microbatch gathers
-# once instead of twice, and the third row becomes the fourth.
+# With `reshard=False`, the weights stay whole between forward and backward. So in the first two rows, each
+# microbatch gathers once instead of twice, and the third row becomes the same as the fourth.
 #
-# `unit_bytes` returns the bytes of a block, and of the root, which holds all the rest. The stub makes a model
-# of one block, with shapes but without memory, so you only have to count.
+# `unit_bytes` returns the size of a block and the size of the root, in bytes. The stub builds a model with
+# one block. Its parameters have shapes but no memory, so you only have to count their elements.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -538,12 +542,13 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 
 # %% [markdown]
 # <details><summary>Hint: T</summary>Write the two times, (n−1)/n · U · itemsize / bandwidth and 2 U T /
-# flops, and set them equal. U is on both sides.</details>
-# <details><summary>Hint: the microbatches</summary>The last column of the table gives the counts, so its
-# first two rows have 2K gathers, or K with <code>reshard=False</code>.</details>
+# flops, and set them equal. U cancels, because it is on both sides.</details>
+# <details><summary>Hint: the microbatches</summary>The last column of the table says what each microbatch
+# does. Add this up over the K microbatches. For example, the first two rows have 2K gathers, or K with
+# <code>reshard=False</code>.</details>
 # <details><summary>Hint: the sizes</summary><code>numel()</code> counts the elements of a parameter. The
-# block is <code>model.blocks[0]</code>, and the root is the rest of <code>model.parameters()</code>, which
-# also lists a tied head only once.</details>
+# block is <code>model.blocks[0]</code>, and all other parameters of <code>model.parameters()</code> belong to
+# the root. A tied head is listed only once there, so it is not counted twice.</details>
 #
 # **Check.**
 
@@ -557,8 +562,8 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell shows your T for a block of LLaMA-7B on H100s that reach 40 % of their 989 TFLOP/s. A
-# GPU has 450 GB/s of NVLink each way inside its node of 8, and 50 GB/s of InfiniBand to other nodes. The
-# dotted lines mark your `hides_from`.
+# GPU sends 450 GB/s over NVLink inside its node of 8 GPUs, and 50 GB/s over InfiniBand to other nodes. The
+# dotted lines mark the results of your `hides_from`.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts.hardware import gpu, link
@@ -584,19 +589,20 @@ def where_they_cross():
 said(where_they_cross)
 
 # %% [markdown]
-# T does not depend on U, so a larger model hides its messages neither better nor worse. Only the number of
-# tokens and the link matter. Inside a node, one sequence of 1,024 tokens is enough. Between nodes, a GPU
-# needs two sequences of 4,096, or groups of ranks that shard inside a node (§5). In backward, the arithmetic
-# doubles, but the traffic also doubles if gradients travel in 16 bits, so T is the same. With float32
-# gradients, however, 6 bytes must hide behind 4 FLOPs, so T is 1.5 times as large.
+# T does not depend on U, so a larger model hides its messages neither better nor worse. For a given GPU, T
+# depends mainly on the speed of the link. Inside a node, one sequence of 1,024 tokens is enough. Between
+# nodes, a GPU needs two sequences of 4,096 tokens, unless you shard only inside a node (§5). In backward, the
+# arithmetic doubles, but the traffic also doubles if gradients travel in 16 bits, so T is the same. With
+# float32 gradients, however, backward sends 6 bytes per parameter instead of 4, so T is 1.5 times as large.
 #
-# And the bytes? For K = 4 in float32, your `fsdp_bytes` falls from 12 units of traffic in the first row of
-# the table to 2 in the last. The values don't change. But the price is memory, namely whole gradients on each
-# rank, and in the last two rows whole weights as well. So `keep="weights"` is stage 1 of ZeRO, and FSDP is a
-# family of strategies, in which a tensor you keep doesn't have to be sent again. (An optional part of §7
-# measures this.)
+# How much do the four settings of `keep` send? For K = 4 in float32, your `fsdp_bytes` counts 12 units of
+# traffic for the first row of the table, but only 2 for the last row. All four settings compute the same
+# gradients. But to send less, each rank has to keep whole gradients, and in the last two rows whole weights
+# as well. With `keep="weights"`, only the optimizer states remain sharded during a step, as in stage 1 of
+# ZeRO. (An optional part of §7 measures all four settings.)
 #
-# **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put that into `hides_from`:
+# **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put this number into
+# `hides_from`:
 
 
 # %% tags=["skip-in-grading"]
@@ -604,23 +610,24 @@ for each_way in (900e9, 450e9):
     print(f"{each_way / 1e9:.0f} GB/s: {text_of(said(hides_from, 8, SPEED, each_way))} tokens")
 
 # %% [markdown]
-# The 900 count both directions, so `hides_from` returns only half of the tokens a GPU needs. With so few
-# tokens, half of each gather stays exposed.
+# The 900 GB/s are the sum of both directions, so `hides_from` returns only half of the tokens a GPU needs.
+# With so few tokens, half of each gather stays exposed.
 #
-# **In production.** Llama 3 405B divides the 16M tokens of a step among 128 groups of GPUs (table 4). So each
-# group has 131,072 tokens, and each of its GPUs computes a part of the model for all of these (notebook 10).
-# This is far more than 7,912, which is your T for a large n on this network.
+# **In production.** In the training of Llama 3 405B, 128 groups of GPUs share the 16M tokens of a step (table
+# 4 of its paper). So each group has 131,072 tokens, and each GPU of the group computes its part of the model
+# for all of them (notebook 10). This is far more than 7,912 tokens, which is your T for a very large n on the
+# InfiniBand network.
 #
 # <details><summary>Measured on 512 GPUs</summary>Zhao et al. used PyTorch FSDP to train a GPT with 175B
-# parameters on up to 512 A100s. With one and two sequences, they report more than 173 and 186 TFLOP/s per
-# GPU, or 55 and 60 % of the peak (§5.4).</details>
+# parameters on up to 512 A100s. With one sequence per GPU, they report more than 173 TFLOP/s per GPU, which
+# is 55 % of the peak. With two sequences, they report more than 186 TFLOP/s, which is 60 % (§5.4).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
-# the A100's number, in both directions. Lecture 002 lists 600 GB/s, 32 GB/s and 200 Gb/s together, although
-# the first figure adds both directions, the second is for one direction, and the third counts bits. Each way,
-# they are 300, 32 and 25 GB/s. Lecture 003 calls FSDP "gather the parameters of one layer only when we need
-# to compute the output of that layer". Taken literally, this describes the picture at the top of this
-# section, in which nothing is hidden.</details>
+# the number of the A100, for both directions together. Lecture 002 lists 600 GB/s, 32 GB/s and 200 Gb/s next
+# to each other. However, the first figure is the sum of both directions, the second is for one direction, and
+# the third is in bits. In one direction, these links carry 300, 32 and 25 GB/s. Lecture 003 describes FSDP as
+# "gather the parameters of one layer only when we need to compute the output of that layer". Taken literally,
+# this describes the picture at the top of this section, in which nothing is hidden.</details>
 
 
 # %% [markdown]
@@ -634,17 +641,18 @@ for each_way in (900e9, 450e9):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 10 |
 #
-# A program that runs forward and backward issues actions, one after the other. There are five kinds:
-# `("gather", i)`, `("forward", i)`, `("free", i)`, `("backward", i)` and `("reduce", i)`. Two *lanes* execute
-# them, each in the order of the list. The *compute* lane does the forwards and backwards, and the *wire* does
-# the gathers and reductions. A free takes no time. A forward or backward waits until its unit has been
-# gathered. On this machine the host computes, and issues nothing while it does. So a gather or a reduce
-# begins only after all computations listed before it. (On a GPU the host runs ahead, as §3 explains. But
-# there, the memory a gather needs has to be free first.)
+# A program that runs forward and backward issues actions, one after the other. In this section, you write
+# these actions down as a list. There are five kinds of action: `("gather", i)`, `("forward", i)`, `("free",
+# i)`, `("backward", i)` and `("reduce", i)`. Two *lanes* execute the actions, each in the order of the list.
+# The *compute* lane does the forwards and backwards, and the *wire* does the gathers and reductions. A free
+# takes no time. A forward or backward waits until its unit has been gathered. On this machine, the host
+# itself computes, and it can't issue anything while it computes. So a gather or a reduction begins only after
+# all computations listed before it. (On a GPU, the host runs ahead, as §3 explains. But even there, a gather
+# has to wait until enough memory is free.)
 #
-# The list doesn't say when an action happens. But `simulate` works it out if you tell it how long each action
-# takes, and the real ranks of §3 show it. Here is a step that gathers nothing ahead, like the step of §1, as
-# a list and then simulated.
+# The list doesn't say when each action happens. But `simulate` can calculate the times if you tell it how
+# long each action takes, and in §3 real ranks measure them. Like the step of §1, the step in the next cell
+# gathers nothing ahead. The cell prints the list and draws its simulation.
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -655,21 +663,22 @@ lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 
 
 # %% [markdown]
-# **Predict.** Take eight units, in which a forward lasts 20 ms, a backward 40, a gather 20 and a reduce 20.
-# How long is the step, and how many units are whole at the same time, at most, (a) if nothing is gathered
-# ahead, (b) if one unit is, (c) if all of them are? In (b) and (c), the last unit also stays whole between
-# forward and backward. Write down both for each case.
+# **Predict.** Take eight units. The forward of each unit takes 20 ms, its backward 40 ms, its gather 20 ms
+# and its reduction 20 ms. Consider three cases: (a) nothing is gathered ahead, (b) one unit is gathered
+# ahead, (c) all units are. In (b) and (c), the last unit also stays whole between forward and backward. For
+# each case, write down how long the step takes, and how many units are whole at the same time, at most.
 #
-# **Build.** Write the two loops by these rules. The stub has `gather`, which leaves out units that are whole
-# already, and `free`.
+# **Build.** Write the two loops of `fsdp_schedule`, one for forward and one for backward, by these rules. The
+# stub defines `free`, and a `gather` that skips units which are already whole.
 #
-# - Forward goes from unit 0 up, and backward comes down again. A unit is gathered before it computes.
-# - Before a unit computes, gather first the unit itself and then, with prefetch p, the next p units, nearest
-#   first. In forward these are the units above it, and in backward the units below it.
-# - After its forward, a unit is freed if `reshard`. With `keep_last`, the last unit is an exception, because
-#   backward begins with it. After its backward, every unit is freed.
-# - After its backward, a unit's gradients are reduced. In backward, the gather of unit i−1 comes before the
-#   reduce of unit i, if anything is gathered ahead at all.
+# - Forward runs through the units from unit 0 up to the last, and backward runs down again to unit 0.
+# - Before a unit computes, first gather the unit itself. With prefetch p, then gather the next p units,
+#   beginning with the nearest. In forward, the next units have higher numbers, and in backward they have
+#   lower numbers.
+# - If `reshard` is true, a unit is freed after its forward. With `keep_last`, the last unit is an exception
+#   and stays whole, because backward begins with it. Every unit is freed after its backward.
+# - Once a unit has been freed in backward, its gradients are reduced. If backward gathers anything ahead, the
+#   gather of unit i−1 comes before the reduction of unit i.
 
 
 # %% nbgrader={"grade_id": "fsdp_schedule", "solution": true}
@@ -717,13 +726,15 @@ def fsdp_schedule(
 
 # %% [markdown]
 # <details><summary>Hint: forward</summary>For unit i, call <code>gather(range(i, i + forward_prefetch +
-# 1))</code>. The range begins with the unit itself. It may end above the last unit, because
-# <code>gather</code> leaves out units that don't exist.</details>
-# <details><summary>Hint: backward</summary>For each unit, from the last to the first, gather it and the units
-# ahead, then do backward, free, reduce. Since unit i − 1 was gathered ahead of the backward of i, its gather
-# automatically comes before the reduce of i.</details>
+# 1))</code>. The range begins with the unit itself. The range can extend past the last unit, because
+# <code>gather</code> skips units that don't exist.</details>
+# <details><summary>Hint: backward</summary>Loop over the units from the last to the first. For each unit,
+# gather the unit and the next units below it, and then append its backward, free and reduce. Since unit i − 1
+# is gathered before the backward of unit i, its gather automatically comes before the reduction of unit
+# i.</details>
 #
-# **Check.** The check simulates your list for several durations and compares it with the best list.
+# **Check.** The check simulates your list with several sets of durations, and compares your step with the
+# shortest possible step.
 
 
 # %% nbgrader={"grade_id": "fsdp_schedule_check", "points": 10}
@@ -734,8 +745,8 @@ report = check("05_fsdp/fsdp_schedule", fsdp_schedule, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** The cell simulates your lists with the durations of the prediction and of our slow motion. How
-# good was your prediction?
+# **Measure.** The cell simulates your lists with the durations of the prediction, and then with the durations
+# of our slow motion. How good was your prediction?
 
 # %% tags=["skip-in-grading"]
 SETTINGS = {
@@ -759,16 +770,18 @@ one_ahead = made()
 lanes(one_ahead, SLOW, "your list, one ahead, in milliseconds", until=984) if one_ahead else None
 
 # %% [markdown]
-# In slow motion, prefetch saves at most 455 of 984 ms. One unit ahead saves 443 ms if the last unit is kept,
-# with only two units whole at the same time instead of eight. A second unit ahead saves the other 12 ms. With
-# one ahead, a backward of 40 ms does not quite hide a reduce and a gather, because they take 42 ms. The
-# shortest step is still 49 ms longer than its arithmetic, and no list can change that. The first gather and
-# the last reduce, 42 ms, have nothing to hide behind. And in forward, the arithmetic waits a millisecond for
-# each of seven units, because a gather takes 21 ms and a block only 20. With the T tokens of §1, this wait
-# would disappear.
+# With the durations of slow motion, prefetch saves at most 455 of 984 ms. If one unit is gathered ahead and
+# the last unit is kept, the step is already 443 ms shorter, and only two units are whole at the same time
+# instead of eight. In this step, each backward takes 40 ms and cannot quite hide a reduction and a gather,
+# which take 42 ms together. A second unit ahead saves the remaining 12 ms. The shortest step is still 49 ms
+# longer than its arithmetic, and no list can change that. The rank has nothing to compute during the first
+# gather and the last reduction, which take 42 ms together. In forward, it also waits 1 ms for each of the
+# other seven units, because a gather takes 21 ms and the forward of a block only 20 ms. With the T tokens of
+# §1, this wait would disappear.
 #
-# **Optional.** The next cell has sliders. If you choose a model, tokens and a link, it takes its durations
-# from §1. Look for the numbers of tokens at which the sentence above the picture changes.
+# **Optional.** The next cell has sliders. You can choose a model, a number of tokens and a link, and the cell
+# then computes the durations as in §1. Find the numbers of tokens at which the sentence above the picture
+# changes.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -777,9 +790,9 @@ from course_lib.pictures.fsdp_explorer import fsdp_explorer
 fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 
 # %% [markdown]
-# **Break it.** Take the list with one unit ahead, and let every gather of backward come *after* the reduce,
-# so that reduce i comes before gather i−1. The bytes and the gradients stay the same. What does this order
-# cost? Write down a number first.
+# **Break it.** Take the list with one unit ahead, and move every gather of backward *after* the reduction, so
+# that reduce i comes before gather i−1. The bytes and the gradients stay the same. How many milliseconds does
+# this order cost? Write down a number first.
 
 
 # %% tags=["skip-in-grading"]
@@ -790,19 +803,20 @@ if one_ahead:
 lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead else None
 
 # %% [markdown]
-# Nearly two thirds of the gain is gone, because the gather of the next unit queues behind a reduction nothing
-# is waiting for. So an asynchronous reduce-scatter by itself is worth nothing, because the time it saves is
-# lost in the next gather. The FSDP paper describes the same effect in NCCL's single stream, where the
-# reduce-scatter blocks the next all-gather (§3.3.2). With the gather first, its GPT-175B was 18 % faster
+# Nearly two thirds of the gain is gone, because the gather of the next unit queues behind a reduction that
+# isn't urgent. So an asynchronous reduce-scatter saves nothing if nothing is gathered ahead. The rank no
+# longer waits for the reduce-scatter, but it waits longer for the next gather. The FSDP paper by Zhao et al.
+# describes the same effect on GPUs, where a single stream carries all NCCL collectives, so the reduce-scatter
+# blocks the next all-gather (§3.3.2). When the authors issued the gather first, GPT-175B trained 18 % faster
 # (figure 6b).
 #
-# <details><summary>How many gathers are in flight</summary>The paper's FSDP also limits the gathers in flight
-# to two, because otherwise units arrive before the allocator can reuse the memory of freed units. The limit
-# made T5-11B up to 5 times as fast, changed nothing on another model, and made a third model 5 % slower
-# (§3.4.2, §5.3).</details>
+# <details><summary>How many gathers are in flight</summary>The FSDP of the paper also allows at most two
+# gathers in flight. Without this limit, units would arrive before the allocator can reuse the memory of freed
+# units. The limit made the training of T5-11B up to 5 times as fast, changed nothing for a second model, and
+# made a third model 5 % slower (§3.4.2, §5.3).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
-# computing layer i". In backward it is layer i − 1.</details>
+# computing layer i". In backward, however, the layer to prefetch is i − 1.</details>
 
 
 # %% [markdown]
@@ -816,49 +830,52 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # | difficulty, importance | 5 and 4 of 5 |
 # | points | 16 |
 #
-# Now the list runs on ranks. But a program that trains has no list. Forward calls blocks, autograd computes
-# gradients, and your *hooks* issue the actions. Your module is notebook 04's `Zero3Module` with gathers in
-# flight. Its units and hooks are given here, and you write the order.
+# Now you run the list on real ranks. But a training program doesn't contain such a list. The model's forward
+# calls the blocks, autograd computes the gradients, and your *hooks* issue the other actions at the right
+# moments. Your module works like notebook 04's `Zero3Module`, but its gathers are in flight while the rank
+# computes. The units and hooks are given, and you write the order of their messages.
 #
 # `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
 # `root` is the list of the units of all other parameters, including parameters that two blocks share. Trained
-# and frozen parameters are in separate units, so a block with both kinds has two units. A unit can do this:
+# and frozen parameters are in separate units, so a block with both kinds has two units. A unit has this
+# attribute and these methods:
 #
 # | | |
 # |---|---|
 # | `unit.shard` | this rank's part of the unit, an `nn.Parameter` |
-# | `unit.start()` | gives the parameters their memory and asks for the weights. Afterwards the gather is in flight. Nothing happens if the unit is whole or on its way |
-# | `unit.wait()` | returns when the weights are here. It starts the gather if nothing else did |
-# | `unit.free()` | gives the memory back. Freeing a unit whose gather is in flight raises an error, so wait first |
-# | `unit.drop()` | also gives the memory back, but waits first if the gather is in flight |
-# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. Call this function later. It waits, and adds the mean to `unit.shard.grad`. For a frozen unit nothing is sent |
+# | `unit.start()` | allocates memory for the parameters and starts the gather, which is then in flight. If the gather has already been started, the call does nothing |
+# | `unit.wait()` | returns when the weights have arrived. It starts the gather first if you haven't called `start()` |
+# | `unit.free()` | frees the memory of the parameters. It raises an error if the gather is still in flight, so wait first |
+# | `unit.drop()` | also frees the memory, but first waits for the gather if it is in flight |
+# | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. When you call this function later, it waits for the reduce-scatter and adds the mean to `unit.shard.grad`. For a frozen unit, nothing is sent |
 #
 # **Predict.** Take eight equal blocks on four ranks, in float32, with one block gathered ahead and the last
-# block kept. How many units of traffic does a step send? And how many rows of gradients (all gradients of a
-# block, as one tensor) does a rank hold at the same time?
+# block kept. How many units of traffic does a step send? A *row of gradients* is one flat tensor with all
+# gradients of a block. How many such rows does a rank hold at the same time, at most?
 #
-# <details><summary>Answer</summary>Each block needs two gathers and one reduction, except that the last one
-# needs only one gather. So a step sends 3 − 1/8 = 2.875 units. A rank holds two rows, one that travels and
-# one that backward is filling.</details>
+# <details><summary>Answer</summary>Each block needs two gathers and one reduction, but the last block needs
+# only one gather. So a step sends 3 − 1/8 = 2.875 units. A rank holds two rows, because one row travels while
+# backward fills the other.</details>
 #
-# **Build.** Read the class from top to bottom first. The hooks call `enter` and `leave` around each block's
-# forward, and `before(i)` when the gradient of block i's output is here. You write `use`, `before` and
-# `send`. The class must meet these conditions:
+# **Build.** First read the class from top to bottom. The hooks call `enter` before the forward of each block
+# and `leave` after it. They call `before(i)` when the gradient of block i's output is ready. You complete
+# `use`, `before` and `send`. The class must meet these conditions:
 #
-# - In forward, the gathers of units up to i + `forward_prefetch` start *before* block i computes. In
-#   backward, the gathers down to i − `backward_prefetch` start before block i computes its gradients, and so
-#   before these gradients leave.
-# - At most 1 + `forward_prefetch` blocks are whole when a block computes in forward, and at most 1 +
-#   `backward_prefetch` in backward. No unit is whole after a backward, nor after a forward under
-#   `torch.no_grad()`.
-# - A rank waits for a reduce-scatter just before the next one begins, and for the last one at the end of
-#   backward. It waits for every handle. The root is reduced when all of its gradients are ready.
-# - All ranks gather in the same order, so the order must not depend on the data of a rank. You can assume
-#   that all ranks run all blocks in the order of the list, and that a gradient is missing on all ranks or on
-#   none.
+# - In forward, the gathers of all blocks up to block i + `forward_prefetch` start *before* block i computes.
+#   In backward, the gathers of all blocks down to block i − `backward_prefetch` start before block i computes
+#   its gradients, and therefore also before these gradients are sent.
+# - If blocks are resharded, at most 1 + `forward_prefetch` blocks are whole when a block computes in forward,
+#   and at most 1 + `backward_prefetch` in backward. No unit is whole after a backward, nor after a forward
+#   under `torch.no_grad()`.
+# - A rank waits for each reduce-scatter just before it starts the next reduce-scatter, and for the last
+#   reduce-scatter at the end of backward. It waits for every message that it has started. The root's
+#   gradients are reduced when all of them are ready.
+# - All ranks must gather in the same order, so the order must not depend on the data of a rank. You can
+#   assume that all ranks run all blocks in the order of `module.blocks`, and that a gradient which is missing
+#   on one rank is missing on all ranks.
 #
-# A block might be listed twice or raise an error in forward, and two forwards might come before one backward.
-# The given lines handle all three cases.
+# A block might be listed twice in `module.blocks` or raise an error in forward, and two forwards might come
+# before one backward. The given lines already handle these three cases.
 
 
 # %%
@@ -982,15 +999,16 @@ class PrefetchedModule(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: begin without overlap</summary>In <code>use</code>, call <code>wait()</code> for the
-# units of block i only, and in <code>send</code> call <code>unit.reduce()()</code>. This is notebook 04's
-# module, and it passes the check's lines on values. Then add <code>start()</code> for the units ahead, and
-# finally leave one reduction in flight.</details>
-# <details><summary>Hint: ahead</summary>Call <code>start()</code> for the blocks i to i + prefetch in forward,
-# or i to i − prefetch in backward, and then <code>wait()</code> for i. Skip the places below 0 and above the
-# last block.</details>
+# <details><summary>Hint: begin without overlap</summary>First let <code>use</code> only call
+# <code>wait()</code> for the units of block i, as its given lines do, and let <code>send</code> call
+# <code>unit.reduce()()</code>. Once <code>before</code> calls both methods, your module does the same as the
+# module of notebook 04, and passes those lines of the check that compare values. Then add
+# <code>start()</code> for the units ahead, and finally leave one reduction in flight.</details>
+# <details><summary>Hint: ahead</summary>Call <code>start()</code> for the units of the blocks i to i +
+# prefetch in forward, or i to i − prefetch in backward. Skip numbers below 0 and above the last block. Then
+# call <code>wait()</code> for the units of block i.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
-# returned. Call it before the next <code>reduce()</code>, or after backward if no other reduction
+# returns. Call this function before the next <code>reduce()</code>, or after backward if no other reduction
 # follows.</details>
 #
 # **Check.** The check takes up to a minute, or longer if ranks hang.
@@ -1030,14 +1048,16 @@ measured_lanes({name: measured[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
-# The program's own events look like the picture of the list. The measured times are up to 15 % above the
-# simulated ones, because of copies, hooks, and a busy machine. With nothing ahead, your module is almost as
-# slow as notebook 04's, so nearly the whole gain comes from the order.
+# The picture of the measured events looks like the picture of the list in §2. The measured times are up to 15
+# % longer than the simulated times, because the ranks also copy tensors and run hooks, and because the
+# machine might be busy. With nothing gathered ahead, your module is almost as slow as notebook 04's module,
+# so nearly the whole gain comes from the order.
 #
-# **Break it**, in three ways. What do you expect of each?
+# **Break it**, in three ways. What do you expect to happen in each case?
 #
 # 1. All units are gathered ahead. How many blocks are whole at the same time on a rank, at most?
-# 2. Rank 1 skips block 3, as a model with layer drop or with a mixture of experts might.
+# 2. Rank 1 skips block 3. This can happen in a model that drops layers at random, or in a mixture of experts
+#    (notebook 11).
 # 3. Rank 1 does not reshard, but rank 0 does.
 
 
@@ -1059,25 +1079,29 @@ for body in (skips, disagrees):
     try_it(body, world_size=2, backend="gloo")  # the sentence is the same on GPUs
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>1. All eight blocks are whole, as in a replica. 2. and 3.
-# The ranks gather in different orders, so one rank asks for a unit while the other asks for the next one, or
-# reduces. The course's ledger compares each collective with the collectives of the other ranks, so the
-# mistake ends with a sentence. Without a ledger, the ranks might hang, or two gathers of equal size might be
-# matched. In the second case, a rank computes with another block's weights, and no error says so. Since
-# collectives have no names, only one rule tells them apart. It says that <i>all ranks call the same
-# collectives in the same order</i>.</details>
+# <details><summary>After you have run it</summary>In case 1, all eight blocks are whole, as in plain data
+# parallelism. In cases 2 and 3, the ranks call their collectives in different orders, so one rank gathers a
+# unit while the other rank gathers a different unit or reduces gradients. The course's ledger compares each
+# collective with the collectives of the other ranks, and raises an error that names both. Without a ledger,
+# the ranks might hang. Or the gathers of two different blocks might be matched, if they have the same size. A
+# rank would then compute with the weights of the wrong block, and no error would be raised. Collectives have
+# no names, so they are matched only by their order. This is why <i>all ranks must call the same collectives
+# in the same order</i>.</details>
 #
-# **In production.** A GPU has *streams*. FSDP2 gathers on one stream, reduces on another, and computes on a
-# third, with events between them. `unit.wait()` makes the compute stream wait, but the host goes on. So while
-# this block computes, the host already asks for the next one, and forward gathers ahead by itself.
+# **In production.** A GPU has *streams*, which work side by side. FSDP2 gathers on one stream, reduces on a
+# second and computes on a third, and *events* make one stream wait for another. On a GPU, `unit.wait()` makes
+# only the compute stream wait, and the host goes on. So while one block computes, the host already starts the
+# gather of the next block, even without a prefetch setting.
 #
 # <details><summary>Memory that two streams use</summary>When one stream frees a tensor, another stream might
-# still be reading it. FSDP1 told the allocator (<code>record_stream</code>), which then kept memory for an
-# unknown time. FSDP2 instead keeps the tensors until an event has passed.</details>
+# still be reading it. FSDP1 told the allocator about the second stream (<code>record_stream</code>), and the
+# allocator then kept the memory for an unpredictable time. FSDP2 instead keeps the tensor until an event
+# shows that the other stream has finished with it.</details>
 #
-# <details><summary>In the lectures</summary>Lecture 001 gives <code>overlap_comm=true</code> for DeepSpeed
+# <details><summary>In the lectures</summary>Lecture 001 names <code>overlap_comm=true</code> for DeepSpeed
 # and <code>forward_prefetch=True</code> for FSDP as the switches for overlap. But PyTorch overlaps without a
-# switch, because backward prefetch is on, and on a GPU forward runs ahead by itself.</details>
+# switch, because backward prefetch is on by default, and in forward the host runs ahead of the GPU
+# anyway.</details>
 
 # %% [markdown]
 # ## 4 · Two precisions in one step
@@ -1090,17 +1114,18 @@ for body in (skips, disagrees):
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 8 |
 #
-# The optimizer adds small steps to float32 weights, its *master*, but tensor cores multiply in 16 bits. So
-# each step needs both precisions, and casts before its messages:
+# The optimizer adds small steps to weights in float32, which are called the *master* weights. But tensor
+# cores multiply in 16 bits. So each step needs both precisions, and a rank casts tensors before it sends
+# them:
 #
 # | | cast | on the wire |
 # |---|---|---|
-# | forward, backward | casts the shard of the master to bfloat16, *then* does the all-gather | 2 bytes per element |
-# | backward | casts the row of bfloat16 gradients to float32, *then* does the reduce-scatter. The mean arrives in float32 | 4 bytes per element |
+# | forward, backward | Cast the shard of the master weights to bfloat16, *then* all-gather it | 2 bytes per element |
+# | backward | Cast the row of bfloat16 gradients to float32, *then* reduce-scatter it. The mean arrives in float32 | 4 bytes per element |
 #
-# The first cast halves its message, but the second doubles it. Is the second worth it? A bfloat16 has 8
-# significant bits. A sum that has grown large therefore loses every term below 1/512 of its size, and some
-# terms up to 1/256:
+# The cast of the weights halves the size of their messages, but the cast of the gradients doubles the size of
+# theirs. Is the second cast worth it? A number in bfloat16 has only 8 significant bits. So once a sum has
+# grown large, every term below 1/512 of the sum is lost, and so are some terms up to 1/256 of it:
 
 # %% tags=["skip-in-grading"]
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -1111,15 +1136,15 @@ for count in range(1, 513):
 
 # %% [markdown]
 # A ring adds the gradients of N ranks one after the other, just like this loop. If 512 ranks have gradients
-# around 1, a ring's sum is off by 2 % in bfloat16, but only by 0.01 % if the ring adds them in float32. (The
-# optional end of this section measures both.)
+# around 1, the sum is off by 2 % if the ring adds in bfloat16, but only by 0.01 % if it adds in float32. (The
+# optional end of this section measures both errors.)
 #
-# **Predict.** In a step of one microbatch, how many bytes does a parameter cost on the wire, in units of
-# (N−1)/N? Take everything in float32, then weights in bfloat16 and gradients in float32, and then everything
-# in bfloat16.
+# **Predict.** In a step of one microbatch, how many bytes does a rank send per parameter, apart from the
+# factor (N−1)/N? Give the number for everything in float32, for weights in bfloat16 with gradients in
+# float32, and for everything in bfloat16.
 #
-# <details><summary>Answer</summary>It costs 12 bytes, 2 + 2 + 4 = 8, and 6. <code>fsdp_bytes</code> says so
-# as well.</details>
+# <details><summary>Answer</summary>The three numbers are 4 + 4 + 4 = 12, 2 + 2 + 4 = 8, and 2 + 2 + 2 = 6
+# bytes per parameter. Your <code>fsdp_bytes</code> gives the same results.</details>
 #
 # **Build.**
 
@@ -1166,10 +1191,11 @@ def reduce_scatter_mean(
 
 # %% [markdown]
 # <details><summary>Hint: one cast each</summary><code>shard.to(output.dtype)</code> makes a new tensor, so
-# the master keeps its low bits. For gradients, cast, reduce-scatter into a tensor of
-# <code>reduce_dtype</code>, and then copy into <code>output</code>.</details>
-# <details><summary>Hint: when to divide</summary>Divide last, in the dtype of <code>output</code>. A division
-# of 16-bit numbers before the sum rounds once more, and in float16 it lets small gradients vanish.</details>
+# the master weights keep all of their bits. Cast the gradients to <code>reduce_dtype</code>, reduce-scatter
+# them into <code>total</code>, and then copy <code>total</code> into <code>output</code>.</details>
+# <details><summary>Hint: when to divide</summary>Divide last, in the dtype of <code>output</code>. If you
+# divide 16-bit gradients before the sum, each of them is rounded once more, and in float16 small gradients
+# even become zero.</details>
 #
 # **Check.**
 
@@ -1181,8 +1207,8 @@ report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell runs your two functions on four ranks, as a step would call them, and prints the error
-# of the mean against float64. The bytes are again in units of (N−1)/N.
+# **Measure.** The cell runs your two functions on four ranks, as a step would call them, and compares the
+# mean with a mean in float64. The bytes per parameter are again given without the factor (N−1)/N.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1196,10 +1222,11 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         )
 
 # %% [markdown]
-# (Four numbers of 8 significant bits and of similar size add up exactly in the 24 bits of a float32.)
+# (The error in float32 is exactly 0 here. The sum of four numbers with 8 significant bits and of similar size
+# fits into the 24 bits of a float32.)
 #
-# **Break it.** Why does the optimizer need a master in float32? Keep a weight in bfloat16 instead, and take a
-# hundred steps of 1e-4 from 1.
+# **Break it.** Why does the optimizer need a master in float32? The cell starts with a weight of 1 and
+# subtracts 1e-4 a hundred times, first in float32 and then in bfloat16.
 
 # %% tags=["skip-in-grading"]
 for dtype in (torch.float32, torch.bfloat16):
@@ -1209,22 +1236,23 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: {weight.item():.4f}")
 
 # %% [markdown]
-# The neighbours of 1 in bfloat16 are 1/128 and 1/256 away, so each step is rounded back (notebook 09).
+# In bfloat16, the next larger number after 1 is 1/128 away, and the next smaller number is 1/256 away. A step
+# of 1e-4 is less than half of either distance, so each result is rounded back to 1 (notebook 09).
 #
-# **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` is your
-# pair of functions. Without `reduce_dtype`, the reduction takes place in `param_dtype`.
+# **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` does the
+# same as your two functions. Without `reduce_dtype`, the reduction takes place in `param_dtype`.
 #
 # <details><summary>In the lectures</summary>Lecture 001 uses <code>MixedPrecision(param_dtype=torch.float16,
-# reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> without a loss scaler. But with float16,
-# small gradients become zero, so use <code>ShardedGradScaler</code>, or bfloat16. <code>buffer_dtype</code>
-# belongs to FSDP1. FSDP2's <code>MixedPrecisionPolicy</code> takes <code>output_dtype</code> and
-# <code>cast_forward_inputs</code> instead. Lecture 002 passes <code>mixed_precision=True</code> to FSDP1,
-# which expects a <code>MixedPrecision</code> object.</details>
+# reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> without a loss scaler. But small gradients
+# become zero in float16, so either use <code>ShardedGradScaler</code> or train in bfloat16. The option
+# <code>buffer_dtype</code> exists only in FSDP1. FSDP2's <code>MixedPrecisionPolicy</code> takes
+# <code>output_dtype</code> and <code>cast_forward_inputs</code> instead. Lecture 002 passes
+# <code>mixed_precision=True</code> to FSDP1, which expects a <code>MixedPrecision</code> object.</details>
 #
 # ### Optional: sums in 16 bits, and PyTorch's policy
 #
-# The next cell adds, in three ways, gradients that are normally distributed around 1. The error is the norm
-# of the deviation, divided by the norm of the exact sum.
+# The next cell draws gradients from a normal distribution around 1 and adds them up in three ways. The error
+# is the norm of the deviation from the exact sum, divided by the norm of the exact sum.
 
 
 # %% tags=["skip-in-grading"]
@@ -1267,12 +1295,13 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# In a ring the error grows with the ranks. In a tree it hardly grows, because a tree adds numbers of similar
-# size. But you can't choose the algorithm, because the library does. A float32 sum leaves only each
-# gradient's rounding, and that averages out.
+# In a ring, the error grows with the number of ranks. In a tree, the error hardly grows, because a tree adds
+# numbers of similar size. But you normally can't choose between them, because the communication library
+# selects the algorithm. If the sum is in float32, each gradient is rounded only once, to 16 bits, and these
+# errors average out.
 #
-# The next cell runs a step of `fully_shard` with two policies and with none. What do the ranks send, and what
-# do they keep?
+# The next cell runs a step of `fully_shard` without a policy and with two different policies. In which dtypes
+# do the ranks send, and which dtypes do they keep between steps?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1308,14 +1337,15 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 8 |
 #
-# With N = 512, each all-gather crosses the whole cluster. But if 16P/8 bytes fit into a GPU, why shard
-# further? *Hybrid sharding* cuts the ranks into islands of g, such as the 8 GPUs of a node. Each island holds
-# the model once, and ranks at equal places in two islands hold the same shard.
+# With full sharding over N = 512 ranks, each all-gather crosses the whole cluster. But if 16P/8 bytes fit
+# into a GPU, it is enough to shard over 8 ranks. *Hybrid sharding* divides the ranks into islands of g ranks,
+# such as the 8 GPUs of a node. Each island holds one copy of the model, and ranks at the same position in
+# different islands hold the same shard.
 #
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
 #                      replica groups   [0 4] [1 5] [2 6] [3 7]         equal places hold the same shard
 #
-# | | between | each rank sends |
+# | | among | each rank sends |
 # |---|---|---|
 # | all-gather for forward, and for backward | the g ranks of an island | 2 (g−1)/g P elements |
 # | reduce-scatter | the g ranks of an island | (g−1)/g P |
@@ -1324,15 +1354,18 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # Only the messages of the last row leave an island, and they are small, because they carry only 1/g of the
 # gradient.
 #
-# **Predict.** Take two nodes of 4 GPUs. How many P leave node 0 in a step, (a) with full sharding over 8
-# ranks, in a ring through both nodes, (b) with islands of 4? And how many of the 16 bytes per parameter does
-# each rank keep?
+# **Predict.** Take two nodes of 4 GPUs. How much leaves node 0 in a step, in units of P, (a) with full
+# sharding over 8 ranks, in a ring through both nodes, and (b) with islands of 4? And how many of the 16 bytes
+# per parameter does each rank keep in each case?
 #
-# <details><summary>Answer</summary>(a) One rank of the node sends to the other node. It sends 3 · 7/8 P =
-# 2.625 P. (b) Four ranks send 2 · 1/2 · P/4 each, which is 1.0 P together. Full sharding keeps 16/8 = 2
-# bytes, whereas islands keep 16/4 = 4. With two nodes of 8 the numbers are 2.81 P and still 1.0 P.</details>
+# <details><summary>Answer</summary>(a) In the ring, only one rank of node 0 sends to the other node. It sends
+# 7/8 P in each of the three collectives, which makes 3 · 7/8 P = 2.625 P. (b) Each of the four ranks sends 2
+# · 1/2 · P/4 to its replica, which makes 1.0 P together. With full sharding, a rank keeps 16/8 = 2 bytes per
+# parameter, and with islands 16/4 = 4 bytes. With two nodes of 8 GPUs, 2.81 P leave node 0 with full
+# sharding, but still only 1.0 P with islands of 8.</details>
 #
-# **Build.** The mean is taken over all N ranks, and the reduce-scatter comes first.
+# **Build.** `hybrid_reduce` computes the mean over all N ranks, and the reduce-scatter comes before the
+# all-reduce.
 
 
 # %% nbgrader={"grade_id": "hybrid", "solution": true}
@@ -1370,8 +1403,9 @@ def hybrid_reduce(
 
 
 # %% [markdown]
-# <details><summary>Hint: slices</summary>Cut <code>list(range(world_size))</code> into pieces of
-# <code>shard</code>. A slice with a step, <code>ranks[place::shard]</code>, gives the replicas.</details>
+# <details><summary>Hint: slices</summary>Cut <code>list(range(world_size))</code> into pieces of length
+# <code>shard</code>. A slice with a step, <code>ranks[place::shard]</code>, gives one replica
+# group.</details>
 #
 # **Check.**
 
@@ -1383,8 +1417,8 @@ report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws the messages of a step, in units of P, on eight ranks in two nodes of four. The
-# frames are the nodes. Compare the numbers outside the frames with your prediction.
+# **Measure.** The cell draws how much each of eight ranks sends to each other rank in a step, in units of P.
+# The two frames mark the two nodes of four ranks. Compare the total above each picture with your prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1456,12 +1490,12 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# With islands of 2, as much as 1.5 P leaves the node. Half a gradient is now all-reduced between four
-# replicas, and each of the two rings carries 2 · 3/4 · P/2 over the border. So let an island be as large as
-# the node.
+# With islands of 2, as much as 1.5 P leaves the node. Now four replicas all-reduce half of the gradient in a
+# ring. There are two such rings, and each of them carries 2 · 3/4 · P/2 out of the node. So an island should
+# be as large as a node.
 #
-# **Break it.** Let neighbours be replicas, so that the four ranks 0, 2, 4, 6 share a model, and 1, 3, 5, 7
-# another. All values stay correct. But how much leaves node 0 now?
+# **Break it.** Let neighbouring ranks be replicas of each other, so that ranks 0, 2, 4 and 6 form one island,
+# and ranks 1, 3, 5 and 7 form the other island. All values stay correct. But how much leaves node 0 now?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1471,12 +1505,13 @@ matrices(
 ) if written else None
 
 # %% [markdown]
-# Each island's ring now crosses the border, and carries 3 · 3/4 P over it, which makes 4.5 P together instead
-# of 1.0. The fast link now connects the replicas, between which little travels. So draw the messages of a
-# grid of ranks once, before you rent a thousand GPUs.
+# The ring of each island now crosses the border between the nodes and carries 3 · 3/4 P out of node 0, which
+# makes 4.5 P together instead of 1.0 P. The fast links inside a node now connect only replicas, which send
+# each other little. So draw the messages between your ranks once, before you rent a thousand GPUs.
 #
-# **In production.** `fully_shard` takes a two-dimensional mesh, whose first dimension replicates and whose
-# second shards. In the next cell, *keeps* counts only a rank's float32 weights.
+# **In production.** For hybrid sharding, give `fully_shard` a two-dimensional mesh. It replicates along the
+# first dimension and shards along the second. In the output of the next cell, *keeps* counts only the float32
+# weights of a rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1511,10 +1546,10 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
     print(f"{name:25} keeps {ranks[0]:.0f} bytes a parameter, sends {total:.2f} P: {kinds}")
 
 # %% [markdown]
-# The last line shows another way to use islands. `reshard_after_forward=2` keeps the shards spread over all
-# four ranks, but after forward each rank still holds half of the unit. Backward's gather then runs only
-# between two neighbours. DeepSpeed's ZeRO++ offers the same idea under the name hpZ
-# (`zero_hpz_partition_size`), and MiCS has islands (`mics_shard_size`).
+# The last line shows another way to use islands. With `reshard_after_forward=2`, the weights are sharded over
+# all four ranks, but between forward and backward each rank holds half of every unit. So the gather for
+# backward needs only two neighbouring ranks. DeepSpeed's ZeRO++ offers the same idea under the name hpZ
+# (`zero_hpz_partition_size`), and DeepSpeed's MiCS offers islands (`mics_shard_size`).
 
 # %% [markdown]
 # ## 6 · One norm from N shards
@@ -1527,16 +1562,18 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# Large models clip their gradients. If the norm of the whole gradient exceeds `max_norm`, all of it is scaled
-# down to that norm. But no rank holds the whole gradient any more. The square of the norm is a sum over
-# elements, though, and each element is on exactly one rank.
+# In the training of large models, gradients are clipped. If the norm of the whole gradient exceeds
+# `max_norm`, the whole gradient is scaled down until its norm is `max_norm`. But no rank holds the whole
+# gradient any more. However, the square of the norm is a sum over all elements, and each element is on
+# exactly one rank.
 #
 # **Predict.** Take a 70B model on 512 ranks. How many bytes must a rank send for the norm? And how many if
 # the model is sharded in islands of 8?
 #
-# <details><summary>Answer</summary>One number in float32 is all-reduced, which takes 2 · 511/512 · 4 = 8
-# bytes. In islands the sum goes over the 8 ranks of one island, so it takes 7 bytes. The other islands hold
-# the same shards. If you also added theirs, r islands would make the norm √r times too large.</details>
+# <details><summary>Answer</summary>The ranks all-reduce one number in float32, so each rank sends 2 · 511/512
+# · 4 bytes, which is almost 8. With islands, only the 8 ranks of one island add up their squares, so each
+# rank sends 2 · 7/8 · 4 = 7 bytes. The other islands hold the same shards. If you also added their squares,
+# the norm would be √r times too large with r islands.</details>
 #
 # **Build.**
 
@@ -1571,8 +1608,8 @@ def clip_grad_norm_(
 
 # %% [markdown]
 # <details><summary>Hint</summary>Add the squares of all elements on the rank to <code>squares</code>, in
-# float32, then all-reduce that one number and take the root. A rank without gradients takes part as well. The
-# ranks of <code>replica_group</code> need no message.</details>
+# float32, then all-reduce this number and take its square root. A rank without gradients must also call the
+# all-reduce. You don't have to send anything to the ranks of <code>replica_group</code>.</details>
 #
 # **Check.**
 
@@ -1586,8 +1623,8 @@ report.points(4)
 
 # %% [markdown]
 # **Measure, and break it.** The cell clips the gradients of `fully_shard` on four ranks to a norm of 0.5, and
-# also prints the norm of each rank's own shards. If each rank clipped by its own norm, by which factors would
-# the ranks scale?
+# also prints the norm of each rank's own shards. If each rank used only its own norm, by which factors would
+# the ranks scale their gradients?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1604,11 +1641,11 @@ if run:
         print(f"{name}: all-reduces of", ", ".join(f"{size} bytes" for size in sizes))
 
 # %% [markdown]
-# The four shards of *one* weight would be scaled by four factors, each about twice as large as it should be.
-# So the step would point in another direction, and no error would say so.
+# The four shards of *one* weight would be scaled by four different factors, each about twice as large as the
+# correct factor. So the step would point in a different direction, and no error would be raised.
 #
-# **In production.** `nn.utils.clip_grad_norm_` knows the sharded tensors of FSDP2 and finds the same number.
-# It sends a norm for each parameter, but all in one message.
+# **In production.** `nn.utils.clip_grad_norm_` supports the sharded tensors of FSDP2 and computes the same
+# norm. It all-reduces one number per parameter instead of one number in total, but still in a single message.
 
 # %% [markdown]
 # ## 7 · In production
@@ -1616,14 +1653,14 @@ if run:
 # | | |
 # |---|---|
 # | you will write | nothing |
-# | builds on | §2 for the first part, all of it for the others |
+# | builds on | §2 for the first part, §1 to §6 for the other parts |
 # | time | 5 minutes; the other parts take 40 minutes and are *optional* |
 #
 # ### The list inside `fully_shard`
 #
-# PyTorch's FSDP has hooks instead of a list. The next cell calls `fully_shard` on each block and then on the
-# model, with several options, and records the order of each step. Then it searches for arguments with which
-# your `fsdp_schedule` gives the same order.
+# PyTorch's FSDP issues its actions from hooks, as your module does. The next cell calls `fully_shard` on each
+# block and then on the model. It does this with five different options and records the order of the actions
+# in a step. Then it searches for arguments with which your `fsdp_schedule` gives the same order.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1672,26 +1709,28 @@ for name, order in run[0].items() if run else ():
     print(f"{name:38} {arguments_for(order)}")
 
 # %% [markdown]
-# A correct `fsdp_schedule` produces all five orders. (If a line finds no arguments, check whether your list
+# A correct `fsdp_schedule` produces all five orders. (If a line reports no arguments, check whether your list
 # gathers the unit that computes next before the units ahead of it.) By default (*as it comes*), forward
-# gathers nothing ahead, backward gathers one unit, and unit 7 is gathered *again* right after its forward.
+# gathers nothing ahead, and backward gathers one unit ahead. Unit 7 is freed after its forward, and then
+# immediately gathered *again*.
 #
 # On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
-# `set_modules_to_forward_prefetch` makes it explicit, which helps if the host is slow.
+# `set_modules_to_forward_prefetch` makes the prefetch explicit, which helps if the host is slow.
 #
 # <details><summary>Resharding in torchtitan and Llama 3</summary>By default, torchtitan does not reshard the
-# last unit, which is the last norm and the head. With pipelining, it reshards none. Llama 3 405B did not
-# reshard after forward at all (§3.3.2).</details>
+# last unit, which contains the last norm and the head, after its forward. With pipeline parallelism,
+# torchtitan reshards no unit after its forward. In the training of Llama 3 405B, no unit was resharded after
+# its forward either (§3.3.2 of its paper).</details>
 #
 # <details><summary>Two experimental methods of PyTorch
-# 2.13</summary><code>set_separate_reduce_scatter_group</code> gives reductions a second wire, and
-# <code>set_reduce_scatter_max_input_buffers</code> lets more than one reduction be in flight (default
-# 1).</details>
+# 2.13</summary><code>set_separate_reduce_scatter_group</code> gives reductions a process group of their own,
+# which acts like a second wire. <code>set_reduce_scatter_max_input_buffers</code> allows more than one
+# reduction in flight (the default is 1).</details>
 #
 # ### Optional: the bytes of K microbatches
 #
-# The next cell compares your `fsdp_bytes` (§1) with PyTorch's FSDP. The model is the `Network` above with a
-# small head, in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. It
+# The next cell compares your `fsdp_bytes` (§1) with PyTorch's FSDP. It trains the `Network` from above with a
+# small head in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The cell
 # takes up to half a minute.
 
 
@@ -1724,14 +1763,15 @@ for keep, (_, operations) in four.items():
     print(f"keep={keep!s:25} {bytes_in(operations) / unit_of_traffic:13.2f} {computed:>7}")
 
 # %% [markdown]
-# Backward begins with the root, so PyTorch keeps it whole after forward, and sends a few hundredths of a unit
-# less.
+# Backward begins with the root. So PyTorch keeps the root whole after forward, and sends a few hundredths of
+# a unit of traffic less.
 #
 # ### Optional: each option, and a difference that you can see
 #
-# The next cell prints the ledger and the memory of each option, on four ranks in float32 with AdamW. *Units*
-# is the traffic of a step. *Most* is the largest number of bytes a rank held when forward left a block or
-# backward entered one, divided by the number of parameters. The cell takes up to half a minute.
+# The next cell prints the messages, the traffic and the memory of a step for each option, on four ranks in
+# float32 with AdamW. The column *units* is the traffic in units of traffic. To find *most*, the cell measures
+# the bytes on a rank whenever forward leaves a block or backward enters one. It prints the largest value,
+# divided by the number of parameters. The cell takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1838,61 +1878,75 @@ for name, (ranks, operations) in visible.items():
     print(f"{name:32} {len(operations):8} {units:6.2f} {ranks[0]['most'] / HEADED:6.2f}")
 
 # %% [markdown]
-# - *Units.* A *wrap policy* decides which modules are units. Smaller units hold less at the same time but
-#   send more messages. A model in one unit is the root, so it sends each weight once for both passes, but it
-#   holds all weights. A transformer's block is the usual unit, since it is used as a whole and is large
-#   enough for the wire.
-# - *Resharding.* `reshard_after_forward=False` saves one unit of traffic but holds all weights. Between
-#   steps, weights are still sharded, which is the difference from ZeRO-2 (notebook 04).
-# - *Precision.* A step sends 8 bytes per parameter, not 12 (§4), here 1.99 units, not 2.99. Gathered weights
-#   take half the room.
-# - *Islands.* They send less in all, but their shards are twice as large.
-# - *Offload.* Shards, gradients and the optimizer's step are in the host's memory. Without a GPU nothing
-#   changes. On a GPU, 2 or 4 bytes per parameter go up before each gather, and the gradient comes down after
-#   each reduction.
-# - *Accumulation.* Whole gradients on the rank save traffic but take memory, as in §1.
+# <details><summary>After you have run it</summary>
 #
-# The table lists the names of these options. FSDP2 is `fully_shard`, and FSDP1 is `FullyShardedDataParallel`,
-# whose strategies are members of `ShardingStrategy` and `BackwardPrefetch`.
+# - *Units.* A *wrap policy* decides which modules become units. With smaller units, a rank holds less at the
+#   same time but sends more messages. If the whole model is one unit, this unit is the root, which stays
+#   whole after forward. So each weight is gathered only once, but each rank holds all weights. In a
+#   transformer, a unit is usually a block, because its weights are used together and make a message that is
+#   long enough.
+# - *Resharding.* `reshard_after_forward=False` saves one unit of traffic, but then a rank holds all weights
+#   during a step. Between steps, the weights are still sharded, whereas in ZeRO-2 they stay whole (notebook
+#   04).
+# - *Precision.* With `MixedPrecisionPolicy`, a step sends 8 bytes per parameter instead of 12 (§4), so the
+#   table shows 1.99 units instead of 2.99. Gathered weights take half the memory.
+# - *Islands.* With a mesh of 2 x 2, a rank sends less in total, but its shards are twice as large.
+# - *Offload.* With `CPUOffloadPolicy`, the shards and their gradients are in the host's memory, and the host
+#   computes the optimizer's step. Without a GPU, this changes nothing. With a GPU, a rank copies its shard to
+#   the GPU before each gather (2 or 4 bytes per parameter), and copies its part of the gradient back to the
+#   host after each reduction.
+# - *Accumulation.* If a rank keeps whole gradients between microbatches, it sends less but needs more memory,
+#   as in §1.
+#
+# </details>
+#
+# <details><summary>The names of these options in PyTorch and DeepSpeed</summary>
+#
+# FSDP2 is `fully_shard`, and FSDP1 is `FullyShardedDataParallel`, which takes members of the enumerations
+# `ShardingStrategy` and `BackwardPrefetch`.
 #
 # | yours | FSDP2 | FSDP1 | DeepSpeed, stage 3 |
 # |---|---|---|---|
-# | `module.blocks` | modules you call it on | `auto_wrap_policy` | automatic, in buckets |
+# | `module.blocks` | the modules you call `fully_shard` on | `auto_wrap_policy` | automatic, in buckets |
 # | `forward_prefetch` | implicit, or `set_modules_to_forward_prefetch` | `forward_prefetch=True` | `stage3_prefetch_bucket_size` |
 # | `backward_prefetch` | 1, or `set_modules_to_backward_prefetch` | `BACKWARD_PRE` (1), None (0) | `stage3_prefetch_bucket_size` |
 # | `reshard`, `keep_last` | `reshard_after_forward` of each unit | `FULL_SHARD`, `SHARD_GRAD_OP` | `stage3_max_live_parameters`, `stage3_max_reuse_distance` |
-# | at most 1 + prefetch units | by events | `limit_all_gathers=True`, so two gathers | `stage3_max_live_parameters` |
+# | at most 1 + prefetch units | enforced by events | `limit_all_gathers=True` allows two gathers | `stage3_max_live_parameters` |
 # | `all_gather_cast`, `reduce_scatter_mean` | `MixedPrecisionPolicy` | `MixedPrecision` | `"bf16"`, `"fp16"`, `communication_data_type` |
 # | `hybrid_groups` | a 2-D mesh | `HYBRID_SHARD` | `mics_shard_size`, `zero_hpz_partition_size` |
-# | `keep="gradients"` | `set_requires_gradient_sync` | `no_sync()` | never kept |
+# | `keep="gradients"` | `set_requires_gradient_sync` | `no_sync()` | not available |
 # | `clip_grad_norm_` | `nn.utils.clip_grad_norm_` | `model.clip_grad_norm_` | `"gradient_clipping"` |
 # | | `CPUOffloadPolicy` | `CPUOffload` | `offload_param`, `offload_optimizer` |
 #
-# PyTorch recommends FSDP2 for new code. FSDP1 in PyTorch 2.13 needs an accelerator, so its column is taken
-# from its signatures.
+# PyTorch recommends FSDP2 for new code. FSDP1 in PyTorch 2.13 needs an accelerator. So we did not run it, but
+# took its column from the function signatures.
 #
-# <details><summary>BACKWARD_POST</summary>It is between <code>BACKWARD_PRE</code> and None. It asks for unit
-# i − 1 after the backward of unit i, and before the reduction of i. So one unit fewer is whole, but each
-# gather of backward is exposed, while reductions are hidden. With None, the gather comes when it is needed,
-# behind the reduction, as in the <i>Break it</i> of §2.</details>
+# </details>
+#
+# <details><summary>BACKWARD_POST</summary>This setting is a compromise between <code>BACKWARD_PRE</code> and
+# None. FSDP1 then gathers unit i − 1 after the backward of unit i, but before the reduction of unit i. So one
+# unit fewer is whole at the same time. The gathers of backward are exposed, but the reductions are hidden.
+# With None, the gather starts only when the unit is needed, after the reduction of unit i, as in the <i>Break
+# it</i> of §2.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
-# but FSDP1 takes the enumeration's member instead of a string. For overlap it sets
-# <code>forward_prefetch=True</code>, although backward prefetch saves more and is on by default. As
-# weaknesses, it lists "No CPU Offload" and "No Pipeline Parallelism". But its own code imports
-# <code>CPUOffload</code>, and Llama 3 was trained with FSDP, tensor, context and pipeline parallelism
+# but FSDP1 expects a member of the enumeration instead of a string. For overlap, the lecture sets
+# <code>forward_prefetch=True</code>, although backward prefetch saves more time and is on by default. It
+# lists "No CPU Offload" and "No Pipeline Parallelism" as weaknesses of FSDP. But the lecture's own code
+# imports <code>CPUOffload</code>, and Llama 3 was trained with FSDP, tensor, context and pipeline parallelism
 # together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
-# excluded_wrap_modules=...)</code>, raises a TypeError for two reasons. The policy is a predicate that needs
-# <code>functools.partial</code>, and the keyword is <code>exclude_wrap_modules</code>. The training loops of
-# lectures 000 and 001 have no <code>zero_grad</code>, so gradients add up over the batches.</details>
+# excluded_wrap_modules=...)</code>, raises a TypeError for two reasons. First, FSDP1 itself calls the policy
+# for each module, so you have to set its arguments with <code>functools.partial</code>. Second, the keyword
+# is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
+# <code>zero_grad</code>, so gradients add up over the batches.</details>
 #
 # ### Optional: checkpoints
 #
-# There are two kinds of state dicts. A *full* one holds whole tensors, so every parameter is gathered, and
-# one rank writes it. A *sharded* one holds each rank's own shards, and nothing is gathered.
-# `torch.distributed.checkpoint` (DCP) writes sharded ones. Each rank writes a file of its pieces, and one
-# more file says which piece is where, so another number of ranks can read the checkpoint. Here four ranks
-# save, and two load:
+# There are two kinds of state dict. A *full* state dict holds whole tensors, so the ranks have to gather
+# every parameter before one rank can write it. A *sharded* state dict holds only the shards of its rank, so
+# nothing is gathered. `torch.distributed.checkpoint` (DCP) writes sharded state dicts. Each rank writes a
+# file with its own pieces, and an additional file lists where each piece is. So a different number of ranks
+# can read the checkpoint. In the next cell, four ranks save and two ranks load:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1945,16 +1999,16 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each rank's file holds a quarter of the 12 bytes per parameter, plus headers. While saving, only the plan
-# (names and offsets) travels. For a full state dict, such as one you want to publish, call
-# `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, which
-# gathers one parameter after another. The library's `course_lib.fsdp.save_checkpoint` writes DCP's files from
-# shards like yours.
+# Each rank's file holds a quarter of the states, which take 12 bytes per parameter, plus headers. While they
+# save, the ranks exchange only a plan with names and offsets. If you need a full state dict, for example to
+# publish the model, call `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
+# cpu_offload=True))`, which gathers one parameter after another. For shards like yours,
+# `course_lib.fsdp.save_checkpoint` writes such files.
 #
 # ### Optional: DeepSpeed's configuration
 #
-# Notebook 04 (§7) explains the lines on memory. The next cell translates a whole configuration into our
-# arguments:
+# Notebook 04 (§7) explains those lines of the configuration that concern memory. The next cell translates a
+# complete configuration into the arguments of this notebook:
 
 # %% tags=["skip-in-grading"]
 DEEPSPEED = {
@@ -2005,34 +2059,45 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
     print(f"{what:36} {value}")
 
 # %% [markdown]
+# <details><summary>The lines of this configuration</summary>
+#
 # | line | here |
 # |---|---|
-# | `train_batch_size` | counts samples of all ranks and microbatches in a step, microbatch · K · N |
-# | `gradient_accumulation_steps` | K. ZeRO-3 reduces after each microbatch, so this is `keep=None`, with 3K units |
-# | `optimizer` | made by DeepSpeed, on shards. With `offload_optimizer` it is a CPU version |
-# | `fp16` | `loss_scale` 0 means dynamic. The scale starts at 2^`initial_scale_power`, halves after `hysteresis` overflows, and doubles after `loss_scale_window` good steps (notebook 09). `"bf16": {"enabled": true}` needs none of it |
-# | `overlap_comm`, `reduce_bucket_size` | reduce-scatter while backward goes on, like your asynchronous reduce |
-# | `stage3_prefetch_bucket_size` | your two prefetches, counted in elements instead of units |
-# | `stage3_max_live_parameters` | A unit is kept after forward as long as fewer elements than this are whole. This is between your `reshard=True` and `False` |
-# | `pin_memory` | pages that the operating system may not move, so copies to the GPU can run next to kernels |
+# | `train_batch_size` | the number of samples in a step, which is the samples in a microbatch · K · N |
+# | `gradient_accumulation_steps` | K. ZeRO-3 reduces after each microbatch, which corresponds to `keep=None` and sends 3K units |
+# | `optimizer` | DeepSpeed creates the optimizer for the shards. With `offload_optimizer`, it runs on the CPU |
+# | `fp16` | A `loss_scale` of 0 makes the scale dynamic. The scale starts at 2^`initial_scale_power`, halves after `hysteresis` overflows, and doubles after `loss_scale_window` good steps (notebook 09). With `"bf16": {"enabled": true}`, you don't need a loss scale |
+# | `overlap_comm`, `reduce_bucket_size` | The ranks reduce gradients while backward goes on, as in your module |
+# | `stage3_prefetch_bucket_size` | your two prefetch arguments, but in elements instead of units |
+# | `stage3_max_live_parameters` | A unit is kept after forward as long as fewer elements than this number are whole. The setting is a compromise between your `reshard=True` and `False` |
+# | `pin_memory` | stores the data in pages that the operating system must not move, so that copies to the GPU can run at the same time as kernels |
 # | `gradient_clipping` | your `max_norm` |
 #
-# Here are three scenarios, and the lines they need. (1) If you have one node of 8 GPUs and the states fit
-# with ZeRO-3, take only `"stage": 3` and `"bf16"`. (2) On several nodes with a pipeline, take stage 1,
-# because a pipeline adds up gradients of many microbatches, and stages 2 and 3 would reduce or gather for
-# each of them. (3) With little memory on the GPU, take stage 2 with `offload_optimizer`, or stage 3 with
-# `offload_param` if even 2 bytes per parameter are too many.
+# </details>
+#
+# <details><summary>Which lines do you need?</summary>If you have one node of 8 GPUs and the states fit with
+# ZeRO-3, take only <code>"stage": 3</code> and <code>"bf16"</code>. If you train on several nodes with a
+# pipeline, take stage 1. A pipeline adds up the gradients of many microbatches, and stages 2 and 3 would
+# reduce or gather for each microbatch. If the GPU has little memory, take stage 2 with
+# <code>offload_optimizer</code>. If even the 2 bytes per parameter for the weights are too many, take stage 3
+# with <code>offload_param</code>.</details>
 #
 # ### Optional: which framework?
 #
-# | | what it shards, and adds | take it if | source |
+# The next folded note compares six frameworks.
+#
+# <details><summary>Comparison of the frameworks</summary>
+#
+# | | what it shards and offers | take it if | source |
 # |---|---|---|---|
-# | DDP | shards nothing | 16P and the activations fit. It has the least traffic, 2 units | notebook 03 |
-# | FSDP2 (PyTorch) | shards as in §1 to §6. Parameters stay named tensors, so it composes with tensor, context and pipeline parallelism, `torch.compile`, DCP | you write the training loop, only in PyTorch | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
-# | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | you want one configuration file to decide, or need NVMe to hold states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
-# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and its models suit you | Narayanan et al. 2021; Megatron Core guide |
-# | Accelerate (Hugging Face) | shards nothing itself. It has one configuration for DDP, FSDP1, FSDP2, DeepSpeed | you want to run your loop with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
-# | Lightning | shards nothing itself. It offers `DDPStrategy`, `FSDPStrategy` (FSDP1), `DeepSpeedStrategy`. `ModelParallelStrategy` (experimental) gives you a mesh, on which you call `fully_shard` and tensor parallelism yourself | you also want a trainer | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
+# | DDP | shards nothing | 16P bytes and the activations fit into each GPU. DDP has the least traffic, 2 units | notebook 03 |
+# | FSDP2 (PyTorch) | shards as in §1 to §6. Parameters remain named tensors, so you can combine it with tensor, context and pipeline parallelism, `torch.compile` and DCP | you want to write the training loop yourself, in PyTorch | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
+# | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | you want to set everything in one configuration file, or need NVMe to hold the states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
+# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and the models it provides suit you | Narayanan et al. 2021; Megatron Core guide |
+# | Accelerate (Hugging Face) | shards nothing itself. One configuration selects DDP, FSDP1, FSDP2 or DeepSpeed | you want to run the same loop with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
+# | Lightning | shards nothing itself. It offers `DDPStrategy`, `FSDPStrategy` (FSDP1) and `DeepSpeedStrategy`. `ModelParallelStrategy` (experimental) gives you a mesh, and you apply `fully_shard` and tensor parallelism yourself | you also want a ready-made training loop | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
+#
+# </details>
 #
 # <details><summary>The same step in four of them</summary>
 #
@@ -2065,26 +2130,31 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # optimizer.zero_grad()
 # ```
 #
-# The course runs the first two. DeepSpeed and Accelerate are not in its environment, so their lines follow
-# their documentation. Lecture 002 shows DeepSpeed's lines.</details>
+# The course runs the first two. DeepSpeed and Accelerate are not installed in the course's environment, so we
+# took their lines from their documentation. Lecture 002 shows the lines for DeepSpeed.</details>
 #
-# <details><summary>In the lectures</summary>Here is lecture 001's table "When to use what", judged. <i>Single
-# GPU, below 10B: standard training.</i> But 80 GB hold less than 5B at 16 bytes per parameter. <i>One node:
-# DDP, or FSDP with SHARD_GRAD_OP.</i> Yes, if 2P fits in addition to the rest. <i>10 to 70B: FSDP or
-# ZeRO-2.</i> But ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. <i>70B and more: FSDP and tensor
-# parallelism, or ZeRO-3.</i> Yes, and Llama 3 added pipelines and context parallelism. <i>100B and more:
-# Megatron-LM.</i> Or FSDP2 with the other axes, as in torchtitan. <i>Limited memory: ZeRO-Offload.</i> Or
-# <code>CPUOffloadPolicy</code>. GPT-3 was OpenAI's and wasn't trained with Megatron-LM. NVIDIA's runs of its
-# size were benchmarks. MT-NLG 530B was trained with Megatron-LM and DeepSpeed together. Lecture 002's axes
-# "ease of use" and "feature richness" are opinions, whereas the next picture has measured axes. Lecture 000
-# also lists JAX, in which you name a mesh and the compiler inserts the collectives, and lecture 001 lists
-# Ray, which shards nothing but starts and restarts the ranks. The <code>--fsdp "shard_grad_op"</code> of its
-# first recipe is an option of Hugging Face's trainer, not of <code>torchrun</code>.</details>
+# <details><summary>In the lectures</summary>Lecture 001 has a table "When to use what". Each of its rows is
+# printed here with our comment. <i>Single GPU, below 10B: standard training.</i> At 16 bytes per parameter,
+# however, 80 GB hold less than 5B parameters. <i>One node: DDP, or FSDP with SHARD_GRAD_OP.</i> This works if
+# 2P bytes fit in addition to the other states. <i>10 to 70B: FSDP or ZeRO-2.</i> But ZeRO-2 keeps 2P bytes on
+# every GPU, which is 140 GB for a 70B model. <i>70B and more: FSDP and tensor parallelism, or ZeRO-3.</i> We
+# agree, but Llama 3 also needed pipelines and context parallelism. <i>100B and more: Megatron-LM.</i> You can
+# also use FSDP2 with the other kinds of parallelism, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i>
+# You can also use <code>CPUOffloadPolicy</code>. The lecture also states that GPT-3 was trained with
+# Megatron-LM. But OpenAI trained GPT-3, and NVIDIA only ran benchmarks with models of this size. MT-NLG 530B
+# was trained with Megatron-LM and DeepSpeed together.
+#
+# Lecture 002 compares frameworks by "ease of use" and "feature richness", which are matters of opinion,
+# whereas the axes of the next picture are measured. Lecture 000 also lists JAX, in which you define a mesh
+# and the compiler inserts the collectives. Lecture 001 lists Ray, which shards nothing but starts and
+# restarts the ranks. In the first recipe of lecture 001, <code>--fsdp "shard_grad_op"</code> is an option of
+# Hugging Face's trainer, not of <code>torchrun</code>.</details>
 #
 # ### Optional: the trade-off, measured
 #
-# The cell trains the same model on four ranks in float32 with AdamW, and measures the traffic and the largest
-# memory of each strategy. Run the cell of *each option* first. This cell takes up to half a minute.
+# The next cell trains the same model with several strategies, on four ranks in float32 with AdamW, and
+# measures the traffic and the peak memory of each strategy. It uses functions from the cell under *each
+# option*, so run that cell first. It takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2137,13 +2207,13 @@ def trade_off():
 trade_off()
 
 # %% [markdown]
-# No strategy has both the least traffic and the least memory. ZeRO-3 is a little lower than `FSDP, yours`,
-# because yours also holds the unit that is gathered ahead. If you want still less memory, you need smaller
-# units, and if you want less traffic, you need whole weights or whole gradients. The picture doesn't show
-# time, but the slow motion of §3 does.
+# No strategy has both the least traffic and the least memory. ZeRO-3 needs a little less memory than `FSDP,
+# yours`, because your module also holds the unit that is gathered ahead. To save more memory, you need
+# smaller units. To save traffic, each rank has to keep whole weights or whole gradients. The picture doesn't
+# show the time of a step, but you measured it in §3.
 #
-# And without slow motion? On this machine the ranks compute on the cores that also copy their messages, so
-# little can overlap. The ratios of the next cell change from run to run:
+# How much does prefetch save without slow motion? On this machine, the cores that compute also copy the
+# messages, so the two can hardly overlap. The ratios of the next cell change from run to run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 AS_IT_IS = {
@@ -2161,11 +2231,11 @@ for name, (took, _) in plain.items():
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# Here the same GPT is trained three times, first on one GPU, and then on all of them, with DDP and with FSDP.
-# Each GPU always gets the same number of sequences.
+# In this section, the same GPT is trained three times, first on one GPU, then on all GPUs with DDP, and then
+# on all GPUs with FSDP. Each GPU always gets the same number of sequences.
 #
-# <details><summary>In the lectures</summary>This is the exercise of lecture 004, which takes nanoGPT's
-# model.</details>
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004, which uses the model of
+# nanoGPT.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -2174,10 +2244,11 @@ from course_lib.gpu.training import ONE_STEP, STEPS
 alone = on_your_gpus(ONE_STEP)
 
 # %% [markdown]
-# **Predict.** DDP and FSDP would give N times the tokens per second if all messages were hidden. DDP keeps
-# its buckets next to the gradients, which takes 4 more bytes per parameter, whereas FSDP keeps only 1/N of
-# weights and moments. (The peak comes at the beginning of backward, so the gradients do not count.) Are the
-# messages of this model hidden? Ask your `hides_from`, with 8 · 1,024 = 8,192 tokens on a rank.
+# **Predict.** If all messages were hidden, N GPUs would process N times as many tokens per second as one GPU.
+# DDP keeps its buckets in addition to the gradients, which takes 4 more bytes per parameter, whereas FSDP
+# keeps only 1/N of the weights and moments. (The peak memory occurs at the beginning of backward, so the
+# gradients do not count.) Are the messages of this model hidden on your GPUs? Compare your `hides_from` with
+# the 8 · 1,024 = 8,192 tokens of a rank.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 PARAMETERS = 124_439_808
@@ -2195,34 +2266,34 @@ def if_all_hides(of, run):
 
 on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 # %% [markdown]
-# You can run the same training from a terminal, with the batch of all GPUs: `torchrun --standalone
-# --nproc-per-node 2 examples/train.py --model 124M --parallel fsdp --batch-size 16 --dtype bf16 --steps 20
-# --report`. For one GPU, write `--nproc-per-node 1`, `--parallel none` and `--batch-size 8`. A T4 needs
-# `--dtype fp16`.
+# You can run the same training from a terminal, where you give the batch size of all GPUs together: `torchrun
+# --standalone --nproc-per-node 2 examples/train.py --model 124M --parallel fsdp --batch-size 16 --dtype bf16
+# --steps 20 --report`. For one GPU, write `--nproc-per-node 1`, `--parallel none` and `--batch-size 8`. A T4
+# needs `--dtype fp16`.
 
 # %% [markdown]
 # ## 8 · Questions
 #
 # | | |
 # |---|---|
-# | builds on | §1 to §4; question 5 is about §5, and its first paragraph is enough |
+# | builds on | §1 to §4; for question 5, the first paragraph of §5 is enough |
 # | time | 10 minutes |
 # | points | 6 |
 #
 # A number may be an expression, such as `3 * 2.5e9 / 1e6`.
 #
-# 1. Take 16 H100s at 40 % of 989 TFLOP/s, each with 50 GB/s each way, and weights in 16 bits. How many
-#    **tokens** per GPU does a forward need to hide the next gather?
+# 1. Take 16 H100s that reach 40 % of 989 TFLOP/s and send 50 GB/s each. The weights are in 16 bits. How many
+#    **tokens** per GPU does a forward need to hide the gather of the next unit?
 # 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why doesn't the step get shorter?
 #    `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in backward"`
-# 3. LLaMA-7B has 32 blocks of 202,383,360 parameters. Each block is a unit, and one unit is gathered ahead,
-#    in bfloat16. How many **MB** of whole blocks are there at most?
+# 3. LLaMA-7B has 32 blocks of 202,383,360 parameters. Each block is a unit, the weights are in bfloat16, and
+#    one unit is gathered ahead. How many **MB** of whole blocks does a rank hold, at most?
 # 4. With K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic**
 #    does a step send, if all elements have the same size?
-# 5. You have 64 GPUs in nodes of 8, with 50 GB/s between nodes, and 16P/8 bytes fit next to the activations.
-#    `"full"` or `"hybrid"` sharding?
-# 6. Which of these can deadlock, or mix up blocks? `"rank 0 prefetches two units, rank 1 one"`, `"all ranks
-#    prefetch nothing"` or `"rank 1 has fewer tokens"`
+# 5. You have 64 GPUs in nodes of 8, with 50 GB/s between nodes, and 16P/8 bytes fit into a GPU in addition to
+#    the activations. Which sharding do you choose, `"full"` or `"hybrid"`?
+# 6. Which of these situations can lead to a deadlock, or to a mix-up of blocks? `"rank 0 prefetches two
+#    units, rank 1 one"`, `"all ranks prefetch nothing"` or `"rank 1 has fewer tokens"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # tokens
@@ -2267,20 +2338,21 @@ report.points(6)
 # | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# Two of FSDP's three messages carry weights. Must they have 16 bits? The masters stay in float32 on their
-# ranks, so a weight that is rounded for one step isn't rounded for ever. ZeRO++ (Wang et al. 2023) therefore
-# sends weights in 8 bits.
+# Two of FSDP's three messages carry weights. Do the weights in these messages need 16 bits? The master
+# weights stay in float32 on their ranks, so a rounded weight is used for only one step. This is why ZeRO++
+# (Wang et al. 2023) can send weights in 8 bits.
 #
-# Eight bits count from −127 to 127, so a number needs a *scale*. If a whole shard had one scale, its largest
-# weight would set it, and an outlier would cost all the others their bits. So each *block* of 256 weights
-# (not a block of the model) has its own scale, which is its largest magnitude / 127. The scale costs 4 bytes
-# per block.
+# With 8 bits, we can send integers from −127 to 127, so we need a *scale* by which the receiver multiplies
+# them. If a whole shard had only one scale, its largest weight would determine this scale, and an outlier
+# would make all other weights imprecise. So each *block* of 256 weights (not a block of the model) has its
+# own scale, which is the largest magnitude in the block divided by 127. A scale is a float32, so it costs 4
+# bytes per block.
 #
-# **Predict.** How many bytes does a weight cost, and what is the largest error of a weight in a block whose
-# largest magnitude is 2?
+# **Predict.** How many bytes does a weight cost, including its part of the scale, and what is the largest
+# error of a weight in a block whose largest magnitude is 2?
 #
-# <details><summary>Answer</summary>A weight costs 1 + 4/256 = 1.016 bytes. The error is at most half a scale,
-# 2/127/2 = 0.008.</details>
+# <details><summary>Answer</summary>A weight costs 1 + 4/256 = 1.016 bytes. The error is at most half of the
+# scale, which is 2/127/2 = 0.008.</details>
 #
 # **Build.**
 
@@ -2316,10 +2388,12 @@ def all_gather_int8(
 # %% [markdown]
 # <details><summary>Hint: one message</summary>Put scales and elements into one row, as bytes.
 # <code>tensor.view(torch.uint8)</code> reads the same memory as bytes, and <code>.view(torch.float32)</code>
-# turns bytes back. gloo and NCCL send uint8. A part of a row may begin at any byte, but a float32 only at
-# every fourth, so <code>clone()</code> the part before you view it as float32. Gather into a flat row, and
-# view it as (N, bytes of a rank) afterwards.</details>
-# <details><summary>Hint: a block of zeros</summary>Its scale is 0. Divide by 1 instead.</details>
+# turns the bytes back into numbers. Both gloo and NCCL can send uint8. A float32 has to begin at a multiple
+# of four bytes, but the scales of a rank might begin at any byte of the row. So <code>clone()</code> the
+# scales before you view them as float32. Gather into a flat row, and view this row as (N, bytes of a rank)
+# afterwards.</details>
+# <details><summary>Hint: a block of zeros</summary>The scale of such a block is 0, so divide by 1
+# instead.</details>
 #
 # **Check.**
 
@@ -2331,8 +2405,9 @@ report = check("05_fsdp/all_gather_int8", all_gather_int8, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** On four ranks, the cell gathers normally distributed weights, of which one in a thousand is 30
-# times as large. For blocks of several sizes, it prints the bytes per weight and the error.
+# **Measure.** On four ranks, the cell gathers normally distributed weights. About one weight in a thousand is
+# an outlier, because it has been multiplied by 30. For several block sizes, the cell prints the bytes per
+# weight and the error.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2356,28 +2431,31 @@ for block, (ranks, operations) in several(
     )
 
 # %% [markdown]
-# **Break it.** Why not gradients as well? Let an element of the gradient be 0.9 on each of eight ranks. All
-# ranks use the scale 1/128, so 0.9 is 115 steps. What is the sum of the eight if it is added up in 8 bits?
+# **Break it.** Why not send gradients in 8 bits as well? Suppose that an element of the gradient is 0.9 on
+# each of eight ranks. All ranks use the scale 1/128, so they send 0.9 as the integer 115. What is the sum of
+# the eight integers if it is computed in 8 bits?
 
 # %% tags=["skip-in-grading"]
 terms = torch.full((8,), 115, dtype=torch.int8)
 print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 115)
 
 # %% [markdown]
-# A sum does not fit into the bits of its terms, and blocks with different scales cannot be added at all.
-# Therefore, in ZeRO++ every rank sends its pieces of a gradient in 4 bits to their owners, by all-to-all, and
-# the owners decode and add them.
+# The sum does not fit into the 8 bits of its terms. And if two blocks have different scales, their integers
+# cannot be added at all. So in ZeRO++, every rank sends each piece of its gradient in 4 bits to the rank that
+# owns this piece, by all-to-all. The owner first decodes the pieces and then adds them.
 #
 # **In production.** In DeepSpeed, write `"zero_quantized_weights": true`, `"zero_quantized_gradients": true`
-# and `"zero_hpz_partition_size": 8` (§5). Together they send a quarter of ZeRO-3's bytes between nodes (Wang
-# et al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each weight matrix.
+# and `"zero_hpz_partition_size": 8` (§5). With all three settings, a quarter of ZeRO-3's bytes travel between
+# nodes (Wang et al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each
+# weight matrix.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW on four ranks with two samples each, from the runs in the
-# last part of §7. If you have skipped that part, skip the next cell as well. M is the 4P bytes of the
-# parameters. The computation is compared with one process that takes all eight samples.
+# The next cell compares the strategies by our three criteria (computation, memory and bytes sent). It takes
+# one step of AdamW on four ranks with two samples each, from the runs in the last part of §7. If you have
+# skipped that part, skip the next cell as well. M stands for the 4P bytes of the parameters. The computation
+# is compared with the computation of one process that takes all eight samples.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2399,29 +2477,31 @@ def score():
 score() if "runs" in globals() else say_once("The scorecard needs the runs in the last part of §7.")
 
 # %% [markdown]
-# This notebook adds another column, the share of a step that is exposed in the slow motion of §3.
+# This notebook adds a fourth criterion, the share of a step that is exposed in the slow motion of §3.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, (took, _) in measured.items():
     print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
 
 # %% [markdown]
-# <details><summary>The column <i>computation</i></summary>One process takes 54.9 operations per parameter, of
-# which 46.9 are in the layers, 7 in AdamW, and one for the mean. Four replicas compute AdamW's step and the
-# mean four times, which is 24 more, so the ratio is 1.44. Two islands compute AdamW's step twice. In
-# <code>fully_shard</code> the mean is part of the communication and isn't counted. So it has 53.9 operations
-# instead of 54.9, which makes 0.982. With islands it has 60.9, which makes 1.11. The ZeRO-3 of notebook 04
-# adds each rank's gradients into a buffer. That is one more operation on each of the four ranks, and makes
-# 1.07. Yours divides each shard of the mean once, as one process does, and therefore has 1.</details>
+# <details><summary>The column <i>computation</i></summary>One process performs 54.9 operations per parameter,
+# of which 46.9 are in the layers, 7 in AdamW, and 1 in the mean. Four replicas compute AdamW's step and the
+# mean four times, which adds 24 operations, so the ratio is 1.44. In <code>fully_shard</code> the mean is
+# part of the communication and isn't counted. So <code>fully_shard</code> has 53.9 operations instead of
+# 54.9, and the ratio is 0.982. With two islands, <code>fully_shard</code> computes AdamW's step twice, so it
+# has 60.9 operations, and the ratio is 1.11. The ZeRO-3 of notebook 04 adds each rank's gradients into a
+# buffer. This is one more operation on each of the four ranks, so the ratio is 1.07. Your module divides each
+# shard of the mean once, as one process does, so the ratio is 1.</details>
 #
-# FSDP sends nearly as many bytes as ZeRO-3, and also holds the unit that is on its way. The two differ in the
-# exposed share. Not resharding saves a third of the bytes but keeps whole weights. Islands have short wires,
-# but shards of twice the size. All of them still compute whole layers on every rank. So if a single layer is
-# too large, or its activations are, no order of gathers helps. Tensor parallelism (notebook 06) and context
-# parallelism (notebook 08) cut those.
+# FSDP sends nearly as many bytes as the ZeRO-3 of notebook 04, and needs a little more memory for the unit
+# that is gathered ahead. But a much smaller share of its step is exposed. Without resharding, a step sends
+# about a third less, but a rank keeps whole weights. With islands, most messages stay inside a node, but the
+# shards are twice as large. All of these strategies still compute whole layers on every rank. So if a single
+# layer or its activations are too large for a GPU, no order of gathers helps. Tensor parallelism (notebook
+# 06) divides layers, and context parallelism (notebook 08) divides activations.
 #
-# **You have built** the step of ZeRO-3 as a list, a module that runs it, two precisions, islands, and the
-# norm of a gradient in N pieces.
+# **You have built** the step of ZeRO-3 as a list, a module that runs this list, collectives in two
+# precisions, islands, and the norm of a gradient in N pieces.
 #
 # **Read on.**
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the
@@ -2432,8 +2512,8 @@ for name, (took, _) in measured.items():
 #   explicit prefetching.
 # - Wang et al. (2023), *ZeRO++*; Zhang et al. (2022), *MiCS*: islands and small messages.
 # - Rajbhandari et al. (2021), *ZeRO-Infinity*: prefetch from disks.
-# - `course_lib/fsdp/` is a reference. Read it after you have written yours, `schedule.py` and `module.py`
-#   first.
+# - `course_lib/fsdp/` contains the reference solutions. Read them after you have written your own, and begin
+#   with `schedule.py` and `module.py`.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
 
