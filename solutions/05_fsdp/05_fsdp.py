@@ -3,13 +3,13 @@
 #
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
-# In notebook 04, ZeRO-3 reduced the memory of each rank to 16P/N bytes. But it sends 3 units of traffic
-# instead of 2, and a rank *waits* for every message. Without more memory, we can leave out hardly any of
-# these messages. But we can change their *order*.
+# In notebook 04, ZeRO-3 reduced the states on each rank to 16P/N bytes. But ZeRO-3 sends 3 units of traffic
+# instead of 2, and a rank *waits* for every message. We can leave out hardly any of these messages without
+# using more memory. But we can change their *order*.
 #
 # So in this notebook you write the order down as a list of actions. You simulate this list, draw it, and then
-# run it on real ranks. At the end you record such a list from PyTorch's `fully_shard`, and find out which of
-# your arguments correspond to its options.
+# run it on real ranks. At the end, you record the actions of PyTorch's `fully_shard` as such a list, and find
+# out which of your arguments correspond to its options.
 #
 # | | |
 # |---|---|
@@ -39,8 +39,8 @@
 # | N, P, K | the number of ranks (n in the code), the number of parameters, and the number of microbatches in a step |
 # | unit | parameters that are gathered and freed together, usually a block. The *root* is the unit of all parameters outside the blocks |
 # | whole | A unit is whole on a rank from the start of its gather until it is freed. So a unit whose gather is still running counts as whole |
-# | gather, reduction | the all-gather of a unit's weights, and the reduce-scatter of its gradients (`reduce` in the code) |
-# | reshard | to free a unit after forward, so that each rank again holds only its shard of the unit |
+# | gather, reduction | the all-gather of a unit's weights, and the reduce-scatter of its gradients (`reduce` in the code and the pictures) |
+# | reshard | to free a unit, so that each rank again holds only its shard of the unit |
 # | wire | the connection between the ranks. It carries one message at a time |
 # | hidden | A message is hidden if the rank computes while the message travels |
 # | exposed | A message is exposed if the rank waits for it and computes nothing. *Exposed time* is the time spent in this way |
@@ -456,8 +456,8 @@ measured_lanes(run) if run else None
 # The two rows are never busy at the same time. Each of the eight blocks needs 60 ms of arithmetic, and the
 # rank also waits for three messages of 21 ms. So the step takes 8 · 60 = 480 ms for the arithmetic and 24 ·
 # 21 = 504 ms for the messages, which makes 984 ms. But a GPU computes with its tensor cores, whereas a
-# network card sends its messages. If both worked at the same time, the step would take little more than 504
-# ms.
+# network card sends its messages. If both worked at the same time, the step would take little more than the
+# 504 ms of its messages.
 #
 # When does the arithmetic last long enough to hide the messages? Take one unit of U parameters, n ranks, and
 # T tokens on each rank. While a rank computes the forward of one unit, it gathers the weights of the next
@@ -481,7 +481,7 @@ measured_lanes(run) if run else None
 # | `keep` | in memory between microbatches | each microbatch does |
 # |---|---|---|
 # | `None` | shards | two gathers and a reduction |
-# | `"gradients"` | also whole gradients | two gathers. Only the last microbatch reduces |
+# | `"gradients"` | shards and whole gradients | two gathers. Only the last microbatch reduces |
 # | `"weights between"` | whole gradients, and whole weights from a backward until the next forward has used them | one gather, for backward. The first microbatch also gathers for forward, so there are K + 1 gathers in total. Only the last microbatch reduces |
 # | `"weights"` | whole gradients, and whole weights all the time | no gather, except one in the first microbatch. Only the last microbatch reduces |
 #
@@ -614,9 +614,8 @@ for each_way in (900e9, 450e9):
 # With so few tokens, half of each gather stays exposed.
 #
 # **In production.** In the training of Llama 3 405B, 128 groups of GPUs share the 16M tokens of a step (table
-# 4 of its paper). So each group has 131,072 tokens, and each GPU of the group computes its part of the model
-# for all of them (notebook 10). This is far more than 7,912 tokens, which is your T for a very large n on the
-# InfiniBand network.
+# 4 of its paper). So each group has 131,072 tokens, and each of its GPUs computes a part of the model for all
+# these tokens (notebook 10). Your T for a very large n on the InfiniBand network is only 7,912 tokens.
 #
 # <details><summary>Measured on 512 GPUs</summary>Zhao et al. used PyTorch FSDP to train a GPT with 175B
 # parameters on up to 512 A100s. With one sequence per GPU, they report more than 173 TFLOP/s per GPU, which
@@ -650,9 +649,9 @@ for each_way in (900e9, 450e9):
 # all computations listed before it. (On a GPU, the host runs ahead, as §3 explains. But even there, a gather
 # has to wait until enough memory is free.)
 #
-# The list doesn't say when each action happens. But `simulate` can calculate the times if you tell it how
-# long each action takes, and in §3 real ranks measure them. Like the step of §1, the step in the next cell
-# gathers nothing ahead. The cell prints the list and draws its simulation.
+# The list doesn't say when each action happens. But if you tell `simulate` how long each action takes, it
+# computes these times, and in §3 you measure them on real ranks. Like the step of §1, the step in the next
+# cell gathers nothing ahead. The cell prints the list of this step and draws its simulation.
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -665,13 +664,14 @@ lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 # %% [markdown]
 # **Predict.** Take eight units. The forward of each unit takes 20 ms, its backward 40 ms, its gather 20 ms
 # and its reduction 20 ms. Consider three cases: (a) nothing is gathered ahead, (b) one unit is gathered
-# ahead, (c) all units are. In (b) and (c), the last unit also stays whole between forward and backward. For
-# each case, write down how long the step takes, and how many units are whole at the same time, at most.
+# ahead, (c) all units are gathered ahead. In (b) and (c), the last unit also stays whole between forward and
+# backward. For each case, write down how long the step takes, and how many units are whole at the same time,
+# at most.
 #
 # **Build.** Write the two loops of `fsdp_schedule`, one for forward and one for backward, by these rules. The
 # stub defines `free`, and a `gather` that skips units which are already whole.
 #
-# - Forward runs through the units from unit 0 up to the last, and backward runs down again to unit 0.
+# - Forward runs through the units from the first to the last, and backward from the last to the first.
 # - Before a unit computes, first gather the unit itself. With prefetch p, then gather the next p units,
 #   beginning with the nearest. In forward, the next units have higher numbers, and in backward they have
 #   lower numbers.
@@ -771,13 +771,13 @@ lanes(one_ahead, SLOW, "your list, one ahead, in milliseconds", until=984) if on
 
 # %% [markdown]
 # With the durations of slow motion, prefetch saves at most 455 of 984 ms. If one unit is gathered ahead and
-# the last unit is kept, the step is already 443 ms shorter, and only two units are whole at the same time
-# instead of eight. In this step, each backward takes 40 ms and cannot quite hide a reduction and a gather,
-# which take 42 ms together. A second unit ahead saves the remaining 12 ms. The shortest step is still 49 ms
-# longer than its arithmetic, and no list can change that. The rank has nothing to compute during the first
-# gather and the last reduction, which take 42 ms together. In forward, it also waits 1 ms for each of the
-# other seven units, because a gather takes 21 ms and the forward of a block only 20 ms. With the T tokens of
-# §1, this wait would disappear.
+# the last unit is kept, prefetch already saves 443 ms, and at most two units are whole at the same time. In
+# this step, each backward takes 40 ms and cannot quite hide a reduction and a gather, which take 42 ms
+# together. A second unit ahead saves the remaining 12 ms. The shortest step is still 49 ms longer than its
+# arithmetic, and no list can change that. The rank has nothing to compute during the first gather and the
+# last reduction, which take 42 ms together. In forward, it also waits 1 ms for each of the other seven units,
+# because a gather takes 21 ms and the forward of a block only 20 ms. With the T tokens of §1, a forward would
+# take as long as a gather, and this wait would disappear.
 #
 # **Optional.** The next cell has sliders. You can choose a model, a number of tokens and a link, and the cell
 # then computes the durations as in §1. Find the numbers of tokens at which the sentence above the picture
@@ -804,16 +804,16 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 
 # %% [markdown]
 # Nearly two thirds of the gain is gone, because the gather of the next unit queues behind a reduction that
-# isn't urgent. So an asynchronous reduce-scatter saves nothing if nothing is gathered ahead. The rank no
-# longer waits for the reduce-scatter, but it waits longer for the next gather. The FSDP paper by Zhao et al.
-# describes the same effect on GPUs, where a single stream carries all NCCL collectives, so the reduce-scatter
-# blocks the next all-gather (§3.3.2). When the authors issued the gather first, GPT-175B trained 18 % faster
-# (figure 6b).
+# isn't urgent. For the same reason, an asynchronous reduce-scatter saves nothing if nothing is gathered
+# ahead. The rank no longer waits for the reduce-scatter, but it waits longer for the next gather. The FSDP
+# paper by Zhao et al. describes the same effect on GPUs, where all NCCL collectives wait in one queue, so the
+# reduce-scatter blocks the next all-gather (§3.3.2). When the authors issued the gather first, GPT-175B
+# trained 18 % faster (figure 6b).
 #
 # <details><summary>How many gathers are in flight</summary>The FSDP of the paper also allows at most two
-# gathers in flight. Without this limit, units would arrive before the allocator can reuse the memory of freed
-# units. The limit made the training of T5-11B up to 5 times as fast, changed nothing for a second model, and
-# made a third model 5 % slower (§3.4.2, §5.3).</details>
+# gathers in flight. Without this limit, units would arrive before PyTorch's allocator can reuse the memory of
+# freed units. The limit made the training of T5-11B up to 5 times as fast, changed nothing for a second
+# model, and made a third model 5 % slower (§3.4.2, §5.3).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
 # computing layer i". In backward, however, the layer to prefetch is i − 1.</details>
@@ -1001,12 +1001,12 @@ class PrefetchedModule(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: begin without overlap</summary>First let <code>use</code> only call
 # <code>wait()</code> for the units of block i, as its given lines do, and let <code>send</code> call
-# <code>unit.reduce()()</code>. Once <code>before</code> calls both methods, your module does the same as the
-# module of notebook 04, and passes those lines of the check that compare values. Then add
-# <code>start()</code> for the units ahead, and finally leave one reduction in flight.</details>
+# <code>unit.reduce()()</code>. Once <code>before</code> calls <code>send</code> and <code>use</code>, your
+# module does the same as the module of notebook 04, and passes those lines of the check that compare values.
+# Then add <code>start()</code> for the units ahead, and finally leave one reduction in flight.</details>
 # <details><summary>Hint: ahead</summary>Call <code>start()</code> for the units of the blocks i to i +
-# prefetch in forward, or i to i − prefetch in backward. Skip numbers below 0 and above the last block. Then
-# call <code>wait()</code> for the units of block i.</details>
+# prefetch in forward, or i to i − prefetch in backward. Skip numbers below 0 and above the last block. The
+# given lines then call <code>wait()</code> for the units of block i.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
 # returns. Call this function before the next <code>reduce()</code>, or after backward if no other reduction
 # follows.</details>
@@ -1021,7 +1021,7 @@ report = check("05_fsdp/prefetched_module", PrefetchedModule, cases="hidden")
 report.points(16)
 
 # %% [markdown]
-# **Measure.** The cell runs your module in slow motion and compares it with your own simulated lists. Does
+# **Measure.** The cell runs your module in slow motion and compares its times with your simulated lists. Does
 # the program do what the list says?
 
 
@@ -1082,16 +1082,16 @@ for body in (skips, disagrees):
 # <details><summary>After you have run it</summary>In case 1, all eight blocks are whole, as in plain data
 # parallelism. In cases 2 and 3, the ranks call their collectives in different orders, so one rank gathers a
 # unit while the other rank gathers a different unit or reduces gradients. The course's ledger compares each
-# collective with the collectives of the other ranks, and raises an error that names both. Without a ledger,
-# the ranks might hang. Or the gathers of two different blocks might be matched, if they have the same size. A
-# rank would then compute with the weights of the wrong block, and no error would be raised. Collectives have
-# no names, so they are matched only by their order. This is why <i>all ranks must call the same collectives
-# in the same order</i>.</details>
+# collective with the collectives of the other ranks, and raises an error that names two collectives which
+# don't match. Without a ledger, the ranks might hang. Or the gathers of two different blocks might be
+# matched, if they have the same size. A rank would then compute with the weights of the wrong block, and no
+# error would be raised. Collectives have no names, so they are matched only by their order. This is why
+# <i>all ranks must call the same collectives in the same order</i>.</details>
 #
-# **In production.** A GPU has *streams*, which work side by side. FSDP2 gathers on one stream, reduces on a
-# second and computes on a third, and *events* make one stream wait for another. On a GPU, `unit.wait()` makes
-# only the compute stream wait, and the host goes on. So while one block computes, the host already starts the
-# gather of the next block, even without a prefetch setting.
+# **In production.** A GPU works through several queues side by side, which are called *streams*. FSDP2
+# gathers on one stream, reduces on a second and computes on a third, and *events* make one stream wait for
+# another. On a GPU, `unit.wait()` makes only the compute stream wait, and the host goes on. So while one
+# block computes, the host already starts the gather of the next block, even without a prefetch setting.
 #
 # <details><summary>Memory that two streams use</summary>When one stream frees a tensor, another stream might
 # still be reading it. FSDP1 told the allocator about the second stream (<code>record_stream</code>), and the
@@ -1222,8 +1222,8 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         )
 
 # %% [markdown]
-# (The error in float32 is exactly 0 here. The sum of four numbers with 8 significant bits and of similar size
-# fits into the 24 bits of a float32.)
+# (The error in float32 is exactly 0 here, because the sum of four numbers with 8 significant bits and of
+# similar size fits into the 24 bits of a float32.)
 #
 # **Break it.** Why does the optimizer need a master in float32? The cell starts with a weight of 1 and
 # subtracts 1e-4 a hundred times, first in float32 and then in bfloat16.
@@ -1236,8 +1236,8 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: {weight.item():.4f}")
 
 # %% [markdown]
-# In bfloat16, the next larger number after 1 is 1/128 away, and the next smaller number is 1/256 away. A step
-# of 1e-4 is less than half of either distance, so each result is rounded back to 1 (notebook 09).
+# In bfloat16, the next number above 1 is 1/128 away, and the next number below 1 is 1/256 away. A step of
+# 1e-4 is less than half of either distance, so each result is rounded back to 1 (notebook 09).
 #
 # **In production.** `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)` does the
 # same as your two functions. Without `reduce_dtype`, the reduction takes place in `param_dtype`.
@@ -1296,9 +1296,9 @@ figure
 
 # %% [markdown]
 # In a ring, the error grows with the number of ranks. In a tree, the error hardly grows, because a tree adds
-# numbers of similar size. But you normally can't choose between them, because the communication library
-# selects the algorithm. If the sum is in float32, each gradient is rounded only once, to 16 bits, and these
-# errors average out.
+# numbers of similar size. But you normally can't choose between a ring and a tree, because the communication
+# library selects the algorithm. If the sum is in float32, each gradient is rounded only once, to 16 bits, and
+# these errors average out.
 #
 # The next cell runs a step of `fully_shard` without a policy and with two different policies. In which dtypes
 # do the ranks send, and which dtypes do they keep between steps?
@@ -1343,7 +1343,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # different islands hold the same shard.
 #
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
-#                      replica groups   [0 4] [1 5] [2 6] [3 7]         equal places hold the same shard
+#                      replica groups   [0 4] [1 5] [2 6] [3 7]         replicas hold the same shard
 #
 # | | among | each rank sends |
 # |---|---|---|
@@ -1418,7 +1418,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell draws how much each of eight ranks sends to each other rank in a step, in units of P.
-# The two frames mark the two nodes of four ranks. Compare the total above each picture with your prediction.
+# The frames mark the two nodes of four ranks. Compare the total above each picture with your prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1490,9 +1490,9 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# With islands of 2, as much as 1.5 P leaves the node. Now four replicas all-reduce half of the gradient in a
-# ring. There are two such rings, and each of them carries 2 · 3/4 · P/2 out of the node. So an island should
-# be as large as a node.
+# With islands of 2, as much as 1.5 P leaves node 0. Now four replicas all-reduce half of the gradient in a
+# ring. There are two such rings, and each of them carries 2 · 3/4 · P/2 out of node 0. So an island should be
+# as large as a node.
 #
 # **Break it.** Let neighbouring ranks be replicas of each other, so that ranks 0, 2, 4 and 6 form one island,
 # and ranks 1, 3, 5 and 7 form the other island. All values stay correct. But how much leaves node 0 now?
@@ -1507,7 +1507,7 @@ matrices(
 # %% [markdown]
 # The ring of each island now crosses the border between the nodes and carries 3 · 3/4 P out of node 0, which
 # makes 4.5 P together instead of 1.0 P. The fast links inside a node now connect only replicas, which send
-# each other little. So draw the messages between your ranks once, before you rent a thousand GPUs.
+# each other little.
 #
 # **In production.** For hybrid sharding, give `fully_shard` a two-dimensional mesh. It replicates along the
 # first dimension and shards along the second. In the output of the next cell, *keeps* counts only the float32
@@ -1608,7 +1608,7 @@ def clip_grad_norm_(
 
 # %% [markdown]
 # <details><summary>Hint</summary>Add the squares of all elements on the rank to <code>squares</code>, in
-# float32, then all-reduce this number and take its square root. A rank without gradients must also call the
+# float32, then all-reduce this sum and take its square root. A rank without gradients must also call the
 # all-reduce. You don't have to send anything to the ranks of <code>replica_group</code>.</details>
 #
 # **Check.**
@@ -1659,8 +1659,8 @@ if run:
 # ### The list inside `fully_shard`
 #
 # PyTorch's FSDP issues its actions from hooks, as your module does. The next cell calls `fully_shard` on each
-# block and then on the model. It does this with five different options and records the order of the actions
-# in a step. Then it searches for arguments with which your `fsdp_schedule` gives the same order.
+# block and then on the model. It does this with five different sets of options, and records the order of the
+# actions in a step. Then it searches for arguments with which your `fsdp_schedule` gives the same order.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1766,12 +1766,12 @@ for keep, (_, operations) in four.items():
 # Backward begins with the root. So PyTorch keeps the root whole after forward, and sends a few hundredths of
 # a unit of traffic less.
 #
-# ### Optional: each option, and a difference that you can see
+# ### Optional: the effect of each option
 #
 # The next cell prints the messages, the traffic and the memory of a step for each option, on four ranks in
-# float32 with AdamW. The column *units* is the traffic in units of traffic. To find *most*, the cell measures
-# the bytes on a rank whenever forward leaves a block or backward enters one. It prints the largest value,
-# divided by the number of parameters. The cell takes up to half a minute.
+# float32 with AdamW. The column *units* lists the traffic. To find *most*, the cell measures the bytes on a
+# rank whenever forward leaves a block or backward enters one. It prints the largest value, divided by the
+# number of parameters. The cell takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1883,8 +1883,8 @@ for name, (ranks, operations) in visible.items():
 # - *Units.* A *wrap policy* decides which modules become units. With smaller units, a rank holds less at the
 #   same time but sends more messages. If the whole model is one unit, this unit is the root, which stays
 #   whole after forward. So each weight is gathered only once, but each rank holds all weights. In a
-#   transformer, a unit is usually a block, because its weights are used together and make a message that is
-#   long enough.
+#   transformer, a unit is usually a block, because the weights of a block are used together, and their
+#   messages are long enough to use the full bandwidth.
 # - *Resharding.* `reshard_after_forward=False` saves one unit of traffic, but then a rank holds all weights
 #   during a step. Between steps, the weights are still sharded, whereas in ZeRO-2 they stay whole (notebook
 #   04).
@@ -1937,7 +1937,7 @@ for name, (ranks, operations) in visible.items():
 # together. Lecture 002's policy, <code>size_based_auto_wrap_policy(min_num_params=...,
 # excluded_wrap_modules=...)</code>, raises a TypeError for two reasons. First, FSDP1 itself calls the policy
 # for each module, so you have to set its arguments with <code>functools.partial</code>. Second, the keyword
-# is <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
+# is spelled <code>exclude_wrap_modules</code>. The training loops of lectures 000 and 001 have no
 # <code>zero_grad</code>, so gradients add up over the batches.</details>
 #
 # ### Optional: checkpoints
@@ -2003,7 +2003,7 @@ with tempfile.TemporaryDirectory() as folder:
 # save, the ranks exchange only a plan with names and offsets. If you need a full state dict, for example to
 # publish the model, call `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
 # cpu_offload=True))`, which gathers one parameter after another. For shards like yours,
-# `course_lib.fsdp.save_checkpoint` writes such files.
+# `course_lib.fsdp.save_checkpoint` writes files in the same format.
 #
 # ### Optional: DeepSpeed's configuration
 #
@@ -2063,7 +2063,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 #
 # | line | here |
 # |---|---|
-# | `train_batch_size` | the number of samples in a step, which is the samples in a microbatch · K · N |
+# | `train_batch_size` | the number of samples in a step, which is K · N times the number of samples in a microbatch |
 # | `gradient_accumulation_steps` | K. ZeRO-3 reduces after each microbatch, which corresponds to `keep=None` and sends 3K units |
 # | `optimizer` | DeepSpeed creates the optimizer for the shards. With `offload_optimizer`, it runs on the CPU |
 # | `fp16` | A `loss_scale` of 0 makes the scale dynamic. The scale starts at 2^`initial_scale_power`, halves after `hysteresis` overflows, and doubles after `loss_scale_window` good steps (notebook 09). With `"bf16": {"enabled": true}`, you don't need a loss scale |
@@ -2084,9 +2084,8 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 #
 # ### Optional: which framework?
 #
-# The next folded note compares six frameworks.
 #
-# <details><summary>Comparison of the frameworks</summary>
+# <details><summary>Six frameworks compared</summary>
 #
 # | | what it shards and offers | take it if | source |
 # |---|---|---|---|
@@ -2153,8 +2152,8 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # ### Optional: the trade-off, measured
 #
 # The next cell trains the same model with several strategies, on four ranks in float32 with AdamW, and
-# measures the traffic and the peak memory of each strategy. It uses functions from the cell under *each
-# option*, so run that cell first. It takes up to half a minute.
+# measures the traffic and the peak memory of each strategy. It uses functions from the cell under *the effect
+# of each option*, so run that cell first. It takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2209,11 +2208,12 @@ trade_off()
 # %% [markdown]
 # No strategy has both the least traffic and the least memory. ZeRO-3 needs a little less memory than `FSDP,
 # yours`, because your module also holds the unit that is gathered ahead. To save more memory, you need
-# smaller units. To save traffic, each rank has to keep whole weights or whole gradients. The picture doesn't
-# show the time of a step, but you measured it in §3.
+# smaller units. To save traffic, you have to keep whole weights or whole gradients on each rank. The picture
+# doesn't show the time of a step, but you measured it in §3.
 #
 # How much does prefetch save without slow motion? On this machine, the cores that compute also copy the
-# messages, so the two can hardly overlap. The ratios of the next cell change from run to run:
+# messages, so computation and messages can hardly overlap. The ratios of the next cell change from run to
+# run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 AS_IT_IS = {
@@ -2246,9 +2246,9 @@ alone = on_your_gpus(ONE_STEP)
 # %% [markdown]
 # **Predict.** If all messages were hidden, N GPUs would process N times as many tokens per second as one GPU.
 # DDP keeps its buckets in addition to the gradients, which takes 4 more bytes per parameter, whereas FSDP
-# keeps only 1/N of the weights and moments. (The peak memory occurs at the beginning of backward, so the
-# gradients do not count.) Are the messages of this model hidden on your GPUs? Compare your `hides_from` with
-# the 8 · 1,024 = 8,192 tokens of a rank.
+# keeps only 1/N of the weights and moments. (The peak memory occurs at the beginning of backward, before
+# there are gradients, so they do not count.) Are the messages of this model hidden on your GPUs? Compare the
+# result of your `hides_from` with the 8 · 1,024 = 8,192 tokens of a rank.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 PARAMETERS = 124_439_808
@@ -2445,17 +2445,17 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 # owns this piece, by all-to-all. The owner first decodes the pieces and then adds them.
 #
 # **In production.** In DeepSpeed, write `"zero_quantized_weights": true`, `"zero_quantized_gradients": true`
-# and `"zero_hpz_partition_size": 8` (§5). With all three settings, a quarter of ZeRO-3's bytes travel between
-# nodes (Wang et al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for each
-# weight matrix.
+# and `"zero_hpz_partition_size": 8` (§5). With all three settings, only a quarter of ZeRO-3's bytes travel
+# between nodes (Wang et al. 2023, abstract). torchao gathers FSDP2's weights in float8, with one scale for
+# each weight matrix.
 
 # %% [markdown]
 # ## Scorecard
 #
-# The next cell compares the strategies by our three criteria (computation, memory and bytes sent). It takes
-# one step of AdamW on four ranks with two samples each, from the runs in the last part of §7. If you have
-# skipped that part, skip the next cell as well. M stands for the 4P bytes of the parameters. The computation
-# is compared with the computation of one process that takes all eight samples.
+# The next cell compares the strategies by our three criteria (computation, memory and bytes sent). The
+# numbers are for one step of AdamW on four ranks with two samples each, and come from the runs in the last
+# part of §7. If you have skipped that part, skip the next cell as well. M stands for the 4P bytes of the
+# parameters. The computation is compared with the computation of one process that takes all eight samples.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2485,13 +2485,14 @@ for name, (took, _) in measured.items():
 
 # %% [markdown]
 # <details><summary>The column <i>computation</i></summary>One process performs 54.9 operations per parameter,
-# of which 46.9 are in the layers, 7 in AdamW, and 1 in the mean. Four replicas compute AdamW's step and the
-# mean four times, which adds 24 operations, so the ratio is 1.44. In <code>fully_shard</code> the mean is
-# part of the communication and isn't counted. So <code>fully_shard</code> has 53.9 operations instead of
-# 54.9, and the ratio is 0.982. With two islands, <code>fully_shard</code> computes AdamW's step twice, so it
-# has 60.9 operations, and the ratio is 1.11. The ZeRO-3 of notebook 04 adds each rank's gradients into a
-# buffer. This is one more operation on each of the four ranks, so the ratio is 1.07. Your module divides each
-# shard of the mean once, as one process does, so the ratio is 1.</details>
+# of which 46.9 are for the layers, 7 for AdamW, and 1 for the mean of the gradients. Four replicas compute
+# AdamW's step and the mean four times, which adds 24 operations, so the ratio is 1.44. In
+# <code>fully_shard</code> the mean is part of the communication and isn't counted. So
+# <code>fully_shard</code> has 53.9 operations instead of 54.9, and the ratio is 0.982. With two islands,
+# <code>fully_shard</code> computes AdamW's step twice, so it has 60.9 operations, and the ratio is 1.11. The
+# ZeRO-3 of notebook 04 adds each rank's gradients into a buffer. This is one more operation on each of the
+# four ranks, so the ratio is 1.07. Your module divides each shard of the mean once, as one process does, so
+# the ratio is 1.</details>
 #
 # FSDP sends nearly as many bytes as the ZeRO-3 of notebook 04, and needs a little more memory for the unit
 # that is gathered ahead. But a much smaller share of its step is exposed. Without resharding, a step sends
