@@ -43,11 +43,11 @@
 # | reshard | to free a unit, so that each rank again holds only its shard of the unit |
 # | wire | the connection between the ranks. It carries one message at a time |
 # | hidden | A message is hidden if the rank computes while the message travels |
-# | exposed | A message is exposed if the rank waits for it and computes nothing. *Exposed time* is the time spent in this way |
+# | exposed | A message is exposed if the rank waits for it and computes nothing. *Exposed time* is the time a rank spends in such waits |
 # | prefetch | to gather a unit before it is needed |
 #
-# As in notebook 04, one *unit of traffic* is (N−1)/N · P elements. This is the number of elements each rank
-# sends in one all-gather or one reduce-scatter of all P parameters.
+# As in notebook 04, one *unit of traffic* is (N−1)/N · P elements. Each rank sends this number of elements in
+# one all-gather or one reduce-scatter of all P parameters.
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -453,11 +453,11 @@ for name, step in run.items():
 measured_lanes(run) if run else None
 
 # %% [markdown]
-# The two rows are never busy at the same time. Each of the eight blocks needs 60 ms of arithmetic, and the
-# rank also waits for three messages of 21 ms. So the step takes 8 · 60 = 480 ms for the arithmetic and 24 ·
-# 21 = 504 ms for the messages, which makes 984 ms. But a GPU computes with its tensor cores, whereas a
-# network card sends its messages. If both worked at the same time, the step would take little more than the
-# 504 ms of its messages.
+# The two rows are never busy at the same time. Each of the eight blocks needs 20 + 40 = 60 ms of arithmetic
+# and three messages of 21 ms, for which the rank waits. So the step takes 8 · 60 = 480 ms for the arithmetic
+# and 24 · 21 = 504 ms for the messages, which makes 984 ms. But a GPU computes with its tensor cores, whereas
+# a network card sends its messages, so both could work at the same time. The step would then take little more
+# than the 504 ms of its messages.
 #
 # When does the arithmetic last long enough to hide the messages? Take one unit of U parameters, n ranks, and
 # T tokens on each rank. While a rank computes the forward of one unit, it gathers the weights of the next
@@ -544,8 +544,8 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 # <details><summary>Hint: T</summary>Write the two times, (n−1)/n · U · itemsize / bandwidth and 2 U T /
 # flops, and set them equal. U cancels, because it is on both sides.</details>
 # <details><summary>Hint: the microbatches</summary>The last column of the table says what each microbatch
-# does. Add this up over the K microbatches. For example, the first two rows have 2K gathers, or K with
-# <code>reshard=False</code>.</details>
+# does. Add up these gathers and reductions over the K microbatches. For example, the first two rows have 2K
+# gathers, or K with <code>reshard=False</code>.</details>
 # <details><summary>Hint: the sizes</summary><code>numel()</code> counts the elements of a parameter. The
 # block is <code>model.blocks[0]</code>, and all other parameters of <code>model.parameters()</code> belong to
 # the root. A tied head is listed only once there, so it is not counted twice.</details>
@@ -599,9 +599,9 @@ said(where_they_cross)
 # traffic for the first row of the table, but only 2 for the last row. All four settings compute the same
 # gradients. But to send less, each rank has to keep whole gradients, and in the last two rows whole weights
 # as well. With `keep="weights"`, only the optimizer states remain sharded during a step, as in stage 1 of
-# ZeRO. (An optional part of §7 measures all four settings.)
+# ZeRO. (§7 measures all four settings.)
 #
-# **Break it.** NVIDIA's data sheet says that an H100 has 900 GB/s of NVLink. Put this number into
+# **Break it.** NVIDIA's data sheet says that an H100 reaches 900 GB/s over NVLink. Put this number into
 # `hides_from`:
 
 
@@ -1298,7 +1298,7 @@ figure
 # In a ring, the error grows with the number of ranks. In a tree, the error hardly grows, because a tree adds
 # numbers of similar size. But you normally can't choose between a ring and a tree, because the communication
 # library selects the algorithm. If the sum is in float32, each gradient is rounded only once, to 16 bits, and
-# these errors average out.
+# these rounding errors average out.
 #
 # The next cell runs a step of `fully_shard` without a policy and with two different policies. In which dtypes
 # do the ranks send, and which dtypes do they keep between steps?
@@ -1507,7 +1507,7 @@ matrices(
 # %% [markdown]
 # The ring of each island now crosses the border between the nodes and carries 3 · 3/4 P out of node 0, which
 # makes 4.5 P together instead of 1.0 P. The fast links inside a node now connect only replicas, which send
-# each other little.
+# each other little data.
 #
 # **In production.** For hybrid sharding, give `fully_shard` a two-dimensional mesh. It replicates along the
 # first dimension and shards along the second. In the output of the next cell, *keeps* counts only the float32
@@ -1563,9 +1563,8 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | points | 4 |
 #
 # In the training of large models, gradients are clipped. If the norm of the whole gradient exceeds
-# `max_norm`, the whole gradient is scaled down until its norm is `max_norm`. But no rank holds the whole
-# gradient any more. However, the square of the norm is a sum over all elements, and each element is on
-# exactly one rank.
+# `max_norm`, the whole gradient is scaled down until its norm is `max_norm`. No rank holds the whole gradient
+# any more. But the square of the norm is a sum over all elements, and each element is on exactly one rank.
 #
 # **Predict.** Take a 70B model on 512 ranks. How many bytes must a rank send for the norm? And how many if
 # the model is sharded in islands of 8?
@@ -1645,7 +1644,8 @@ if run:
 # correct factor. So the step would point in a different direction, and no error would be raised.
 #
 # **In production.** `nn.utils.clip_grad_norm_` supports the sharded tensors of FSDP2 and computes the same
-# norm. It all-reduces one number per parameter instead of one number in total, but still in a single message.
+# norm. It all-reduces one number per parameter tensor instead of one number in total, but still in a single
+# message.
 
 # %% [markdown]
 # ## 7 · In production
@@ -1764,14 +1764,14 @@ for keep, (_, operations) in four.items():
 
 # %% [markdown]
 # Backward begins with the root. So PyTorch keeps the root whole after forward, and sends a few hundredths of
-# a unit of traffic less.
+# a unit of traffic less than you computed.
 #
 # ### Optional: the effect of each option
 #
 # The next cell prints the messages, the traffic and the memory of a step for each option, on four ranks in
-# float32 with AdamW. The column *units* lists the traffic. To find *most*, the cell measures the bytes on a
-# rank whenever forward leaves a block or backward enters one. It prints the largest value, divided by the
-# number of parameters. The cell takes up to half a minute.
+# float32 with AdamW. The column *units* lists the units of traffic. To find *most*, the cell measures the
+# bytes on a rank whenever forward leaves a block or backward enters one. It prints the largest value, divided
+# by the number of parameters. The cell takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1925,9 +1925,9 @@ for name, (ranks, operations) in visible.items():
 #
 # <details><summary>BACKWARD_POST</summary>This setting is a compromise between <code>BACKWARD_PRE</code> and
 # None. FSDP1 then gathers unit i − 1 after the backward of unit i, but before the reduction of unit i. So one
-# unit fewer is whole at the same time. The gathers of backward are exposed, but the reductions are hidden.
-# With None, the gather starts only when the unit is needed, after the reduction of unit i, as in the <i>Break
-# it</i> of §2.</details>
+# unit fewer is whole at the same time than with <code>BACKWARD_PRE</code>. The gathers of backward are
+# exposed, but the reductions are hidden. With None, the gather starts only when the unit is needed, after the
+# reduction of unit i, as in the <i>Break it</i> of §2.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
 # but FSDP1 expects a member of the enumeration instead of a string. For overlap, the lecture sets
@@ -1999,16 +1999,16 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each rank's file holds a quarter of the states, which take 12 bytes per parameter, plus headers. While they
-# save, the ranks exchange only a plan with names and offsets. If you need a full state dict, for example to
-# publish the model, call `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
+# Each rank's file holds headers and a quarter of the states, which take 12 bytes per parameter. While saving,
+# the ranks exchange only a plan with names and offsets. If you need a full state dict, for example to publish
+# the model, call `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
 # cpu_offload=True))`, which gathers one parameter after another. For shards like yours,
 # `course_lib.fsdp.save_checkpoint` writes files in the same format.
 #
 # ### Optional: DeepSpeed's configuration
 #
-# Notebook 04 (§7) explains those lines of the configuration that concern memory. The next cell translates a
-# complete configuration into the arguments of this notebook:
+# Notebook 04 (§7) explains those lines of DeepSpeed's configuration that concern memory. The next cell
+# translates a complete configuration into the arguments of this notebook:
 
 # %% tags=["skip-in-grading"]
 DEEPSPEED = {
@@ -2084,7 +2084,6 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 #
 # ### Optional: which framework?
 #
-#
 # <details><summary>Six frameworks compared</summary>
 #
 # | | what it shards and offers | take it if | source |
@@ -2130,14 +2129,14 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # ```
 #
 # The course runs the first two. DeepSpeed and Accelerate are not installed in the course's environment, so we
-# took their lines from their documentation. Lecture 002 shows the lines for DeepSpeed.</details>
+# took the lines for both from their documentation. Lecture 002 shows the lines for DeepSpeed.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 has a table "When to use what". Each of its rows is
 # printed here with our comment. <i>Single GPU, below 10B: standard training.</i> At 16 bytes per parameter,
 # however, 80 GB hold less than 5B parameters. <i>One node: DDP, or FSDP with SHARD_GRAD_OP.</i> This works if
 # 2P bytes fit in addition to the other states. <i>10 to 70B: FSDP or ZeRO-2.</i> But ZeRO-2 keeps 2P bytes on
 # every GPU, which is 140 GB for a 70B model. <i>70B and more: FSDP and tensor parallelism, or ZeRO-3.</i> We
-# agree, but Llama 3 also needed pipelines and context parallelism. <i>100B and more: Megatron-LM.</i> You can
+# agree, but Llama 3 also used pipelines and context parallelism. <i>100B and more: Megatron-LM.</i> You can
 # also use FSDP2 with the other kinds of parallelism, as torchtitan does. <i>Limited memory: ZeRO-Offload.</i>
 # You can also use <code>CPUOffloadPolicy</code>. The lecture also states that GPT-3 was trained with
 # Megatron-LM. But OpenAI trained GPT-3, and NVIDIA only ran benchmarks with models of this size. MT-NLG 530B
@@ -2208,8 +2207,7 @@ trade_off()
 # %% [markdown]
 # No strategy has both the least traffic and the least memory. ZeRO-3 needs a little less memory than `FSDP,
 # yours`, because your module also holds the unit that is gathered ahead. To save more memory, you need
-# smaller units. To save traffic, you have to keep whole weights or whole gradients on each rank. The picture
-# doesn't show the time of a step, but you measured it in §3.
+# smaller units. To save traffic, you have to keep whole weights or whole gradients on each rank.
 #
 # How much does prefetch save without slow motion? On this machine, the cores that compute also copy the
 # messages, so computation and messages can hardly overlap. The ratios of the next cell change from run to
@@ -2496,10 +2494,10 @@ for name, (took, _) in measured.items():
 #
 # FSDP sends nearly as many bytes as the ZeRO-3 of notebook 04, and needs a little more memory for the unit
 # that is gathered ahead. But a much smaller share of its step is exposed. Without resharding, a step sends
-# about a third less, but a rank keeps whole weights. With islands, most messages stay inside a node, but the
-# shards are twice as large. All of these strategies still compute whole layers on every rank. So if a single
-# layer or its activations are too large for a GPU, no order of gathers helps. Tensor parallelism (notebook
-# 06) divides layers, and context parallelism (notebook 08) divides activations.
+# about a third fewer bytes, but a rank keeps whole weights. With islands, most messages stay inside a node,
+# but the shards are twice as large. All of these strategies still compute whole layers on every rank. So if a
+# single layer or its activations are too large for a GPU, no order of gathers helps. Tensor parallelism
+# (notebook 06) divides layers, and context parallelism (notebook 08) divides activations.
 #
 # **You have built** the step of ZeRO-3 as a list, a module that runs this list, collectives in two
 # precisions, islands, and the norm of a gradient in N pieces.
