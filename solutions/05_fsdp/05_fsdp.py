@@ -1082,7 +1082,7 @@ for body in (skips, disagrees):
 # <details><summary>After you have run it</summary>In case 1, all eight blocks are whole, as in plain data
 # parallelism. In cases 2 and 3, the ranks call their collectives in different orders, so one rank gathers a
 # unit while the other rank gathers a different unit or reduces gradients. The course's ledger compares each
-# collective with the collectives of the other ranks, and raises an error that names two collectives which
+# collective with the collectives of the other ranks, and raises an error that names the two collectives which
 # don't match. Without a ledger, the ranks might hang. Or the gathers of two different blocks might be
 # matched, if they have the same size. A rank would then compute with the weights of the wrong block, and no
 # error would be raised. Collectives have no names, so they are matched only by their order. This is why
@@ -2226,8 +2226,8 @@ for name, (took, _) in plain.items():
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
-# one.*
+# *No points. With GPUs, this section takes a few minutes. Without GPUs, the cells show a recorded run, if
+# there is one.*
 #
 # In this section, the same GPT is trained three times, first on one GPU, then on all GPUs with DDP, and then
 # on all GPUs with FSDP. Each GPU always gets the same number of sequences.
