@@ -3,11 +3,11 @@
 #
 # **How is one layer split, and what do its parts have to send each other?**
 #
-# ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank, but gathers them to compute *whole* layers, so
-# activations do not shrink. GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens,
-# which makes 275 GB for its 96 layers, but an H100 has only 80 GB. (The numbers are for 16 bits, without
-# flash attention or recomputation, from Korthikanti et al. 2022, table 2.) Splitting the batch cannot help,
-# because each rank needs at least one sequence.
+# ZeRO-3 (notebook 04) keeps only 1/N of the weights on every rank, but each rank still computes *whole*
+# layers, so its activations do not shrink. In GPT-3, the activations of one layer take 2.87 GB for each
+# sequence of 2,048 tokens. All 96 layers together need 275 GB, but an H100 has only 80 GB. (These numbers
+# come from table 2 of Korthikanti et al., 2022, for 16 bits without flash attention or recomputation.)
+# Splitting the batch over more ranks cannot help, because each rank needs at least one sequence.
 #
 # In this notebook, all ranks work on the *same* sequences, and each computes a part of each layer, such as
 # some columns of a matrix, some heads, or some tokens of the vocabulary. Weights, gradients, optimizer
@@ -17,10 +17,10 @@
 # | | |
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
-# | you need | all-reduce, reduce-scatter, all-gather and their bytes (notebook 02); `torch.autograd.Function`; how a transformer's block computes |
-# | time | three hours; the *optional* parts (the ends of §4 and §5, the scorecard, and all of §9) take an hour more |
+# | you need | all-reduce, reduce-scatter, all-gather and their bytes (notebook 02); `torch.autograd.Function`; how a transformer block computes |
+# | time | three hours; the *optional* parts (the ends of §4 and §5, the scorecard, and all of §9) take another hour |
 # | points | 60, and 7 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. With several GPUs, *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. With several GPUs, the section *On your GPUs* measures real messages |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -76,34 +76,35 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 #
 # N ranks share a layer, and all of them get the same tokens. M is the size of one whole activation in bytes,
 # which is batch × sequence × width × bytes per element. This notebook often counts bytes sent in **halves of
-# an all-reduce**. A half is (N−1)/N · M, so an all-reduce sends two halves, whereas an all-gather or a
-# reduce-scatter sends only one (notebook 02).
+# an all-reduce**. A half is (N−1)/N · M bytes. In an all-reduce, each rank sends two halves, whereas in an
+# all-gather or a reduce-scatter it sends only one (notebook 02).
 #
 # <details><summary>A list of words to come back to</summary>
 #
 # | | |
 # |---|---|
-# | replicated | Every rank has the same tensor. A replicated tensor is *whole* |
-# | sharded | Every rank holds only its own part, its shard. To shard a tensor is to *cut* it |
-# | partial | Every rank holds a tensor of full size, which is only a *term*. The tensor you want is the *sum* of all ranks' terms |
+# | replicated | Every rank has the same tensor. A replicated tensor is also called *whole* |
+# | sharded | Every rank holds only its own part of the tensor, its shard. We also say that the tensor is *cut* |
+# | partial | Every rank holds a tensor of full size, but this is only one *term* of the tensor you want, which is the *sum* of all ranks' terms |
 # | region | the operations during which each rank has only some of the features, such as a layer's attention or its MLP |
-# | residual stream | the activation a block reads, and to which it adds its output |
+# | residual stream | the activation each block reads and adds its output to |
 # | hidden | the features between the two matrices of an MLP, usually 4 times the width |
 #
 # </details>
-# <details><summary>In the lectures</summary>Lecture 001 says in a sentence how the two methods differ. ZeRO-3
-# "shards weights for memory but reconstructs them for computation", whereas tensor parallelism "splits the
-# computation itself".</details>
+# <details><summary>In the lectures</summary>Lecture 001 says in one sentence how ZeRO-3 and tensor
+# parallelism differ. ZeRO-3 "shards weights for memory but reconstructs them for computation", whereas tensor
+# parallelism "splits the computation itself".</details>
 #
-# The next cell has three functions that move data, but know nothing about gradients, so if you need gradients
-# through them, you have to write the backward. `part` cuts as `torch.tensor_split` does, so 10 elements on 4
-# ranks become 3, 3, 2, 2, and `joined` joins such parts. But `summed_part` needs equal parts. And `part`
-# returns a *copy*, because a view would keep the whole tensor in memory.
+# The next cell has three functions that move data. Autograd cannot differentiate them, so if you need
+# gradients, you have to write the backward yourself. `part` cuts a tensor as `torch.tensor_split` does, so
+# the parts of 10 elements on 4 ranks have 3, 3, 2 and 2 elements. It returns a *copy*, because a view would
+# keep the whole tensor in memory. `joined` puts such parts together again. `summed_part` adds up the ranks'
+# tensors and returns this rank's part of the sum, but all parts must have the same size.
 #
-# The cell after it has tools that measure. `passes` runs a layer forward and backward on every rank, with the
-# same weights and the same input on all of them. `alone` does the same in one process, `beside` compares the
-# two, and `sent` reads from the ledger how many bytes a rank sent, forward and backward. You don't have to
-# read the code of this cell, nor of later ones that only measure or draw.
+# The cell after that has tools for measuring. `passes` runs a layer forward and backward on every rank, with
+# the same weights and the same input on all of them. `alone` runs the layer in one process, `beside` compares
+# the two results, and `sent` reads from the ledger how many bytes a rank sent in forward and in backward. You
+# don't have to read the code of that cell, or of later cells that only measure or draw.
 
 
 # %%
@@ -249,9 +250,9 @@ def said(prediction, *args):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# A linear layer is y = x A. Here a tensor is *replicated*, or *whole*, if every rank has all of it, and
-# *sharded* if every rank has a part of it. It is *partial* if it is a sum, and every rank has one term of
-# full size. There are two ways to cut A over the ranks:
+# A linear layer computes y = x A. A tensor is *replicated*, or *whole*, if every rank has all of it, and
+# *sharded* if every rank has a part of it. A tensor is *partial* if it is the sum of N terms of the same
+# shape, and every rank has one of these terms. There are two ways to cut A over the ranks:
 #
 # | | A | each rank computes | x | y |
 # |---|---|---|---|---|
@@ -262,36 +263,38 @@ def said(prediction, *args):
 # rank 0 computes 7 and rank 1 computes 10. By rows, rank 0 computes 1 · [1, 2] and rank 1 computes 2 · [3,
 # 4]. These are the terms [1, 2] and [6, 8], and their sum is [7, 10].
 #
-# So in forward, the cut by columns sends nothing, and the cut by rows needs one sum. And in backward?
-# Autograd sees only one process with a smaller matrix.
+# So in forward, the ranks send nothing if A is cut by columns, and make one sum if A is cut by rows. What do
+# they have to send in backward? Autograd cannot know, because it sees only one process with a smaller matrix.
 #
 # *By columns.* Every rank uses x. If a value is used N times, its gradient is the **sum** of the gradients
-# from all uses. On one GPU, autograd adds them up by itself. But here the uses are on N ranks, so you have to
-# add them up.
+# from all uses. On one GPU, autograd adds up these gradients by itself. But here each rank has only the
+# gradient from its own use of x, so you have to add them up over the ranks.
 #
-# *By rows.* The sum hands its gradient on to every term unchanged. And every rank already has that gradient,
-# because all of them compute the same loss from the same y.
+# *By rows.* The gradient of each term is the same as the gradient of the sum y. Every rank already has the
+# gradient of y, because all ranks compute the same loss from the same y.
 #
 # A *region*, such as a layer's MLP, begins with a matrix that is cut by columns and ends with one that is cut
-# by rows (§4 shows why). There is a function at each of its edges, and the two functions are mirror images:
+# by rows (§4 shows why). There is one function at each of its two edges, and these two functions are mirror
+# images of each other:
 #
-# | | forward | backward | in Megatron-LM's paper |
+# | | forward | backward | name in Megatron-LM's paper |
 # |---|---|---|---|
 # | into a region: `identity_all_reduce` | nothing | all-reduce | f |
 # | out of it: `all_reduce_identity` | all-reduce | nothing | g |
 #
-# **Predict.** With M bytes on N ranks, how much does each function send, forward and backward? And what would
-# happen if you wrote no function, but called `dist.all_reduce(y)`, which works in place, on a layer's output?
+# **Predict.** If the tensor has M bytes and there are N ranks, how many bytes does a rank send in each of
+# these functions, forward and backward? And what would happen if you did not write these functions, but
+# called `dist.all_reduce(y)`, which works in place, on a layer's output?
 #
 # <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M backward and nothing forward, and
-# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. In place of
-# all_reduce_identity, this call would give the right gradient by luck, and PyTorch would warn that another
-# release may compute a different one. But it cannot replace identity_all_reduce, whose work is in backward,
-# so the gradients of x would not be added up.</details>
+# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. If you called it
+# instead of all_reduce_identity, the gradient would be right by luck, and PyTorch would warn you that another
+# release might compute a different gradient. But the call cannot replace identity_all_reduce, which does its
+# work in backward. So the gradients of x would not be added up.</details>
 #
 # **Build.** Write two `torch.autograd.Function`s, and two functions that apply them:
 #
-# - Neither of them may write into its input, because x and the gradient might be used elsewhere.
+# - Neither forward nor backward may write into its input, because x and the gradient might be used elsewhere.
 #   `dist.all_reduce` works in place, so give it a copy, which must be contiguous.
 # - `backward` returns one value for each argument of `forward`, so it returns a gradient for x and None for
 #   the group.
@@ -371,12 +374,12 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The check has already counted the bytes. Its x has 96 bytes and there are 3 ranks, so a rank
-# sends 2 · 2/3 · 96 = 128 in one direction and 0 in the other.
+# **Measure.** The check has counted the bytes. Its x has 96 bytes on each of 3 ranks, so a rank sends 2 · 2/3
+# · 96 = 128 bytes in one direction and 0 bytes in the other.
 #
-# **Break it.** PyTorch has an all-reduce known to autograd, `torch.distributed.nn.functional.all_reduce`. Use
-# it instead of `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the
-# gradient of x?
+# **Break it.** PyTorch also has an all-reduce that autograd can differentiate,
+# `torch.distributed.nn.functional.all_reduce`. The next cell runs it in place of your `all_reduce_identity`.
+# Four ranks add up their x, and this sum is the loss. What should the gradient of x be?
 
 
 # %% tags=["skip-in-grading"]
@@ -399,15 +402,19 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
         print(f"{name:20} d loss / d x = {run[0]}")
 
 # %% [markdown]
-# The right gradient is 1, because if you raise one rank's x by a little, the loss rises by as much. PyTorch's
-# all-reduce says 4, but this is not a bug. PyTorch treats the losses of the four ranks as *four* losses, each
-# of which contains x, and differentiates their sum. In tensor parallelism, however, the four are copies of
-# one loss. With AdamW this factor N hardly shows in the loss, since Adam divides by the gradient's size
-# (notebook 03), but with gradient clipping or SGD it does.
+# The right gradient is 1, because if you raise one rank's x by a little, the loss rises by the same amount.
+# PyTorch's all-reduce returns 4, but this is not a bug. PyTorch treats the losses of the four ranks as *four*
+# losses, each of which contains x, and differentiates their sum. In tensor parallelism, however, the four
+# losses are copies of one loss.
+#
+# <details><summary>Would you notice this factor of N?</summary>If you train with AdamW, the factor hardly
+# changes the losses, because AdamW divides by the size of the gradient (notebook 03). With gradient clipping
+# or SGD, however, you would notice the factor.</details>
 #
 # <details><summary>In production</summary>Megatron-LM calls your functions
 # <code>copy_to_tensor_model_parallel_region</code> and <code>reduce_from_tensor_model_parallel_region</code>.
-# They are named after their forward. In backward, each does the forward of the other.</details>
+# The names say what the functions do in forward. In backward, each of them does what the other one does in
+# forward.</details>
 
 # %% [markdown]
 # ## 2 · By columns
@@ -421,27 +428,29 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # | points | 7 |
 #
 # `nn.Linear` stores the transpose of A. Its `weight` is (out, in), and y = x weightᵀ. So a *column* of A is a
-# **row** of `weight`, and `ColwiseParallel`, PyTorch's class for this layer, cuts dimension 0. (If a text
-# cuts "the weight matrix W", ask which of the two it means.)
+# **row** of `weight`, and PyTorch's class for a layer that is cut by columns, `ColwiseParallel`, cuts
+# dimension 0 of `weight`.
 #
-# **Predict.** A layer maps 1,024 features to 4,096, on four ranks. What shapes do a rank's weight and bias
-# have? Which tensor is communicated in which direction, and how many of its bytes are sent?
+# **Predict.** A layer with 1,024 input features and 4,096 output features is cut by columns over four ranks.
+# What shapes do the weight and the bias of a rank have? What does a rank send in forward, and what does it
+# send in backward?
 #
 # <details><summary>Answer</summary>The shapes are (1,024, 1,024) and (1,024,). Forward sends nothing.
-# Backward adds up the gradient of x, which takes 2 · 3/4 of x's bytes. The bias is cut in the same way as the
-# outputs, so it sends nothing.</details>
+# Backward adds up the gradient of x over the ranks, so each rank sends 2 · 3/4 of the bytes of x. The bias is
+# cut in the same way as the output, so nothing is sent for it.</details>
 #
-# If you want the whole output (`gather_output`), the parts are gathered. What is the backward of this gather?
-# Each rank already has the gradient of the whole output, because all later operations are the same on all
-# ranks. So the rank takes its own part of it. The next cell provides this function, `gather_parts`, and its
-# mirror image `own_features` for §3, which takes the part forward and gathers backward. `Conjugate` makes
-# both of them, and spares you a class in §7.
+# With `gather_output=True`, the layer returns the whole output, so its parts have to be gathered. What is the
+# backward of this all-gather? Each rank already has the gradient of the whole output, because all later
+# operations are the same on all ranks. So in backward, each rank takes its own part of this gradient. The
+# next cell provides this function, `gather_parts`. It also provides the mirror image for §3, `own_features`,
+# which takes the rank's part in forward and gathers in backward. Both are made with `Conjugate`, which turns
+# two functions into a forward and a backward. You will use `Conjugate` yourself in §7.
 #
-# **Build.** Every rank makes the whole layer (`whole`, given), and keeps its part. Since all ranks have the
-# same seed, the parts form the layer one process would initialize. (In real training, layers are too large
-# for one rank, so they are initialized part by part.)
+# **Build.** Every rank first makes the whole layer (`whole`, given) and then keeps its own part. Since all
+# ranks use the same random seed, the parts together are the layer that one process would make.
 #
-# - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
+# - `weight` and `bias` are `nn.Parameter`s that hold only this rank's part. With `bias=False`, `bias` is
+#   None.
 # - If N does not divide `out_features`, cut as `part` does, so that the first ranks have one more feature.
 
 
@@ -503,13 +512,14 @@ class ColumnParallelLinear(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: four lines</summary>In the constructor, make a parameter of
-# <code>part(whole.weight, 0, group)</code>, and of the bias's part. In forward, enter the region with
-# <code>identity_all_reduce</code>, then call <code>F.linear</code>, and finally <code>gather_parts</code> if
-# asked.</details>
+# <details><summary>Hint: four lines</summary>In the constructor, make a parameter of <code>part(whole.weight,
+# 0, group)</code>, and another one of the same part of the bias. In forward, call
+# <code>identity_all_reduce</code> on x, then <code>F.linear</code>, and finally, if
+# <code>gather_output</code> is set, <code>gather_parts</code>.</details>
 #
-# **Check.** The cell after the check runs a layer from 64 features to 64 on four ranks, and compares it with
-# `nn.Linear` in one process. Its x has 2 × 32 tokens of 64 float32 features, so M is 16,384 bytes.
+# **Check.** The cell after the check runs a layer with 64 input and 64 output features on four ranks, and
+# compares it with `nn.Linear` in one process. The input x has 2 × 32 tokens of 64 float32 features, so M is
+# 16,384 bytes.
 
 # %% nbgrader={"grade_id": "column_parallel_linear_check", "points": 7}
 report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear)
@@ -525,22 +535,22 @@ _ = beside(
 
 # %% [markdown]
 # Forward sends 3/4 of the output, because of `gather_output`, and backward sends 6/4 of x. A rank holds a
-# quarter of the weights. Without `gather_output`, it would also hold only a quarter of the output, and §4
-# shows which layer can continue with a quarter of the features.
+# quarter of the weights. Without `gather_output`, it would also hold only a quarter of the output.
 #
 # <details><summary>What is wrong without <code>identity_all_reduce</code>? The output, the gradients of the
-# rank's own weights, or the gradient of x?</summary>Only the gradient of x is wrong, because a rank has only
-# the share from its own columns. If this layer is the model's first, nothing shows the mistake. But anywhere
-# else, all layers before it learn from a different gradient on each rank. You will meet this mistake again in
-# §4.</details>
+# rank's own weights, or the gradient of x?</summary>Only the gradient of x is wrong, because each rank has
+# only the term from its own columns. If the layer is the first in the model, the mistake has no effect.
+# Anywhere else, however, the layers before it learn from a different gradient on each rank. You will meet
+# this mistake again in §4.</details>
 #
 # <details><summary>In production</summary>This layer is <code>ColwiseParallel()</code> in PyTorch and
-# <code>ColumnParallelLinear</code> in Megatron-LM. Megatron-LM's version does not idle in backward. While the
-# gradient of x is being summed, it computes the gradient of the weights, because this needs no other
-# rank.</details>
+# <code>ColumnParallelLinear</code> in Megatron-LM. A whole layer can be too large for one rank, so each rank
+# initializes only its own part. In Megatron-LM, a rank does not idle in backward. While the gradient of x is
+# being summed over the ranks, the rank computes the gradient of its weights, for which it needs nothing from
+# the other ranks.</details>
 #
-# <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W", but do not say
-# whether it is A or its transpose.</details>
+# <details><summary>In the lectures</summary>Lectures 003 and 004, like many texts, cut "the weight matrix W",
+# but do not say whether W is A or the transpose of A.</details>
 
 
 # %% [markdown]
@@ -554,24 +564,27 @@ _ = beside(
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 7 |
 #
-# Now let's cut the other way. Each rank has some *input* features, and therefore rows of A, or columns of
-# `weight`. The product is partial, y = y₀ + y₁, and the sum is replicated.
+# Now let's cut A by rows. Each rank has some of the *input* features, and the rows of A (columns of `weight`)
+# that belong to these features. The product on a rank is only one term of y = y₀ + y₁, so y is partial. After
+# the sum over the ranks, y is replicated.
 #
-# **Predict.** What about the bias? It belongs to y, which all ranks have, so it is not cut. If every rank
-# adds it to its term, what comes out of the sum on 4 ranks? And what is the bias's gradient then?
+# **Predict.** The bias is not cut, because it is added to y, which every rank has in full. Suppose that each
+# of 4 ranks adds the bias to its own term, before the sum. What is y then? And what is the gradient of the
+# bias?
 #
-# <details><summary>Answer</summary>The sum has four times the bias. So add it once, afterwards. Every rank
-# keeps all of it and gets the same gradient for it. Therefore nothing has to be sent, and the copies stay
-# equal. That gradient is the same even if every rank adds the bias to its term, so the mistake looks
-# innocent. And if biases begin at 0, as in many models, the first forward is right as well. Training
-# continues, with a bias that counts N times, until the checkpoint is loaded on a different number of ranks
-# and the loss jumps.</details>
+# <details><summary>Answer</summary>The sum contains the bias four times. So add the bias only once, after the
+# sum. Every rank then keeps the full bias and computes the same gradient for it, so nothing has to be sent,
+# and the copies stay equal. The gradient is the same if every rank adds the bias to its own term, so you
+# cannot find the mistake by looking at gradients. If biases begin at 0, as in many models, the first forward
+# is right as well. The model then learns with a bias that counts N times, and nothing looks wrong until the
+# checkpoint is loaded on a different number of ranks and the loss jumps.</details>
 #
 # **Build.**
 #
-# - If `input_is_parallel=True`, x is sharded by features, in the form a `ColumnParallelLinear` leaves it.
-# - If `input_is_parallel=False`, x is replicated, and the layer takes its part of it (`own_features`).
-# - Keep the rank's part of `whole`, as in §2, but keep `bias` replicated. If N does not divide
+# - If `input_is_parallel=True`, x is sharded by features, like the output of a `ColumnParallelLinear`.
+# - If `input_is_parallel=False`, x is replicated, and each rank takes its own features from x
+#   (`own_features`).
+# - Keep the rank's part of the weight of `whole`, as in §2, but all of its bias. If N does not divide
 #   `in_features`, cut as `part` does.
 
 
@@ -623,15 +636,17 @@ _ = beside(
 )
 
 # %% [markdown]
-# Forward sends 6/4 of y. Backward sends 3/4 of x, because x was whole, so the ranks have to gather the parts
-# of its gradient. The bias makes the share of parameters a little more than a quarter.
+# Forward sends 6/4 of y. Backward sends 3/4 of x, because x was replicated, so the ranks have to gather the
+# parts of its gradient. Each rank holds a little more than a quarter of the parameters, because it holds all
+# of the bias.
 #
 # <details><summary>In production</summary>This layer is <code>RowwiseParallel()</code> in PyTorch. In
-# Megatron-LM it is <code>RowParallelLinear</code>, with your argument <code>input_is_parallel</code>. With
-# <code>skip_bias_add</code>, Megatron-LM's layer returns the bias instead of adding it, for a kernel that
-# handles bias, dropout and the residual stream together.</details>
+# Megatron-LM it is <code>RowParallelLinear</code>, which also has the argument
+# <code>input_is_parallel</code>. With <code>skip_bias_add</code>, Megatron-LM's layer returns the bias
+# instead of adding it, so that a single kernel can add the bias, apply dropout and add the result to the
+# residual stream.</details>
 #
-# <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", Y = Y₁ +
+# <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", and writes Y = Y₁ +
 # Y₂.</details>
 
 
@@ -646,15 +661,15 @@ _ = beside(
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 3 + 5, and the formula in §8 |
 #
-# An MLP is two matrices with an activation function between them, y = gelu(x A) B. If A is cut by rows and B
-# by columns, x A is a sum of terms, but gelu(a + b) is not gelu(a) + gelu(b). So the wide *hidden* features
-# between the matrices must be added up *before* the activation function. If A is instead cut by columns and B
-# by rows, every rank keeps its own hidden features from the first matrix to the second. This works because
-# the activation function treats each element separately, and a rank's rows of B take exactly the features its
-# columns of A have computed.
+# An MLP has two matrices with an activation function between them, y = gelu(x A) B. Suppose that A is cut by
+# rows and B by columns. Then x A is a sum of the ranks' terms. Since gelu(a + b) is not gelu(a) + gelu(b),
+# the ranks must add up the wide *hidden* features *before* the activation function. Now suppose that A is cut
+# by columns and B by rows. Then every rank keeps its own hidden features from the first matrix to the second.
+# This works because the activation function treats each element separately, and a rank's rows of B need
+# exactly the features that its columns of A have computed.
 #
-# The first cell below defines this MLP, and the second one runs it on two ranks and draws its tensors. Each
-# box is a tensor (tokens down, features across), and the part on this rank is coloured.
+# The first cell below defines this MLP, and the second one runs it on two ranks and draws its tensors. In the
+# picture, each row is a rank, and each box is a tensor, of which the rank holds the coloured part.
 
 
 # %%
@@ -759,27 +774,26 @@ draw(run, "columns, then rows") if run else None
 
 
 # %% [markdown]
-# The two matrices need only one sum, and nothing in between. Backward is the mirror image, so nothing is sent
-# until each rank has its term of the gradient of x, and then there is one sum. (Some texts concatenate the
-# hidden features after the first layer, but that would need the all-gather that this order of cuts avoids.)
+# Forward needs only one sum, after the second matrix. Backward is the mirror image, so nothing is sent until
+# each rank has its term of the gradient of x, and then these terms are added up.
 #
 # ### Which kind is it?
 #
-# A copy and a term of a sum have the same shape. PyTorch computes with either, so if a sum is missing or made
-# twice, there is no error. Therefore, give each tensor a kind:
+# A copy of a tensor and a term of a sum have the same shape, and PyTorch computes with both of them. So if a
+# sum is missing or computed twice, PyTorch raises no error. To find such mistakes, give each tensor a kind:
 #
-# | kind | the rank has | and one process has |
+# | kind | each rank has | one process would have |
 # |---|---|---|
 # | R, replicated | a copy | the same tensor |
 # | S(d), sharded | a part | the ranks' parts one after the other along dimension d |
 # | P, partial | a term | the sum of the ranks' terms |
 #
-# A tensor has a kind on each axis of the ranks. For example, take two replicas (dp) of two ranks each (tp).
-# The replicas read different tokens, so x is S(0) on dp. But the two ranks of a replica read the same tokens,
-# so x is R on tp. Gradients also have kinds.
+# If the ranks form a grid, a tensor has a kind on each axis of the grid. For example, take two replicas (axis
+# dp) of two ranks each (axis tp). The replicas read different tokens, so x is S(0) on dp. But the two ranks
+# of a replica read the same tokens, so x is R on tp. Gradients also have kinds.
 #
-# **Fill in** the kinds of the tensors in `block` as texts in quotes, each of which is `"R"`, `"P"`, `"S(0)"`
-# or `"S(1)"`. The loss is summed over all tokens.
+# **Fill in** the kinds of the tensors in `block` as strings. Each of them is `"R"`, `"P"`, `"S(0)"` or
+# `"S(1)"`. The loss is summed over all tokens.
 
 
 # %%
@@ -816,11 +830,12 @@ kind_12 = "P"
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: forward</summary>Ask what one process would have instead. Do the two ranks' tensors
-# have to be added, or laid side by side, or is each of them already that tensor?</details>
+# <details><summary>Hint: forward</summary>Think of the tensor that one process would have. Is it the sum of
+# the two ranks' tensors, does it consist of them side by side, or is each of them already this
+# tensor?</details>
 # <details><summary>Hint: backward</summary>Every rank begins with the same gradient of y. After which
-# operation does a rank have only the gradient of its own use? The gradient of a part is also a
-# part.</details>
+# operation of backward does a rank have only the gradient from its own use of a tensor? Remember that the
+# gradient of a part is also a part.</details>
 #
 # **Check.**
 
@@ -841,12 +856,12 @@ report = check(
 report.points(3)
 
 # %% [markdown]
-# **Look.** A program can also find the kinds. Inside `axis_types`, the cell runs `block` once, in this
-# process and without other ranks. It tries every new operation once, forward and backward, on two imaginary
-# ranks with random numbers. If both ranks compute the tensor one process computes, each is a copy. If the sum
-# of their results is that tensor, each is a term, and if the results side by side are that tensor, each is a
-# part. If none of these fits, the line computes something that one process does not compute, and this is the
-# mistake.
+# **Look.** `axis_types` can also find the kinds. The cell runs `block` once, in this process and without
+# other ranks. Meanwhile, `axis_types` tries each new operation with random numbers on two imaginary ranks,
+# and compares their two results with the result of one process. If both are equal to it, they are copies. If
+# their sum is equal to it, they are terms. If the two results side by side are equal to it, they are parts.
+# If none of these is true, `axis_types` reports the line as a mistake, because one process would compute
+# something else there.
 
 
 # %% tags=["skip-in-grading"]
@@ -902,12 +917,13 @@ def ask(rows_then_columns, bias_behind, norm_before):
 tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 
 # %% [markdown]
-# u shows why `identity_all_reduce` is needed. It is a copy, but its gradient is a term. For z it is the other
-# way around. So the two functions of §1 turn terms into copies, one in backward and one in forward.
+# The row of u shows why `identity_all_reduce` is needed. On tp, u is a copy, but its gradient is a term. z,
+# in contrast, is a term, and its gradient is a copy. So both functions of §1 turn terms into copies,
+# `identity_all_reduce` in backward and `all_reduce_identity` in forward.
 #
-# **Mend three blocks.** Each of them has a mistake in one line. None raises an error, and the last one even
-# has the right output. Read them, and say what is wrong. Then run the cell, which prints what the types say.
-# They show only the first mistake, because everything after it is also wrong.
+# **Mend three blocks.** Each function in the next cell has a mistake in one line. None of them raises an
+# error, and `norm_before` even returns the right output. Read them, and say what is wrong. Then run the cell,
+# which prints the first mistake that `axis_types` finds in each function.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -934,8 +950,8 @@ tried(lambda: ask(*broken), identity_all_reduce, all_reduce_identity)
 # %% [markdown]
 # **Repair them.** The functions keep their names and arguments.
 #
-# - `rows_then_columns`: x has the rank's features, so it is S(1). A is cut by rows and B by columns, so w1 is
-#   S(1) and w2 is S(0). The output is S(1).
+# - `rows_then_columns`: x has only the rank's features, so it is S(1). A is cut by rows and B by columns, so
+#   w1 is S(1) and w2 is S(0). The output is S(1).
 # - `bias_behind` and `norm_before`: x is R, A is cut by columns, and B by rows. The output is R.
 # - `scale` is the norm's weight, so it is R. Its gradient must also be R.
 
@@ -967,12 +983,13 @@ def norm_before(x, scale, w1, w2, group: Group = None):
 
 
 # %% [markdown]
-# <details><summary>Hint: rows_then_columns</summary>The product by rows is P, but gelu needs R.</details>
+# <details><summary>Hint: rows_then_columns</summary>The product with A is P, because A is cut by rows, but
+# gelu needs R.</details>
 # <details><summary>Hint: bias_behind</summary>b2 is R, so it must not be added to a term.</details>
 # <details><summary>Hint: norm_before</summary>Every rank computes the same norm, but uses its output for its
 # own hidden features. Which tensor is used N times?</details>
 #
-# **Check.** The check runs the three blocks on real ranks. To ask the types again, call
+# **Check.** The check runs the three blocks on real ranks. To run `axis_types` again, call
 # `ask(rows_then_columns, bias_behind, norm_before)` in a cell of your own.
 
 # %% nbgrader={"grade_id": "mend_check", "points": 5}
@@ -985,15 +1002,17 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# <details><summary>The types in programs of your own</summary>You can use the types for your own programs,
-# with tiny tensors. But they do not see numbers that depend on the rank, so §6's embedding and loss need a
-# signature (<code>types.trusted</code>), and a function that takes its own part of a copy, as
-# <code>own_features</code> does, needs <code>types.set</code>. Meta's <i>spmd_types</i> checks the same
-# kinds, but with a rule for each operation.</details>
+# <details><summary><code>axis_types</code> in programs of your own</summary>You can run your own programs
+# inside <code>axis_types</code>, with tiny tensors. But since the program runs only as rank 0,
+# <code>axis_types</code> does not see numbers that are different on another rank. So you have to declare the
+# kinds for the embedding and the loss of §6 (<code>types.trusted</code>). If a function takes the rank's part
+# of a copy, as <code>own_features</code> does, you have to declare the kind of this part
+# (<code>types.set</code>). Meta's <i>spmd_types</i> checks the same kinds, but has a rule for each operation
+# instead of trying it.</details>
 #
-# **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
-# layer, in one direction, if an activation has `nbytes` bytes? Write the case `sequence=None` now. §7 will
-# ask for the other two values, and §8 has the check.
+# **Predict.** A transformer layer has two regions, attention and MLP. How many bytes does each rank send for
+# the layer in one direction, forward or backward, if an activation has `nbytes` bytes? For now, write only
+# the case `sequence=None`. §7 will ask for the other two values of `sequence`, and §8 has the check.
 
 
 # %% nbgrader={"grade_id": "layer_bytes_sent", "solution": true}
@@ -1010,8 +1029,8 @@ def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and then two halves for
-# each. A half is (n - 1) / n * nbytes.</details>
+# <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and then count two halves
+# for each all-reduce. A half is (n - 1) / n * nbytes.</details>
 #
 # **Measure.** The cell compares the MLP on 2, 3 and 4 ranks with one process. M is 16,384 bytes.
 
@@ -1024,7 +1043,7 @@ for n in (2, 3, 4):
 
 # %% [markdown]
 # The output and the gradient of x agree with one process, even for N = 3, which does not divide the 256
-# features.
+# hidden features.
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the four ways to cut A and B. Lecture
 # 001 writes "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer". But
@@ -1032,9 +1051,9 @@ for n in (2, 3, 4):
 #
 # ### Optional: SwiGLU, and PyTorch's plan
 #
-# SwiGLU, the MLP of LLaMA, has three matrices, down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
-# the same places, so that each rank can form its own part of their product. But what is sent if both are a
-# `ColumnParallelLinear`?
+# SwiGLU, the MLP of LLaMA, has three matrices and computes down(silu(gate(x)) · up(x)). Gate and up are cut
+# by columns in the same way, so that each rank can multiply its parts of silu(gate(x)) and up(x). But what is
+# sent if both gate and up are a `ColumnParallelLinear`?
 
 
 # %% tags=["skip-in-grading"]
@@ -1062,12 +1081,12 @@ for make in (Gated, GatedOnce):
         print(f"{make.__name__:10} forward {sent(run)[0]:,.0f} bytes, backward {sent(run)[1]:,.0f}")
 
 # %% [markdown]
-# x entered the region twice, so its gradient was summed twice. If x enters only once, autograd adds up the
-# two gradients on the rank, and the sum is the same. Attention even has three such matrices.
+# In `Gated`, x enters the region twice, so backward makes two all-reduces. If x enters only once, each rank
+# first adds up its own two gradients of x, so one all-reduce is enough. In attention, three matrices share x.
 #
 # **In production.** PyTorch's `parallelize_module` takes a plan, a dictionary that says how each layer is
-# cut, and makes every parameter a *DTensor*. A DTensor knows how it is cut, and inserts a collective when an
-# operation needs the whole tensor:
+# cut, and turns every parameter into a *DTensor*. A DTensor knows how it is cut, and calls a collective when
+# an operation needs the whole tensor. The next cell compares such an MLP with yours.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1110,17 +1129,19 @@ if theirs_run:
     print("yours sends", sent(ours), "bytes, theirs", sent(theirs_run))
 
 # %% [markdown]
-# The bytes are the same, but DTensors give you more, such as checkpoints that know which rank has which part,
-# and tensor parallelism inside FSDP. If the input of a matrix is cut in the wrong way, it is cut again before
-# the product. But DTensors cost CPU time for every operation, so Megatron-LM and many others keep layers like
-# yours.
+# <details><summary>Why not always DTensors?</summary>Both versions send the same number of bytes. With
+# DTensors, you also get checkpoints that know which rank has which part, and tensor parallelism inside FSDP.
+# If the input of a matrix is cut in the wrong way, PyTorch cuts it again before the product. But DTensors
+# cost CPU time for every operation, so Megatron-LM and many others keep layers like yours.</details>
 #
 # <details><summary>An interview question: can you <code>view</code> a DTensor?</summary>You can if every rank
-# can view its own part. Take 8 × 6 elements on two ranks, and PyTorch 2.13. Cut by rows, the DTensor becomes
-# 4 × 2 × 6, of which each rank has 2 × 2 × 6. Cut by columns, it becomes 8 × 2 × 3, and each rank has 8 × 1 ×
-# 3. But 8 × 3 × 2 is refused ("Cannot unflatten unevenly sharded tensor"), because three parts cannot be
-# dealt to two ranks. Then you have to <code>redistribute</code> first, which sends messages. In lecture 001's
-# question (§28), <code>view</code> copies nothing, and with DTensors it also sends nothing.</details>
+# can view its own part. For example, take a DTensor of 8 × 6 elements on two ranks, in PyTorch 2.13. If it is
+# cut by rows, you can view it as 4 × 2 × 6, and each rank then has 2 × 2 × 6 elements. If it is cut by
+# columns, you can view it as 8 × 2 × 3, and each rank then has 8 × 1 × 3 elements. But PyTorch refuses to
+# view it as 8 × 3 × 2 ("Cannot unflatten unevenly sharded tensor"), because a dimension of size 3 cannot be
+# shared equally by two ranks. In this case, you have to call <code>redistribute</code> first, which sends
+# messages. <code>view</code> itself sends nothing. (Lecture 001 has a similar question in §28. Its answer is
+# that <code>view</code> copies nothing.)</details>
 
 # %% [markdown]
 # ## 5 · Attention
@@ -1133,26 +1154,28 @@ if theirs_run:
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
-# Now find a cut for attention. Query, key and value are three matrices, from width to heads × head_dim
-# features, with head_dim = width / heads. Then every head computes on its own, and an output matrix maps the
-# heads back to width. Which of the matrices are cut by columns, and which by rows? In the MLP, the function
-# between the matrices is elementwise. Which step plays its role here?
+# How can attention be cut? Three matrices, each from width to heads × head_dim features, compute the queries,
+# keys and values. (head_dim is width / heads.) Then every head computes on its own, and an output matrix maps
+# the results of the heads back to width. Which of these four matrices are cut by columns, and which by rows?
+# In the MLP, the step between the matrices is an elementwise function. Which step plays this role in
+# attention?
 #
-# <details><summary>Answer</summary>It is attention itself, because heads do not look at each other, so a rank
-# with some heads' queries, keys and values needs nothing else. Cut the three matrices by columns (into whole
-# heads) and the output matrix by rows. Then there is one sum forward and one backward.</details>
+# <details><summary>Answer</summary>The computation inside the heads plays this role, because no head needs
+# the results of another head. So a rank can compute some heads if it has the queries, keys and values of
+# these heads. Cut the first three matrices by columns (so that each rank gets whole heads) and the output
+# matrix by rows. Then attention needs one sum in forward and one in backward.</details>
 #
-# **Build the heads.** Write causal self-attention, as in `course_lib.models.gpt.SelfAttention` for one
-# process, with as many key-value heads as query heads. `heads_of` and `causal_attention` are given.
+# **Build the heads.** Write causal self-attention with as many key-value heads as query heads.
+# (`course_lib.models.gpt.SelfAttention` shows it for one process.) `heads_of` and `causal_attention` are
+# given.
 #
-# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights. §7 and
-#   §9 use these names.
-# - x is replicated, and enters the region only *once*, so backward sends one all-reduce of x's gradient.
-#   (Each call of a `ColumnParallelLinear` would let x in again, so use `heads_of`.)
+# - Create the layers `query`, `key`, `value` and `out` in this order, so that they draw the same random
+#   weights as in one process. §7 and §9 use these names.
+# - x is replicated, and must enter the region only *once*, so that backward makes only one all-reduce of its
+#   gradient. (Each call of a `ColumnParallelLinear` would make another one, so use `heads_of`.)
 # - A rank's heads are neighbours, and the rank has the same heads in all four matrices.
-# - You don't have to write a backward here, because your functions of §1 have one, and autograd does the
-#   rest.
-# - If N does not divide `heads`, raise a ValueError that says both numbers.
+# - You don't have to write a backward, because your functions of §1 have one.
+# - If N does not divide `heads`, raise a ValueError that names both numbers.
 
 
 # %%
@@ -1219,9 +1242,9 @@ report = check("06_tensor_parallel/parallel_heads", ParallelHeads, cases="hidden
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The cell builds a whole layer from your parts, in which attention and MLP each follow a norm
-# and are added to the residual stream. There are 8 heads on 4 ranks, and the cell also prints your prediction
-# of §4.
+# **Measure.** The cell builds a transformer layer from your attention and your MLP. Each of them follows a
+# norm, and its output is added to the residual stream. The layer has 8 heads, on 4 ranks. The cell also
+# prints your prediction from §4.
 
 
 # %% tags=["skip-in-grading"]
@@ -1256,8 +1279,8 @@ if run:
 # ### Optional: heads of features that are not neighbours
 #
 # **Break it.** Let every rank r take the features r, r + N, r + 2N, ... instead of neighbouring features,
-# both in the matrices cut by columns and in the matrix cut by rows. Every shape still fits. Is the MLP still
-# right? Is attention?
+# both in the matrices cut by columns and in the matrix cut by rows. All shapes are still right. Does the MLP
+# still compute the right output? Does attention?
 
 
 # %% tags=["skip-in-grading"]
@@ -1296,38 +1319,44 @@ for make, inward, outward in (
 
 
 # %% [markdown]
-# The order of hidden features does not matter, so the MLP is right. But a head *is* a run of neighbouring
-# features. Each "head" of this attention has two features from each of four heads, so its scores are wrong.
-# For the same reason, you can't cut a fused (query, key, value) matrix, as in GPT-2's checkpoints, into N
-# equal parts. Instead, each of the three must be cut by itself.
+# The order of hidden features does not matter, so the MLP is right. But a head consists of neighbouring
+# features. Here each "head" has two features from each of four heads, so its scores are wrong.
+#
+# <details><summary>In production</summary>GPT-2's checkpoints store query, key and value as one matrix. You
+# can't cut this matrix into N equal parts, because the parts would not contain the same heads of query, key
+# and value. Instead, cut these three separately.</details>
 #
 # ### Optional: grouped queries and dropout
 #
 # *This part has 4 points of extra credit, on top of the 60. You lose nothing if you skip it.*
 #
-# **Predict.** With 8 heads on 4 ranks, rank 1 has heads 2 and 3. How many ranks can there be at most? And
-# which rank holds what with *grouped queries*, if there are 8 query heads but only 2 heads of keys and
-# values, on 4 ranks?
+# **Predict.** With 8 heads on 4 ranks, rank 1 has heads 2 and 3. How many ranks can there be at most? With
+# *grouped queries*, several query heads share one head of keys and values. If there are 8 query heads but
+# only 2 key-value heads, which key-value heads does each of the 4 ranks hold?
 #
-# <details><summary>Answer</summary>There can be 8 ranks. With 2 key-value heads, head 0 serves queries 0 to
-# 3, which are on ranks 0 and 1, so both hold a copy of it. Each copy has only the gradient from its own
-# queries, and the head's gradient is the sum of both. Again, this is <i>a value that is used on two
-# ranks</i>.</details>
+# <details><summary>Answer</summary>There can be 8 ranks, with one head each. With grouped queries, query
+# heads 0 to 3 share key-value head 0. These query heads are on ranks 0 and 1, so both ranks hold a copy of
+# key-value head 0. (Ranks 2 and 3 hold copies of key-value head 1.) Each copy gets only the gradient from the
+# queries on its own rank, so the gradient of the key-value head is the sum of the gradients of both copies.
+# Again, it is <i>a value that is used on two ranks</i>.</details>
 #
-# *Dropout* of the attention weights (the output of the softmax) is a trap. All ranks have the same seed, so
-# they draw the same parameters and use the same mask on replicated tensors. But inside a region, each rank
-# has *different* heads, so the masks must differ. After the region, all ranks must draw the same random
+# *Dropout* of the attention weights (the output of the softmax) needs care. All ranks have the same seed, so
+# they draw the same parameters, and the same dropout masks for replicated tensors. But inside a region, each
+# rank has *different* heads, so the masks must differ. After the region, all ranks must draw the same random
 # numbers again.
 #
-# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two more things. (It can be
-# a subclass, but draw the four layers only once.)
+# **Build the full attention.** `ParallelSelfAttention` does what `ParallelHeads` does, and also handles
+# grouped queries and dropout. (It can be a subclass of `ParallelHeads`, but its constructor must create the
+# four layers only once.)
 #
-# - `kv_heads=None` means as many as `heads`. `kv_heads` must be a divisor or a multiple of N, and `heads` a
-#   multiple of N. If not, raise a ValueError that names N and the number that does not fit.
-# - If there are fewer key-value heads than ranks, N / kv_heads neighbouring ranks hold the same one, and its
-#   gradients are summed over them. `grid` makes two groups for each rank. `same` holds the ranks with a copy
-#   of the same head, and `across` holds one rank for each head. The rank itself is in both.
-# - `dropout` applies to the attention weights while training, within `own_random_state`.
+# - `kv_heads=None` means that there are as many key-value heads as query heads. `kv_heads` must be a divisor
+#   or a multiple of N, and `heads` must be a multiple of N. Otherwise, raise a ValueError that names N and
+#   the number that does not fit.
+# - If there are fewer key-value heads than ranks, N / kv_heads neighbouring ranks hold the same key-value
+#   head, and the gradients of this head are summed over these ranks. `grid` returns two groups to which this
+#   rank belongs. The group `same` has the ranks with a copy of the same head, and the group `across` has one
+#   rank for each head.
+# - During training, apply `dropout` to the attention weights, inside the context `own_random_state`.
 
 
 # %%
@@ -1406,15 +1435,16 @@ class ParallelSelfAttention(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: grouped queries</summary>Key and value have kv_heads · head_dim features.
-# <code>causal_attention</code> accepts keys and values with fewer heads than the queries, so you don't have
-# to repeat them.</details>
+# <details><summary>Hint: grouped queries</summary>The layers key and value have kv_heads · head_dim output
+# features. <code>causal_attention</code> accepts keys and values with fewer heads than the queries, so you
+# don't have to repeat them.</details>
 # <details><summary>Hint: a head that several ranks hold</summary>With <code>same, across = grid(N //
 # kv_heads, group)</code>, key and value are <code>ColumnParallelLinear(..., group=across)</code>. In forward,
-# their weights and biases go through <code>identity_all_reduce(weight, same)</code>, because parameters are
-# values like any others.</details>
+# apply <code>identity_all_reduce(weight, same)</code> to the weights of both layers, and do likewise with
+# their biases. A parameter that several ranks use is a value like any other, so its gradients must be added
+# up.</details>
 #
-# **Check the whole.**
+# **Check the full attention.**
 
 # %% nbgrader={"grade_id": "parallel_self_attention_check", "points": 0}
 # Extra credit, 4 points
@@ -1424,11 +1454,10 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# <details><summary>In production</summary>LLaMA 3 70B has 64 query heads, but only 8 heads of keys and
-# values, and runs on eight ranks. If there are at least as many key-value heads as ranks, no head has copies,
-# and attention is simple.</details>
+# <details><summary>In production</summary>LLaMA 3 70B has 64 query heads, but only 8 key-value heads. On
+# eight ranks, each rank has one key-value head, so no head needs copies, and attention is simple.</details>
 #
-# <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. That is
+# <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. This is
 # true only if there are at least as many key-value heads as ranks.</details>
 
 # %% [markdown]
@@ -1443,23 +1472,24 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # | points | 4 + 8 |
 #
 # The vocabulary is the longest dimension of a language model. (In this section, a *token* is an entry of the
-# vocabulary, whereas a place in the text is a *position*.) LLaMA 3's vocabulary has 128,256 tokens. So at a
-# width of 8,192, the embedding is 2.1 GB in bf16, and so is the *head*, the matrix that leads from the width
-# to the logits. And a microbatch of 8,192 positions has 8,192 × 128,256 logits, which take 4.2 GB in float32,
-# and as much again for their gradient. So let's cut the vocabulary.
+# vocabulary, whereas a place in the text is a *position*.) LLaMA 3's vocabulary has 128,256 tokens. At a
+# width of 8,192, the embedding takes 2.1 GB in bf16, and so does the *head*, the matrix that computes the
+# logits. A microbatch of 8,192 positions has 8,192 × 128,256 logits, which take 4.2 GB in float32, and their
+# gradient takes another 4.2 GB. So let's cut the vocabulary.
 #
-# **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token it does not
-# have, the rank returns zeros, so the sum over the ranks is the table's row. In other words, the cut
-# embedding is the row-parallel layer of §3, whose input at each position is a one for the token and zeros
-# elsewhere.
+# **The embedding** is a table with a row for each token. Each rank holds some neighbouring rows. If the row
+# of a token is on another rank, a rank returns zeros instead, so the sum over the ranks is the row of the
+# token. In other words, the cut embedding is a row-parallel layer (§3) whose input at each position has a one
+# for the token and zeros for all other tokens.
 #
-# **Predict.** How much does the embedding send, forward and backward?
+# **Predict.** How many bytes does a rank send for the embedding, forward and backward?
 #
-# <details><summary>Answer</summary>Forward sends one all-reduce of M. Backward sends nothing, because every
-# rank has the gradient of the sum, and adds it to its own rows.</details>
+# <details><summary>Answer</summary>Forward makes one all-reduce of M bytes, so each rank sends 2 (N−1)/N · M.
+# Backward sends nothing, because every rank already has the gradient of the sum, and adds it to the gradient
+# of its own rows.</details>
 #
-# **Build.** As in §2, keep the rank's rows of `whole` as the parameter `weight`. `local_index` finds the
-# tokens among them.
+# **Build.** As in §2, keep the rank's rows of `whole` as the parameter `weight`. `local_index` says which
+# tokens have their rows on this rank, and at which index.
 
 
 # %%
@@ -1497,8 +1527,9 @@ class VocabParallelEmbedding(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: tokens that are elsewhere</summary>Their index is 0, so you look up row 0 for them.
-# Then replace the result by zeros, with <code>masked_fill(~here[..., None], 0)</code>.</details>
+# <details><summary>Hint: tokens of other ranks</summary>For these tokens, <code>local_index</code> returns
+# the index 0, so you look up row 0. Then replace the result by zeros, with <code>masked_fill(~here[...,
+# None], 0)</code>.</details>
 #
 # **Check.**
 
@@ -1513,19 +1544,19 @@ report.points(4)
 
 # %% [markdown]
 # **The head** is a `ColumnParallelLinear` from the width to the vocabulary, so each rank gets the logits of
-# its part of the vocabulary. You could gather them, but the whole logits are the largest tensor of all. What
-# does the loss really need? For a position with the logits l₀, l₁, ...
+# its part of the vocabulary. You could gather all logits, but they are the largest tensor of the model. What
+# does the loss really need? For a position with the logits l₀, l₁, ..., the formula is
 #
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
-# Each rank can sum its own exponentials, and the ranks' sums add up to the whole sum. The target's logit is
-# on only *one* rank. And since exp(1,000) overflows, the largest logit m is subtracted first: log Σ exp(l) =
-# m + log Σ exp(l − m). So the ranks need three numbers for each position, which are the largest logit, the
-# sum of exponentials, and the target's logit. Since the loss does not depend on m, no gradient goes through
-# it.
+# Each rank can sum the exponentials of its own logits, and the sum of these results is the sum in the
+# formula. The logit of the target is on only *one* rank. Since exp(1,000) overflows, the largest logit m is
+# subtracted first: log Σ exp(l) = m + log Σ exp(l − m). So for each position, the ranks have to share three
+# numbers, which are the largest logit, the sum of exponentials, and the logit of the target. Since the value
+# of the loss does not depend on m, you don't need a gradient for m.
 #
 # **Predict.** How many bytes does a rank send for the loss, in float32, with targets at `tokens` positions,
-# on n ranks? §8 checks it.
+# on n ranks? §8 checks your formula.
 
 
 # %% nbgrader={"grade_id": "loss_bytes_sent", "solution": true}
@@ -1539,19 +1570,21 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 # %% [markdown]
 # **Build.**
 #
-# - `logits` are (..., this rank's part of the vocabulary), cut as `part` does. `target` is (...), with tokens
-#   of the whole vocabulary, the same on all ranks. `vocab_size` is the size of the whole vocabulary.
-# - Return the mean over the targets that are not `ignore_index` (True in `counts`, given). The mean is the
-#   same on every rank, and at least in float32. Do not change `logits`.
-# - The tensors kept for backward have the size of the rank's logits, not of all logits.
-# - At most three numbers for each target travel forward, and nothing travels backward.
+# - `logits` has the shape (..., size of this rank's part of the vocabulary). The vocabulary is cut as `part`
+#   does. `target` has the shape (...). It contains tokens of the whole vocabulary and is the same on all
+#   ranks. `vocab_size` is the size of the whole vocabulary.
+# - Return the mean loss over the targets that are not `ignore_index` (those with True in `counts`, which is
+#   given). Every rank returns the same mean, in float32 or a larger dtype. Do not change `logits`.
+# - The tensors kept for backward may be as large as the rank's own logits, but not as large as all logits.
+# - The ranks communicate at most three numbers for each target in forward, and nothing in backward.
 #
-# What is the gradient of the loss with respect to a logit, and does a rank have everything this gradient
-# needs?
+# What is the gradient of the loss with respect to a logit, and does a rank have everything it needs to
+# compute this gradient?
 #
-# <details><summary>Answer</summary>For the loss of one position, it is softmax − 1 at the target, and softmax
-# elsewhere. (The mean divides it by the number of targets.) The softmax is exp(l − m) / S, where S is the sum
-# of exponentials. So a rank has everything, because every rank has m and S from forward.</details>
+# <details><summary>Answer</summary>For the loss of one position, the gradient is softmax − 1 for the logit of
+# the target, and softmax for all other logits. (The mean divides this by the number of targets.) The softmax
+# of a logit l is exp(l − m) / S, where S is the sum of exponentials. So a rank has everything it needs,
+# because every rank has m and S from forward.</details>
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_cross_entropy", "solution": true}
@@ -1576,13 +1609,14 @@ def vocab_parallel_cross_entropy(
 
 # %% [markdown]
 # <details><summary>Hint: with the functions of §1</summary>The ranks' sums of exponentials are <i>terms</i>,
-# and so are the targets' logits, with zeros on the ranks that do not have the token.
+# and so are the logits of the targets, if a rank that does not have the target uses 0 instead.
 # <code>all_reduce_identity</code> adds up the terms, and autograd does the rest.</details>
 # <details><summary>Hint: the largest</summary>Call <code>largest = logits.detach().amax(-1)</code>, then
-# <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>. Both are outside of
-# autograd.</details>
-# <details><summary>Hint: the target's logit</summary>Look it up at <code>local_index(target, vocab_size,
-# group)</code>, with <code>gather</code> along the last dimension, and then mask.</details>
+# <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>. Autograd sees neither of these calls,
+# which is right because the largest logit needs no gradient.</details>
+# <details><summary>Hint: the target's logit</summary><code>local_index(target, vocab_size, group)</code>
+# returns the index of each target on this rank. Look up the logit at this index with <code>gather</code>
+# along the last dimension, and then replace it by 0 if the target is on another rank.</details>
 #
 # **Check.**
 
@@ -1634,21 +1668,22 @@ for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
 print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
-# Your loss sends more than a thousand times fewer bytes, and it never needs the whole logits, which have 512
-# × 8,192 × 4 bytes = 16 MiB.
+# With your loss, a rank sends less than a thousandth of the bytes, and never holds the logits of the whole
+# vocabulary, which take 512 × 8,192 × 4 bytes = 16 MiB.
 #
 # <details><summary>What happens if every rank takes a softmax of its own tokens? And if the largest logit is
-# not subtracted?</summary>With a softmax of its own on every rank, the loss is too small. If the logits are
-# small, about log N is missing, which is 1.4 on 4 ranks. If they are large, far more is missing. So training
-# looks <i>better</i>, because no rank's tokens compete with another's. If the largest logit is not
-# subtracted, the loss is right until a logit exceeds 88, because there float32's exp overflows.</details>
+# not subtracted?</summary>If every rank takes the softmax over only its own tokens, the loss is too small,
+# because the tokens of one rank do not compete with the tokens of another. If the logits are small, the loss
+# is too small by about log N, which is 1.4 on 4 ranks. If the logits are large, it is too small by far more.
+# So training looks <i>better</i> than it is. If the largest logit is not subtracted, the loss is right until
+# a logit exceeds 88. Then its exponential overflows in float32.</details>
 #
 # <details><summary>In production</summary>In PyTorch the loss is <code>F.cross_entropy</code> itself, inside
 # the context <code>with loss_parallel(): ...</code>, and the head is cut by
 # <code>ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)</code>. Megatron-LM's loss is a
-# <code>torch.autograd.Function</code>, which writes the exponentials into the logits' own memory and keeps
-# little else. Megatron-LM also pads the vocabulary with tokens that never occur, to a multiple of 128 · N.
-# For example, 50,257 become 51,200 on 8 ranks.</details>
+# <code>torch.autograd.Function</code>, which writes the exponentials into the memory of the logits and keeps
+# little else. Megatron-LM also pads the vocabulary to a multiple of 128 · N, with tokens that never occur.
+# For example, 50,257 tokens become 51,200 on 8 ranks.</details>
 
 
 # %% [markdown]
@@ -1663,11 +1698,12 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # | points | 8 |
 #
 # What is not divided yet? Between the regions, the residual stream and the inputs of norms and regions are
-# still replicated, and all ranks do the same work there. A norm needs all features of a token, so features
-# cannot be sharded. But since a norm does not need other tokens, let's shard the **sequence** between the
-# regions, so that rank r has s / N of the s positions.
+# still replicated, and all ranks do the same work there. A norm needs all features of a token, so you can't
+# shard the features there. But a norm does not need other tokens, so let's shard the **sequence** between the
+# regions. Then each rank has s / N of the s positions.
 #
-# An all-reduce is a reduce-scatter and an all-gather (notebook 02), so let the norm work between the two:
+# An all-reduce is a reduce-scatter and then an all-gather (notebook 02), so let the norm work between these
+# two:
 #
 #     tensor parallel      ... B | all-reduce     | norm of everything             | A ...
 #     sequence parallel    ... B | reduce-scatter | norm of a part    | all-gather | A ...
@@ -1677,23 +1713,23 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# At each region and in each direction, the two functions together send two halves of an all-reduce, as many
-# bytes as tensor parallelism. Only the gradients of norms and biases, a few vectors, are sent in addition.
+# For each region and each direction, the two functions together send two halves of an all-reduce, as many
+# bytes as without sequence parallelism. In addition, the ranks only have to sum the gradients of norms and
+# biases, which are small tensors.
 #
-# And the norm's own weights? They are replicated, but each rank uses them on different tokens. Therefore,
-# they are also *values that are used on N ranks*, and their gradient is the sum.
+# The weight and the bias of a norm are replicated, but each rank uses them on different tokens. Therefore,
+# they are also *values that are used on N ranks*, and their gradient is the sum over the ranks.
 #
 # **Build.**
 #
 # - Both functions communicate, so you have to say what their backward does. `Conjugate` (§2) takes forward
-#   and backward as functions. `SequenceParallelNorm` does not need it, because `identity_all_reduce` already
-#   has the right backward.
-# - Dimension `dim` is the sequence, which is -2 in (batch, seq, width). Parts are equal, so if N does not
-#   divide the sequence, raise a ValueError that says both numbers (`summed_part` does).
+#   and backward as functions.
+# - `dim` is the dimension of the sequence, which is -2 in (batch, seq, width). All parts must be equal. If N
+#   does not divide the length of the sequence, raise a ValueError that names both numbers (`summed_part` does
+#   so).
 # - Neither function may write into its argument.
-# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`, with its `weight`, `bias` and `eps`. It
-#   normalizes the rank's part of the sequence, and the gradients of weight and bias are summed over the
-#   ranks.
+# - `SequenceParallelNorm(norm)` takes over the `weight`, `bias` and `eps` of an `nn.LayerNorm`. It normalizes
+#   the rank's part of the sequence, and the gradients of weight and bias are summed over the ranks.
 
 
 # %% nbgrader={"grade_id": "sequence_parallel", "solution": true}
@@ -1736,10 +1772,10 @@ class SequenceParallelNorm(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint: the pair</summary>Do as <code>own_features</code> does in §2, but with the tools
-# <code>joined</code> and <code>summed_part</code>. Each function needs one of them forward and the other one
-# backward.</details>
-# <details><summary>Hint: the norm</summary>You have a function that does nothing forward and sums gradients
-# backward. You can also apply it to parameters.</details>
+# <code>joined</code> and <code>summed_part</code>. Each of your two functions uses one of these tools in
+# forward and the other one in backward.</details>
+# <details><summary>Hint: the norm</summary>In §1 you wrote a function that does nothing in forward and sums
+# gradients in backward. You can also apply it to parameters.</details>
 #
 # **Check.**
 
@@ -1762,7 +1798,7 @@ report = check(
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws the picture of §4 once more, with your pair at the two edges.
+# **Measure.** The cell draws the picture of §4 again, with your two functions at the edges of the region.
 
 
 # %% tags=["skip-in-grading"]
@@ -1794,22 +1830,23 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
 # The sequence is sharded outside the region, and the features inside it. The region sends 1 M forward and 1 M
-# backward, as in §4. But the picture shows 1.1 M backward, because the gradients of the norm's weight and
-# bias and of B's bias are also summed.
+# backward, as in §4. But the picture shows 1.1 M backward, because the ranks also sum the gradients of three
+# small parameters, the norm's weight and bias and the bias of B.
 #
 # One choice is left. A linear layer keeps its input for backward, but the input of A is the *gathered*
 # sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the
-# rank's own part, and gather again in backward?
+# rank's own part, and gather the sequence again in backward?
 #
 # | | kept of a region's input | sent backward for each region |
 # |---|---|---|
 # | `"keep"` | all of it | 2 halves of an all-reduce |
 # | `"regather"` | the rank's part | 3 halves |
 #
-# **Predict** the bytes sent, for both. In §4, `layer_bytes_sent` doesn't handle these two values of
-# `sequence` yet, so add them there, and run that cell again. And how much does a layer keep for backward in
-# all? Count activations of M bytes. The layer has flash attention, LayerNorm, and a GELU at four times the
-# width, but no dropout. Leave out tensors with a single number for each position:
+# **Predict** the bytes sent with `"keep"` and with `"regather"`. Your `layer_bytes_sent` of §4 doesn't handle
+# these two values of `sequence` yet, so add them there, and run that cell again. How many bytes does a layer
+# keep for backward? Count its activations of M bytes. The layer has flash attention, two LayerNorms, and a
+# GELU at four times the width, but no dropout. The table leaves out tensors with only one number for each
+# position:
 #
 # | | activations of M bytes |
 # |---|---|
@@ -1818,8 +1855,8 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 # | attention: q, k, v, and the output of the heads | 4 |
 # | MLP: before the GELU, and after it | 4 + 4 |
 #
-# Which of these 16 are divided by N without sequence parallelism? And which with `"keep"` or with
-# `"regather"`?
+# Which of these 16 activations are divided by N without sequence parallelism, which with `"keep"`, and which
+# with `"regather"`?
 
 
 # %% nbgrader={"grade_id": "layer_saved_bytes", "solution": true}
@@ -1838,9 +1875,9 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 # <details><summary>Hint</summary>Some of the 16 activations are replicated, and all others are divided by
 # n.</details>
 #
-# **Measure.** The cell runs the layer of §5 without sequence parallelism (`None`), and then with both of its
-# forms. `GatheredLinear` shows how to keep less than autograd would. The cell after it draws how much is kept
-# for each part of the layer, on 4 ranks, in units of M.
+# **Measure.** The cell runs the layer of §5 without sequence parallelism (`None`), then with `"keep"`, and
+# then with `"regather"`. `GatheredLinear` shows how to keep less than autograd would. The cell after that
+# draws how much each part of the layer keeps on 4 ranks, in units of M.
 
 
 # %% tags=["skip-in-grading"]
@@ -1989,24 +2026,25 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# <details><summary>Why some numbers are a little above the prediction</summary>More <i>bytes are sent
-# backward</i>, because each rank uses the norms' parameters and the biases of the two row-parallel layers on
-# different positions, so their gradients are summed. These are 2,304 bytes in every backward, for any batch.
-# More is <i>kept for backward</i>, because a norm also keeps two numbers for each position, and attention
-# keeps one for each position and head.</details>
+# <details><summary>Why some numbers are a little above the prediction</summary>With sequence parallelism, a
+# rank <i>sends more bytes in backward</i> than predicted. Each rank uses the parameters of the norms and the
+# biases of the two row-parallel layers on different positions, so the ranks also have to sum the gradients of
+# these parameters. For this, a rank sends 2,304 bytes in every backward, whatever the size of the batch. In
+# all three runs, a rank <i>keeps more for backward</i> than predicted, because a norm also keeps two numbers
+# for each position, and attention keeps one for each position and head.</details>
 #
-# You can compute GPT-3's memory in the same way. On 8 ranks, 0.58 GB of the 2.9 GB per layer are left, and
-# with sequence parallelism in the form `"regather"` only 0.36 GB.
+# <details><summary>How much memory this saves for GPT-3</summary>You can compute the memory of GPT-3's
+# activations in the same way. In 16 bits, the 16 activations you counted take 32 bytes for each element of
+# one activation. GPT-3 in 16 bits, with dropout and without flash attention, keeps 34 + 5as/h = 114 bytes for
+# each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). One activation of a sequence has s · h =
+# 25 million elements, so a layer keeps 2.9 GB. According to Korthikanti et al. (table 2), 10 of the 34 bytes
+# are not divided by tensor parallelism, but all 34 are divided if you add sequence parallelism (in the form
+# <code>"regather"</code>). So on 8 ranks, the 114 bytes become 10 + 104/8 = 23 bytes with tensor parallelism
+# alone, which makes 0.58 GB, and 114/8 = 14.25 bytes with sequence parallelism as well, which makes 0.36
+# GB.</details>
 #
-# <details><summary>How the 0.58 and 0.36 GB are computed</summary>In 16 bits, your 16 activations would take
-# 32 bytes for each element of one activation. GPT-3 in 16 bits, with dropout and without flash attention,
-# keeps 34 + 5as/h = 114 bytes for each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). In
-# Korthikanti et al. (table 2), 10 of the 34 stay whole with tensor parallelism, but none does when sequence
-# parallelism is added (in the form <code>"regather"</code>). So on 8 ranks the 114 bytes become 10 + 104/8 =
-# 23, and then 114/8 = 14.25. That leaves 0.58 GB and 0.36 GB of the 2.9 GB per layer.</details>
-#
-# **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is still right. But make two steps of
-# SGD, and then compare the ranks:
+# **Break it.** The cell applies an ordinary `nn.LayerNorm` to the parts of the sequence. Forward is still
+# right. But the cell also makes two steps of SGD, and then compares the weight of a norm on all ranks.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2032,18 +2070,19 @@ for name, norm in (
         print(f"{name:20} after two steps the ranks' weights differ by {apart:.1e}")
 
 # %% [markdown]
-# With `nn.LayerNorm`, the four ranks train four models that think they are one. Nothing crashes, and no shape
-# is wrong. So whenever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
+# With `nn.LayerNorm`, the copies of the weight drift apart, so the four ranks no longer train the same model.
+# Nothing crashes, and no shape is wrong. So whenever the ranks use a *replicated* value for *sharded* work,
+# ask which function adds up its gradient.
 #
-# <details><summary>And dropout?</summary>For dropout between the regions, the rule of the optional end of §5
-# holds. On sharded activations, every rank needs masks of its own, but on replicated activations, all ranks
-# need the same masks. <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
+# <details><summary>And dropout?</summary>For dropout between the regions, the rule from the optional end of
+# §5 also holds. On sharded activations, every rank needs its own masks, but on replicated activations, all
+# ranks need the same masks. <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
 #
 # <details><summary>In production</summary>PyTorch provides <code>SequenceParallel()</code> for the plan of
 # <code>parallelize_module</code> (end of §4), with <code>PrepareModuleInput</code> at the beginning of a
 # region and <code>RowwiseParallel(output_layouts=Shard(1))</code> at its end. Megatron-LM provides the option
-# <code>--sequence-parallel</code>. Its layers gather again in backward, while the gradient of x is being
-# computed.</details>
+# <code>--sequence-parallel</code>. Its layers gather x again in backward, while they compute the gradient of
+# x.</details>
 #
 # <details><summary>Another "sequence parallelism"</summary>The "sequence parallelism" of DeepSpeed-Ulysses is
 # something else, because it splits no matrix. The sequence is cut everywhere except inside attention, where
@@ -2081,26 +2120,26 @@ report = check(
 report.points(3)
 
 # %% [markdown]
-# In data parallelism, communication is hidden behind backward. But here the next operation *has to wait* for
-# the sum. (In backward, the weights' gradients don't have to wait, but in forward everything waits.) So the
-# time of a layer is computing plus talking. In the forward of an MLP, each rank has this much of both (two
-# matrices, 2 FLOPs per weight and token, activations of 2 bytes per element):
+# In data parallelism, communication can be hidden behind backward. But here the next operation *has to wait*
+# for the sum. (Only in backward can a rank compute something in the meantime, the gradients of its weights.)
+# So the time of a layer is its computing time plus the time for sending. In the forward of an MLP (two
+# matrices, 2 FLOPs per weight and token, activations of 2 bytes per element), each rank has to do this much
+# of both:
 #
-# > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
+# > computing: 4 · tokens · width · hidden / N FLOPs; sending: 2 (N−1)/N · tokens · width · 2 bytes
 #
-# If you divide them, you get **hidden / (N − 1) FLOPs per byte**. Tokens and width cancel, so neither a
-# longer sequence nor a larger batch helps. Only more hidden features help, and each further rank makes it
-# worse. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way),
-# which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU) the ratio is
-# 19,780. If the layer's ratio is above the GPU's ratio, more than half of the time is computing. For example,
-# a whole layer of LLaMA 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above NVLink's
-# ratio, but only 1,877 on 16. (The layer's ratio is not quite hidden / (N − 1), because the layer also has
-# attention, and its MLP has three matrices.)
+# If you divide the FLOPs by the bytes, you get **hidden / (N − 1) FLOPs per byte**. Tokens and width cancel,
+# so neither a longer sequence nor a larger batch changes this ratio. More hidden features raise it, and more
+# ranks lower it. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink
+# (each way), which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU), the
+# ratio is 19,780. If the layer's ratio is above the GPU's ratio, computing takes more than half of the time.
+# For example, a whole layer of LLaMA 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above
+# the ratio of NVLink, but a ratio of only 1,877 on 16 GPUs.
 #
-# The cell draws the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one node. Beyond
-# that there are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels
-# (notebook 02 §7), first inside the node and then across. Or the node has one port for all, and a flat ring
-# goes through it. Each round of a ring also costs α seconds.
+# The cell draws the time for the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one
+# node. For more GPUs, the chart has two cases. Either every GPU has its own port of 50 GB/s, and the
+# all-reduce sums inside each node before it sums across nodes (notebook 02 §7). Or all GPUs of a node share
+# one port, and a single ring of all GPUs runs through it. Each round of a ring also costs α seconds.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -2156,22 +2195,24 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# Inside the node, every doubling still helps, but less each time. If each GPU has a port, sixteen GPUs in two
-# nodes are hardly faster than eight in one, so you pay for twice the machines and gain almost nothing. With
-# one port for the node, they even take four times as long as eight. So use as much tensor parallelism as
-# memory asks for, but never go beyond the node. The rest of the GPUs get other sequences (data parallelism),
-# other layers (pipelines) or other parts of the sequence (notebook 08).
+# Inside the node, the layer still gets faster with every doubling of the GPUs, but by less each time. If each
+# GPU has a port, sixteen GPUs in two nodes are hardly faster than eight in one, so you pay for twice as many
+# GPUs and gain almost nothing. If a node has only one port, sixteen GPUs even take four times as long as
+# eight. So use as much tensor parallelism as you need to fit the model into memory, but never beyond one
+# node. Give the other GPUs other sequences (data parallelism), other layers (pipelines) or other parts of the
+# sequence (notebook 08).
 #
-# Ranks that share a layer also share its data. With 8 GPUs per model, 64 GPUs hold 8 replicas, so a step of
-# 2,048 sequences gives 256 to each *replica*, instead of 32 to each GPU. In general, a step has (a replica's
-# batch) × replicas sequences, instead of batch × world size.
-#
+# <details><summary>How many sequences does a GPU get?</summary>Ranks that share a layer also work on the same
+# sequences. If 8 GPUs share a model, 64 GPUs hold 8 replicas. In a step of 2,048 sequences, each
+# <i>replica</i> then gets 256 sequences. Without tensor parallelism, each GPU would get 32.</details>
 # <details><summary>Where the numbers come from</summary>α is 3.4 µs over NVLink and 14 µs over a network, as
 # in NCCL's own cost model (<code>course_lib/facts/hardware.py</code>). FLOP/s and bytes/s are taken from the
-# data sheets, although no program reaches them.</details>
-# <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 says
-# that tensor parallelism is "only applied to GPUs in the same computing node". The 32 sequences per GPU are
-# from lecture 001's recipe, and batch × world size is from lecture 002.</details>
+# data sheets, although no program reaches them. The ratio of the whole layer differs a little from hidden /
+# (N − 1), because the layer also has attention, and its MLP has three matrices.</details>
+# <details><summary>In the lectures</summary>Lecture 004 shows how much speed is lost from 8 to 16 GPUs.
+# Lecture 003 says that tensor parallelism is "only applied to GPUs in the same computing node". The recipe of
+# lecture 001 has 32 sequences per GPU, and lecture 002 computes the sequences of a step as batch × world
+# size. With tensor parallelism, it is the batch of a replica × the number of replicas instead.</details>
 
 # %% [markdown]
 # ## 9 · Optional: a GPT with its layers replaced
@@ -2184,20 +2225,20 @@ figure
 # | difficulty, importance | 2 and 2 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Take the GPT of `course_lib/models/gpt.py` and replace the layers of its MLPs with yours. Nothing else in it
-# changes.
+# Take the GPT of `course_lib/models/gpt.py` and replace the layers of its MLPs with your parallel layers.
+# Change nothing else in the model.
 #
-# **Build.** `model.blocks` is a list of blocks. `block.mlp` has `up` and `down`, and also `gate`, which is
-# None if the MLP has no gate. They are `nn.Linear`. *Keep their weights*, although your layers' constructors
-# draw others. `with_weights` gives a parallel layer its parts of the old weights. Change the model in place
-# and return it.
+# **Build.** `model.blocks` is a list of blocks. Each `block.mlp` has the layers `up`, `down` and `gate`,
+# which are `nn.Linear`. (`gate` is None if the MLP has no gate.) *Keep the weights of these layers*, although
+# the constructors of your layers draw new ones. `with_weights` copies the rank's parts of the old weights
+# into a parallel layer. Change the model in place and return it.
 #
-# **Predict.** How much does this model send per step, with L blocks?
+# **Predict.** How many all-reduces does this model need per step, with L blocks?
 #
-# <details><summary>Answer</summary>It sends one all-reduce of M for each block and direction, so 2 L in all.
-# With a gate there are 3 L, because gate and up are two layers, so backward needs two all-reduces for each
-# block (<code>Gated</code> in §4). Attention, norms and embedding are whole on every rank, and every rank
-# computes the same with them, so nothing is sent for them.</details>
+# <details><summary>Answer</summary>It needs one all-reduce of M bytes for each block and direction, so 2 L in
+# total. If the MLPs have a gate, it needs 3 L, because x enters both gate and up, so backward needs two
+# all-reduces for each block (see <code>Gated</code> in §4). Nothing is sent for attention, norms and
+# embedding, because every rank has all of their parameters and computes the same results with them.</details>
 
 
 # %%
@@ -2231,8 +2272,8 @@ def parallelize_mlps(model, group: Group = None):
 
 # %% [markdown]
 # <details><summary>Hint</summary>For each block, take the sizes and <code>bias is not None</code> from the
-# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and put the result in the place
-# of the old layer.</details>
+# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and replace the old layer by the
+# result.</details>
 #
 # **Check.**
 
@@ -2244,10 +2285,10 @@ report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources. It takes 50 steps
-# of AdamW on one rank, then with its MLPs on two and on four ranks, and then also with your attention,
-# embedding, head and loss on four. All ranks get the same batches. The head is tied to the embedding, so on
-# each rank, their parts are one tensor.
+# **Measure.** The cells train a GPT of 0.1M parameters on the source code of Python's standard library, with
+# 50 steps of AdamW. They train it on one rank, then with its MLPs cut over two and over four ranks, and
+# finally on four ranks with your attention, embedding, head and loss as well. All ranks get the same batches.
+# The head is tied to the embedding, so on each rank, their parts are the same tensor.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2326,23 +2367,24 @@ axes.legend(frameon=False, fontsize=8, handlelength=3)
 figure
 
 # %% [markdown]
-# The picture shows one curve, four times. The small differences come from the order in which float32 adds.
+# The four curves coincide. The small differences come from rounding, because the ranks add float32 numbers in
+# a different order.
 #
 # **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into the loop of `learn`. Which
 # norm does it compute?
 #
-# <details><summary>Answer</summary>On each rank, it takes the norm of the gradients this rank holds, which
-# differs from rank to rank. So each rank scales its gradients by a different number, and the replicated
-# parameters drift apart. Instead, the squares of the parts have to be summed over the ranks, but the squares
-# of replicated parameters must count only once.</details>
+# <details><summary>Answer</summary>On each rank, it computes the norm of the gradients on this rank, which
+# differs from rank to rank. So each rank scales its gradients by a different factor, and the replicated
+# parameters drift apart. For the right norm, the squares of the sharded gradients have to be summed over the
+# ranks, whereas the squares of the replicated gradients must be counted only once.</details>
 #
 # <details><summary>In production</summary><code>course_lib.tensor_parallel.parallelize_gpt(model,
 # sequence="regather")</code> does what <code>all_of_it</code> does above, but with sequence parallelism and
-# for every form of the model, including grouped queries, SwiGLU, rotary positions and dropout. Its state
-# dicts also load on another number of ranks.</details>
+# for every form of the model, including grouped queries, SwiGLU, rotary positions and dropout. You can also
+# load its state dicts on a different number of ranks.</details>
 #
-# <details><summary>In the lectures</summary>This is the exercise of lecture 004, but there the model is
-# nanoGPT's <code>model.py</code>.</details>
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004, but its model is nanoGPT's
+# <code>model.py</code>.</details>
 
 # %% [markdown]
 # ## On your GPUs
@@ -2350,9 +2392,9 @@ figure
 # *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run,
 # if there is one.*
 #
-# **Predict.** Tensor parallelism on t GPUs leaves each of them 1/t of the columns, and so 1/t of the FLOPs.
-# Does a layer also take only 1/t of the time? The cell runs on one GPU, without messages. Its prediction is
-# the time of the whole layer divided by t.
+# **Predict.** With tensor parallelism on t GPUs, each GPU has 1/t of the columns, and therefore 1/t of the
+# FLOPs. Does it also need only 1/t of the time? The cell runs one GPU's part of an MLP for several values of
+# t, without messages. Its prediction is the time of the whole layer divided by t.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -2360,14 +2402,15 @@ from course_lib.gpu.arithmetic import LAYER_AND_MESSAGES, NARROW_LAYERS
 
 on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].value / of["t"])
 # %% [markdown]
-# Narrow products make poorer use of a GPU, and operations on the whole width, such as the sum at the end, do
-# not shrink. This lost time comes on top of the messages counted in §8.
+# A GPU multiplies narrow matrices less efficiently, and operations on the whole width take as long as before.
+# This lost time comes on top of the time for messages in §8.
 #
-# **Predict.** Now let's add the messages, for an MLP of width 4,096 over all your GPUs, with 4,096 tokens.
-# Its two all-reduces hide behind nothing here, so the prediction is the sum of the first two rows. Then set
-# `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to see the same layer without direct access between
-# the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set it to 0 afterwards.
-# What share of the layer's time is communication? Compare it with §8.
+# **Predict.** Now let's add the messages, for an MLP of width 4,096 with 4,096 tokens, cut over all your
+# GPUs. Nothing hides its two all-reduces, so the prediction is the sum of the first two rows, products and
+# all-reduces. What share of the time is communication? Compare this share with §8. Then set
+# `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to measure the MLP without direct access between
+# the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set the variable back to 0
+# afterwards.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(
@@ -2385,19 +2428,21 @@ on_gpus = on_your_gpus(
 # | time | 9 minutes, and 4 for the *optional* scorecard |
 # | points | 3 |
 #
-# A number may be an expression, such as `7 / 8`.
+# A number can be an expression, such as `7 / 8`.
 #
-# 1. A transformer layer is split by tensor parallelism without sequence parallelism. How many **all-reduces**
-#    are there in a forward and a backward of the layer together?
-# 2. A layer has width 8,192, with 4,096 tokens in bf16, and computes 24 · width² FLOPs per token, forward. 16
-#    H100 (989 TFLOP/s each) in two nodes share it, and their ring all-reduces run at 50 GB/s, the speed
-#    between the nodes. Leave out α. Which **share** (0 to 1) of the layer's forward is communication?
+# 1. A transformer layer is split by tensor parallelism, without sequence parallelism. How many
+#    **all-reduces** do a forward and a backward of the layer make together?
+# 2. A transformer layer of width 8,192 computes 24 · width² FLOPs per token in forward, for 4,096 tokens in
+#    bf16. The layer is split over 16 H100 GPUs (989 TFLOP/s each) in two nodes, and its ring all-reduces run
+#    at 50 GB/s, the speed between the nodes. Leave out α. What **share** (0 to 1) of the time of the forward
+#    is communication?
 # 3. If A is cut by rows and B by columns, why can't the sum wait until after the second matrix? Is it because
 #    of `"the activation function"`, `"the bias"` or `"the size of the weights"`?
-# 4. On eight ranks, an MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too
-#    large are the gradients of the MLP's matrices?
-# 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send for a
-#    layer, in a forward and a backward together? Leave out the gradients of norms and biases.
+# 4. On eight ranks, an MLP ends with `torch.distributed.nn.functional.all_reduce` instead of
+#    `all_reduce_identity`. How many **times** too large are the gradients of the MLP's matrices?
+# 5. In a forward and a backward of a layer together, sequence parallelism with `"regather"` sends more bytes
+#    than tensor parallelism without it. How many **times** as many? Leave out the gradients of norms and
+#    biases.
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # all-reduces
@@ -2435,9 +2480,9 @@ report.points(3)
 #
 # *Optional.* The card compares computation, memory and bytes sent for one step of AdamW. A GPT with 3.3
 # million parameters learns from 4 sequences of 32 tokens on 4 ranks. Here M means the bytes of the model's
-# *parameters*. With replicas and with ZeRO-3 (from the reference) each rank gets one sequence, whereas ranks
-# that share layers get all four. The row *tensor parallel* appears only if you have solved §9, but the next
-# two rows, made by the reference, show almost the same.
+# *parameters*. With replicas and with ZeRO-3, each rank gets one sequence, whereas ranks that share layers
+# get all four. The row *tensor parallel* uses your functions, and appears only if you have solved §9. All
+# other rows use the reference.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2525,40 +2570,41 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read the card column by column. *Computation* is almost the same in all rows, but replicas do a little more,
-# because each repeats the optimizer's whole step. In *memory*, replicas hold 4 M of weights, gradients, m and
-# v. ZeRO-3 holds only a quarter of them at the end of the step. Tensor parallelism holds a quarter, and never
-# a whole layer. But in *bytes sent*, the methods differ in kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the
-# *parameters*, however many tokens there are. Tensor parallelism instead sends *activations*, which are small
-# for these 128 tokens. With 5 or 6 times as many tokens, its 0.27 M would reach the replicas' 1.5 M, but
-# little of this traffic can be hidden behind computation.
+# *Computation* is almost the same in all rows, but replicas compute a little more, because each of them makes
+# the optimizer's step for all parameters. *Memory* is 4 M for a replica, which holds all weights, gradients,
+# m and v. With ZeRO-3, a rank holds only a quarter of these at the end of the step. With tensor parallelism,
+# it also holds a quarter, and never gathers a whole layer. The *bytes sent* by replicas and ZeRO-3 are 2 or 3
+# times (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism instead sends
+# *activations*, which are small for these 128 tokens.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
-# four replicas takes the optimizer's whole step, so they compute 1.03 times as much as one process, whereas
-# the other methods share that step. ZeRO-3's 1.01 comes mostly from writing every rank's gradients into rows
-# (flat buffers, notebook 04), because the reference adds them. (Norms and activation functions are not
-# counted. So the card does not show that without sequence parallelism every rank computes all norms.)
-# ZeRO-3's peak of 1.2 M comes in backward, before m and v are made. The rank then holds its shards of weights
-# and gradients, plus three pieces of 0.24 M: the current layer's weights, their gradients, and the row in
-# which the gradients are sent. For comparison, a layer of LLaMA 3 70B has 1.7 GB of parameters in bf16,
-# whereas one activation of 4,096 tokens has 67 MB.</details>
+# four replicas makes the optimizer's step for all parameters, so together the replicas compute 1.03 times as
+# much as one process. With the other methods, the ranks share this step. The 1.01 of ZeRO-3 comes mostly from
+# additions, because every rank of the reference adds its gradients to rows (flat buffers, notebook 04). (The
+# card does not count norms and activation functions, so it does not show that every rank computes all norms
+# without sequence parallelism.) The memory of ZeRO-3 reaches its peak of 1.2 M in backward, before m and v
+# exist. At this time, the rank holds its shards of weights and gradients, plus three pieces of 0.24 M: the
+# current layer's weights, their gradients, and the row in which the gradients are sent. With 5 or 6 times as
+# many tokens, the 0.27 M sent by tensor parallelism would reach the 1.5 M of the replicas, but little of this
+# traffic can be hidden behind computation. For comparison, the parameters of a layer of LLaMA 3 70B take 1.7
+# GB in bf16, whereas one activation of 4,096 tokens takes 67 MB.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
-# So you can say how much each layer sends in each direction, and up to how many ranks tensor parallelism pays
-# off.
+# You can now say how many bytes each layer sends in each direction, and up to how many ranks tensor
+# parallelism pays off.
 #
 # **Read on.**
 # - Shoeybi et al. (2019), *Megatron-LM*. §3 explains f and g, with a figure of both.
 # - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*. §4 explains
-#   sequence parallelism, with table 2.
+#   sequence parallelism, and table 2 lists the memory of activations.
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*. §5 measures
 #   tensor parallelism inside the node.
 # - Ainslie et al. (2023), *GQA*, introduces grouped queries.
-# - `course_lib/tensor_parallel/` is best read after you have written your own.
+# - `course_lib/tensor_parallel/` is the reference. Read it after you have written your own functions.
 #
 # <details><summary>In the lectures</summary>Lecture 003 uses the same three criteria (computation, memory,
-# bytes sent). Lecture 004 recommends fairscale's layers (<code>nn/model_parallel/layers.py</code>), which use
-# the same names for their arguments, but gather and split by default.</details>
+# bytes sent). Lecture 004 recommends fairscale's layers (<code>nn/model_parallel/layers.py</code>), whose
+# arguments have the same names as yours. But by default they gather the output and split the input.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
