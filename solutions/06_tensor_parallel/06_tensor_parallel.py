@@ -6,7 +6,7 @@
 # ZeRO-3 (notebook 04) keeps only 1/N of the weights on every rank, but each rank still computes *whole*
 # layers, so its activations do not shrink. In GPT-3, the activations of one layer take 2.87 GB for each
 # sequence of 2,048 tokens. All 96 layers together need 275 GB, but an H100 has only 80 GB. (These numbers
-# come from table 2 of Korthikanti et al., 2022, for 16 bits without flash attention or recomputation.)
+# follow from table 2 of Korthikanti et al., 2022, for 16 bits without flash attention or recomputation.)
 # Splitting the batch over more ranks cannot help, because each rank needs at least one sequence.
 #
 # In this notebook, all ranks work on the *same* sequences, and each computes a part of each layer, such as
@@ -95,11 +95,11 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # parallelism differ. ZeRO-3 "shards weights for memory but reconstructs them for computation", whereas tensor
 # parallelism "splits the computation itself".</details>
 #
-# The next cell has three functions that move data. Autograd cannot differentiate them, so if you need
-# gradients, you have to write the backward yourself. `part` cuts a tensor as `torch.tensor_split` does, so
-# the parts of 10 elements on 4 ranks have 3, 3, 2 and 2 elements. It returns a *copy*, because a view would
-# keep the whole tensor in memory. `joined` puts such parts together again. `summed_part` adds up the ranks'
-# tensors and returns this rank's part of the sum, but all parts must have the same size.
+# The next cell has three functions that move data. Autograd cannot differentiate these functions, so if you
+# need gradients, you have to write the backward yourself. `part` cuts a tensor as `torch.tensor_split` does,
+# so the parts of 10 elements on 4 ranks have 3, 3, 2 and 2 elements. It returns a *copy*, because a view
+# would keep the whole tensor in memory. `joined` puts such parts together again. `summed_part` adds up the
+# ranks' tensors and returns this rank's part of the sum, but all parts must have the same size.
 #
 # The cell after that has tools for measuring. `passes` runs a layer forward and backward on every rank, with
 # the same weights and the same input on all of them. `alone` runs the layer in one process, `beside` compares
@@ -378,7 +378,7 @@ report.points(6)
 # · 96 = 128 bytes in one direction and 0 bytes in the other.
 #
 # **Break it.** PyTorch also has an all-reduce that autograd can differentiate,
-# `torch.distributed.nn.functional.all_reduce`. The next cell runs it in place of your `all_reduce_identity`.
+# `torch.distributed.nn.functional.all_reduce`. The next cell compares it with your `all_reduce_identity`.
 # Four ranks add up their x, and this sum is the loss. What should the gradient of x be?
 
 
@@ -403,13 +403,13 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 
 # %% [markdown]
 # The right gradient is 1, because if you raise one rank's x by a little, the loss rises by the same amount.
-# PyTorch's all-reduce returns 4, but this is not a bug. PyTorch treats the losses of the four ranks as *four*
-# losses, each of which contains x, and differentiates their sum. In tensor parallelism, however, the four
-# losses are copies of one loss.
+# With PyTorch's all-reduce, the gradient is 4, but this is not a bug. PyTorch treats the losses of the four
+# ranks as *four* losses, each of which contains x, and differentiates their sum. In tensor parallelism,
+# however, the four losses are copies of one loss.
 #
-# <details><summary>Would you notice this factor of N?</summary>If you train with AdamW, the factor hardly
-# changes the losses, because AdamW divides by the size of the gradient (notebook 03). With gradient clipping
-# or SGD, however, you would notice the factor.</details>
+# <details><summary>Would you notice this factor of N?</summary>If you train with AdamW, gradients that are N
+# times too large hardly change the losses, because AdamW divides by the size of the gradient (notebook 03).
+# With gradient clipping or SGD, however, such gradients do change the losses.</details>
 #
 # <details><summary>In production</summary>Megatron-LM calls your functions
 # <code>copy_to_tensor_model_parallel_region</code> and <code>reduce_from_tensor_model_parallel_region</code>.
@@ -442,9 +442,10 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # With `gather_output=True`, the layer returns the whole output, so its parts have to be gathered. What is the
 # backward of this all-gather? Each rank already has the gradient of the whole output, because all later
 # operations are the same on all ranks. So in backward, each rank takes its own part of this gradient. The
-# next cell provides this function, `gather_parts`. It also provides the mirror image for §3, `own_features`,
-# which takes the rank's part in forward and gathers in backward. Both are made with `Conjugate`, which turns
-# two functions into a forward and a backward. You will use `Conjugate` yourself in §7.
+# next cell provides `gather_parts`, which does both. It also provides the mirror image for §3,
+# `own_features`, which takes the rank's part in forward and gathers in backward. Both are made with
+# `Conjugate`, which turns two functions into a forward and a backward. You will use `Conjugate` yourself in
+# §7.
 #
 # **Build.** Every rank first makes the whole layer (`whole`, given) and then keeps its own part. Since all
 # ranks use the same random seed, the parts together are the layer that one process would make.
@@ -574,10 +575,10 @@ _ = beside(
 #
 # <details><summary>Answer</summary>The sum contains the bias four times. So add the bias only once, after the
 # sum. Every rank then keeps the full bias and computes the same gradient for it, so nothing has to be sent,
-# and the copies stay equal. The gradient is the same if every rank adds the bias to its own term, so you
-# cannot find the mistake by looking at gradients. If biases begin at 0, as in many models, the first forward
-# is right as well. The model then learns with a bias that counts N times, and nothing looks wrong until the
-# checkpoint is loaded on a different number of ranks and the loss jumps.</details>
+# and the copies stay equal. The gradient would be the same if every rank added the bias to its own term, so
+# you cannot find the mistake by looking at gradients. If biases begin at 0, as in many models, the first
+# forward is right as well. The model then learns with a bias that counts N times, and nothing looks wrong
+# until the checkpoint is loaded on a different number of ranks and the loss jumps.</details>
 #
 # **Build.**
 #
@@ -636,9 +637,9 @@ _ = beside(
 )
 
 # %% [markdown]
-# Forward sends 6/4 of y. Backward sends 3/4 of x, because x was replicated, so the ranks have to gather the
-# parts of its gradient. Each rank holds a little more than a quarter of the parameters, because it holds all
-# of the bias.
+# Forward sends 6/4 of y. Backward sends 3/4 of x. Since x was replicated, the ranks have to gather the parts
+# of its gradient. Each rank holds a little more than a quarter of the parameters, because it holds all of the
+# bias.
 #
 # <details><summary>In production</summary>This layer is <code>RowwiseParallel()</code> in PyTorch. In
 # Megatron-LM it is <code>RowParallelLinear</code>, which also has the argument
@@ -663,10 +664,10 @@ _ = beside(
 #
 # An MLP has two matrices with an activation function between them, y = gelu(x A) B. Suppose that A is cut by
 # rows and B by columns. Then x A is a sum of the ranks' terms. Since gelu(a + b) is not gelu(a) + gelu(b),
-# the ranks must add up the wide *hidden* features *before* the activation function. Now suppose that A is cut
-# by columns and B by rows. Then every rank keeps its own hidden features from the first matrix to the second.
-# This works because the activation function treats each element separately, and a rank's rows of B need
-# exactly the features that its columns of A have computed.
+# the ranks must add up their terms of the wide *hidden* features *before* the activation function. Now
+# suppose that A is cut by columns and B by rows. Then every rank keeps its own hidden features from the first
+# matrix to the second. This works because the activation function treats each element separately, and a
+# rank's rows of B need exactly the features that its columns of A have computed.
 #
 # The first cell below defines this MLP, and the second one runs it on two ranks and draws its tensors. In the
 # picture, each row is a rank, and each box is a tensor, of which the rank holds the coloured part.
@@ -1082,7 +1083,8 @@ for make in (Gated, GatedOnce):
 
 # %% [markdown]
 # In `Gated`, x enters the region twice, so backward makes two all-reduces. If x enters only once, each rank
-# first adds up its own two gradients of x, so one all-reduce is enough. In attention, three matrices share x.
+# first adds up its own two gradients of x, so one all-reduce is enough. In attention, even three matrices
+# share x.
 #
 # **In production.** PyTorch's `parallelize_module` takes a plan, a dictionary that says how each layer is
 # cut, and turns every parameter into a *DTensor*. A DTensor knows how it is cut, and calls a collective when
@@ -1668,8 +1670,8 @@ for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
 print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
-# With your loss, a rank sends less than a thousandth of the bytes, and never holds the logits of the whole
-# vocabulary, which take 512 × 8,192 × 4 bytes = 16 MiB.
+# With your loss, a rank sends less than a thousandth of the bytes that gathering sends. It also never holds
+# the logits of the whole vocabulary, which take 512 × 8,192 × 4 bytes = 16 MiB.
 #
 # <details><summary>What happens if every rank takes a softmax of its own tokens? And if the largest logit is
 # not subtracted?</summary>If every rank takes the softmax over only its own tokens, the loss is too small,
@@ -2074,9 +2076,9 @@ for name, norm in (
 # Nothing crashes, and no shape is wrong. So whenever the ranks use a *replicated* value for *sharded* work,
 # ask which function adds up its gradient.
 #
-# <details><summary>And dropout?</summary>For dropout between the regions, the rule from the optional end of
-# §5 also holds. On sharded activations, every rank needs its own masks, but on replicated activations, all
-# ranks need the same masks. <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
+# <details><summary>What about dropout?</summary>For dropout between the regions, the rule from the optional
+# end of §5 also holds. On sharded activations, every rank needs its own masks, but on replicated activations,
+# all ranks need the same masks. <code>course_lib/tensor_parallel/dropout.py</code> provides both.</details>
 #
 # <details><summary>In production</summary>PyTorch provides <code>SequenceParallel()</code> for the plan of
 # <code>parallelize_module</code> (end of §4), with <code>PrepareModuleInput</code> at the beginning of a
@@ -2123,8 +2125,8 @@ report.points(3)
 # In data parallelism, communication can be hidden behind backward. But here the next operation *has to wait*
 # for the sum. (Only in backward can a rank compute something in the meantime, the gradients of its weights.)
 # So the time of a layer is its computing time plus the time for sending. In the forward of an MLP (two
-# matrices, 2 FLOPs per weight and token, activations of 2 bytes per element), each rank has to do this much
-# of both:
+# matrices, 2 FLOPs per weight and token, activations of 2 bytes per element), each rank has to compute and
+# send this much:
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; sending: 2 (N−1)/N · tokens · width · 2 bytes
 #
@@ -2211,8 +2213,9 @@ figure
 # (N − 1), because the layer also has attention, and its MLP has three matrices.</details>
 # <details><summary>In the lectures</summary>Lecture 004 shows how much speed is lost from 8 to 16 GPUs.
 # Lecture 003 says that tensor parallelism is "only applied to GPUs in the same computing node". The recipe of
-# lecture 001 has 32 sequences per GPU, and lecture 002 computes the sequences of a step as batch × world
-# size. With tensor parallelism, it is the batch of a replica × the number of replicas instead.</details>
+# lecture 001 has 32 sequences per GPU, and lecture 002 computes the number of sequences in a step as batch ×
+# world size. With tensor parallelism, this number is the batch of a replica × the number of replicas
+# instead.</details>
 
 # %% [markdown]
 # ## 9 · Optional: a GPT with its layers replaced
@@ -2272,8 +2275,8 @@ def parallelize_mlps(model, group: Group = None):
 
 # %% [markdown]
 # <details><summary>Hint</summary>For each block, take the sizes and <code>bias is not None</code> from the
-# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and replace the old layer by the
-# result.</details>
+# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and replace the old layer with
+# the result.</details>
 #
 # **Check.**
 
@@ -2373,10 +2376,10 @@ figure
 # **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into the loop of `learn`. Which
 # norm does it compute?
 #
-# <details><summary>Answer</summary>On each rank, it computes the norm of the gradients on this rank, which
-# differs from rank to rank. So each rank scales its gradients by a different factor, and the replicated
-# parameters drift apart. For the right norm, the squares of the sharded gradients have to be summed over the
-# ranks, whereas the squares of the replicated gradients must be counted only once.</details>
+# <details><summary>Answer</summary>On each rank, the function computes the norm of the gradients on this
+# rank, which differs from rank to rank. So each rank scales its gradients by a different factor, and the
+# replicated parameters drift apart. For the right norm, the squares of the sharded gradients have to be
+# summed over the ranks, whereas the squares of the replicated gradients must be counted only once.</details>
 #
 # <details><summary>In production</summary><code>course_lib.tensor_parallel.parallelize_gpt(model,
 # sequence="regather")</code> does what <code>all_of_it</code> does above, but with sequence parallelism and
@@ -2573,8 +2576,8 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # *Computation* is almost the same in all rows, but replicas compute a little more, because each of them makes
 # the optimizer's step for all parameters. *Memory* is 4 M for a replica, which holds all weights, gradients,
 # m and v. With ZeRO-3, a rank holds only a quarter of these at the end of the step. With tensor parallelism,
-# it also holds a quarter, and never gathers a whole layer. The *bytes sent* by replicas and ZeRO-3 are 2 or 3
-# times (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism instead sends
+# it also holds a quarter, and never gathers a whole layer. The *bytes sent* by replicas and by ZeRO-3 are 2
+# and 3 times (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism instead sends
 # *activations*, which are small for these 128 tokens.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
