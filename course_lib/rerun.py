@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import math
 import os
 import sys
@@ -15,8 +14,6 @@ from typing import Any
 
 from course_lib.checks.colour import plain
 
-# Digests of the course's cells that fail on purpose, because a host may lose their tag.
-FAILS = {"53f3a11faa68ada4"}
 LONG = 20.0  # seconds after which a cell that still runs is named
 
 
@@ -110,7 +107,7 @@ def minutes_in_words(minutes: float) -> str:
 
 def error_of(cell: dict[str, Any]) -> str:
     """The first line of the cell and its error, if it ended in an error the notebook does not want."""
-    if "raises-exception" in cell.get("metadata", {}).get("tags", []) or fails_on_purpose(cell):
+    if "raises-exception" in cell.get("metadata", {}).get("tags", []):
         return ""
     for output in cell.get("outputs", []):
         if output.get("output_type") == "error":
@@ -119,12 +116,6 @@ def error_of(cell: dict[str, Any]) -> str:
             said = plain(said).splitlines()[0].removesuffix(".")
             return f"{said}, {where(cell)}"
     return ""
-
-
-def fails_on_purpose(cell: dict[str, Any]) -> bool:
-    """Whether the cell has the text of one with which the course shows an error, without regard to space."""
-    text = "\n".join(line.rstrip() for line in cell["source"].split("\n")).strip("\n")
-    return hashlib.sha256(text.encode()).hexdigest()[:16] in FAILS
 
 
 def where(cell: dict[str, Any]) -> str:

@@ -716,7 +716,7 @@ one_step_drawn(
 # communication takes c seconds, one bucket after another. Bucket k = 1, 2, ..., B is full at time k/B · t.
 # How long does the step wait after backward has ended? There are two cases, because backward can be slower or
 # faster than communication. The *scaling efficiency* is the share of the step in which a rank computes. The
-# cell after yours applies both functions to the 0.49 s from the top of this notebook. In that cell, backward
+# cell after yours applies your functions to the 0.49 s from the top of this notebook. In that cell, backward
 # takes 1 s, and each rank computes for 1.5 s per step.
 #
 # <details><summary>Hint: the two cases</summary>If backward is slower, every bucket except the last has
@@ -1123,11 +1123,11 @@ compared(BucketedDataParallel, in_half)
 # | builds on | §2 |
 # | time | 5 minutes |
 #
-# The mean of the ranks' gradients was right so far because every rank took the mean over equally many
-# samples. But in practice the counts can differ, because sequences have different lengths, the last batch is
-# short, and padding does not count. Say rank 0 has 50 tokens with a mean gradient of 1, and rank 1 has 10
-# tokens with a mean gradient of 7. Then the mean of all 60 tokens is (50 · 1 + 10 · 7)/60 = 2, but the mean
-# of the means is 4.
+# So far, the mean of the ranks' gradients has been right, because every rank had equally many samples. But in
+# practice the counts can differ, because sequences have different lengths, the last batch is short, and
+# padding does not count. Say rank 0 has 50 tokens with a mean gradient of 1, and rank 1 has 10 tokens with a
+# mean gradient of 7. Then the mean of all 60 tokens is (50 · 1 + 10 · 7)/60 = 2, but the mean of the means is
+# 4.
 #
 # **Break it.** The cell computes both means on two ranks, of which the first has three samples and the second
 # has one. The right gradient is the gradient of one process with all four samples.
@@ -1236,7 +1236,7 @@ for n in (2, 8, 64, 100, 512):
     print(f"1 % on {n:3} ranks: {whole / pairs:6.2f} times less than an all-reduce")
 
 # %% [markdown]
-# You will often read that top-k compresses 10 to 100 times. At 1 %, however, it sends only 50 times less on
+# You will often read that top-k sends 10 to 100 times less. At 1 %, however, it sends only 50 times less on
 # two ranks, since indices cost as much as values. And on 100 ranks, it sends no less than the all-reduce,
 # because each pair is sent to 99 ranks.
 #
@@ -1394,7 +1394,7 @@ curves(
 # `course_lib.compression` contains PowerSGD and 1-bit Adam for you to read.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.1 says that top-k and the eight bits of §6
-# compress gradients 10 to 100 times. Lecture 002 says that 1-bit Adam quantises gradient updates, but it
+# make gradients 10 to 100 times smaller. Lecture 002 says that 1-bit Adam quantises gradient updates, but it
 # quantises the momentum.</details>
 
 # %% [markdown]
@@ -1757,9 +1757,9 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
 # Overlap hides as much as fits behind backward, but no more. At 3.1 GB/s, you must send less, or less often.
 # For example, take K = 8 microbatches, each as large as a rank's share was before, and seven of them under
 # `no_sync()`. Then the batch is eight times as large. A step sends as many bytes as with one microbatch, but
-# only the last backward can hide communication. On 8 ranks, the first bucket leaves 0.05 s after that
-# backward begins, and sending takes 7.84 s. So 0.05 + 7.84 − 1 = 6.9 s are exposed, as with one microbatch.
-# But now the step computes for about 8 · 1.5 = 12 s, so the efficiency is about 0.6 instead of 0.18.
+# only the last backward can hide communication. On 8 ranks, the first bucket leaves 0.05 s into that
+# backward, and sending takes 7.84 s. So 0.05 + 7.84 − 1 = 6.9 s are exposed, as with one microbatch. But now
+# the step computes for about 8 · 1.5 = 12 s, so the efficiency is about 0.6 instead of 0.18.
 #
 # Two rules that you will often read need a correction. The first is "Accumulation makes training K times as
 # long". It makes one *optimizer step* K times as long, but a sample takes the same time or less. The second

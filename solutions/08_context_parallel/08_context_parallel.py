@@ -155,7 +155,7 @@ for seq in (4096, 32768, 131072, 1048576):
 # Time is another reason for a new axis. A batch has a fixed number of *tokens*. For example, 16.8 million
 # tokens make only 128 sequences of 131,072, so at most 128 replicas have work. Llama 3 405B was trained for
 # its long context on 16,384 GPUs: 8 for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8
-# replicas (Llama 3, table 4). The 16 ranks for the context divide both the activations of a sequence and the
+# replicas (Llama 3, table 4). Sharing a sequence among 16 ranks cuts both each rank's activations and the
 # time it takes.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)",
@@ -384,7 +384,7 @@ for size in (12, 6, 3, 1):
 # <details><summary>Answer</summary>q, k, v and out are 4 units, and lse is one number for each query and
 # head. A tile needs 2 products in forward and 5 in backward (the scores again, dv, dp, dq, dk). So backward
 # costs 2.5 times as much as forward, instead of the usual 2. Under a causal mask, a little more than half of
-# the tiles are needed, because tiles above the diagonal are not computed at all.</details>
+# the tiles are needed, because those above the diagonal are all masked.</details>
 #
 # **Build.** Write a `torch.autograd.Function` whose forward and backward both have two nested loops, over
 # tiles of queries and tiles of keys. Here and in §4 and §6, do not call PyTorch's own attention or
@@ -790,7 +790,7 @@ report.points(8)
 # must reach the rank that owns the keys. So a *sum* of dk and dv travels around the ring behind the keys. The
 # sum for the keys of rank r starts on rank r, and every rank adds its share and passes the sum on. When all
 # ranks have added their shares, the sum is on rank r − 1. One more transfer brings it back to rank r, so the
-# sum makes **N** transfers, whereas the keys make N − 1.
+# sum is sent **N** times, and the keys N − 1 times.
 #
 # <details><summary>Would N − 1 transfers of the sum be enough?</summary>They would, if the owner of the keys
 # kept its own share and added it at the end to the sum of the other ranks' shares. But PyTorch's ring and
@@ -1775,7 +1775,7 @@ figure
 # message, and the time Python takes to start the operations of a block. On the left of the figure, where both
 # curves are flat, these times dominate.
 #
-# The next cell measures your ring on two ranks. For what share of a forward is rank 0 blocked by messages?
+# The next cell measures your ring on two ranks. For what share of forward is rank 0 blocked by messages?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1900,10 +1900,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# With the matrix, the longest sequence grows only a little faster than √N, by a factor of 4.4 from 1 node to
-# 16. But with tiles, memory no longer limits the sequence, because N times the machines hold a sequence N
-#     times as long. The FLOPs of attention, however, grow with the square of the length. With eight times the
-#     ranks, attention to a sequence eight times as long therefore takes eight times as long.
+# With the matrix, the longest sequence grows only a little faster than √N, by a factor of 4.4 from 1 to 16
+# nodes. But with tiles, the limit grows in proportion, because N times as many machines hold N times as many
+# tokens. The FLOPs of attention, however, grow with the square of the length. With eight times the ranks,
+# attention to a sequence eight times as long therefore takes eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's version *(optional)*
@@ -2050,9 +2050,9 @@ if ring_run:
 #
 # You can write a number as an expression.
 #
-# 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long does a
-#    ring take as it would with equal work on all ranks?
-# 2. There are 16 ranks. How many **times** does each of them pass keys and values on in a forward?
+# 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long as with
+#    equal work on all ranks does a ring take?
+# 2. There are 16 ranks. How many **times** does each of them pass keys and values on in forward?
 # 3. An A100 computes 312 TFLOP/s in 16 bits and sends 100 Gb/s (12.5 GB/s each way). There are as many heads
 #    of keys as of queries, and no mask. How many **tokens** must a rank hold so that the ring hides its
 #    messages in forward?
@@ -2217,7 +2217,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*, contains the table of §7.
 # - Brandon et al. (2023), *Striped Attention*, and Zhu (2024), *ring-flash-attention*, describe the layouts
 #   striped and zigzag.
-# - Jacobs et al. (2023), *DeepSpeed Ulysses*, describe §6, and Fang and Zhao (2024), *USP*, combine Ulysses
+# - Jacobs et al. (2023), *DeepSpeed Ulysses*, describe Ulysses, and Fang and Zhao (2024), *USP*, combine it
 #   with a ring.
 # - Llama Team (2024), *The Llama 3 Herd of Models*, describes context parallelism by all-gather in §3.3.2,
 #   and lists its sizes in table 4.
