@@ -3,22 +3,23 @@
 #
 # **Is it the same model in every layout, what does each layout cost, and which one would you run?**
 #
-# OpenAI reported 3.14e23 floating-point operations for GPT-3, but never published how they were divided among the GPUs
-# (Brown et al. 2020, appendix D). You have built all the divisions it could have used. In this notebook they become one
-# function, which takes a layout and runs one training step.
+# OpenAI reported that training GPT-3 took 3.14e23 floating-point operations, but never published how this
+# work was divided among the GPUs (Brown et al. 2020, appendix D). You have already built every kind of
+# parallelism that OpenAI could have used. In this notebook you combine them in one function. It takes a
+# layout, which describes how the work is divided, and runs one training step.
 #
-# In the first half you train the same GPT in fifteen layouts on up to eight ranks and watch fifteen curves become one
-# line. In the second half your function runs unchanged as one rank of 1,024, on this machine. Then a run is killed and
-# resumed, and everything you measured goes onto a page you can show to others. The next code cell imports what you
-# need, and you can skip it.
+# In the first half, you train the same GPT in fifteen layouts on up to eight ranks, and see that the fifteen
+# loss curves coincide. In the second half, your function runs unchanged as one rank of 1,024, on this
+# machine. Then a run is killed and resumed, and at the end you collect all your measurements on a page you
+# can show to others. Run the next code cell, which imports what you need. You don't have to read its code.
 #
 # | | |
 # |---|---|
-# | you will build | a GPT spread by PyTorch's own classes; one step for every layout; a search for the guilty axis; a run that survives; a page of your own results |
+# | you will build | a GPT that PyTorch's own classes distribute; one step for every layout; a search for the axis that causes a wrong loss; a run that survives a kill; a page of your own results |
 # | you need | `hybrid_step` and the mesh (notebook 10); ZeRO (notebook 04); notebook 12 for §6 |
-# | time | three hours; the *optional* parts (the ends of §2, §3, §6 and §7, and §10) take 51 minutes more |
+# | time | three hours; the *optional* parts (§10, and the ends of §2, §3, §6 and §7) take 51 minutes more |
 # | points | 60, and 5 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. With GPUs, the section *On your GPUs* runs your own functions over NCCL |
+# | on a rented machine | you don't have to rent one, because two cores are enough. If you have GPUs, the section *On your GPUs* runs your own functions over NCCL |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -41,9 +42,9 @@
 # |---|---|
 # | pp, dp, cp, tp | the axes of a mesh. Along them, ranks hold different layers (pipeline), different rows (data), different parts of the sequence (context), or parts of each matrix (tensor) |
 # | layout | the sizes of the axes, the rows of a microbatch, the stages per rank, the stage of ZeRO, and whether tp cuts the sequence as well |
-# | replicas | the ranks of dp x cp. They hold the same parameters, or shards of them with ZeRO |
-# | m, p, i | the microbatches of a step, the ranks of pp, and the stage of a rank, counted from 0 |
-# | v | the stages per rank in interleaved 1F1B, which a layout calls `chunks` |
+# | replicas | the ranks of dp x cp. They all hold the same parameters, or, with ZeRO-3, one shard each |
+# | m, p, i | the number of microbatches per step, the number of ranks along pp, and the stage of a rank, counted from 0 |
+# | v | the number of stages per rank in interleaved 1F1B. A layout calls it `chunks` |
 # | parity | Two layouts have parity if they train the same model, so that their losses agree to rounding |
 
 # %%
@@ -107,31 +108,31 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # %% [markdown]
 # ## Your tools
 #
-# You will use one sentence from each of the thirteen notebooks before this one. These sentences are folded, so open
-# them to refresh your memory.
+# This notebook builds on all thirteen before it. The folded list sums up each of them in one sentence, so
+# open the list if you want to refresh your memory.
 #
-# <details><summary>Thirteen sentences</summary>
+# <details><summary>Thirteen notebooks in thirteen sentences</summary>
 #
 # | | |
 # |---|---|
-# | 00 · First ranks | A program on n ranks is one program that runs n times. |
+# | 00 · First ranks | A program on n ranks is a single program that runs n times, once on each rank. |
 # | 01 · Why distribute | Training needs about 6 FLOPs per parameter and token, and about 16 bytes per parameter. |
-# | 02 · Collectives | The sum of M bytes over n ranks costs each rank 2 (n−1)/n M. |
-# | 03 · Data parallelism | Replicas that sum their gradients train one model. |
-# | 04 · ZeRO | The same sum is a reduce-scatter and an all-gather, so the optimizer between them needs only a shard. |
-# | 05 · FSDP | A block's parameters can arrive just before they are used, while the block before it computes. |
-# | 06 · Tensor parallelism | Cut a matrix by columns and the next by rows, and one sum per pair is enough. |
-# | 07 · Pipeline | Stage i of p keeps min(m, p − i) microbatches, and p − 1 of m + p − 1 moments are idle. |
-# | 08 · Context | Softmax over parts can be merged, so keys and values may go around a ring. |
-# | 09 · Precision and memory | Activations that aren't kept are computed again, and short numbers are summed in longer ones. |
-# | 10 · Four dimensions | The ranks of dp x cp hold terms of one sum, so divide by the targets of the whole batch. |
-# | 11 · Experts | A token goes to k of E experts, so traffic depends on the data. |
-# | 12 · In operation | A run is its state, and a save is whole or does not exist. |
+# | 02 · Collectives | In an all-reduce of M bytes over n ranks, each rank sends 2 (n−1)/n M bytes. |
+# | 03 · Data parallelism | Replicas that sum their gradients in every step remain copies of one model. |
+# | 04 · ZeRO | An all-reduce is a reduce-scatter followed by an all-gather. If the optimizer steps between the two, each rank needs only a shard of its state. |
+# | 05 · FSDP | A block's parameters can arrive just before they are used, while the previous block computes. |
+# | 06 · Tensor parallelism | If you cut a matrix by columns and the next matrix by rows, one sum for the pair is enough. |
+# | 07 · Pipeline | With 1F1B, stage i of p keeps at most min(m, p − i) microbatches, and every stage is idle for (p − 1)/(m + p − 1) of the step. |
+# | 08 · Context | The softmax of a row can be computed in parts that are merged afterwards, so keys and values can travel around a ring. |
+# | 09 · Precision and memory | Activations that aren't kept are computed again in backward, and numbers with few bits are summed in a format with more bits. |
+# | 10 · Four dimensions | The gradients on the ranks of dp x cp are terms of one sum, so each rank divides its losses by the number of targets in the whole batch. |
+# | 11 · Experts | Each token is sent to k of E experts, so the traffic depends on the data. |
+# | 12 · In operation | A killed run can continue from its last save, provided that a save is either complete or does not exist at all. |
 #
 # </details>
 #
-# A layout is plain data. The next cell shows the largest layout in this notebook, and how many microbatches each
-# replica gets from a batch of 8 rows.
+# A layout is an object that holds only data. The next cell prints one of the layouts with eight ranks, and
+# the number of microbatches each replica gets from a batch of 8 rows.
 
 # %%
 EIGHT = FIFTEEN["pp 2 dp 2 tp 2, zero-1"]
@@ -149,19 +150,21 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
-# Most training runs in the world need only two classes. `DistributedDataParallel` (DDP) gives every rank the whole
-# model and sums the gradients while backward runs. `fully_shard` (FSDP) leaves 1/n of the parameters on each rank and
-# gathers a unit when it is needed. Since you have written both, PyTorch's versions have few secrets left. But one of
-# them has a trap, in which nothing fails and no number is wrong. It only costs you the memory you wanted to save.
+# For most training runs in the world, two classes of PyTorch are enough. `DistributedDataParallel` (DDP)
+# gives every rank the whole model and sums the gradients while backward runs. `fully_shard` (FSDP) leaves 1/n
+# of the parameters on each rank and gathers the parameters of a unit when they are needed. Since you have
+# written both classes yourself, you know most of what PyTorch's versions do. But `fully_shard` has a trap. If
+# you step into it, no error is raised and all results are right, but you don't save the memory you wanted to
+# save.
 #
-# `fully_shard(module)` takes all parameters of the module that don't belong to a unit yet, and makes them one unit. It
-# changes the module in place.
+# `fully_shard(module)` takes all parameters of the module that don't belong to a unit yet, and makes them one
+# unit. The call changes the module in place.
 #
 # **Predict.** Suppose you call `fully_shard(model)` and nothing else. Which share of the whole model's bytes does a
 # rank hold in the middle of the forward? And is the loss right?
 #
-# <details><summary>Answer</summary>It holds all of them, because the model is a single unit, and the unit is gathered
-# before the first layer runs. The loss is still right.</details>
+# <details><summary>Answer</summary>The rank holds the bytes of the whole model, because the model is a single
+# unit, and this unit is gathered before the first layer runs. The loss is still right.</details>
 #
 # **Build.**
 
@@ -189,12 +192,14 @@ def distribute(model: GPT, how: str) -> nn.Module:
 
 # %% [markdown]
 # <details><summary>Hint: the classes</summary>The first code cell has imported
-# <code>DistributedDataParallel</code> and <code>fully_shard</code>. Call both with the module.</details>
-# <details><summary>Hint: the order</summary>Shard from the inside out. Begin with each block, so that it becomes a unit
-# of its own, and end with the model, for the parameters outside the blocks.</details>
+# <code>DistributedDataParallel</code> and <code>fully_shard</code>. Each of them takes the module as its
+# argument.</details>
+# <details><summary>Hint: the order</summary>Shard from the inside out. Begin with the blocks, so that each
+# becomes a unit of its own. End with the model, so that the parameters outside the blocks become the last
+# unit.</details>
 #
-# **Check.** It trains three steps on one rank and on two, compares the losses with one process, and counts the bytes
-# sent and held.
+# **Check.** The check trains three steps on one rank and on two, compares the losses with the losses of one
+# process, and counts the bytes that ranks send and hold.
 
 # %% nbgrader={"grade_id": "distribute_check", "points": 5}
 report = check("13_capstone/distribute", distribute)
@@ -204,8 +209,9 @@ report = check("13_capstone/distribute", distribute, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The cell trains three times on the same data, on one rank, on two with DDP, and on two with FSDP. Each
-# rank has one thread, so that a single rank can't use both cores.
+# **Measure.** The cell trains the model three times on the same data, first on one rank, then on two ranks
+# with DDP, and then on two ranks with FSDP. Each rank is limited to one thread, so that a single rank can't
+# use both cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -241,21 +247,24 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
-# The loss is the same up to rounding. On two idle cores, DDP reaches about one and a half times the tokens per second
-# of one rank. FSDP is slower than one rank, because this model is small and FSDP sends one and a half times as many
-# bytes as DDP, in many small messages.
+# The three losses agree up to rounding. On two idle cores, DDP reaches about one and a half times the tokens
+# per second of one rank. FSDP is slower than one rank, because this model is small and FSDP sends one and a
+# half times as many bytes as DDP, in many small messages.
 #
-# **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. A model larger than one GPU
-# is built on the meta device, then sharded, and only then given memory (`to_empty`), since the line `GPT(MODEL)` would
-# need all of it immediately. A learning-rate schedule, such as a warm-up followed by a cosine, is a function of the
-# step. If the global batch stays the same on more GPUs, nothing in the schedule depends on N.
+# **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. If a model doesn't
+# fit on one GPU, you can't run the line `GPT(MODEL)`, because it allocates memory for the whole model.
+# Instead, such a model is built on the meta device, where tensors have no memory. Then it is sharded, and
+# only after this do its tensors get memory (`to_empty`). A learning-rate schedule, such as a warm-up followed
+# by a cosine, depends only on the number of the step. So you can use it unchanged on more GPUs, as long as
+# the global batch stays the same.
 #
-# <details><summary>Which unit can't be freed between forward and backward?</summary>The root can't be freed, because it
-# contains the last norm and the head, with which backward begins.</details>
+# <details><summary>Which unit can't be freed between forward and backward?</summary>The root unit can't be
+# freed, because it contains the last norm and the head, and backward begins with them.</details>
 #
-# <details><summary>In the lectures</summary>This is the exercise of lecture 004, which takes a GPT like nanoGPT's from
-# one device to several, by DDP and by FSDP. But nanoGPT's MLP uses an exact GELU, whereas the course's uses the tanh
-# form, so the two differ by up to 1e-4.</details>
+# <details><summary>In the lectures</summary>This section is the exercise of lecture 004, which takes a GPT
+# like nanoGPT's from one device to several, with DDP and with FSDP. But nanoGPT's MLP uses the exact GELU,
+# whereas the course's MLP uses the tanh form. The values of these two functions differ by up to
+# 5e-4.</details>
 
 # %% [markdown]
 # ## 2 · One step for every layout
@@ -268,32 +277,33 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 and 12 |
 #
-# DDP and FSDP know only one axis. The function in this section knows all four, and ZeRO as well. You have built its
-# parts before, so it is only a page long. Only the *order* of the parts is new. It matters, because each part needs the
-# results of the parts before it. The stub contains the first two parts, and you write the other three:
+# DDP and FSDP divide the work along only one axis. The function in this section handles all four axes, and
+# ZeRO as well. You have built its parts before, so the function is only a page long. Only the *order* of the
+# parts is new. This order matters, because most parts need the result of an earlier one. The stub contains
+# the first two parts, and you write the other three:
 #
 # | | part | needs | why here |
 # |---|---|---|---|
-# | 1 | schedule | pp, v, m | It says which stages a rank holds |
-# | 2 | model, from seed 0 | | It is the same on all ranks |
-# | 3 | stages, which `mesh_stages` cuts over tp, cp and pp | schedule | Afterwards only the rank's part is left |
-# | 4 | ZeRO-3, which wraps the *stages* | stages | It shards what is left |
-# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | It must get the parameters that will be trained |
+# | 1 | schedule | pp, v, m | The schedule says which stages a rank holds |
+# | 2 | model, from seed 0 | | All ranks begin with the same whole model |
+# | 3 | stages, which `mesh_stages` cuts over tp, cp and pp | schedule | After the cut, a rank has only its own part of the model |
+# | 4 | ZeRO-3, which wraps the *stages* | stages | ZeRO-3 shards the parameters of this part |
+# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | The optimizer must get the parameters that will be trained, and the parts above replace parameters |
 #
-# Then comes the step itself. It takes the rank's microbatches, counts the targets of the whole batch, runs forward and
-# backward according to the schedule, sums the gradients over the replicas, lets the optimizer step, clears the
-# gradients, and returns the batch's loss on all ranks.
+# Then you write the step itself. It takes the rank's microbatches, counts the targets of the whole batch, and
+# runs forward and backward according to the schedule. After that, it sums the gradients over the replicas,
+# lets the optimizer step, and clears the gradients. It returns the batch's loss on all ranks.
 #
 # | given | does |
 # |---|---|
 # | `mesh_stages(model, mesh, schedule, sequence=None)` | returns this rank's stages. Pass `sequence="keep"` if `layout.sequence` is True, because then tp cuts the sequence as well |
 # | `microbatches_of((inputs, targets), m, mesh)` | returns the rows this replica reads, in m microbatches |
 # | `targets_of_all(stages[0], microbatches, mesh)` | counts the targets of the whole batch that are not −100 |
-# | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. It returns a dict of losses, each already divided by `count`. On all ranks but those of the last stage, the dict is empty |
-# | `loss_of_all(losses)` (in the stub) | adds up the dict's losses, and sums over all stages and replicas |
+# | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. It returns a dict of losses, each already divided by `count`. The dict is empty on all ranks except the ranks that hold the last stage |
+# | `loss_of_all(losses)` (in the stub) | adds up the losses in the dict, and sums the results over all stages and replicas |
 # | `sum_over_replicas(params, mesh, ("dp", "cp"))` | sums the gradients in place, with one all-reduce |
-# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | make an optimizer that sums the gradients itself and owns a shard of the state. Clear the gradients with its `zero_grad`, because `Zero2Optimizer` keeps its sum outside `.grad` |
-# | `Zero3Module(module, group=replicas)` | replaces `stage.module`. Its parameters are shards |
+# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | make an optimizer that sums the gradients itself and owns a shard of the state. Clear the gradients with the optimizer's `zero_grad`, because `Zero2Optimizer` keeps its sum outside `.grad` |
+# | `Zero3Module(module, group=replicas)` | wraps a stage's module, so that its parameters are shards. Assign the result to `stage.module` |
 #
 # ### a · pp, dp, cp and tp
 #
@@ -303,21 +313,24 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # ### b · ZeRO
 #
-# `zero=k` asks for the class of ZeRO's stage k over dp x cp, which computes the sum instead of you. But this sum
-# doesn't quite fit your gradients. In notebook 04, each rank divided by its own targets, so the ranks' gradients were
-# samples of a *mean*, and this is why ZeRO divides the sum by the n ranks of its group. Here, however, the gradients
-# are terms of a *sum*.
+# If a layout has `zero=k`, the step uses the class for ZeRO's stage k, and dp x cp is its group. This class
+# sums the gradients instead of you. But it also divides the sum by n, the number of ranks in its group. The
+# reason is that in notebook 04, each rank divided its loss by the number of its own targets, so the right
+# gradient was the *mean* of the ranks' gradients. Here, however, the right gradient is their *sum*.
 #
-# **Predict.** You put `Zero1Optimizer` on the replicas, leave out your own sum, and change nothing else. By which
-# factor is the gradient wrong on dp 2 x cp 2? And which line would mend it for ZeRO-2, where `.grad` is None as soon as
-# backward is over?
+# **Predict.** Suppose you use `Zero1Optimizer` with the group of the replicas, leave out your own sum, and
+# change nothing else. By which factor is the gradient wrong on dp 2 x cp 2? And how could you correct the
+# gradient with ZeRO-2, where `.grad` is None as soon as backward is over?
 #
-# <details><summary>Answer</summary>It is 1/4 of the right one. If the terms are n times as large, their mean is right,
-# so first divide the number of targets by n. That works for all stages, since the factor is in the loss and therefore
-# in every gradient. But then you have to divide the loss you return by n again.</details>
+# <details><summary>Answer</summary>The gradient is 1/4 of the right one, because the group has n = 4 ranks.
+# If each rank's gradient is n times as large, their mean is the sum you need. So divide the number of targets
+# by n before you pass it to <code>run_schedule</code>. This works for all stages of ZeRO, since the factor n
+# is then in the loss and therefore in every gradient. But the loss is now n times too large as well, so
+# divide it by n before you return it.</details>
 #
-# **Build.** The stub's line before `return step` gives the function four attributes, because §6 needs them to save a
-# run. So call your stages `stages`, your optimizer `optimizer` and your function `step`.
+# **Build.** In the stub, the line before `return step` stores four attributes on the function `step`, because
+# §6 needs them to save a run. So use the names `stages`, `optimizer` and `step` for your stages, your
+# optimizer and your function.
 
 
 # %% nbgrader={"grade_id": "make_step", "solution": true}
@@ -395,8 +408,9 @@ def make_step(
 #     optimizer's step, cleared gradients
 #     return the loss of all stages and replicas</pre></details>
 #
-# **Check a.** It runs layouts without ZeRO, in float64, on two to four ranks, and compares the losses of several steps
-# and the bytes by axis. Some targets are −100, so the replicas have different numbers of targets that count.
+# **Check a.** This check runs layouts without ZeRO, in float64, on two to four ranks. It compares the losses
+# of several steps with the losses of one process, and checks the bytes sent on each axis. Some targets are
+# −100, so the replicas have different numbers of targets that count.
 
 # %% nbgrader={"grade_id": "make_step_check", "points": 8}
 report = check("13_capstone/make_step", make_step)
@@ -406,8 +420,8 @@ report = check("13_capstone/make_step", make_step, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Check b.** It runs layouts with ZeRO. Plain data parallelism would give the same losses, and it would even send the
-# same bytes as ZeRO-1, so the check also looks at the operations over the replicas.
+# **Check b.** This check runs layouts with ZeRO. Plain data parallelism would give the same losses, and would
+# even send the same bytes as ZeRO-1. So the check also looks at which collectives the replicas call.
 
 # %% nbgrader={"grade_id": "make_step_with_zero_check", "points": 12}
 report = check("13_capstone/make_step_with_zero", make_step)
@@ -424,14 +438,15 @@ mine = make_step if ready(make_step) else reference.make_step
 BY = "your make_step" if mine is make_step else "the library's make_step"
 
 # %% [markdown]
-# **In production.** torchtitan's `parallelize_*` functions follow the same order. First come pipeline stages, then tp,
-# then recomputation and compile, then FSDP around the result, and finally the optimizer. Megatron-LM instead builds a
-# rank's part directly, without ever building the whole model. §4 shows why it has to.
+# **In production.** torchtitan's `parallelize_*` functions follow the same order. The model is first cut into
+# pipeline stages. Then tp, recomputation and compile are applied to each stage, FSDP is wrapped around the
+# result, and the optimizer is made last. Megatron-LM instead builds only a rank's own part of the model, and
+# never the whole model. §4 shows why this is necessary.
 #
 # ### Optional: an optimizer that is made too early
 #
-# **Break it.** The next cell makes the optimizer *before* the model is cut, on two ranks of tp. Nothing fails. Look at
-# the losses of five steps, and say which parameters the optimizer changes.
+# **Break it.** The next cell makes the optimizer *before* the model is cut, on two ranks of tp. No error is
+# raised. Look at the losses of five steps, and say which parameters the optimizer changes.
 
 
 # %% tags=["skip-in-grading"]
@@ -456,11 +471,12 @@ def too_early(steps=5):
 print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_size=2)[0]))
 
 # %% [markdown]
-# The loss falls, but only because of what tp doesn't cut, namely norms, biases of the second matrices, and positions.
-# `mesh_stages` has replaced the other parameters with new tensors, but the optimizer still holds the old ones.
+# The loss falls only because the optimizer still changes the parameters that tp doesn't cut, namely the
+# norms, the biases of the row-parallel layers, and the table of positions. `mesh_stages` has replaced all
+# other parameters with new tensors, but the optimizer still holds the old tensors.
 #
-# **Question.** ZeRO's group is dp x cp. What would go wrong if it were the group of all ranks? (Ranks along pp and tp
-# hold different parameters, but their gradients would be added up element by element.)
+# **Question.** ZeRO's group is dp x cp. What would go wrong if ZeRO used the group of all ranks instead?
+# (Ranks along pp and tp hold different parameters, but their gradients would be added up element by element.)
 
 # %% [markdown]
 # ## 3 · Fifteen layouts, one loss
@@ -473,19 +489,22 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Your step passed its checks on eight small layouts. Now it trains the model of this notebook in fifteen layouts, on
-# one to eight ranks. Each layout computes its sums in a different order, so the losses can't agree to the last bit.
+# Your step passed its checks on eight small layouts. Now it trains the model of this notebook in fifteen
+# layouts, on one to eight ranks. The layouts add up the same terms in different orders, so you can't expect
+# their losses to agree to the last bit.
 #
-# **Predict.** How far apart are the losses of five steps, in float64 and in float32? And which distance would you call
-# wrong?
+# **Predict.** After five steps, how far apart are the losses of two layouts in float64, and how far in
+# float32? And how large must a distance be before you call a layout wrong?
 #
-# <details><summary>Answer</summary>The loss is about 5, and float64 has a relative precision of 2.2e-16, so a
-# difference of 1e-15 is a single rounding. In float32 (1.2e-7) it is 5e-7. A wrong factor of 2 in one gradient,
-# however, changes the second step's loss by 1e-2, so there is plenty of room for a bound of 1e-9.</details>
+# <details><summary>Answer</summary>The loss is about 5. Since float64 has a relative precision of 2.2e-16, a
+# single rounding changes this loss by about 1e-15. In float32, which has a relative precision of 1.2e-7, a
+# rounding changes it by about 5e-7. A wrong factor of 2 in one gradient, however, changes the second step's
+# loss by 1e-2. So in float64, you can set a bound of 1e-9, which is far above all roundings and far below
+# such a mistake.</details>
 #
-# **Measure.** The cell runs all fifteen. It keeps the losses, the bytes rank 0 sends in the first step (from the
-# ledger, by axis), and the peak of its memory in the second step, when the optimizer has its state. It takes about 40
-# seconds on two idle cores.
+# **Measure.** The cell runs all fifteen layouts. For each layout, it stores the losses, the bytes rank 0
+# sends on each axis in the first step (from the ledger), and the peak of rank 0's memory in the second step,
+# because only then does the optimizer have its state. The cell takes about 40 seconds on two idle cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -528,12 +547,13 @@ display(curves)
 page.add("fifteen layouts", curves, by=BY)
 
 # %% [markdown]
-# ### When one of them is wrong
+# ### When a layout is wrong
 #
-# Suppose a layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could read the program,
-# but it is faster to ask. Set an axis to 1 and run again. If the run still fails, the failure doesn't need this axis.
-# The axes left at the end are *1-minimal*, which means that you can't take away any single one (Zeller and Hildebrandt
-# 2002, §3).
+# Suppose a layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could search
+# for the mistake in the program, but experiments are faster. Set an axis to 1 and run again. If the run still
+# fails, the failure doesn't need this axis, so leave it at 1 and try the next axis. The axes left at the end
+# are *1-minimal*, which means that the failure disappears if you take away any single one of them (Zeller and
+# Hildebrandt 2002, §3).
 #
 # **Build.**
 
@@ -565,12 +585,14 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
 
 
 # %% [markdown]
-# <details><summary>Hint: why once is not enough</summary>Two mistakes can cancel. Suppose pp doubles a gradient and cp
-# halves it. Then the loss is right with both axes, but wrong as soon as you remove one of them. So an axis that was
-# needed at first might not be needed later. Repeat until a whole round removes nothing. Ask about a copy such as
-# <code>{**left, axis: 1}</code>, and keep it if it fails.</details>
+# <details><summary>Hint: why once is not enough</summary>Mistakes can cancel. Suppose pp and dp each double a
+# gradient, and cp halves it, so that the gradient is twice too large. Without pp, the gradient is right, so
+# the failure needs pp. But once cp is removed, the failure doesn't need pp any more, because dp still doubles
+# the gradient. So an axis that was needed at first might not be needed later. Repeat the rounds until a whole
+# round removes nothing. In each round, call <code>fails</code> with a copy such as <code>{**left, axis:
+# 1}</code>, and keep the copy if it fails.</details>
 #
-# **Check.** It makes up layouts, and its `fails` counts your calls.
+# **Check.** The check makes up layouts that fail, and counts how often you call `fails`.
 
 # %% nbgrader={"grade_id": "smallest_failing_check", "points": 5}
 report = check("13_capstone/smallest_failing", smallest_failing)
@@ -582,16 +604,17 @@ report.points(5)
 # %% [markdown]
 # ### Three steps that somebody changed
 #
-# `step_a`, `step_b` and `step_c` take the same arguments as `make_step`. Each was changed for a good reason and passed
-# a test on one rank, but gives wrong losses on eight. Their layouts are below. First use your
-# `smallest_failing` to find the axes that make each of them fail. Then read the function. It has only ten
-# lines, and you know which axes to look for.
+# `step_a`, `step_b` and `step_c` are changed versions of `make_step`, and take the same arguments. Each was
+# changed for a good reason and passed a test on one rank, but gives wrong losses on eight. `REPORTED` in the
+# next cell lists the layouts that gave these losses. First use your `smallest_failing` to find the axes each
+# function needs to fail. Then read the function, which has only about ten lines. By then you know which axes
+# to look for.
 #
-# **Measure.** The cell trains a tiny GPT about 20 times, in about 30 s. You can skip the code of its functions. A step
-# fails if any of its three losses is more than 1e-9 away from the loss of one process. For each step, the cell prints
-# the axes your search returns, and how far off the three losses are if only these axes are cut. The first loss is a
-# clue, because it is wrong if forward is wrong, or if a run begins with wrong parameters. A wrong gradient doesn't show
-# before the second loss.
+# **Measure.** The cell trains a tiny GPT about 20 times, in about 30 s. You don't have to read the code of
+# its functions. A function fails if any of its three losses is more than 1e-9 away from the loss of one
+# process. For each function, the cell prints the axes your search returns, and how far off the three losses
+# are if all other axes are set to 1. The first loss is a clue. It is wrong if forward is wrong, or if a run
+# begins with wrong parameters. A wrong gradient, however, doesn't show before the second loss.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -648,14 +671,15 @@ print("\n\n".join(inspect.getsource(make) for make in REPORTED))
 # |---|---|
 # | `"mean"` | The ranks of cp hold terms of one sum, but their gradients are averaged. |
 # | `"bias"` | Every rank of tp adds the bias of a row-parallel layer, so the sum over tp contains it several times. |
-# | `"norms"` | The ranks of tp use a norm's weights on different tokens, but the gradients of these weights aren't summed. |
-# | `"positions"` | A rank of cp has tokens from several places of the sequence, but a later stage counts them from 0. |
-# | `"head"` | The first and the last stage hold one tied table, but each steps with only its own term of the gradient. |
+# | `"norms"` | The ranks of tp apply a norm's weights to different tokens, but the gradients of these weights aren't summed. |
+# | `"positions"` | A rank of cp holds tokens from different parts of the sequence, but a later stage numbers their positions from 0. |
+# | `"head"` | The first and the last stage hold copies of one tied table, but each updates its copy with only its own term of the gradient. |
 # | `"groups"` | ZeRO shards the states over ranks that hold different parameters. |
-# | `"rows"` | Two ranks that share every layer read different rows of the batch. |
+# | `"rows"` | Two ranks that hold parts of the same layers read different rows of the batch. |
 #
-# Write the axes and the key, such as `broken_a = ({"cp"}, "mean")`. Instead of a set, you can also give what
-# `smallest_failing` returned. Then say to yourself in one sentence how you would mend each step.
+# Write the axes and the key, such as `broken_a = ({"cp"}, "mean")`. Instead of a set, you can also give the
+# dict that `smallest_failing` returned. Then say to yourself, in one sentence for each function, how you
+# would mend it.
 
 # %% nbgrader={"grade_id": "broken_steps", "solution": true}
 broken_a = ...
@@ -675,21 +699,22 @@ report = check("13_capstone/broken_steps", broken_a, broken_b, broken_c, cases="
 report.points(3)
 
 # %% [markdown]
-# <details><summary>How each is mended</summary><code>step_a</code> uses PyTorch's norms instead of
-# <code>SequenceParallelNorm</code>. Forward is the same, but each rank's weights get only the gradient of its own
-# tokens, so the copies drift apart. Sum these gradients over tp. <code>step_b</code> gives the later stages no
-# positions. Learned positions are added once, in the embedding, but rotary ones turn the queries and keys of every
-# block. So give all stages the positions of their tokens. <code>step_c</code> treats neighbouring ranks as
-# replicas. But with pp, dp and tp in this order, the neighbours of a rank are its tp partners, which hold
-# different parameters. And since <code>Zero1Optimizer</code> begins by giving all ranks of its group the same
-# parameters, even the first loss is wrong. Take the group from the mesh instead.</details>
+# <details><summary>How to mend each function</summary><code>step_a</code> uses PyTorch's norms instead of
+# <code>SequenceParallelNorm</code>. Forward is the same, but on each rank, a norm's weights get only the
+# gradient from the rank's own tokens, so the copies of the weights drift apart. Sum these gradients over tp.
+# <code>step_b</code> gives the later stages no positions. Learned positions are added only once, in the
+# embedding, but rotary positions turn the queries and keys of every block. So give all stages the positions
+# of their tokens. <code>step_c</code> treats neighbouring ranks as replicas. But with pp, dp and tp in this
+# order, the neighbours of a rank are its tp partners, which hold different parameters. And since
+# <code>Zero1Optimizer</code> begins by giving all ranks of its group the same parameters, even the first loss
+# is wrong. Take the group from the mesh instead.</details>
 
 # %% [markdown]
 # All runs of this section use SGD, because AdamW hides a constant factor in the gradients (notebook 03).
 #
-# **In production.** Before a change is merged, torchtitan compares the losses of a changed layout with the losses of a
-# run without parallelism. In 16 bits it allows about 1e-2, but such a bound would let most mistakes of this section
-# through.
+# **In production.** Before a change is merged into torchtitan, the losses of the changed layout are compared
+# with the losses of a run without parallelism. In 16 bits, differences of about 1e-2 are accepted, but such a
+# bound would miss most mistakes of this section.
 #
 # ### Optional: why SGD?
 #
@@ -726,9 +751,10 @@ for name, optimizer in (
     print(f"{name:6} losses of 10 steps are up to {apart:.1e} apart")
 
 # %% [markdown]
-# AdamW divides the first moment by the root of the second, so a constant factor cancels, except for ε. If a trainer
-# sums where it should average, AdamW still trains the same model, until clipping or weight decay on gradients reveals
-# it. So test parity with SGD.
+# AdamW divides the first moment by the square root of the second, so a constant factor in the gradients
+# cancels, except for the effect of ε. If a trainer sums gradients where it should average them, AdamW still
+# trains almost the same model. The mistake shows only if gradients are clipped, or if weight decay is added
+# to the gradients. So test parity with SGD.
 #
 # **Question.** Two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000. Is one of them wrong?
 # (Not necessarily, since training amplifies rounding errors. Compare only a few steps, or use float64.)
@@ -744,23 +770,27 @@ for name, optimizer in (
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 4 and 5 |
 #
-# Eight ranks hide mistakes that 1,024 don't forgive. With two ranks per axis, an all-gather costs as much as an
-# all-reduce, every rank is the first or the last of its group, and there is no middle stage. But you can't start 1,024
-# processes on two cores, and GPT-3's parameters alone need 701 GB in float32.
+# Some mistakes don't show on eight ranks, but ruin a run on 1,024. With two ranks per axis, an all-gather
+# costs as much as an all-reduce, every rank is the first or the last of its group, and there is no middle
+# stage. So you need a test with more ranks. But you can't start 1,024 processes on two cores, and GPT-3's
+# parameters alone need 701 GB in float32.
 #
-# A **dry run** needs neither 1,024 processes nor 701 GB. Your function runs unchanged, but as *one* rank of a large
-# mesh. This rank's floats have a shape, a dtype and a place in memory, but no values, and the other ranks answer
-# immediately. Integers, however, are real, because your program makes decisions with them. So bytes, calls, their
-# order, memory and FLOPs are the same as on the real rank. But a dry run has no clock, and it can't see a wrong value,
-# such as a division you forgot. For that you have §3.
+# A **dry run** needs neither 1,024 processes nor 701 GB. Your function runs unchanged, but as *one* rank of a
+# large mesh. The other ranks don't exist, so all calls that need them return immediately. Tensors of floats
+# have a shape and a dtype, but no values. Tensors of integers, however, do have values, because your program
+# makes decisions with them. So the calls and their order, the bytes, the memory and the FLOPs are the same as
+# on the real rank. But a dry run can't measure time, and it can't detect wrong values, for example if you
+# forgot a division. The comparison in §3 detects them.
 #
-# **Predict.** GPT-3 has 96 layers of width 12,288. It is cut into pp 8 x dp 16 x tp 8, and each replica has 16
-# microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? How many microbatches
-# do you keep at most, and how many bytes does one activation message of the pipeline have?
+# **Predict.** GPT-3 has 96 layers of width 12,288. It is cut into pp 8 x dp 16 x tp 8, and each replica has
+# 16 microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? For how
+# many microbatches do you keep activations at the same time, at most? And how many bytes of activations do
+# you send to the next stage for each microbatch?
 #
-# <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. It keeps min(16, 8 − 4) = 4
-# microbatches. A message has 2,048 · 12,288 · 4 bytes = 100.7 MB, and each of the 16 microbatches needs one forward and
-# one back.</details>
+# <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. This stage keeps the
+# activations of at most min(16, 8 − 4) = 4 microbatches. A message has 2,048 · 12,288 · 4 bytes = 100.7 MB.
+# For each of the 16 microbatches, you send one such message to the next stage and one to the previous
+# stage.</details>
 #
 # **Measure.** The cell runs your `make_step` as rank 517, which takes about 30 seconds. `setup` builds the step, and
 # `one_step` calls it once.
@@ -789,18 +819,21 @@ if rank_517 := tried(as_rank_517, mine):
     display(rank_517.table())
 
 # %% [markdown]
-# The column *dry run* shows what your program does, and *closed form* shows what the formulas of notebooks 04, 06, 07
-# and 10 say. The few bytes of losses and counts are in the row *numbers*. The bytes along all three axes, the
-# parameters and the kept activations agree to the byte.
+# The column *dry run* shows what your program does, and the column *closed form* shows the results of the
+# formulas from notebooks 04, 06, 07 and 10. The row *numbers* counts the few bytes sent for losses and for
+# numbers of targets. For the bytes along all three axes, the parameters and the kept activations, the two
+# columns agree to the byte.
 #
-# But look at the row *peak of the setup*. `mesh_stages` gets the whole model and then throws most of it away, so every
-# rank would need 702 GB before the first step. This line of your program could never run on a real cluster. That is why
-# Megatron-LM builds only a rank's part, and why others build the model on the meta device.
+# But look at the row *peak of the setup*. `make_step` builds the whole model, and `mesh_stages` then throws
+# most of it away. So every rank would need 702 GB before the first step, and no GPU has so much memory. This
+# is why Megatron-LM builds only a rank's own part, and why other libraries build the model on the meta
+# device.
 #
-# **Check.** On the mesh pp 8 x dp 16 x tp 8, it runs your step as ranks of different stages, for a small GPT of 8
-# layers with 8 microbatches per replica. It compares the bytes by axis, the calls over the replicas, the parameters and
-# the kept activations with the closed forms. Each rank takes a few seconds. You can use a schedule other than 1F1B, as
-# long as it keeps no more activations.
+# **Check.** The check makes dry runs of your step on the mesh pp 8 x dp 16 x tp 8, as ranks of different
+# stages. The model is a small GPT of 8 layers, and each replica has 8 microbatches. The check compares the
+# bytes by axis, the calls over the replicas, the parameters and the kept activations with the closed forms.
+# Each rank takes a few seconds. You can use a schedule other than 1F1B, as long as it keeps no more
+# activations than 1F1B.
 
 # %% nbgrader={"grade_id": "dry_step_check", "points": 4}
 report = check("13_capstone/dry_step", make_step)
@@ -812,8 +845,9 @@ report.points(4)
 # %% [markdown]
 # ### Three suspects
 #
-# Three programs want to run on 1,024 GPUs. All of them are given, and each makes a step as your `make_step` does,
-# without ZeRO. On 2 x 2 x 2 ranks, they have the same losses and send the same bytes.
+# You are given three programs that are meant to run on 1,024 GPUs. Each returns a training step, as your
+# `make_step` does, but without ZeRO. The next cell shows that on 2 x 2 x 2 ranks, the three programs have the
+# same losses up to rounding and send the same bytes.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 SUSPECTS = {"suspect_a": suspect_a, "suspect_b": suspect_b, "suspect_c": suspect_c}
@@ -848,15 +882,16 @@ for name, program in SUSPECTS.items():
     display(as_rank(program).table())
 
 # %% [markdown]
-# **Build.** Two of the three must not be started. Write a pair for each program. The first entry names the quantity
-# rank 517 sends or keeps too much of, and the second is the factor by which that quantity is too large.
+# **Build.** Two of the three programs have a flaw and must not be started. Write a pair for each program. The
+# first entry names the quantity that is too large on rank 517, and the second entry is the factor by which it
+# is too large.
 #
 # | kind | row that is too large |
 # |---|---|
 # | `"bytes over dp"`, `"bytes along tp"`, `"bytes along pp"` | bytes sent |
 # | `"parameters"` | weights |
 # | `"activations"` | activations kept for backward |
-# | `"nothing"` | none, and then the factor is 1 |
+# | `"nothing"` | no row is too large, so the factor is 1 |
 
 # %% nbgrader={"grade_id": "suspects", "solution": true}
 verdict_a = ...  # (kind, factor)
@@ -882,16 +917,19 @@ report = check("13_capstone/suspects", verdict_a, verdict_b, verdict_c, cases="h
 report.points(5)
 
 # %% [markdown]
-# For GPT-3 on the same mesh, the first flaw keeps 16 microbatches on the first stage, although 8 are enough. This takes
-# 106 GB instead of 53 (in float32). With the other flaw, a rank sends its gradients 15 times over, where an
-# all-reduce sends them 15/8 times, so rank 517 sends 163 GB per step instead of 20.
+# What would the two flaws cost for GPT-3 on the same mesh? With the first flaw, the first stage keeps the
+# activations of 16 microbatches, although 8 are enough. In float32, these take 106 GB instead of 53 GB. With
+# the other flaw, a rank sends its gradients 15 times, whereas with an all-reduce it sends 15/8 times their
+# bytes. So rank 517 sends 163 GB per step instead of 20 GB.
 #
-# <details><summary>Why two ranks per axis show neither flaw</summary>With n ranks and M bytes, an all-reduce sends 2
-# (n−1)/n M, whereas an all-gather of whole gradients sends (n−1) M. For n = 2 both are M. A schedule may keep m
-# microbatches or only min(m, p − i), but with m = p = 2 both are 2 on the first stage.</details>
+# <details><summary>Why two ranks per axis show neither flaw</summary>With n ranks and M bytes, an all-reduce
+# sends 2 (n−1)/n M, whereas an all-gather of whole gradients sends (n−1) M. For n = 2, both amounts are M.
+# The flawed schedule keeps m microbatches, whereas 1F1B keeps only min(m, p − i). But with m = p = 2, both
+# numbers are 2 on the first stage.</details>
 #
-# **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group and with tensors
-# without values, and reports the memory. In 2025 it covered FSDP and its hybrid form, but refused tp, pp and cp.
+# **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group and
+# with tensors without values, and reports the memory. In 2025, the script supported FSDP and its hybrid form,
+# but not tp, pp or cp.
 
 # %% [markdown]
 # ## 5 · The map of the field
@@ -904,17 +942,17 @@ report.points(5)
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 5 |
 #
-# You now have the losses, the bytes and the memory of fifteen layouts. Since they all train the same model, the choice
-# between them is only a question of cost. And you can know the bytes before anything runs.
+# You now have the losses, the bytes and the memory of fifteen layouts. Since they all train the same model,
+# the choice between them is only a question of cost. You can even calculate the bytes before anything runs.
 #
-# The model has 875,264 parameters: 4 layers of 198,272 each, a table with 128 numbers for each of 256 tokens, another
-# for each of 128 positions, a last norm of 256, and a head of 32,768. tp cuts everything except the norms, the table of
-# positions, and the biases that are added after a sum, so in each layer it leaves 768 parameters whole. A step reads 8
-# rows of 128 tokens, and everything is float32.
+# The model has 875,264 parameters: 4 layers of 198,272 each, a table with 128 numbers for each of 256 tokens,
+# a table with 128 numbers for each of 128 positions, a last norm of 256, and a head of 32,768. tp cuts
+# everything except the norms, the table of positions, and the biases that are added after a sum, so 768
+# parameters of each layer stay whole. A step reads 8 rows of 128 tokens, and everything is float32.
 #
-# **Build.** Write five numbers for **rank 0 and one step**. The first three belong to layouts you ran in §3, but no
-# cell has run the layouts of the last two. Write the numbers as arithmetic. You can leave out the few bytes of losses
-# and counts, because the check tolerates 0.4 %.
+# **Build.** Write five numbers for **rank 0 and one step**. You ran the layouts of the first three numbers in
+# §3, but no cell has run the last two layouts. You can write each number as an expression. Leave out the few
+# bytes sent for losses and numbers of targets, because the check tolerates an error of 0.4 %.
 #
 # | | layout | number |
 # |---|---|---|
@@ -942,14 +980,15 @@ held = (2 * 198_272 + 32_768 + 128 * 128) / 4
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: ZeRO-3</summary>Here, a replica has two microbatches. In each of them, parameters are gathered
-# in forward and again in backward, and then gradients are scattered.</details>
+# <details><summary>Hint: ZeRO-3</summary>Here, each replica has two microbatches. For each microbatch,
+# parameters are gathered in forward and again in backward, and then the gradients are summed by a
+# reduce-scatter.</details>
 # <details><summary>Hint: tp</summary>A layer has two sums in forward and two in backward. The embedding adds one in
 # forward, since each rank has only a part of the table, and the head adds one in backward.</details>
 # <details><summary>Hint: v = 2</summary>Rank 0 holds the first and the third of four stages. List the activations and
 # the gradients that leave it.</details>
-# <details><summary>Hint: replicas</summary>Add up the parameters of <i>one rank</i>, and then ask how many ranks hold
-# the same ones.</details>
+# <details><summary>Hint: replicas</summary>Add up the parameters of <i>one rank</i>, and then ask how many
+# ranks hold the same parameters.</details>
 
 # %% nbgrader={"grade_id": "five_costs_check", "points": 5}
 report = check("13_capstone/five_costs", zero_3_bytes, tp_bytes, pp_bytes, dp_bytes, held)
@@ -961,8 +1000,9 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The picture shows the bytes rank 0 sent in the first step of §3, by axis. A cross marks where a bar
-# should end according to your numbers. (§3 ran in float64, so the picture halves its bytes to show float32.)
+# **Measure.** The picture shows the bytes rank 0 sent in the first step of §3, by axis. A cross marks where a
+# bar should end according to your numbers. (The layouts of §3 ran in float64, so the picture shows half of
+# the bytes measured there, as in float32.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 predicted = {
@@ -977,8 +1017,9 @@ display(bars)
 page.add("bytes of fifteen layouts", bars, by="measured in section 3, and your predictions")
 
 # %% [markdown]
-# **Look.** This is the map. It shows the peak of memory against the bytes sent, with one point per layout, in the
-# colour of the axis that sends most. Follow the arrows from one process.
+# **Look.** The next picture is the map. It shows the peak of rank 0's memory against the bytes rank 0 sent,
+# with one point for each layout. The point's colour is the colour of the axis that sends most. Follow the
+# arrows from the point *one process*.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 ARROWS = [("one process", name) for name in ("ddp 4", "pp 4", "cp 4", "tp 4")]
@@ -989,13 +1030,15 @@ display(the_map)
 page.add("the map of the field", the_map, by="measured in section 3")
 
 # %% [markdown]
-# Down and to the left is better, but no point of four ranks is best at everything. For example, *pp 4* sends least and
-# holds little, but the map doesn't show its bubble. With four microbatches, three of seven moments are idle. *tp*
-# divides activations, but pays for it in every layer. *ZeRO-2* and *ZeRO-3* send in every microbatch, and each replica
-# has two, so they send more than notebook 04's 2 and 3 units. *ZeRO-2* doesn't even save memory here. Its buckets hold
-# 25 MiB by default, so one bucket holds all gradients until the end of backward. In this model, about three quarters of
-# one process's peak are activations. In your dry run of GPT-3, the states were larger than the activations, so the map
-# of another model looks different.
+# A layout is better if its point is further down or further to the left, but no layout of four ranks is best
+# at everything. For example, *pp 4* sends the fewest bytes and needs little memory, but the map doesn't show
+# its bubble. With four microbatches, each stage is idle for 3/7 of the step. *tp* divides the activations,
+# but in return it sends bytes in every layer. In notebook 04, *ZeRO-2* sent 2 units of traffic and *ZeRO-3*
+# sent 3. Here they send more, because they send in every microbatch, and each replica has two microbatches.
+# *ZeRO-2* doesn't even save memory here. Its buckets hold 25 MiB by default, so one bucket holds all
+# gradients until the end of backward. In the run on one process, about three quarters of the peak are
+# activations. In your dry run of GPT-3, however, the states were larger than the activations, so the map of
+# GPT-3 would look different.
 
 # %% [markdown]
 # ## 6 · The run that survives
@@ -1008,27 +1051,29 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 9 |
 #
-# In notebook 12 you built a save from its parts. Here you get saving and loading as two functions, and you
-# write the ten lines around them. The result is a program a cluster can run for months. It will be killed at
-# moments you can't choose, and the only remedy is to call it again with the same arguments.
+# In notebook 12 you built a save from its parts. Here you are given two functions that save and load, and you
+# write the few lines around them. The result is a program a cluster can run for months. The program might be
+# killed at any moment, and then you can only call it again with the same arguments.
 #
 # | given | does |
 # |---|---|
-# | `make()` | builds the run from its start. It returns `step`, and also `held`, a function without arguments that returns this rank's pieces of the tensors as they are now |
+# | `make()` | builds a run that has not trained yet, and returns two functions. `step` runs one training step, and `held()` returns this rank's pieces of the tensors as they are now |
 # | `save_run(disk, losses, pieces)` | saves the pieces of all ranks and the losses so far, either completely or not at all |
 # | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses, or `[]` if there is no checkpoint |
-# | `batches(number)` | returns the inputs and targets of a step, by its number from 0 |
+# | `batches(number)` | returns the inputs and targets of the step with this number, counted from 0 |
 #
-# The number of finished steps isn't stored anywhere, because it is the number of losses. All ranks call `save_run` and
-# `load_run`. Call `make` once and `load_run` right after it, but call `held()` again for each save, because a step
-# might replace the tensors. If a run is already finished, `train` does nothing and returns its losses. Since a killed
-# process runs no `except` and no `finally`, leave the restart to the program that calls `train`.
+# The number of finished steps isn't stored anywhere, because it equals the number of losses. All ranks call
+# `save_run` and `load_run`. Call `make` once and `load_run` right after it, but call `held()` again for each
+# save, because a step might replace the tensors. If a run is already finished, `train` does nothing and
+# returns its losses. Since a killed process runs no `except` and no `finally`, leave the restart to the
+# program that calls `train`.
 #
-# **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth. At which step does the next
-# call begin, and how many losses does it return after 20 steps?
+# **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth step. At which step
+# does the next call begin? And how many losses does it return, if the whole run has 20 steps?
 #
-# <details><summary>Answer</summary>It begins at step 5, because the checkpoint contains the first five losses. It
-# repeats steps 5 and 6, finishes step 7 for the first time, and in the end returns all 20 losses.</details>
+# <details><summary>Answer</summary>The call begins at step 5, because the checkpoint contains the first five
+# losses. It repeats steps 5 and 6, finishes step 7 for the first time, and in the end returns all 20
+# losses.</details>
 #
 # **Build.**
 
@@ -1059,13 +1104,13 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 
 
 # %% [markdown]
-# <details><summary>Hint: the number of the step</summary>It is <code>len(losses)</code>, even right after the
-# load.</details>
+# <details><summary>Hint: the number of the step</summary>The number of the next step is
+# <code>len(losses)</code>, even right after the load.</details>
 # <details><summary>Hint: when to save</summary>Save after a step if the number of finished steps is a multiple of
 # <code>every</code>, or equal to <code>steps</code>.</details>
 #
-# **Check.** It kills your run during steps and during saves, calls it again, and compares all losses with an
-# undisturbed run, to the last bit.
+# **Check.** The check kills your run during steps and during saves, calls it again, and compares all losses
+# with the losses of an undisturbed run, to the last bit.
 
 # %% nbgrader={"grade_id": "train_check", "points": 9}
 report = check("13_capstone/train", train)
@@ -1075,9 +1120,10 @@ report = check("13_capstone/train", train, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** Two agents with two ranks each train on pp 2 x dp 2 with ZeRO-1. `torchrun` would start them like this on
-# two machines. The undisturbed run comes first. Then, in step 7 of the other run, rank 2 sends SIGKILL to itself. Both
-# runs together take about 20 seconds. You can skip the code of `on_four`, which calls your `train` on each rank.
+# **Measure.** Two agents, each of which has two ranks, train on pp 2 x dp 2 with ZeRO-1. On two machines,
+# `torchrun` would start the ranks in the same way. The first of the cell's two runs is undisturbed. In step 7
+# of the second run, rank 2 sends SIGKILL to itself. Both runs together take about 20 seconds. You don't have
+# to read the code of `on_four`, which calls your `train` on each rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1125,8 +1171,8 @@ print("the same losses, to the last bit:", survived == undisturbed)
 # %% [markdown]
 # ### Optional: long enough to learn
 #
-# Now let the model train long enough to learn something. 300 steps with AdamW take about a minute on four ranks. Start
-# the cell, and while it runs, read §7, which begins with text. (You can also stop here for a break.)
+# Now let the model train long enough to learn something. 300 steps with AdamW take about a minute on four
+# ranks. Start the cell, and read the text of §7 while it runs. (You can also stop here for a break.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 LONG = 300
@@ -1139,8 +1185,9 @@ page.add(
 )
 
 # %% [markdown]
-# The cross marks the kill, but the curve has no kink there. Now the four ranks are gone. One process reads their files,
-# puts the whole model together, and lets it write. One token is one byte.
+# The cross marks the kill, but the curve has no kink there. The four ranks have ended, but their files are
+# still on the disk. In the next cell, one process reads these files, puts the whole model together, and lets
+# it write text. Each token is one byte.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 model = GPT(MODEL)
@@ -1151,12 +1198,14 @@ page.add("what the model writes after 'def '", written, by="trained by the run a
 home.cleanup()
 
 # %% [markdown]
-# The text has the look of Python but none of its sense. There are indented lines, brackets, and words as long as
-# English ones. 300 steps read only 307,200 bytes, while the model has 875,264 parameters. By the rule of 20 tokens per
-# parameter (Hoffmann et al. 2022), it should have read 17.5 million.
+# The text looks a little like Python, but it makes no sense. It has indented lines, brackets, and words about
+# as long as English words. The model could not learn more, because it has 875,264 parameters but read only
+# 307,200 tokens in 300 steps. By the rule of 20 tokens per parameter (Hoffmann et al. 2022), it should have
+# read 17.5 million tokens.
 #
-# <details><summary>What did the kill cost?</summary>It cost 30 steps, because the run was killed in step 130 and saved
-# every 50. Notebook 12's formula, τ = √(2 δ M), says how often it should have saved.</details>
+# <details><summary>What did the kill cost?</summary>The kill cost 30 steps, because the run was killed in
+# step 130, and its last save was after 100 steps. The formula of notebook 12, τ = √(2 δ M), says how often
+# the run should have saved.</details>
 
 # %% [markdown]
 # ## 7 · The cluster that you are given
@@ -1171,26 +1220,28 @@ home.cleanup()
 #
 # You are given a cluster that isn't built like the clusters in the papers:
 #
-# - It has four nodes of 8 L40S each (48 GB, 362 TFLOP/s). They have no NVLink, so in a node, GPUs talk over PCIe 4.0
-#   x16.
+# - The cluster has four nodes of 8 L40S GPUs each. An L40S has 48 GB and 362 TFLOP/s, but no NVLink, so the
+#   GPUs of a node communicate over PCIe 4.0 x16.
 # - Between nodes there is 10 Gb/s Ethernet (`link("10 Gb Ethernet")`), and each GPU has a port of its own.
-# - The model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]` of `course_lib.models`), with 256 sequences of 2,048 tokens per step.
-#   You can't change this batch.
-# - Attention keeps no scores (flash), matrix products reach 63 % of the peak, and NCCL and other libraries take 4 GB of
-#   each GPU.
+# - The model is LLaMA-7B (`PUBLISHED["LLaMA-7B"]` of `course_lib.models`), and a step trains it on a batch of
+#   256 sequences of 2,048 tokens. You can't change this batch.
+# - Attention doesn't store its scores (FlashAttention), matrix products reach 63 % of the peak, and NCCL and
+#   other libraries take 4 GB of each GPU.
 #
-# **Predict.** The rule of thumb is to use tp up to the node, then pp, then dp. How far is that from the best layout
-# here? And which axis should use the slow wire between nodes?
+# **Predict.** A rule of thumb says that you should use tp for all GPUs of a node, then as much pp as the
+# memory requires, and dp for the rest. How much longer does a step take with this rule than with the best
+# layout for this cluster? And which axis should use the slow wire between nodes?
 #
-# <details><summary>Answer</summary>With tp 8 and dp 4, a step takes 2.9 times as long as with the best layout, since PCIe
-# has a tenth of NVLink's bandwidth and tp waits in every layer. The axis that sends least should be the one between
-# nodes.</details>
+# <details><summary>Answer</summary>The rule gives tp 8 and dp 4, because the model then fits without pp. With
+# this layout, a step takes 2.9 times as long as with the best layout, since PCIe has a tenth of NVLink's
+# bandwidth, and tp waits for its sums in every layer. The axis that sends the fewest bytes should use the
+# wire between nodes.</details>
 #
 # **Build.** Write a layout for all 32 GPUs. (A `Layout` recomputes everything unless you write
-# `recompute="none"`.) By the planner's model of notebook 10, its step must be at most 5 % longer than the
-# step of the best layout `advise` finds. You can use everything in `course_lib.planning`, such as `Cluster`,
-# `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in order, so the
-# outermost axis is the first to cross between nodes.
+# `recompute="none"`.) According to the planner of notebook 10, a step must take at most 5 % longer with your
+# layout than with the best layout `advise` finds. You can use everything in `course_lib.planning`, such as
+# `Cluster`, `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in
+# order, so the outermost axis is the first axis whose ranks are on different nodes.
 
 # %% nbgrader={"grade_id": "cluster", "solution": true}
 my_layout = ...  # Layout({...}, microbatch=..., chunks=..., zero=..., recompute=...)
@@ -1205,10 +1256,11 @@ my_layout = best_layout(PUBLISHED["LLaMA-7B"], 32, 256, four_nodes, work=Work(0.
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: the planner</summary>Use <code>advise(shape, gpus, batch, cluster, work=Work(0.63,
-# flash=True))</code> from <code>course_lib.planning</code> and <code>course_lib.planning.roofline</code>. It returns a
-# list of verdicts, the best first, each with its <code>layout</code>. The only work left is to describe the cluster, as
-# <code>Cluster(gpus, per_node, gpu(...), inside, across)</code>.</details>
+# <details><summary>Hint: the planner</summary>Call <code>advise(shape, gpus, batch, cluster, work=Work(0.63,
+# flash=True))</code>. Import <code>advise</code> from <code>course_lib.planning</code> and <code>Work</code>
+# from <code>course_lib.planning.roofline</code>. The function returns a list of verdicts, the best first, and
+# each verdict has a <code>layout</code>. You only have to describe the cluster, as <code>Cluster(gpus,
+# per_node, gpu(...), inside, across)</code>.</details>
 # <details><summary>Hint: by hand</summary>Per step, count the bytes each axis sends over each wire. There are four sums
 # per layer and microbatch for tp, one sum of the gradients for dp, and one activation and one gradient per microbatch
 # for pp.</details>
@@ -1223,17 +1275,17 @@ report.points(2)
 # %% [markdown]
 # ### Optional: in your own words
 #
-# An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page below. No check
-# reads it, but it goes onto your page. Then compare it with the list.
+# An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page below. No
+# check reads your text, but §9 puts it onto your page. Then compare it with the list.
 #
-# <details><summary>Six things to compare it with</summary>
+# <details><summary>Six questions about your text</summary>
 #
-# 1. Does it show with numbers that the states and the activations fit?
-# 2. Does it say which traffic leaves a node, and that tp doesn't?
+# 1. Does it show with numbers that the states and the activations fit into memory?
+# 2. Does it say which traffic leaves a node, and that the traffic of tp doesn't?
 # 3. Does it name the bubble, or say why there isn't one?
-# 4. Does the batch stay as it was?
-# 5. What fails first, and how much does that cost?
-# 6. What would you measure first, before you believe any of this?
+# 4. Does it keep the batch of 256 sequences?
+# 5. Does it say what will probably fail first, and how much this would cost?
+# 6. Does it say what you would measure first, before you trust the plan?
 #
 # </details>
 
@@ -1249,10 +1301,10 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 # *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run, if there
 # is one.*
 #
-# **Predict.** GPT-2 small with an untied head has 163M parameters, and needs about 0.85 GFLOP per token. With data
-# parallelism, a rank holds 16 bytes per parameter in weights, gradients and moments, or 2.6 GB. With ZeRO-3 on two
-# GPUs, it holds half of that. How many tokens per second does your card's data sheet allow, and which share of them
-# will one GPU reach?
+# **Predict.** GPT-2 small with an untied head has 163M parameters, and needs about 0.85 GFLOP per token. With
+# data parallelism, a rank holds 16 bytes per parameter in weights, gradients and moments, which makes 2.6 GB.
+# With ZeRO-3 on two GPUs, it holds half of these bytes. How many tokens per second does your card's data
+# sheet allow, and which share of them will one GPU reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import transformer_flops, transformer_parameters
@@ -1286,9 +1338,10 @@ alone = on_your_gpus(ON_ONE, predicted=by_hand, make_step=mine)
 together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 
 # %% [markdown]
-# In rows with tokens per second, the last column is the MFU. In rows with the peak memory, it is larger than 1, because
-# the prediction leaves out the activations. All layouts have the same batch of 8 rows, so you can compare their tokens
-# per second. Which axis pays on your machine, and which one pays only if the links are faster?
+# In rows with tokens per second, the last column is the MFU. In rows with the peak memory, the last column is
+# larger than 1, because the prediction leaves out the activations. All layouts have the same batch of 8 rows,
+# so you can compare their tokens per second. Which axis makes training faster on your machine, and which axis
+# would do so only with faster links?
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1299,10 +1352,10 @@ together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 # | time | 5 minutes |
 # | points | 2 |
 #
-# A number may be an expression.
+# You can write a number as an expression.
 #
-# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. For what **share** of
-#    the step's time is a stage idle with 1F1B, if forward and backward of all stages take equally long?
+# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. For what
+#    **share** of the step's time is a stage idle with 1F1B, if all stages are equally fast?
 # 2. A replica has m microbatches. Which stages of ZeRO send more bytes with m = 8 than with m = 1, in this course's
 #    implementations? `"a"`: only ZeRO-3. `"b"`: ZeRO-2 and ZeRO-3. `"c"`: all three. `"d"`: none of them.
 
@@ -1324,10 +1377,10 @@ report.points(2)
 # %% [markdown]
 # ## 9 · Your page
 #
-# The cell writes one HTML file and one PNG from the results above. They say where each result comes from, such as *your
-# make_step* or *the library's train*, and name this machine, its PyTorch and the date. If you left out a section or an
-# optional part, its frame stays empty. The page isn't graded. It is a lab report, so be ready for a question about
-# every number on it.
+# The cell writes one HTML file and one PNG from the results above. Both files say where each result comes
+# from, such as *your make_step* or *the library's train*, and name this machine, its version of PyTorch and
+# the date. If you left out a section or an optional part, its frame stays empty. The page isn't graded. But
+# it is a lab report, so be ready to answer a question about every number on it.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 page.show("your_page")
@@ -1343,25 +1396,26 @@ page.show("your_page")
 # | difficulty, importance | 3 and 2 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# Papers print results, and often also the inputs from which you can compute them. So you can check the results, and
-# learn which of their numbers you can compare with yours. All inputs are published, and you need only arithmetic.
+# Papers print results, and often also the inputs from which you can compute them. So you can check the
+# results, and learn which printed numbers you can compare with your own. All inputs in the table are
+# published, and you need only arithmetic.
 #
 # | run | inputs |
 # |---|---|
 # | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s, take 175 billion parameters and 140 TFLOP/s per GPU. The 140 include full recomputation (Narayanan et al. 2021, eq. 4) |
 # | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second and GPU (Touvron et al. 2023, §2.4). The peak is 312 TFLOP/s |
 # | Llama-3-405B | On 16,384 H100s, it reached 400 TFLOP/s per GPU with pp 16, dp 128, and 16 sequences per replica, which are 16 microbatches (Llama Team 2024, table 4). The dense bf16 peak is 989 TFLOP/s |
-# | Mixtral-8x7B | 32 layers of width 4,096, with 32 heads of 128 for queries and 8 for keys and values. A layer has 8 experts of three matrices with 14,336 hidden numbers, and a token uses 2 of them. There are 32,000 tokens in two tables (Jiang et al. 2024, table 1) |
-# | DeepSeek-V3 | 37 of 671 billion parameters per token, 14.8 trillion tokens, 2.664 million H800 hours of pre-training (DeepSeek-AI 2024, table 1 and §2) |
+# | Mixtral-8x7B | 32 layers of width 4,096, with 32 heads of 128 for queries and 8 for keys and values. A layer has 8 experts, each with three matrices of 4,096 x 14,336, and a token uses 2 of the experts. The embedding and the head each have a row for every one of 32,000 tokens (Jiang et al. 2024, table 1) |
+# | DeepSeek-V3 | 37 of its 671 billion parameters are used per token, 14.8 trillion tokens, 2.664 million H800 hours of pre-training (DeepSeek-AI 2024, table 1 and §2) |
 #
 # | your number | asked for | printed in the paper |
 # |---|---|---|
 # | `gpt3_flops` | FLOPs of the training, 6 per parameter and token | 3.14e23 |
 # | `gpt3_days` | days on the 1,024 A100s | 34 |
-# | `llama_65b_mfu` | MFU, as a share, with 6 N FLOPs per token | not printed |
+# | `llama_65b_mfu` | MFU, as a share, with 6 FLOPs per parameter and token | not printed |
 # | `llama_65b_days` | days of training | about 21 |
-# | `llama_405b_mfu` | MFU, as a share, from the 400 TFLOP/s | 41 %. Is it? |
-# | `llama_405b_idle` | share of a step in which a stage is idle, with plain 1F1B (v = 1) | not printed, because they interleave |
+# | `llama_405b_mfu` | MFU, as a share, from the 400 TFLOP/s | 41 % (is this right?) |
+# | `llama_405b_idle` | share of a step in which a stage is idle, with plain 1F1B (v = 1) | not printed, because the run interleaves its stages |
 # | `mixtral_held` | parameters in all | 47 billion |
 # | `mixtral_used` | parameters used per token | 13 billion |
 # | `deepseek_tflops` | TFLOP/s a GPU reached on average, with 6 FLOPs per used parameter | not printed |
@@ -1397,8 +1451,8 @@ deepseek_tflops = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600) / 1e12
 # %% [markdown]
 # <details><summary>Hint: GPT-3's days</summary>With full recomputation, a GPU does 8 FLOPs per parameter and token, and
 # the 140 TFLOP/s include all of them.</details>
-# <details><summary>Hint: Mixtral</summary>Only the experts exist eight times. Attention, router and norms exist once
-# per layer, and the tables only once.</details>
+# <details><summary>Hint: Mixtral</summary>In each layer, only the experts exist eight times, while attention,
+# router and norms exist once. The two tables exist once in the whole model.</details>
 
 # %% nbgrader={"grade_id": "audit_check", "points": 0}
 # Extra credit, 5 points
@@ -1414,20 +1468,21 @@ report = check(
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 is 40.4 %. Both numbers are rounded, so the run was a
-# little above 400. To average 40 % of the peak, a pipeline that is idle for 48 % of each step has to reach 78
-# % in the rest, and no run does. So the table itself shows that the stages were interleaved. DeepSeek's GPUs
-# did 343 TFLOP/s, which is 35 % of the bf16 peak, but only 17 % of the fp8 peak, and most of their products
-# run in fp8. So always say which peak you mean.
+# Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 is 40.4 %. Since both numbers are rounded, the
+# run probably reached a little more than 400. With plain 1F1B, the pipeline would be idle for 48 % of each
+# step. To average 40 % of the peak, it would have to reach 78 % of the peak in the rest of the step, and no
+# run does this. So the table itself shows that the stages were interleaved. DeepSeek's GPUs reached 343
+# TFLOP/s, which is 35 % of the bf16 peak, but only 17 % of the fp8 peak, and they computed most matrix
+# products in fp8. So always say which peak you mean.
 #
 # <details><summary>In the lectures</summary>
 #
 # | lecture | says | right |
 # |---|---|---|
 # | 000, 001, 002 | GPT-3 was trained as 8 x 12 x 32, as 8 x 8 x 16, or 96-way by 8-way | OpenAI published no layout. The paper names V100s, and model parallelism within the products and across layers (Brown et al., §2.3). Megatron-LM's own 175B benchmarks used tp 8 and pp 12 |
-# | 002 | "optimized for Azure", "dynamic loss scaling" | Neither has a source in the paper |
-# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model fewer non-linearities | It has 32,000 tokens, but GPT-3's has 50,257, and SwiGLU multiplies two branches, whereas GPT-3 had one |
-# | 001 | 70 billion parameters on 64 H100s reach 2 to 3 tokens per second and GPU | They reach about 940 at 40 % of the peak, which is 0.4 · 989e12 / (6 · 70e9) |
+# | 002 | "optimized for Azure", "dynamic loss scaling" | The paper mentions neither |
+# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model fewer non-linearities | LLaMA's tokenizer has 32,000 tokens, but GPT-3's has 50,257. LLaMA's SwiGLU multiplies two branches, whereas GPT-3's MLP has only one |
+# | 001 | 70 billion parameters on 64 H100s reach 2 to 3 tokens per second and GPU | At 40 % of the peak, they reach about 940, which is 0.4 · 989e12 / (6 · 70e9) |
 # | 002 | Mixtral shares parameters across experts | The eight experts of a layer share nothing. Shared experts are part of DeepSeek's models |
 #
 # </details>
@@ -1435,21 +1490,23 @@ report = check(
 # %% [markdown]
 # ## What you have built
 #
-# You have built one function that trains a GPT in every layout, with the same loss, and a search that names the axis of
-# a mistake. Your function ran as one rank of 1,024, and you found two programs whose flaws don't show on eight ranks. A
-# run was killed, but it continued as if nothing had happened, to the last bit. And you have a page that says what you
-# measured, and where.
+# You have built one function that trains a GPT in every layout with the same loss. You have also built a
+# search that finds the axes a mistake needs. Your function ran as one rank of 1,024, and you found two
+# programs whose flaws don't show on eight ranks. A run was killed and started again, and its losses were
+# still the same to the last bit. And you have a page that says what you measured, and on which machine.
 #
 # **Read on.**
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*. §3
 #   explains which axis goes where.
-# - Liang et al. (2024), *TorchTitan*. The library makes its cuts in the same order, and also has parity tests.
+# - Liang et al. (2024), *TorchTitan*. This library cuts a model in the same order as your `make_step`, and
+#   also tests parity.
 # - The Ultra-Scale Playbook (Hugging Face, 2025) measures layouts on up to 512 GPUs.
-# - Pope et al. (2022), *Efficiently Scaling Transformer Inference*, cuts the same layers for serving. This course only
-#   trains, but reinforcement learning from a model's own answers alternates between training and serving, so it needs
-#   both layouts.
+# - Pope et al. (2022), *Efficiently Scaling Transformer Inference*, cuts the same layers for serving. This
+#   course only trains, but reinforcement learning from a model's own answers alternates between training and
+#   serving, so it needs a layout for each.
 # - `course_lib/trainer/` is best read after you have written yours. Begin with `step.py`.
-# - `examples/train.py --mesh pp=2,dp=2,tp=2` does the same as a program for several machines, under `torchrun`.
+# - `examples/train.py --mesh pp=2,dp=2,tp=2` trains with the same step on several machines, if `torchrun`
+#   starts it there.
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In a
