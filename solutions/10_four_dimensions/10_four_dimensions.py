@@ -1,25 +1,25 @@
 # %% [markdown]
 # # 10 · Four dimensions
 #
-# **How do the axes combine, on which wires, and for which cluster?**
+# **How do you combine the axes, which wire should each axis use, and which layout suits which cluster?**
 #
 # A 175B-parameter model does not fit on one GPU, nor on a node of eight. One plan trains it on 1,024 GPUs,
-# arranged as 8 × 16 × 8. You have worked through a notebook for each of these three numbers: 8 stages (07),
-# 16 replicas (03), and 8 ranks that share a layer (06). Notebook 08 adds a fourth axis, for sequences that
-# are too long for one rank.
+# arranged as 8 × 16 × 8. Each of these numbers is the size of an axis you know: 8 stages (notebook 07), 16
+# replicas (03), and 8 ranks that share a layer (06). Notebook 08 added a fourth axis, which cuts sequences
+# that are too long for one rank.
 #
-# Here the axes work together on real ranks, three of them on 8 and all four on 16. You write the step that
-# trains on such a mesh, with the same gradients as a single process. Then you put numbers on it: the bytes
-# per axis, the memory per GPU, and the seconds per step. At the end, your functions choose a layout for 1,024
-# GPUs, and you compare their predictions with published runs.
+# Here you combine three axes on 8 ranks, and all four on 16. You write a training step that gives the same
+# gradients on such a grid of ranks as in a single process. Then you calculate what the step costs: the bytes
+# per axis, the memory per GPU, and the seconds. You compare your predictions with published runs, and at the
+# end your functions choose a layout for 1,024 GPUs.
 #
 # | | |
 # |---|---|
-# | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient in pieces and copies; a model of a cluster's bytes, memory and time; a search for the best layout |
+# | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient that is spread over the ranks; functions that predict bytes, memory and time on a cluster; a search for the best layout |
 # | you need | averages of gradients (notebook 03); layers cut over ranks (notebook 06); `run_schedule` (notebook 07); zigzag (notebook 08) |
-# | time | about three hours, with a break after §4; the *optional* parts (the ends of sections 2 to 5, 7 and 8, and §10) take an hour more |
+# | time | about three hours, with a break after §4; the *optional* parts (§10, and the ends of sections 2 to 5, 7 and 8) take an hour more |
 # | points | 60, and 6 of extra credit |
-# | on a rented machine | nothing to rent, because two cores run 16 ranks of a small GPT. On 8 GPUs your step runs over NCCL, and the section *On your GPUs* uses one or more |
+# | on a rented machine | you don't have to rent one, because two cores can run 16 ranks of a small GPT. On 8 GPUs, your step runs over NCCL. The section *On your GPUs* needs one GPU or more |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -41,18 +41,18 @@
 # |---|---|
 # | mesh | the ranks of a run, arranged as a grid with one axis for each way of cutting |
 # | pp, dp, cp, tp | the axes. pp cuts the model into stages, dp gives each replica different rows, cp cuts a sequence, and tp cuts a layer |
-# | group of an axis | the ranks that differ only in this axis |
-# | flattened group | the ranks that differ in several axes, such as dp and cp, taken as one group |
-# | innermost | the axis whose neighbours are neighbouring ranks. It is listed last |
-# | term, sample | In §3, a term is a rank's share of a sum, and a sample is one value of a mean. Elsewhere, a sample is a row of the batch |
+# | group of an axis | ranks whose coordinates differ only on this axis |
+# | flattened group | ranks whose coordinates differ only on several axes, such as dp and cp, as one group |
+# | innermost | the axis along which the numbers of the ranks are consecutive. It is listed last |
+# | term, sample | In §3, a term is a rank's share of a sum, and a sample is one of the values that are averaged. Elsewhere, a sample is a row of the batch |
 # | whole, cut | A parameter is whole if every rank of tp holds all of it, and cut if each holds only a part |
 #
 # A mesh is written as a dict of sizes, with the outermost axis first: `{"pp": 2, "dp": 2, "tp": 2}`. If an
 # axis is missing, its size is 1.
 #
-# Below the imports, a cell holds the tools for sections 1 to 4. You don't have to read it now. `on_mesh` runs
-# the ranks of a mesh (8 by default). It builds a small GPT in float64, cuts it over the axes, and calls one
-# of your functions. `alone` runs the same model in one process.
+# The cell after the imports defines tools for sections 1 to 4, which you don't have to read now. `on_mesh`
+# starts the ranks of a mesh (8 by default). Each rank builds a small GPT in float64, cuts it over the axes,
+# and calls one of your functions. `alone` runs the same model in one process.
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -138,12 +138,12 @@ def part_of(whole, part, k):
 # | points | 5 |
 #
 # A launcher numbers GPUs node by node, so ranks 0 to 7 are on the first node and ranks 8 to 15 on the second.
-# Everything else about a mesh follows from one rule that turns a rank's number into coordinates. The rule
-# decides which ranks sum a layer and which average gradients, and therefore which wire each sum takes.
+# One rule then turns a rank's number into its coordinates on the mesh. This rule decides which ranks share a
+# layer and which ranks average gradients, and therefore which wire each sum uses.
 #
-# Here are 16 GPUs on two nodes of eight. In a running notebook you can click on a GPU. The ranks of its
-# groups then take the colours of the axes, and a table names their wires. Change the order of the axes, and
-# watch the wires.
+# The next cell shows 16 GPUs on two nodes of eight. In a running notebook, you can click on a GPU. The ranks
+# of its groups then get the colours of the axes, and a table names the wire of each group. Change the order
+# of the axes, and watch how the wires change.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.mesh_explorer import mesh_explorer
@@ -151,14 +151,15 @@ from course_lib.pictures.mesh_explorer import mesh_explorer
 mesh_explorer()
 
 # %% [markdown]
-# **Predict.** On the mesh pp 2, dp 2, tp 2, which rank shares its layers with rank 5 (tp)? Which one averages
-# gradients with it (dp)? Write both down before you go on.
+# **Predict.** On the mesh pp 2, dp 2, tp 2, with which rank does rank 5 share its layers (tp)? With which
+# rank does it average gradients (dp)?
 #
-# **Build.** The last axis varies fastest, as the last digit of a number does. `coordinates` returns a rank's
-# coordinate on every axis. `axis_ranks` returns the rank's group on an axis. The group holds the rank itself
-# and all ranks that differ from it only in this axis, in their order along it. A tuple of axes means the
-# flattened group, whose first axis varies slowest. `own` and `everyone`, the coordinates of all ranks, are
-# given.
+# **Build.** From one rank to the next, the last axis varies fastest, like the last digit of a number.
+# `coordinates` returns a rank's coordinate on every axis. `axis_ranks` returns the rank's group on an axis,
+# which consists of the rank itself and all ranks that differ from it only on this axis. List them in the
+# order of their coordinates on it. For a tuple of axes, return the flattened group, in which the first axis
+# varies slowest. The code already computes `own`, the coordinates of `rank`, and `everyone`, the coordinates
+# of all ranks.
 
 
 # %% nbgrader={"grade_id": "coordinates", "solution": true}
@@ -190,7 +191,7 @@ def axis_ranks(rank: int, sizes: dict[str, int], axis: str | tuple[str, ...]) ->
 
 # %% [markdown]
 # <details><summary>Hint: the coordinates</summary>Begin with the innermost axis. <code>divmod(rank,
-# size)</code> gives what is left for the outer axes, and the coordinate on this one.</details>
+# size)</code> returns the number that is left for the outer axes, and the coordinate on this axis.</details>
 # <details><summary>Hint: the group</summary>Keep the ranks that agree with <code>own</code> on all axes except
 # <code>axes</code>, and sort them by their coordinates on <code>axes</code>.</details>
 #
@@ -225,26 +226,27 @@ if ready(coordinates, axis_ranks):
     print("all ranks agree:", all(theirs == mine for r in ranks for theirs, mine in r.values()))
 
 # %% [markdown]
-# Rank 5 shares layers with rank 4, its neighbour, and averages with rank 7.
+# Rank 5 shares layers with rank 4, its neighbour, and averages gradients with rank 7.
 #
-# **Break it.** Reorder the explorer's axes, each of which has 2 ranks, until tp comes first. With which rank
-# does rank 5 now sum its layers, and on which wire?
+# **Break it.** In the explorer above, every axis has 2 ranks. Reorder the axes until tp is in front. With
+# which rank does rank 5 now share its layers, and over which wire?
 #
-# <details><summary>Answer</summary>Its tp group is now [5, 13], with one rank on each node. All values stay
-# right, but every layer sums over the network. In §5 you measure what this costs.</details>
+# <details><summary>Answer</summary>The tp group of rank 5 is now [5, 13], with one rank on each node. All
+# results stay right, but the sums in every layer now use the network. In §5, you measure how much time this
+# costs.</details>
 #
-# **In production.** You write `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp", "tp"))`. Then
-# `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` is a flattened group. Each library
-# chooses its own order, but in the lists of Llama 3, Megatron-Core and torchtitan, tp is innermost.
+# **In production.** In PyTorch, you write `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp",
+# "tp"))`. Then `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` is a flattened group. The
+# order of the other axes differs, but in Llama 3, Megatron-Core and torchtitan, tp is innermost.
 #
-# <details><summary>The three lists</summary>Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its
+# <details><summary>The three orders</summary>Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its
 # paper). Megatron-Core's default, <code>tp-cp-ep-dp-pp</code>, is also written innermost first, so pp is
 # outermost. torchtitan lists <code>pp, dp_replicate, dp_shard, cp, tp</code>, outermost first.</details>
 #
-# **Question.** How many groups does a mesh of 16 × 8 × 8 have, if flattened ones do not count?
+# **Question.** How many groups does a mesh of 16 × 8 × 8 have, if flattened groups do not count?
 #
-# <details><summary>Answer</summary>Each axis has 1,024 / size groups. The 64 of pp, 128 of dp and 128 of tp
-# add up to 320. A rank belongs to three of them.</details>
+# <details><summary>Answer</summary>An axis has 1,024 / size groups, so there are 64 groups of pp, 128 of dp
+# and 128 of tp, which add up to 320. Each rank belongs to three of these groups.</details>
 
 # %% [markdown]
 # ## 2 · Who reads what
@@ -257,17 +259,17 @@ if ready(coordinates, axis_ranks):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
-# The batch of a step is a sheet, with samples as rows and positions in the sequence as columns. Two axes cut
-# the sheet. dp cuts rows, since replicas read different samples. cp cuts columns, since its ranks share a
-# sequence. The other axes cut nothing, because ranks of tp hold parts of one layer and need the same input,
-# and all stages of pp work on the same samples in turn.
+# Imagine the batch of a step as a sheet, with samples as rows and positions in the sequence as columns. Two
+# axes cut the sheet. dp divides the rows, since replicas read different samples. cp divides the columns,
+# since its ranks share a sequence. The other axes don't cut the sheet. Ranks of tp hold parts of one layer,
+# so they need the same input, and all stages of pp work on the same samples in turn.
 #
-# **Predict.** A replica reads 4 rows, on a mesh of pp 16, dp 8, tp 8. How many samples does a step see: 4 ·
-# 8, or 4 · 1,024?
+# **Predict.** On a mesh of pp 16, dp 8, tp 8, each replica reads 4 rows. How many samples does a step read, 4
+# · 8 or 4 · 1,024?
 #
-# **Build.** Each replica reads consecutive rows. Under a causal mask, late tokens cost more than early ones,
-# so positions are dealt out in a zigzag. Rank r of cp gets chunks r and 2cp−1−r of 2 cp chunks, which are
-# counted from 0. `cut`, the sizes and the coordinates are given.
+# **Build.** Each replica reads consecutive rows. Under a causal mask, late tokens need more work than early
+# ones, so positions are distributed in a zigzag. The sequence is cut into 2 cp chunks, which are counted from
+# 0, and rank r of cp gets chunks r and 2cp−1−r. The function `cut`, the sizes and the coordinates are given.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -299,12 +301,12 @@ def my_part(
 
 
 # %% [markdown]
-# <details><summary>Hint: one rule for both</summary><code>cut(batch_size, dp)</code> has the rows of every
-# replica, and <code>cut(seq, 2 * cp)</code> the chunks. A rank takes one entry of the first list, and two of
-# the second.</details>
+# <details><summary>Hint: one rule for both</summary><code>cut(batch_size, dp)</code> returns the rows of
+# every replica, and <code>cut(seq, 2 * cp)</code> returns the chunks. A rank takes one entry of the first
+# list, and two entries of the second.</details>
 #
-# **Check.** If your function gives each rank of cp one block of positions, it is right, but the work is
-# unequal, so you keep half of the points. You also keep half if replicas read the same rows.
+# **Check.** You get half of the points if your function gives each rank of cp one block of positions, because
+# the ranks' work is then unequal. You also get half of them if replicas read the same rows.
 
 # %% nbgrader={"grade_id": "my_part_check", "points": 5}
 report = check("10_four_dimensions/my_part", my_part)
@@ -315,7 +317,7 @@ report.points(5)
 
 # %% [markdown]
 # **Measure.** The cell uses your function to draw the sheet of 8 rows and 32 positions on dp 2, cp 2, tp 2.
-# Each square names the ranks that read it, and its colour shows their part of the sequence.
+# Each square names the ranks that read it, and its colour shows which part of the sequence these ranks have.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if ready(my_part):
@@ -324,26 +326,28 @@ if ready(my_part):
     display(hybrid_figures.sheet_figure(parts, rows=8, seq=32))
 
 # %% [markdown]
-# Each square is read by the two ranks of one tp group. From row 4 on, ranks 4 to 7 read, because dp gives 4
-# rows to each of 2 replicas. On the mesh of your prediction, it gives 4 rows to each of 8, so a step sees 4 ·
-# 8 samples.
+# Each square is read by the two ranks of one tp group. Ranks 4 to 7 read the rows from row 4 on, because dp
+# gives 4 rows to each of 2 replicas. On the mesh of your prediction, dp gives 4 rows to each of 8 replicas,
+# so a step reads 4 · 8 samples.
 #
-# **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=k)` with the size of dp and the
-# coordinate on dp. By default, the sampler takes the world's size and rank, so ranks that share a layer read
-# different samples. No loss shows such a mistake, as you can see in the *optional* end.
+# **In production.** Write `DistributedSampler(dataset, num_replicas=dp, rank=k)`, where dp is the size of the
+# axis and k is the rank's coordinate on it. By default, the sampler uses the size of the world and the rank's
+# number, so ranks that share a layer read different samples. The loss might not show such a mistake, as the
+# *optional* end demonstrates.
 #
 # **Question.** Suppose that 1,024 GPUs take 29 s per step for a batch of 1,536 rows. How many samples per
-# second is this?
+# second does the run read?
 #
-# <details><summary>Answer</summary>1,536 / 29 = 53. The number of GPUs does not appear. Lecture 002's
-# <em>samples = batch × world size</em> holds only if all GPUs are replicas.</details>
+# <details><summary>Answer</summary>The run reads 1,536 / 29 = 53 samples per second. The number of GPUs does
+# not matter. Lecture 002's formula <em>samples = batch × world size</em> holds only if every GPU is a replica
+# of its own.</details>
 
 # %% [markdown]
 # ### Optional: a mistake that no loss shows
 #
-# **Break it.** In one of two runs, both replicas read the same rows, because one index is wrong. Both runs
-# train the same GPT with two replicas for 30 steps. Before you run them, predict whether the loss shows which
-# is which.
+# **Break it.** The cell trains the same GPT twice, with two replicas for 30 steps. In one run, an index is
+# wrong, so both replicas read the same rows. Before you run the cell, predict whether the losses show which
+# run this is.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -378,8 +382,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
     print(f"{name:15} loss {first:.2f} -> {last:.2f}, {samples} samples read")
 
 # %% [markdown]
-# Both losses fall. The second loss ends a little higher, as it might with another seed. This run did half of
-# its work twice, but no curve says so.
+# Both losses fall. The loss of the second run ends a little higher, but it could also do so with another
+# seed. In this run, the two replicas did the same work, but the loss doesn't show it.
 
 # %% [markdown]
 # ## 3 · Three axes in one step
@@ -392,15 +396,16 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 13 |
 #
-# The model has already been cut for you. `mesh_stages` gives each rank its stages, whose layers hold parts of
-# the matrices (tp) and whose attention spans the ranks that share a sequence (cp). When you call a stage, it
-# sums over tp, and `run_schedule` passes activations and gradients along pp. This leaves you with one
-# question for every axis: is a rank's gradient a *term* of a sum, or a *sample* of a mean?
+# `mesh_stages` has already cut the model for you. It gives each rank its stages, whose layers hold parts of
+# the matrices (tp) and whose attention spans the ranks that share a sequence (cp). A stage sums over tp by
+# itself, and `run_schedule` passes activations and gradients along pp. One question is left for every axis:
+# is a rank's gradient a *term* of a sum, or a *sample* of a mean?
 #
 # The loss of a batch is the mean over all its targets, so it is a sum over tokens, in which each token's loss
-# is divided by the same number. If every rank divides by this number, the ranks of every axis hold terms:
+# is divided by the same number. If every rank divides by this number, the gradients on the ranks of every
+# axis are terms:
 #
-# | axis | its ranks have terms of | and they are summed by |
+# | axis | the terms of its ranks come from | the terms are summed by |
 # |---|---|---|
 # | tp | one product, cut into parts | the layers |
 # | pp | a tied weight, which both ends use | `run_schedule` |
@@ -413,15 +418,16 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # mean over its own targets. This mean is a sample, and the mean of the samples is a different loss as soon as
 # the replicas have unequal numbers of targets (notebook 03, §4). Instead, count the targets of all replicas
 # first, and pass this number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A
-# target of -100 does not count, and a replica might have no target at all.
+# target of -100 does not count, so a replica might have no target that counts.
 #
 # **Predict.** On pp 2, dp 2, tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
 # collectives does rank 0 call over tp, including the embedding's sum? How many over dp?
 #
 # **Build.** Some parameters might have a gradient from an earlier call, which has already been reduced. The
-# given lines set it aside, and add it back at the end. You write the middle. `run_schedule` returns the parts
-# of the loss by microbatch, and the given lines add them up. `mesh.group(axis)` takes an axis or a tuple of
-# axes. A missing axis has size 1. Create new tensors on `mesh.device`.
+# given lines set such gradients aside, and add them back at the end. You write the lines in the middle.
+# `run_schedule` returns the parts of the loss by microbatch, and the given lines add them up.
+# `mesh.group(axis)` takes an axis or a tuple of axes. A missing axis has size 1. Create new tensors on
+# `mesh.device`.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -467,19 +473,19 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # %% [markdown]
 # <details><summary>Hint: the schedule</summary><code>run_schedule(stages, schedule, microbatches,
 # mesh.group("pp"), count)</code> runs the forward and backward of all microbatches, adds tied terms, and
-# divides by <code>count</code>, a number.</details>
+# divides by the number <code>count</code>.</details>
 # <details><summary>Hint: the targets of the batch</summary><code>(targets != -100).sum()</code>, added up
-# over the microbatches, is this replica's number of targets. Sum it only over dp, because the ranks of cp are
-# given the same rows.</details>
+# over the microbatches, is this replica's number of targets. Sum this number only over dp, because the ranks
+# of cp are given the same rows.</details>
 # <details><summary>Hint: one sum for two axes</summary>Summing over cp and then over dp is the same as
-# summing over the flattened group. Nothing is left to divide.</details>
-# <details><summary>Hint: a gradient is wrong</summary>Look at the factor. If all gradients are n times too
-# small, you took a mean of n ranks' terms. If they are too large, the schedule divided by fewer targets than
-# the batch has.</details>
+# summing over the flattened group. You don't have to divide after this sum.</details>
+# <details><summary>Hint: a gradient is wrong</summary>Look at the factor by which the gradients are wrong. If
+# all gradients are n times too small, you took a mean of n ranks' terms. If they are too large, the schedule
+# divided by fewer targets than the batch has.</details>
 #
-# **Check.** The check compares four meshes with one process, in float64. Replicas have unequal numbers of
-# targets, and in one case a replica has none. In another case, each rank has two stages. The check also
-# counts the bytes on every axis.
+# **Check.** The check compares your step on four meshes with one process, in float64. Replicas have unequal
+# numbers of targets, and in one case a replica has no target. In another case, each rank has two stages. The
+# check also counts the bytes on every axis.
 
 # %% nbgrader={"grade_id": "hybrid_step_check", "points": 13}
 report = check("10_four_dimensions/hybrid_step", hybrid_step)
@@ -490,8 +496,9 @@ report.points(13)
 
 # %% [markdown]
 # **Measure.** The next cell runs your step on eight ranks and compares it with one process. It prints the
-# loss, and the largest error of any gradient on any rank, relative to the largest gradient. The cell after it
-# draws the step, with every operation in the colour of its axis, and counts the operations of rank 0.
+# losses, and the largest error in any gradient on any rank, as a share of the largest gradient. The cell
+# after it draws the step, with every operation in the colour of its axis, and counts the operations of rank
+# 0.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -535,15 +542,15 @@ if run:
         print(f"rank 0 over {axis:6} {count:3} {name}")
 
 # %% [markdown]
-# 2 layers with 4 sums each, for 4 microbatches, make 32 sums over tp. The embedding adds one for each
-# microbatch, so there are 36. Along pp, rank 0 sends an activation and receives a gradient for each of the 4
-# microbatches, and the fifth pair is the tied table. The replicas meet twice per step. First they count
-# targets, and at the end they add gradients. Adding takes one call if you joined the gradients, or 34 if you
-# took one parameter after another, but the bytes are the same. The last sum is the loss.
+# For each of 4 microbatches, rank 0 calls 4 sums in each of its 2 layers and one in the embedding, which
+# makes 36 sums over tp. Along pp, rank 0 sends an activation and receives a gradient for each of the 4
+# microbatches. The fifth send and receive are for the tied table. Over dp, the ranks count the targets first,
+# and add up the gradients at the end. The addition takes one call if you joined the gradients, or 34 calls if
+# you summed each parameter separately, but the bytes are the same. The last sum is for the loss.
 #
-# **Break it.** Reduce over all ranks of a stage instead, as `DistributedDataParallel` would if you gave it
-# these ranks as its group. The mesh below hands out the group of dp × tp when your function asks for dp, even
-# to count the targets. Which parameters will be wrong? Will the loss be wrong as well?
+# **Break it.** The next cell sums the gradients over all ranks of a stage, as `DistributedDataParallel` would
+# if you gave it these ranks as its group. The mesh returns the group of dp × tp whenever your function asks
+# for dp, even to count the targets. Which gradients will be wrong? Will the loss be wrong as well?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -580,34 +587,34 @@ if run:
 
 # %% [markdown]
 # The loss is right, and so are the gradients of the norms. But the gradient of every cut matrix is now the
-# mean of two ranks' *different* parts, and the model keeps training, badly. Compare your gradients with a
-# single process before you trust a loss.
+# mean of *different* parts on two ranks, so the model would train badly. Before you trust a loss, compare
+# your gradients with the gradients of a single process.
 #
 # **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
-# `PipelineStage` with `Schedule1F1B` runs the stages. If you compose them, you have to know two things that
-# no error message tells you. `fully_shard` takes the mean over dp by itself, so you must divide the loss by
-# only 1/dp of the batch's targets. And a tied head would lose a term, because PyTorch leaves it to you to add
-# up its two copies' gradients.
+# `PipelineStage` with `Schedule1F1B` runs the stages. If you combine these parts, you have to know two
+# things. `fully_shard` takes the mean over dp by itself, so you must divide the loss by only 1/dp of the
+# batch's targets. And the gradient of a tied head lacks a term, unless you add up the gradients of its two
+# copies yourself.
 #
 # <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
-# and cp as one flattened group, for the same reason as your single all-reduce. It also counts the targets of
-# all ranks first (<code>global_valid_tokens</code>), and turns the division of <code>fully_shard</code> off.
-# picotron's pipeline (<code>pipeline_parallel.py</code>, 2025) takes the mean over each microbatch and never
-# divides by the number of microbatches <i>m</i>, so its gradients are m times too large. AdamW hides this,
-# because its steps hardly change with the scale of a gradient.</details>
+# and cp as one flattened group, for the same reason for which you call a single all-reduce. It also counts
+# the targets of all ranks first (<code>global_valid_tokens</code>), and turns the division of
+# <code>fully_shard</code> off. picotron's pipeline (<code>pipeline_parallel.py</code>, 2025) takes the mean
+# over each microbatch and never divides by the number of microbatches <i>m</i>, so its gradients are m times
+# too large. AdamW hides this mistake, because its steps hardly change with the scale of a gradient.</details>
 #
 # **Question.** What changes if you reduce over dp first, and then over cp, with 2 ranks each?
 #
-# <details><summary>Answer</summary>No value changes, because both are sums. But two all-reduces over 2 ranks
-# send 2 · 1/2 · 2 = 2 times the gradients' bytes, and a single one over all 4 ranks sends only 2 · 3/4 = 1.5
-# times.</details>
+# <details><summary>Answer</summary>No gradient changes, because both reductions are sums. But two all-reduces
+# over 2 ranks send 2 · 1/2 · 2 = 2 times the bytes of the gradients, whereas a single all-reduce over all 4
+# ranks sends only 2 · 3/4 = 1.5 times these bytes.</details>
 
 # %% [markdown]
 # ### Optional: all four axes, on 16 ranks
 #
-# **Look.** The picture shows one step over all four axes. A sum over several axes is striped. Which axis is
-# always busy, and which one has a bar of its own only once?
+# **Look.** The picture shows one step over all four axes. The bar of a sum over several axes is striped.
+# Which axis communicates most of the time, and which axis has an unstriped bar only once?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -626,10 +633,10 @@ print(f"loss {sixteen[0]:.6f}, one process {alone()[0]:.6f}")
 sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
-# tp communicates in every layer, and cp's ring inside every attention. pp communicates between the stages.
-# Its long bars are the pipeline's bubble, in which the rank waits for a microbatch. The first stripe is the
-# barrier, and right after it dp counts the targets, in its only bar of one colour. dp and cp share one
-# striped sum at the end, and the last stripe is the loss, over three axes.
+# tp communicates in every layer, cp in every attention, and pp between the stages. The long bars of pp are
+# the pipeline's bubble, in which the rank waits for a microbatch. The first striped bar is the barrier. Right
+# after it, the targets are counted over dp, in the only unstriped bar of dp. At the end, dp and cp share the
+# sum of the gradients, and the last striped bar is the sum of the loss over three axes.
 
 # %% [markdown]
 # ## 4 · The norm of a gradient that no rank holds
@@ -642,13 +649,13 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 8 |
 #
-# Training clips the gradient by its norm. If the norm of the whole model is above `max_norm`, all gradients
-# are scaled by max_norm / norm. On a mesh, however, no rank holds the whole gradient, and several ranks hold
-# the same pieces. The square of a norm is a sum over elements, so you can add up the squares of the pieces,
-# as long as each element counts once.
+# Most training runs clip the gradient by its norm. If the norm of the whole model's gradient is above
+# `max_norm`, all gradients are scaled by max_norm / norm. On a mesh, however, no rank holds the whole
+# gradient, and several ranks hold the same pieces. The square of a norm is a sum over elements, so you can
+# add up the squares of the pieces, as long as each element counts once.
 #
-# The cell runs a step of the reference and shows which ranks hold three of the parameters. Each number says
-# which piece of the gradient a rank has, so equal numbers in a row mean equal gradients.
+# The cell runs a step of the reference, and shows for three parameters which piece of the gradient each rank
+# holds. Equal numbers in a row mean equal pieces.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_embedding.weight")
@@ -666,13 +673,13 @@ held = on_mesh(lambda *mine: {name: param.grad.cpu() for name, param in gradient
 hybrid_figures.pieces_figure(held, NAMES)
 
 # %% [markdown]
-# **Predict.** A colleague adds the squares of everything over pp and tp. Which of the three are counted
-# twice?
+# **Predict.** A colleague sums the squares of all gradients over pp and tp. Which of the three parameters are
+# counted twice?
 #
 # **Build.** `cut` names the parameters that are cut over tp, and all others are whole. `tied` names the
 # parameters held by both the first and the last stage, with equal gradients. Replicas also hold equal
-# gradients, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for a missing axis,
-# because every rank is at coordinate 0 there.
+# gradients, so nothing has to be sent over dp or cp. `mesh.coordinate` has no entry for a missing axis, on
+# which every rank has coordinate 0.
 
 
 # %% nbgrader={"grade_id": "clip_grad_norm", "solution": true}
@@ -712,8 +719,8 @@ def clip_grad_norm(
 # counts it. If it is tied, the first stage counts it. All other ranks add zero, but they still take part in
 # the sum.</details>
 #
-# **Check.** The cell after the check prints five norms of a step's gradients, one by you and four by
-# colleagues.
+# **Check.** The cell after the check prints five norms of a step's gradients, one by your function and four
+# by the functions of colleagues.
 
 # %% nbgrader={"grade_id": "clip_grad_norm_check", "points": 8}
 report = check("10_four_dimensions/clip_grad_norm", clip_grad_norm)
@@ -752,25 +759,25 @@ if ready(clip_grad_norm):
         print(f"{name:16} {values}   (ranks 0 and 7)")
 
 # %% [markdown]
-# Over pp and tp, `mlp_norm.weight` counts twice, since both ranks of tp hold it whole, and so does the tied
-# table, since two stages hold it. The query's weight counts once.
+# In a sum over pp and tp, `mlp_norm.weight` counts twice, since both ranks of tp hold it whole. The tied
+# table also counts twice, since two stages hold it. The query's weight counts once.
 #
 # **In production.** On `DTensor`s, `torch.nn.utils.get_total_norm` returns a DTensor whose `full_tensor()`
 # sums over the mesh. With pipelines, torchtitan then sums the squares over pp. Megatron-LM's
-# `get_main_grads_for_grad_norm` leaves out shared parameters and the copies on tp, as you did.
+# `get_main_grads_for_grad_norm` leaves out shared parameters and the copies on tp.
 #
 # **Question.** By which factor is the norm too large if you add the squares of all eight ranks, and no
 # parameter is tied or whole on tp?
 #
 # <details><summary>Answer</summary>Each element then counts dp = 2 times, so the factor is √2. Whole and tied
-# parameters make it larger, as the world's norm above shows.</details>
+# parameters make the factor larger, as the norm over the world shows above.</details>
 
 # %% [markdown]
 # ### Optional: copies that drift apart
 #
-# **Break it.** The cell trains for five steps with your function, then with `torch.nn.utils.clip_grad_norm_`
-# on each rank. Four ranks should hold equal copies of `blocks.0.mlp_norm.weight`, so the cell compares it on
-# two ranks of one tp group.
+# **Break it.** The cell trains for five steps with your function, and then for five steps with
+# `torch.nn.utils.clip_grad_norm_` on each rank. Four ranks should hold equal copies of
+# `blocks.0.mlp_norm.weight`, so the cell compares the copies on two ranks of one tp group.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -801,9 +808,10 @@ if ready(clip_grad_norm):
         print(f"{title:20} {losses}; copies on ranks 0 and 1 differ by {apart:.1e}")
 
 # %% [markdown]
-# The loss falls in both runs, and even further in the second one. A rank's own norm is smaller than the
-# model's norm, so it clips less than you asked for. But no loss shows the damage. Copies drift apart with
-# every step, and the ranks of tp add products of layers that no longer belong to *one* model.
+# The loss falls in both runs, and even further in the second run. There, each rank clips by its own norm,
+# which is smaller than the model's norm, so gradients are clipped less than you asked for. The loss doesn't
+# show that the copies drift apart with every step, and that the ranks of tp add up products of layers that no
+# longer belong to *one* model.
 
 # %% [markdown]
 # ## 5 · What each axis sends
@@ -816,11 +824,12 @@ if ready(clip_grad_norm):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Four axes send four kinds of messages. Closed forms tell you *how many* bytes they send, but the placement
-# of the ranks decides *where* these bytes travel. `one_step` runs section 3's step again, for a wider GPT in
-# float32, on eight ranks in two nodes of four. The thick lines mark the borders of the nodes.
+# Closed forms tell you *how many* bytes each axis sends, but the placement of the ranks decides over *which
+# wires* these bytes are sent. `one_step` runs the step of section 3 again, with a wider GPT in float32, on
+# eight ranks. In the picture, thick lines mark the border between two nodes of four.
 #
-# **Predict.** Put the three axes in order before you run the cell. Which one sends most, and which one least?
+# **Predict.** Before you run the cell, put the three axes in order. Which axis sends most, and which axis
+# least?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -833,14 +842,14 @@ sent = Record(8, [step_of(cube.ledger.operations(rank)) for rank in range(8)])
 hybrid_figures.nodes_figure(sent, per_node=4)
 
 # %% [markdown]
-# The darkest cells are next to the diagonal, between two neighbours such as ranks 0 and 1. They belong to tp,
-# the innermost axis. With nodes of four, only pp and the 12 bytes of the loss cross the thick line. So the
-# order is tp, dp, pp.
+# The darkest squares are next to the diagonal, between neighbours such as ranks 0 and 1. They belong to tp,
+# the innermost axis, which sends most. dp sends less, and pp sends least. Only pp and the 12 bytes of the
+# loss cross the thick lines.
 #
-# **Build.** Every pipeline runs m = `microbatches` microbatches in a step. A rank's microbatch has tokens =
-# batch_rows / (dp·m) · seq / cp. Let **M** = tokens · width · width_bytes be its residual stream, *t* the
-# size of tp, and *layers here* = layers / pp. An all-reduce of X bytes over *n* ranks, each of which holds all
-# X, sends 2(n−1)/n · X. You write three lines:
+# **Build.** Every pipeline runs m = `microbatches` microbatches in a step. On a rank, a microbatch has
+# batch_rows / (dp·m) · seq / cp tokens. Let **M** = tokens · width · width_bytes be the bytes of its residual
+# stream, *t* the size of tp, and *layers here* = layers / pp the layers of the rank. In an all-reduce of X
+# bytes over *n* ranks, each rank sends 2(n−1)/n · X bytes. You write three lines:
 #
 # | axis | a rank of a stage sends |
 # |---|---|
@@ -855,18 +864,18 @@ hybrid_figures.nodes_figure(sent, per_node=4)
 # for each microbatch, for the embedding. The last stage adds two, one of M for the gradient of the head's
 # input, and one of 3 float32 numbers per token for the loss. With a tied table and more than one stage, the
 # first and the last stage also sum the table's gradient once per step, in an all-reduce of V/t · h elements
-# over two ranks. V is the number of rows of the table, and h the width.<br>With GPT-2's parts, (12h² + 7h)/t
-# parameters are cut in each layer, and 6h are whole (norms, and the biases added after a sum). The first
-# stage also has the table, V·h/t, and the positions, context·h. The last stage has the final norm, 2h, and
-# the head, V·h/t. A tied head is the table, so both stages have a copy of it. But if one stage is both the
-# first and the last, it has the tied table only once.<br>For cp, let K be the bytes of keys <i>and</i> values
-# of the rank's tokens, for key_value_heads / t heads. For each layer here and each microbatch, a rank sends
-# (cp−1) · K in forward. In backward, it sends (cp−1) · K again, and cp · K for the gradients. With cp = 1 it
-# sends nothing.</details>
+# over two ranks, where V is the number of rows of the table and h is the width.<br>If the layers have GPT-2's
+# parts, (12h² + 7h)/t parameters are cut in each layer, and 6h are whole (norms, and the biases added after a
+# sum). The first stage also has the table (V·h/t) and the positions (context·h). The last stage also has the
+# final norm (2h) and the head (V·h/t). A tied head is the table, so both stages have a copy of it. But if one
+# stage is both the first and the last, it has the tied table only once.<br>For cp, let K be the bytes of keys
+# <i>and</i> values of the rank's tokens, for key_value_heads / t heads. For each layer here and each
+# microbatch, a rank sends (cp−1) · K in forward. In backward, it sends (cp−1) · K again, and cp · K for the
+# gradients. With cp = 1 it sends nothing.</details>
 #
-# `wire` says which link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group spans
-# stride · size ranks, and each node holds `per_node` ranks. `stride`, `size` and `ranks` (of the mesh) are
-# given.
+# `wire` returns which link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group spans
+# stride · size ranks, and each node holds `per_node` ranks. The code computes `stride`, `size`, and `ranks`,
+# the number of ranks on the mesh.
 
 
 # %% nbgrader={"grade_id": "axis_bytes", "solution": true}
@@ -943,7 +952,7 @@ report.points(8)
 
 # %% [markdown]
 # **Measure.** The cell prints your formula next to the ledger, for the first and the last rank of this mesh.
-# Over dp, the ledger has 8 bytes more, because the replicas also add up how many targets they have (§3).
+# Over dp, the ledger counts 8 bytes more, because the replicas also add up their numbers of targets (§3).
 
 # %% tags=["skip-in-grading"]
 for rank, stage in ((0, 0), (7, 1)):
@@ -956,10 +965,10 @@ for rank, stage in ((0, 0), (7, 1)):
         print(f"rank {rank}, {axis}: {booked[axis]:>9,.0f} measured, {mine} yours")
 
 # %% [markdown]
-# **Break it.** The cell runs the same step on wires you can feel: 1 ms and 100 MB/s inside a node of two, 10
-# ms and 10 MB/s between the nodes. Each rank sleeps as long as each operation would take on its link.
-# **Predict:** if tp moves to the front, how many times as long does the step take? The cell takes about 20
-# seconds.
+# **Break it.** The cell runs the same step on slow emulated wires, with 1 ms and 100 MB/s inside a node of
+# two, and 10 ms and 10 MB/s between the nodes. For every operation, a rank sleeps as long as the operation
+# would take on its link. **Predict:** if tp moves to the front, how many times as long does the step take?
+# The cell takes about 20 seconds.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import gpu
@@ -986,8 +995,8 @@ for order in (("pp", "dp", "tp"), ("tp", "pp", "dp")):
 print(f"{slept[1] / slept[0]:.1f} times as long")
 
 # %% [markdown]
-# The code, the values and the bytes are the same. Only the *numbers* of the ranks differ, and with them the
-# wire each sum takes. tp matters most, because it makes most of the operations and nothing hides them.
+# The two runs have the same code, values and bytes. Only the *numbers* of the ranks differ, and therefore the
+# wire each sum uses. tp matters most, because it has the most operations, and nothing hides them.
 #
 # **In production.** For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per
 # microbatch in bf16, M is 50.3 MB. In a step with 96 microbatches, a rank of a middle stage sends 406 GB
@@ -997,18 +1006,18 @@ print(f"{slept[1] / slept[0]:.1f} times as long")
 #
 # <details><summary>Answer</summary>dp can, because a layer's gradient is ready while the backward of earlier
 # layers still runs. pp can, since another microbatch is computed while the message travels, and so can cp's
-# ring. tp cannot without more effort, because the next product needs the sum.</details>
+# ring. tp cannot without more effort, because the next product needs the result of the sum.</details>
 
 # %% [markdown]
 # ### Optional: your step as rank 517 of 1,024
 #
-# Your own program can count a rank's bytes, because `dry_run` runs `hybrid_step`, unchanged, as one rank of a
-# large mesh. Float tensors have a shape but no values, and the other ranks answer immediately. There is no
-# clock and nothing is computed, so a dry run can't see a wrong value, but its bytes, calls, memory and FLOPs
-# are the same as the real rank's. The cell takes half a minute.
+# You can also let your own program count a rank's bytes. `dry_run` runs `hybrid_step` unchanged, as one rank
+# of a large mesh. Float tensors have no values, and calls that need other ranks return immediately. So a dry
+# run can't measure time or detect wrong values, but bytes, calls, memory and FLOPs are the same as on the
+# real rank. The cell takes half a minute.
 #
-# **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. How many microbatches
-# does it keep for backward at most?
+# **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. For how many
+# microbatches does it keep activations at the same time, at most?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import dry_run
@@ -1034,9 +1043,9 @@ if dry := tried(rank_517, hybrid_step):
 
 # %% [markdown]
 # The rank is on stage 4 (counted from 0) of 8, so it keeps the activations of min(16, 8 − 4) = 4
-# microbatches. The peak of the setup is 701 GB, because `mesh_stages` is given the whole model before it cuts
-# it. So `stages_of` can't run on a real GPU. Real programs build only a rank's part, or build the model on
-# the meta device.
+# microbatches. The peak of the setup is 701 GB, because `stages_of` builds the whole model before
+# `mesh_stages` cuts it. No GPU has so much memory, so real programs build only a rank's part, or build the
+# model on the meta device.
 
 # %% [markdown]
 # ## 6 · Does it fit?
@@ -1049,9 +1058,9 @@ if dry := tried(rank_517, hybrid_step):
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 6 |
 #
-# A layout that does not fit has no speed. The fullest GPU belongs to the *first* stage, because this stage
-# holds the table and, in 1F1B, the activations of the most microbatches. From here on a layout is a dict. The
-# next cell holds one for a 175B-parameter model on 1,024 GPUs:
+# A layout is useless if it does not fit into memory. The fullest GPU belongs to the *first* stage, because
+# this stage holds the table and, in 1F1B, the activations of the most microbatches. From here on, a layout is
+# a dict. The next cell holds one for a 175B-parameter model on 1,024 GPUs:
 
 # %%
 LAYOUT = {
@@ -1065,19 +1074,21 @@ LAYOUT = {
 GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% [markdown]
-# **Predict.** A pipeline of 8 stages has an eighth of the layers on each GPU. Without a pipeline, a model cut
-# only by tp 8 keeps 34 GB of activations for one microbatch. How much of the 34 GB does the first stage keep?
+# **Predict.** In a pipeline of 8 stages, each GPU has an eighth of the layers. Without a pipeline, a model
+# cut only by tp 8 keeps 34 GB of activations for one microbatch. How many GB does the first stage of the
+# pipeline keep?
 #
-# **Build.** `memory_per_gpu` returns the bytes of the states (by the layout's ZeRO stage) plus the bytes of
-# the activations, in GB of 1e9 bytes. The code counts what a layer keeps, so you write only the states and
-# the microbatches in flight. The letters are L layers, width h, a heads, s tokens and V rows of the table. p,
-# t and v are the layout's pp, tp and chunks, replicas = dp · cp, and m = batch / (dp · microbatch).
+# **Build.** `memory_per_gpu` returns the memory of the states (which depends on the ZeRO stage) plus the
+# memory of the activations, in GB of 1e9 bytes. The code counts the bytes a layer keeps, so you write only
+# the states and the microbatches in flight. The letters are L layers, width h, a heads, s tokens and V rows
+# of the table. p, t and v are the layout's pp, tp and chunks, replicas = dp · cp, and m = batch / (dp ·
+# microbatch).
 #
 # | you write | bytes |
 # |---|---|
 # | ZeRO 0 | 16 P' (weights 2, gradients 2, optimizer 12), where P' = (L/p · 12h² + V·h) / t |
 # | ZeRO 1 | (4 + 12/replicas) P' |
-# | ZeRO 3 | 16 P'/replicas, plus one layer that is whole while it runs, 4 · 12h²/t |
+# | ZeRO 3 | 16 P'/replicas, plus 4 · 12h²/t for one layer, which is whole while it runs |
 # | microbatches in flight | min(m, p), or min(m, p + (p−1)/v) with v > 1 chunks |
 #
 # <details><summary>The bytes a layer keeps</summary>
@@ -1139,8 +1150,8 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** The cell compares the layout above with other options. The bar "plain" has ZeRO 0. Find the
-# option that needs more memory than the bar above it. The dashed line is at 76 GB, because NCCL and fragments
-# take some of the GPU's 80 GB.
+# option that needs more memory than the bar above it. The dashed line marks 76 GB, because NCCL and
+# fragmentation take some of the GPU's 80 GB.
 
 
 # %% tags=["skip-in-grading"]
@@ -1163,10 +1174,10 @@ if ready(memory_per_gpu):
     display(hybrid_figures.memory_bars(bars, room=76))
 
 # %% [markdown]
-# 4 chunks need 2.2 GB more, because 8 + 7/4 = 9.75 microbatches are in flight instead of 8.
+# The option with 4 chunks needs 2.2 GB more, because 8 + 7/4 = 9.75 microbatches are in flight instead of 8.
 #
-# **Break it.** With twice as many stages, each stage has half as many layers. Run the cell before you believe
-# that more stages save activations.
+# **Break it.** With twice as many stages, each stage has half as many layers, so you might expect half of the
+# activations. The cell shows whether more stages save activations.
 
 # %% tags=["skip-in-grading"]
 if ready(memory_per_gpu):
@@ -1175,16 +1186,17 @@ if ready(memory_per_gpu):
         print(f"pp {pp:2}: {states:5.1f} GB of states, {whole - states:5.1f} GB of activations")
 
 # %% [markdown]
-# p cancels, because the first stage keeps p microbatches of L/p layers, so it keeps all 34 GB. In other
-# words, pipelining divides the states but not the activations.
+# The first stage keeps p microbatches of L/p layers, so p cancels, and the stage always keeps all 34 GB. In
+# other words, pipelining divides the states but not the activations.
 #
-# **In production.** ZeRO-3 and a pipeline rarely meet, because each of the m microbatches would gather every
-# layer again. So Llama 3's FSDP keeps the weights gathered between forward and backward.
+# **In production.** ZeRO-3 is rarely combined with a pipeline, because every layer would be gathered again
+# for each of the m microbatches. This is also why Llama 3's FSDP doesn't free gathered weights between
+# forward and backward.
 #
 # **Question.** Does a pipeline save activations if m < p?
 #
-# <details><summary>Answer</summary>Yes. Then min(m, p) = m, so only m · L/p layers are kept. But a pipeline
-# with fewer microbatches than stages idles for at least half of the time.</details>
+# <details><summary>Answer</summary>Yes, because then min(m, p) = m, so only m · L/p layers are kept. But a
+# pipeline with fewer microbatches than stages idles for at least half of the time.</details>
 
 # %% [markdown]
 # ## 7 · How long? A cluster of 1,024
@@ -1197,8 +1209,8 @@ if ready(memory_per_gpu):
 # | difficulty, importance | 3 and 3 of 5 |
 # | points | 7 |
 #
-# You don't have 1,024 GPUs, but NVIDIA *measured* the steps in the next picture in 2021, on 32 to 3,072 A100s
-# (Narayanan et al., table 1). The picture ends at the peak, 312 TFLOP/s.
+# NVIDIA *measured* the steps in the next picture in 2021, on 32 to 3,072 A100s (Narayanan et al., table 1).
+# This section's function predicts these steps. The vertical axis ends at the peak, 312 TFLOP/s.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning.table_1 import TABLE_1, row_tflops
@@ -1218,41 +1230,41 @@ SELENE = {
 
 # %% [markdown]
 # **Predict.** A step trains 145.6 billion parameters on 2,304 sequences of 2,048 tokens, on 1,536 GPUs. With
-# recomputation, each token takes 8 P FLOPs, so at the peak the step would take 11.5 s. How long did the
-# measured step take?
+# recomputation, a token takes 8 FLOPs per parameter, so at the peak the step would take 11.5 s. How long did
+# the measured step take?
 #
-# <details><summary>Answer</summary>It took 24.2 s, because 148 of 312 TFLOP/s are less than half of the
-# peak.</details>
+# <details><summary>Answer</summary>It took 24.2 s, because each GPU reached only 148 of its 312
+# TFLOP/s.</details>
 #
 # **Build.** You write three parts of `step_seconds`, namely the speeds, the ring, and the slot with the
 # pipeline. Matrix products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the next picture) is
-# their share of the peak, and the only fitted constant.
+# their share of the peak, and it is the only constant that is fitted.
 #
 # | you write | |
 # |---|---|
 # | fast, slow | bytes per second each way, of NVLink and of a GPU's network card |
-# | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) seconds, since links reach 0.8 of their data sheets |
-# | slot | L/p layers, each with `layer` (its products and other operations) and its waits |
+# | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) seconds, since links reach 0.8 of the speed in their data sheets |
+# | slot | the time of L/p layers. Each takes `layer` (products and other operations) plus `waits` |
 # | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace |
 #
-# A step is pipeline + replicas + optimizer. The code has all other parts, which you don't have to read. The
-# fold explains them.
+# A step takes pipeline + replicas + optimizer seconds. The code has all other parts, which the fold explains.
 #
 # <details><summary>The parts that are given as code</summary>
 #
 # B = 0.8 · bandwidth is the speed of memory, tokens = microbatch · s/cp, and M is section 5's M in 16 bits, 2
-# · tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, (3, 4, 4) for "selective" and
-# (4, 4, 6) for "full", since backward runs each product twice.
+# · tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, because forward runs each
+# product once, and backward runs it twice. It is (3, 4, 4) for "selective" and (4, 4, 6) for "full", because
+# parts of forward are then run again.
 #
 # | part | seconds |
 # |---|---|
-# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of them are in a node. A ring of X runs over g on NVLink, and then a ring of X/g over n/g on the network, because each GPU has its own card. If g does not divide n, put the fraction n/g into the ring's formula as it is |
+# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of these ranks are in one node. A ring of X bytes runs over g ranks on NVLink, and then a ring of X/g bytes runs over n/g ranks on the network, because each GPU has its own card. If g does not divide n, put the fraction n/g into the ring's formula as it is |
 # | products of a layer | (runs · 24 tokens h² + scores · 4 tokens s h) / t / F |
 # | the other operations | add three terms. (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
 # | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
-# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if all p · dp · cp · t GPUs fit into a node. Otherwise take the network's, because a pipeline is as fast as its slowest message. Without sequence parallelism, add half an all-reduce of M over tp |
-# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3, take m · 3/2 of it, less the m · (L/p · (products + other operations) + head) behind which it hides, and at least 0 |
+# | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if all p · dp · cp · t GPUs fit into a node. Otherwise take the network's values, because a pipeline is as fast as its slowest message. Without sequence parallelism, add half an all-reduce of M over tp |
+# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3, the all-reduce counts m · 3/2 times. Subtract the compute that hides it, m · (L/p · (products + other operations) + head), but take at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
 # Two sizes differ from section 5. There, each rank of tp sends all of M to the next stage, but here it sends
@@ -1260,9 +1272,9 @@ SELENE = {
 # values of the whole sequence in 16 bits. Each rank of cp has 1/cp of them, which is section 5's K.
 #
 # The bytes of the other operations are our own count, for fused kernels in 16 bits. Each pair of numbers is
-# for forward and backward. Per element of the stream, norms take 4 and 6, whereas bias, dropout and residual
-# take 7 and 5. GELU takes 4 and 6 for each of its 4h elements, and softmax with its dropout takes 9 and 11
-# per score.
+# for forward and backward. Per element of the stream, norms move 4 and 6 bytes, whereas bias, dropout and
+# residual move 7 and 5 bytes. GELU moves 4 and 6 bytes for each of its 4h elements, and softmax with its
+# dropout moves 9 and 11 bytes per score.
 #
 # </details>
 
@@ -1328,8 +1340,8 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 # %% [markdown]
 # <details><summary>Hint: the two traps of data sheets</summary>NVLink's 600 GB/s count both directions
-# together, so a ring sends 300 each way. Networks are quoted in bits, so 200 Gb/s are 25 GB/s, each
-# way.</details>
+# together, so a rank of a ring can send 300 GB/s. The speed of a network is given in bits per second, so 200
+# Gb/s are 25 GB/s each way.</details>
 
 # %% nbgrader={"grade_id": "step_seconds_check", "points": 7}
 report = check("10_four_dimensions/step_seconds", step_seconds)
@@ -1339,11 +1351,11 @@ report = check("10_four_dimensions/step_seconds", step_seconds, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell fits one constant on *one* row, the row of 76.1B, by halving an interval, and predicts
-# the nine other dots. These are not blind predictions, because the paper does not print microbatch and
-# chunks, so the model chose them. This is why the cell also draws the plainest model of all, in which every
-# GPU reaches 140 TFLOP/s, as in that row. FLOPs are counted as in the paper (equation 3), with recomputation.
-# The picture begins at 120.
+# **Measure.** The cell fits the efficiency on *one* row, the model with 76.1B parameters, and predicts the
+# nine other dots. The predictions are not blind. Since the paper does not print microbatches and chunks, we
+# use the values with which the model is fastest. For comparison, the cell also draws the simplest prediction,
+# in which every GPU reaches 140 TFLOP/s, as in the fitted row. FLOPs are counted as in the paper (equation
+# 3), with recomputation. The vertical axis begins at 120.
 
 
 # %% tags=["skip-in-grading"]
@@ -1370,15 +1382,15 @@ for name, line in lines.items():
 hybrid_figures.published_figure(DOTS, list(lines.items()), limits=(120, 180))
 
 # %% [markdown]
-# **In production.** Megatron-LM prints TFLOP/s of each GPU in its log. Today it counts without recomputation,
-# which gives *model* FLOPs. The paper's table counts recomputation as well, which gives *hardware* FLOPs.
-# Only model FLOPs tell you how long training takes.
+# **In production.** Megatron-LM logs the TFLOP/s of each GPU. Today it leaves out recomputation, so it counts
+# *model* FLOPs, and only these tell you how long training takes. The paper's table counts *hardware* FLOPs,
+# which include recomputation.
 
 # %% [markdown]
 # ### Optional: what a fit hides, and out of sample
 #
-# **Break it.** If you leave recomputation out of the FLOPs, each dot is 3/4 as high, and the constant falls
-# with it. This hides most of the mistake, so watch the largest error.
+# **Break it.** Suppose you leave recomputation out of the measured FLOPs. Each dot is then 3/4 as high, but
+# the fitted constant falls as well, which hides most of the mistake. So watch the largest error.
 
 # %% tags=["skip-in-grading"]
 if ready(step_seconds):
@@ -1388,10 +1400,10 @@ if ready(step_seconds):
     print(f"e = {lower:.3f} instead of {EFFICIENCY:.3f}; the largest error is {100 * off:.1f} %")
 
 # %% [markdown]
-# Does such a model predict other runs? The reference, which also models grouped keys and flash attention,
-# predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its constant for the
-# A100 is fitted on Megatron-LM's 145.6B in table 1, and its constant for the H100 on Llama 3's second row, so
-# this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
+# Does such a model predict other runs? In the next cell, the reference, which also models grouped keys and
+# flash attention, predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its
+# constant for the A100 is fitted on the row of 145.6B in table 1. Its constant for the H100 is fitted on
+# Llama 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1406,14 +1418,15 @@ for table, constant in (
         print(f"{table:10} {row.name:29} {row.tflops:4.0f} measured, {error:+5.1f} %")
 
 # %% [markdown]
-# The model misses the last two rows. These are Megatron-LM's steps on 8,192 and 12,288 GPUs, as measured by
-# MegaScale's authors. MegaScale itself reached 55 % of the peak on 12,288.
+# The errors are largest in the last two rows. These rows are Megatron-LM's steps on 8,192 and 12,288 GPUs, as
+# measured by MegaScale's authors.
 #
 # **Question.** Which term would you add to the model?
 #
 # <details><summary>Answer</summary>Add a term that depends on the number of GPUs. A step lasts as long as its
 # slowest rank, and the expected maximum of N step times grows with N, because of stragglers, links that fail
-# over, and flows that share a switch. MegaScale removed many of its stragglers.</details>
+# over, and flows that share a switch. MegaScale removed many of its stragglers, and reached 55 % of the peak
+# on 12,288 GPUs.</details>
 
 # %% [markdown]
 # ## 8 · Choose
@@ -1426,18 +1439,19 @@ for table, constant in (
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. Of these, 29 can cut a 175B-parameter model and
-# 1,536 sequences, and fit into 76 of the 80 GB with the right options.
+# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. With 29 of them, a 175B-parameter model and 1,536
+# sequences can be cut evenly, and fit into 76 of the 80 GB if the options are right.
 #
-# **Predict.** Write down pp, dp and tp of the winner before you compute it.
+# **Predict.** Which sizes of pp, dp and tp does the fastest layout have?
 #
-# **Build.** `layouts()` is given, so you don't have to read its lines. It yields all layouts into which the
-# model and the batch can be cut, each a dict as in §6.
+# **Build.** `layouts()` is given. It yields all layouts into which the model and the batch can be cut, each a
+# dict as in §6.
 #
-# <details><summary>The layouts it yields, and those it leaves out</summary>
+# <details><summary>The layouts it yields, and the layouts it leaves out</summary>
 #
 # It tries all divisions of `gpus` into pp, dp, cp and tp, with microbatches of 1, 2 and 4 sequences, 1, 2 and
-# 4 chunks, ZeRO 0, 1 and 3, and the three kinds of recomputation. "sequence" is tp > 1. It leaves out
+# 4 chunks, ZeRO 0, 1 and 3, and the three kinds of recomputation. "sequence" is True if tp > 1. The function
+# leaves out
 #
 # - cp > 1, if shape.context is less than 32,768,
 # - a division with a remainder: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp,
@@ -1447,8 +1461,8 @@ for table, constant in (
 #
 # </details>
 #
-# You drop the layouts that need more than gpu["memory"] − 4 GB, because NCCL and fragments take the rest.
-# Then you return the layout with the shortest step, or None if none fits. The check accepts a step up to 3 %
+# Drop the layouts that need more than gpu["memory"] − 4 GB, because NCCL and fragmentation take the rest.
+# Return the layout with the shortest step, or None if no layout fits. The check accepts a step up to 3 %
 # longer than the shortest.
 
 
@@ -1507,8 +1521,8 @@ report.points(4)
 
 
 # %% [markdown]
-# **Measure.** The cell prints the winner next to 8 × 16 × 8. Then it **breaks** the cluster. It halves the
-# speed of each link, and makes the nodes smaller.
+# **Measure.** The cell prints the fastest layout next to 8 × 16 × 8. Then it **breaks** the cluster, by
+# halving the speed of one kind of link or making the nodes smaller.
 
 
 # %% tags=["skip-in-grading"]
@@ -1536,13 +1550,13 @@ if ready(best_layout):
     shown("nodes of 2", {**SELENE, "per_node": 2})
 
 # %% [markdown]
-# The winner keeps tp 4, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because a wider tp loses more
-# when a node has fewer GPUs on NVLink. So "tp up to the node" is only a rule of thumb. The winner's tp fills
-# half of a node of 8, but two nodes of 2.
+# The fastest layout has tp 4 every time, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because tp 8
+# loses more time when a node has fewer GPUs on NVLink. So "tp up to the node" is only a rule of thumb. Here
+# tp 4 is best, whether nodes have 8 GPUs or 2.
 #
 # **Look.** The library's advisor is a search like yours, with more options. It judges all layouts for the
 # model, GPUs, links and context you set at the top. Below, it shows bars for the best layouts, and says why
-# it dropped the others. Set the network to 10 Gb Ethernet. Which axis takes over?
+# it dropped the others. Set the network to 10 Gb Ethernet. Which axis grows in the fastest layout?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.strategy_advisor import strategy_advisor
@@ -1550,23 +1564,23 @@ from course_lib.pictures.strategy_advisor import strategy_advisor
 strategy_advisor()
 
 # %% [markdown]
-# pp takes over. On Ethernet, 16 × 8 × 8 is the fastest, because pp sends least.
+# pp grows. On Ethernet, 16 × 8 × 8 is the fastest layout, because pp sends the fewest bytes.
 #
-# **In production.** In the model, arithmetic hides ZeRO-3's messages. But table 2 of Narayanan et al. lists
-# 44 TFLOP/s for ZeRO-3 on 1,536 GPUs at microbatch 1, far less than such a model predicts. So take the
-# advisor's word for pipelines, but measure before you believe it about ZeRO-3 across 100 nodes.
+# **In production.** The model assumes that arithmetic hides ZeRO-3's messages. But table 2 of Narayanan et
+# al. lists 44 TFLOP/s for ZeRO-3 on 1,536 GPUs at microbatch 1, which is far less than such a model predicts.
+# So trust the advisor for pipelines, but measure before you trust it for ZeRO-3 across 100 nodes.
 #
-# **Question.** When is tp = 16 right?
+# **Question.** When is tp = 16 the right choice?
 #
 # <details><summary>Answer</summary>It is right if 16 GPUs share one fast link, as in a rack with NVLink
-# across nodes, or if nothing else fits. With 8 in a node, the sums go over the network (section 9, question
-# 1).</details>
+# across nodes, or if nothing else fits. In nodes of 8 GPUs, however, the sums of tp = 16 have to use the
+# network (section 9, question 1).</details>
 
 # %% [markdown]
 # ### Optional: all divisions, and a popular table, judged
 #
-# **Look.** The plot shows all 29 divisions that fit, each with the options that the advisor found fastest.
-# Find your winner among the marks, which show the size of tp.
+# **Look.** The plot shows all 29 divisions that fit, each with the options the advisor found fastest. Find
+# your fastest layout among the marks, whose shapes show the size of tp.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import advise
@@ -1579,10 +1593,10 @@ print(len(verdicts), "divisions,", cut, "can be cut,", fit, "fit")
 hybrid_figures.divisions_figure(verdicts, room=76)
 
 # %% [markdown]
-# A popular table says when to use what. We judge five of its rows, each for one GPT on one cluster, and the
-# first row for a second GPT as well. (The sixth row is ZeRO-Offload, which the advisor doesn't know.) The
-# advice counts as right if its best layout fits and takes at most 1.1 times as long as the best layout of
-# all. **Predict** how many of the six cases are right.
+# A popular table recommends a kind of parallelism for each size of model. We test five of its rows, each for
+# one GPT on one cluster, and the first row for a second GPT as well. (The sixth row is ZeRO-Offload, which
+# the advisor doesn't know.) A recommendation counts as right if the best layout it allows fits and takes at
+# most 1.1 times as long as the best layout of all. **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
 from course_lib.models import PUBLISHED
@@ -1632,20 +1646,23 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
-# By this model, five of six are right. But one case does not speak for its whole row. For example, ZeRO-2
-# keeps 140 GB on every GPU for 70B (notebook 01). In the last case, the best layout has no pipeline and uses
-# ZeRO-2, which neither your search nor the advisor tries. This layout sums the gradients of every microbatch,
-# and the model hides these sums as well.
+# By this model, five of the six cases are right. But one case does not prove the whole row. For example, with
+# 70B parameters, ZeRO-2 would keep 140 GB on every GPU (notebook 01), so the fourth row is not always right.
+#
+# <details><summary>Why is the last case not the best?</summary>In the last case, the best layout has no
+# pipeline and uses ZeRO-2, which neither your search nor the advisor tries. ZeRO-2 sums the gradients of
+# every microbatch, and the model assumes that these sums are hidden as well.</details>
 
 # %% [markdown]
 # ## On your GPUs
 #
-# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
-# one.*
+# *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run,
+# if there is one.*
 #
 # **Predict.** Start with one GPU. The cell calls your `step_seconds` for GPT-2 small, with size 1 on every
 # axis, §8's efficiency of 0.63 and the card's data sheet. The formula was fitted to models with billions of
-# parameters and fused kernels. Will its time be too low or too high for products that are only 768 wide?
+# parameters and fused kernels. Will its prediction be too short or too long for a model whose width is only
+# 768?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus
@@ -1678,16 +1695,16 @@ def on_one(of, run):
 
 on_gpus = on_your_gpus(ONE_STEP, predicted=on_one)
 # %% [markdown]
-# **Predict.** Now the same batch runs with all your GPUs on one axis: as replicas, as a pipeline with 8
-# microbatches, and with each layer cut. Order them by speed before you run the cell. A step here means
-# forward, backward and the sums of the gradients, without the optimizer.
+# **Predict.** Now the same batch runs with all your GPUs on one axis, first as replicas, then as a pipeline
+# with 8 microbatches, and then with each layer cut. Order the three runs by speed before you run the cell. A
+# step here means forward, backward and the sums of the gradients, without the optimizer.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 on_gpus = on_your_gpus(ON_ONE_AXIS)
 # %% [markdown]
-# Replicas add up the gradients once per step, and a pipeline sends its activations, but a cut layer has to
-# wait for four sums. So cut layers are the first to suffer from a slow link. (A dash means that the 12 heads
-# cannot be cut into as many parts as you have GPUs.)
+# Replicas add up the gradients once per step, and a pipeline sends its activations, but every cut layer has
+# to wait for four sums. So a slow link harms cut layers most. (A dash means that the 12 heads cannot be cut
+# into as many parts as you have GPUs.)
 
 # %% [markdown]
 # ## 9 · Questions
@@ -1698,8 +1715,8 @@ on_gpus = on_your_gpus(ON_ONE_AXIS)
 # | points | 4 |
 #
 # **1.** GPT-3 runs with t = 16 on nodes of 8, with SELENE's links and one sequence of 2,048 tokens in bf16.
-# How many *milliseconds* does one all-reduce of the stream take, as section 7 counts it? (`answer_1`, a
-# number)
+# How many *milliseconds* does one all-reduce of the residual stream take, by the formula of section 7?
+# (`answer_1`, a number)
 #
 # **2.** The table shows the first version of Llama 3's table 4:
 #
@@ -1715,10 +1732,11 @@ on_gpus = on_your_gpus(ON_ONE_AXIS)
 # **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches
 # of one sequence does each pipeline have? (`answer_3`)
 #
-# **4.** How long is the bubble of that step at v = 1, as a fraction of the *ideal* time? (`answer_4`)
+# **4.** How long is the bubble of the step in question 3 at v = 1, as a fraction of the *ideal* time?
+# (`answer_4`)
 #
-# **5.** The third row of the table loses only 5 % to the second, in spite of 16-way cp. Why so little: "few
-# keys", "nvlink", "small batch" or "no bubble"? (`answer_5`, a text)
+# **5.** In the third row of the table, a GPU is only 5 % slower than in the second row, although cp is 16.
+# Why is the loss so small: "few keys", "nvlink", "small batch" or "no bubble"? (`answer_5`, a text)
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # milliseconds
@@ -1756,8 +1774,8 @@ report.points(4)
 # | difficulty, importance | 3 and 1 of 5 |
 # | extra credit | 6 points, on top of the others. You lose nothing if you skip it |
 #
-# Instead of section 7's formula, you can take the *record* of a run, and let a clock replay it on other
-# links. The record says what each rank did, in order, and the clock says when.
+# Instead of section 7's formula, you can take the *record* of a run, and let a simulated clock replay it on
+# other links. The record lists what each rank did, in order, and the clock computes the times.
 #
 # **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2 s
 # and beta 1 µs per byte. When are they done?
@@ -1771,11 +1789,12 @@ report.points(4)
 # | `["send", peer, nbytes]` | the rank continues immediately, while its message travels |
 # | `["recv", peer, nbytes]` | the rank continues when the next message from `peer` has arrived |
 #
-# Ranks fill nodes of `per_node` in order. `inside` and `across` are (alpha, beta). An operation takes alpha +
-# bytes · beta on the slowest link its ranks need. It has only *one* alpha, as on the emulated wires of
-# section 5. A message counts all its bytes, whereas a sum counts 2(n−1)/n times its bytes. A rank has two
-# links, inside and across. Each link carries the rank's messages one after another, so the second message
-# begins when the first has arrived. A sum does not queue, so it neither waits for messages nor holds them up.
+# Ranks fill nodes of `per_node` in order. `inside` and `across` are pairs (alpha, beta), for links inside a
+# node and between nodes. An operation takes alpha + bytes · beta on the slowest link its ranks need. It takes
+# only *one* alpha, as on the emulated wires of section 5. A message counts all its bytes, whereas a sum
+# counts 2(n−1)/n times its bytes. A rank has two links, inside and across. Each link carries the rank's
+# messages one after another, so the second message begins when the first has arrived. A sum does not queue,
+# so it neither waits for messages nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1823,10 +1842,10 @@ def replay(records, per_node, inside, across):
 
 # %% [markdown]
 # <details><summary>Answer to the prediction</summary>They are done after 2.3 s. The sum begins at 2 s, when
-# rank 1 arrives. It takes 0.2 s, and 0.1 s more for 2(n−1)/n · 100 kB = 100 kB.</details>
+# rank 1 arrives. It takes 0.2 s for alpha, and 0.1 s for 2(n−1)/n · 100 kB = 100 kB.</details>
 # <details><summary>Hint: ranks that wait</summary>Let each rank run as far as it can, one after another, and
-# start again as long as any of them moved. A rank stops before a receive whose message has not been sent yet,
-# and before a sum whose members have not all arrived.</details>
+# repeat this as long as any rank has moved. A rank stops before a receive whose message has not been sent
+# yet, and before a sum whose members have not all arrived.</details>
 
 # %% nbgrader={"grade_id": "replay_check", "points": 0}
 # Extra credit, 6 points
@@ -1836,10 +1855,10 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The reference's replay reads a ledger as it is, including handles that are waited for later.
-# From a run *without* wires, it predicts the time of section 5's steps. Then a second run takes them on
-# emulated wires. The alphas are five times as long, so that a busy machine does not matter. The cell takes
-# half a minute.
+# **Measure.** The reference's replay takes the ledger of a run as its record. From a run *without* emulated
+# wires, it predicts how long section 5's steps would take on such wires. Then the cell runs the steps on
+# them. The alphas are five times as long as in section 5, so that a busy machine hardly matters. The cell
+# takes half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1874,14 +1893,13 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, slept {measured:.2f} s")
 
 # %% [markdown]
-# The ratio of the two orders is nearly the same, whether computed or slept. The compute between the
-# operations comes from the record, and on a busy machine this is the part that varies.
+# The computed times of the two orders have nearly the same ratio as the slept times. The compute between the
+# operations is taken from the record, and its time varies if the machine is busy.
 #
-# **A thousand GPUs.** A mesh is symmetric, because ranks of tp, dp and cp do the same. So one rank of each
-# stage can stand for all of them, and 1,024 GPUs cost the clock only as much as two ranks do. The cell
-# replays section 5's step on pp 2, dp 2, tp 2 as if its groups were those of pp 2, dp 64 and tp 8 on A100s.
-# It gives tp and pp 1,500 times as many bytes (a stream of 25 MB, half of GPT-3's stream), and leaves out the
-# compute.
+# **A thousand GPUs.** A mesh is symmetric, because all ranks of a stage do the same. So the clock has to
+# replay only one rank of each stage, even for 1,024 GPUs. The cell replays section 5's step on pp 2, dp 2, tp
+# 2 as if its groups had the sizes of pp 2, dp 64 and tp 8 on A100s. It gives tp and pp 1,500 times as many
+# bytes (a stream of 25 MB, half of GPT-3's stream), and leaves out the compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -1899,10 +1917,11 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     print(f"{' x '.join(order)}: {again:.3f} s of communication")
 
 # %% [markdown]
-# With tp in front, the step communicates six times as long.
+# With tp in front, the communication takes six times as long.
 #
 # **Long pipelines.** 64 stages and 512 microbatches make 65,536 actions, which the simulator of notebook 07
-# handles in a few seconds. The paper's 1,008B row has this shape, and section 7's formula is 1 % off.
+# handles in a few seconds. The row of 1,008B in table 1 has this shape, and section 7's formula differs from
+# the simulation by 1 %.
 
 # %% tags=["skip-in-grading"]
 trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)
@@ -1914,24 +1933,25 @@ if ready(step_seconds):
     print(f"by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
 
 # %% [markdown]
-# **Break it.** If you give `replay` one alpha for *each* of the 2(n−1) rounds of a sum, the check names the
-# mistake. NCCL's ring pays all of them, but the emulated wires pay only one. A model has to count in the same
-# way as the thing it is compared with.
+# <details><summary>One alpha for each round of a sum?</summary>If you give <code>replay</code> one alpha for
+# <i>each</i> of the 2(n−1) rounds of a sum, the check names the mistake. NCCL's ring takes all these alphas,
+# but the emulated wires count only one. A model has to count in the same way as the measurement it is
+# compared with.</details>
 #
 # **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
 #
-# <details><summary>Answer</summary>It can never show a straggler, one rank of 1,024 that is slower than the
-# others, because symmetry has removed it. This is one reason why the model misses MegaScale's last two rows
-# (the end of section 7).</details>
+# <details><summary>Answer</summary>It can never show a straggler, which is a rank that is slower than the
+# others, because it assumes that all ranks of a stage are equally fast. The model of section 7 assumes this
+# as well, which is one reason for its errors in MegaScale's last two rows.</details>
 
 # %% [markdown]
 # ## What you have built
 #
-# You have built a training step on four axes, with the gradients of one process to 15 digits; the norm of a
-# gradient held by no rank; and a model of a cluster in four functions. With one constant, fitted on one
-# published step, the model is off by 7.2 % at most on the ten steps of table 1.
+# You have built a training step over four axes, whose gradients agree with one process to 15 digits, and the
+# norm of a gradient that no rank holds. You have also built a model of a cluster in four functions. With one
+# constant, fitted on one published step, the model is off by 7.2 % at most on the ten steps of table 1.
 #
-# | axis | cuts | sends | hides |
+# | axis | cuts | sends | can hide its messages |
 # |---|---|---|---|
 # | tp | layers | most, four sums per layer and microbatch | no, so it gets the fastest link |
 # | cp | sequences | keys and values, around a ring | behind attention |
@@ -1944,13 +1964,13 @@ if ready(step_seconds):
 #
 # **Read on.**
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM*: §3 for the placement of axes, table 1 for your dots.
-# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.2 for four axes on 16,384 GPUs.
-# - Jiang et al. (2024), *MegaScale*: the stragglers your model does not know.
-# - Austin et al. (2025), [*How to Scale Your Model*](https://jax-ml.github.io/scaling-book): meshes and
-#   rooflines, for TPUs.
-# - `course_lib/mesh/step.py`: the composition in one file, to read after you have written yours; then
-#   `course_lib/mesh/stages.py`, where the cuts meet.
+#   Megatron-LM*. §3 explains the placement of axes, and table 1 lists your dots.
+# - Llama Team (2024), *The Llama 3 Herd of Models*. §3.3.2 describes four axes on 16,384 GPUs.
+# - Jiang et al. (2024), *MegaScale*, describes the stragglers your model leaves out.
+# - Austin et al. (2025), [*How to Scale Your Model*](https://jax-ml.github.io/scaling-book), explains meshes
+#   and rooflines for TPUs.
+# - `course_lib/mesh/step.py` combines all axes in one file, which you can compare with your step.
+#   `course_lib/mesh/stages.py` cuts the model.
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
