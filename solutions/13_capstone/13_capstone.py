@@ -45,7 +45,7 @@
 # | replicas | the ranks of dp x cp. They all hold the same parameters, or, with ZeRO-3, one shard each |
 # | m, p, i | the number of microbatches per step, the number of ranks along pp, and the stage of a rank, counted from 0 |
 # | v | the number of stages per rank in interleaved 1F1B. A layout calls it `chunks` |
-# | parity | Two layouts have parity if they train the same model, so that their losses agree to rounding |
+# | parity | Two layouts have parity if they train the same model, so that their losses agree up to rounding |
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -302,7 +302,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. It returns a dict of losses, each already divided by `count`. The dict is empty on all ranks except the ranks that hold the last stage |
 # | `loss_of_all(losses)` (in the stub) | adds up the losses in the dict, and sums the results over all stages and replicas |
 # | `sum_over_replicas(params, mesh, ("dp", "cp"))` | sums the gradients in place, with one all-reduce |
-# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | make an optimizer that sums the gradients itself and owns a shard of the state. Clear the gradients with the optimizer's `zero_grad`, because `Zero2Optimizer` keeps its sum outside `.grad` |
+# | `Zero1Optimizer(params, SGD_class, group=replicas, **options)`, `Zero2Optimizer` | each is an optimizer that sums the gradients itself and owns a shard of the state. Clear the gradients with the optimizer's `zero_grad`, because `Zero2Optimizer` keeps its sum outside `.grad` |
 # | `Zero3Module(module, group=replicas)` | wraps a stage's module, so that its parameters are shards. Assign the result to `stage.module` |
 #
 # ### a · pp, dp, cp and tp
@@ -323,10 +323,10 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # gradient with ZeRO-2, where `.grad` is None as soon as backward is over?
 #
 # <details><summary>Answer</summary>The gradient is 1/4 of the right one, because the group has n = 4 ranks.
-# If each rank's gradient is n times as large, their mean is the sum you need. So divide the number of targets
-# by n before you pass it to <code>run_schedule</code>. This works for all stages of ZeRO, since the factor n
-# is then in the loss and therefore in every gradient. But the loss is now n times too large as well, so
-# divide it by n before you return it.</details>
+# If each rank's gradient is n times as large, the mean of the gradients is the sum you need. So divide the
+# number of targets by n before you pass it to <code>run_schedule</code>. This works for all stages of ZeRO,
+# since the factor n is then in the loss and therefore in every gradient. But the loss is now n times too
+# large as well, so divide it by n before you return it.</details>
 #
 # **Build.** In the stub, the line before `return step` stores four attributes on the function `step`, because
 # §6 needs them to save a run. So use the names `stages`, `optimizer` and `step` for your stages, your
@@ -606,9 +606,9 @@ report.points(5)
 #
 # `step_a`, `step_b` and `step_c` are changed versions of `make_step`, and take the same arguments. Each was
 # changed for a good reason and passed a test on one rank, but gives wrong losses on eight. `REPORTED` in the
-# next cell lists the layouts that gave these losses. First use your `smallest_failing` to find the axes each
-# function needs to fail. Then read the function, which has only about ten lines. By then you know which axes
-# to look for.
+# next cell lists the layouts that gave these losses. First use your `smallest_failing` to find the axes the
+# failure of each function needs. Then read the function, which has only about ten lines, with these axes in
+# mind.
 #
 # **Measure.** The cell trains a tiny GPT about 20 times, in about 30 s. You don't have to read the code of
 # its functions. A function fails if any of its three losses is more than 1e-9 away from the loss of one
@@ -770,10 +770,10 @@ for name, optimizer in (
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 4 and 5 |
 #
-# Some mistakes don't show on eight ranks, but ruin a run on 1,024. With two ranks per axis, an all-gather
-# costs as much as an all-reduce, every rank is the first or the last of its group, and there is no middle
-# stage. So you need a test with more ranks. But you can't start 1,024 processes on two cores, and GPT-3's
-# parameters alone need 701 GB in float32.
+# Some mistakes don't show on eight ranks, but ruin a run on 1,024 ranks. With two ranks per axis, an
+# all-gather costs as much as an all-reduce, every rank is the first or the last of its group, and there is no
+# middle stage. So you need a test with more ranks. But you can't start 1,024 processes on two cores, and
+# GPT-3's parameters alone need 701 GB in float32.
 #
 # A **dry run** needs neither 1,024 processes nor 701 GB. Your function runs unchanged, but as *one* rank of a
 # large mesh. The other ranks don't exist, so all calls that need them return immediately. Tensors of floats
@@ -788,9 +788,9 @@ for name, optimizer in (
 # you send to the next stage for each microbatch?
 #
 # <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. This stage keeps the
-# activations of at most min(16, 8 − 4) = 4 microbatches. A message has 2,048 · 12,288 · 4 bytes = 100.7 MB.
-# For each of the 16 microbatches, you send one such message to the next stage and one to the previous
-# stage.</details>
+# activations of at most min(16, 8 − 4) = 4 microbatches. The activations of a microbatch have 2,048 · 12,288
+# · 4 bytes = 100.7 MB. For each of the 16 microbatches, you send these to the next stage, and gradients of
+# the same size to the previous stage.</details>
 #
 # **Measure.** The cell runs your `make_step` as rank 517, which takes about 30 seconds. `setup` builds the step, and
 # `one_step` calls it once.
