@@ -157,9 +157,9 @@ mesh_explorer()
 # **Build.** From one rank to the next, the last axis varies fastest, like the last digit of a number.
 # `coordinates` returns a rank's coordinate on every axis. `axis_ranks` returns the rank's group on an axis,
 # which consists of the rank itself and all ranks that differ from it only on this axis. List them in the
-# order of their coordinates on it. For a tuple of axes, return the flattened group, in which the first axis
-# varies slowest. The code already computes `own`, the coordinates of `rank`, and `everyone`, the coordinates
-# of all ranks.
+# order of their coordinates on the axis. For a tuple of axes, return the flattened group, in which the first
+# axis varies slowest. The code computes `own`, the coordinates of `rank`, and `everyone`, the coordinates of
+# all ranks.
 
 
 # %% nbgrader={"grade_id": "coordinates", "solution": true}
@@ -1060,7 +1060,7 @@ if dry := tried(rank_517, hybrid_step):
 #
 # A layout is useless if it does not fit into memory. The fullest GPU belongs to the *first* stage, because
 # this stage holds the table and, in 1F1B, the activations of the most microbatches. From here on, a layout is
-# a dict. The next cell holds one for a 175B-parameter model on 1,024 GPUs:
+# a dict. The next cell holds a layout for a 175B-parameter model on 1,024 GPUs:
 
 # %%
 LAYOUT = {
@@ -1418,7 +1418,7 @@ for table, constant in (
         print(f"{table:10} {row.name:29} {row.tflops:4.0f} measured, {error:+5.1f} %")
 
 # %% [markdown]
-# The errors are largest in the last two rows. These rows are Megatron-LM's steps on 8,192 and 12,288 GPUs, as
+# The errors are largest in the last two rows. These rows are Megatron-LM's steps on 8,192 and 12,288 GPUs,
 # measured by MegaScale's authors.
 #
 # **Question.** Which term would you add to the model?

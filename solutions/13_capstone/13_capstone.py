@@ -1503,8 +1503,8 @@ report = check(
 # - The Ultra-Scale Playbook (Hugging Face, 2025) measures layouts on up to 512 GPUs.
 # - Pope et al. (2022), *Efficiently Scaling Transformer Inference*, cuts the same layers for serving. This
 #   course only trains, but reinforcement learning from a model's own answers alternates between training and
-#   serving, so it needs a layout for each.
-# - `course_lib/trainer/` is best read after you have written yours. Begin with `step.py`.
+#   serving, so it needs a layout for each of the two.
+# - `course_lib/trainer/` is best read after you have written your own step. Begin with `step.py`.
 # - `examples/train.py --mesh pp=2,dp=2,tp=2` trains with the same step on several machines, if `torchrun`
 #   starts it there.
 
