@@ -50,10 +50,10 @@
 # | round | messages that travel at the same time. The next round begins when all of them have arrived |
 #
 # An exchange takes about **rounds · α + B · β** seconds. Here B counts the bytes that pass *one after
-# another*: take the largest message of each round, and add these up over the rounds. If one rank sends as
-# much as any other in every round, B is just the number of bytes this rank sends. That is why we count the
-# bytes of the *busiest* rank. (There are two exceptions, in §0 and, if N is not a power of two, in §5.)
-# Adding numbers takes no time in this model.
+# another*: take the largest message of each round, and add these up over the rounds. If the same rank sends
+# the most in every round, B is just the number of bytes it sends. That is why we count the bytes of the
+# *busiest* rank. (There are two exceptions, in §0 and, if N is not a power of two, in §5.) Adding numbers
+# takes no time in this model.
 #
 # The model is all the theory you need here (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that every
 # rank has its own wire, as GPUs on NVLink do, and that a rank can send and receive at the same time. The
@@ -724,9 +724,9 @@ results(uneven_shards)
 # How cheap can an all-reduce be? Consider a single element, in other words N numbers, one on each rank. A
 # message can merge two partial sums into one, but never more than two. So the first complete sum takes N − 1
 # messages. The other N − 1 ranks don't have this sum yet, and need one message each. Together these are 2 (N
-# − 1) messages per element, however you arrange them (Patarasuk and Yuan 2009 prove it with care). If you
-# share them out evenly over the N ranks, you have the least the busiest rank can send. The prediction asks
-# you for this number.
+# − 1) messages per element, however you arrange them (Patarasuk and Yuan 2009 prove it with care). If the N
+# ranks share them evenly, the busiest rank sends as few bytes as it possibly can. The prediction asks you for
+# this number.
 #
 # In total, §0 sends just as many messages per element. Its flaw is that one rank sends half of them. A
 # reduce-scatter followed by an all-gather puts the same load on every rank instead. This is the ring
@@ -823,11 +823,11 @@ seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 # over 3, or none at all. You can put your two halves together, or write the ring in one piece, on the tensor
 # itself.
 #
-# If you write it in one piece, every rank can start by sending the chunk with its own number, r. In round k =
-# 0, 1, ... chunk r − k − 1 then reaches rank r, which adds its own part and passes the sum on in the next
-# round. (Here it doesn't matter *which* chunk a rank completes. In §2 it had to be chunk r, which is why
-# everything there was shifted by one place.) For four ranks, write down which rank holds which complete sum
-# after the last round of this phase, or look at the film. The second phase continues from there.
+# If you write it in one piece, every rank can start by sending the chunk with its own number, r. In round k,
+# chunk r − k − 1 then reaches rank r, which adds its own part and passes the sum on in the next round. (Here
+# it doesn't matter *which* chunk a rank completes. In §2 it had to be chunk r, which is why everything there
+# was shifted by one place.) For four ranks, write down which rank holds which complete sum after the last
+# round of this phase, or look at the film. The second phase continues from there.
 
 
 # %% nbgrader={"grade_id": "ring_all_reduce", "solution": true}
@@ -1052,7 +1052,7 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
 # <details><summary>Hint: all ranks wait</summary>As in §2, post the send and the receive together, wait for
 # both, then add.</details>
 # <details><summary>Hint: the ranks that are left over</summary>P = <code>1 &lt;&lt; (n.bit_length() -
-# 1)</code>. With N = 5, rank 4 gives to rank 0, ranks 0 to 3 do recursive doubling, and finally rank 0 sends
+# 1)</code>. With N = 5, rank 4 sends to rank 0, ranks 0 to 3 do recursive doubling, and finally rank 0 sends
 # the sum to rank 4.</details>
 # <details><summary>Hint: the same bits</summary><code>a + b</code> and <code>b + a</code> have the same bits.
 # So if both partners add the same two tensors, they get the same result, and after every round whole groups
@@ -1104,7 +1104,7 @@ for rank, total in enumerate(totals):
     print(f"rank {rank}: {(total != totals[0]).sum():4} of 1,000 elements differ from rank 0's")
 
 # %% [markdown]
-# Floating-point addition rounds, so the order matters. The differences are only in the last bits. But each
+# Floating-point sums are rounded, so the order matters. The differences are only in the last bits. But each
 # replica now takes a slightly different step, from slightly different weights, a hundred thousand times, and
 # nothing ever pulls the replicas together again. Your two algorithms avoid this. A ring sums each chunk in
 # one order and copies the result, and in recursive doubling both partners add the same two tensors.

@@ -545,9 +545,8 @@ except RankError as error:
 #
 # Part 3 is the difficult one, because rows arrive **by source**. Rank 0's rows come first, in the order of
 # their experts, then the rows of rank 1, and so on. But each expert needs all its rows next to each other, so
-# the rows are sorted again, this time **by expert**. Before the results leave, they are sorted back into the
-# order in which the rows arrived, because every rank expects its results in the order in which it sent its
-# rows.
+# they are sorted **by expert** once more. Before the results leave, they are sorted back into the order in
+# which the rows arrived, because every rank expects its results in the order in which it sent its rows.
 #
 # **Predict.** The experts on rank r computed rows from all ranks. After backward, do the gradients of these
 # experts still have to be summed over the n ranks? What about the router, of which every rank has a full
@@ -716,10 +715,10 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # %% [markdown]
 # **In production.** Megatron-Core calls its version of this layer `MoEAlltoAllTokenDispatcher`, and
 # torchtitan's version is in `expert_parallel.py`. DeepEP (DeepSeek, 2025) provides kernels just for dispatch
-# and combine. According to its README, they reach 153 GB/s between the eight H800 GPUs of a node, where
-# NVLink carries about 160 GB/s, and 43 GB/s between nodes, where a network card carries about 50 GB/s.
-# Dispatch and combine can be hidden only if there is something else to compute at the same time, such as
-# another microbatch, or a *shared expert* that every token uses.
+# and combine. According to the documentation of its first version, dispatch reaches 153 GB/s between the
+# eight H800 GPUs of a node, where NVLink carries about 160 GB/s, and 43 GB/s between two nodes, where a
+# network card carries about 50 GB/s. Dispatch and combine can be hidden only if there is something else to
+# compute at the same time, such as another microbatch, or a *shared expert* that every token uses.
 
 # %% [markdown]
 # ## 5 · The bytes, from a histogram
@@ -826,14 +825,13 @@ if run and ready(all_to_all_bytes):
 # this gradient lowers the probability of expert i.
 #
 # On many ranks, fᵢ is a share of the assignments of *all* ranks, so the counts are summed over the ranks. For
-# pᵢ, each rank needs only its own tokens, because a mean over all tokens is a sum to which each rank can add
-# its own terms. So each rank returns E · Σ fᵢ · (the sum of expert i's probability over its own tokens) /
-# (the number of tokens of *all* ranks). The numbers the ranks return add up to L, and their gradients add up
-# to the gradient of L.
+# pᵢ, each rank needs only its own tokens, because the terms of a mean can be added up rank by rank. So each
+# rank returns E · Σ fᵢ · (the sum of expert i's probability over its own tokens) / (the number of tokens of
+# *all* ranks). The numbers the ranks return add up to L, and their gradients add up to the gradient of L.
 #
 # **A bias.** After each step, add a fixed `speed` to the bias of every expert that got fewer assignments than
-# the mean, and subtract `speed` from the bias of every expert that got more. Unlike the loss, the bias
-# doesn't change any gradient (Wang et al. 2024; DeepSeek-V3).
+# the mean, and subtract `speed` from the bias of every expert that got more. Unlike the loss, the bias adds
+# no gradient of its own (Wang et al. 2024; DeepSeek-V3).
 #
 # **Predict.** There are 8 experts, k = 2, and the router sends every token to experts 0 and 1, each with
 # the probability 1/2. What is L? By how much does the bias of expert 5 change in ten steps with speed
@@ -1106,7 +1104,7 @@ for rank in range(4):
 # *No points. With GPUs this takes a few minutes. Without them, the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** The cell multiplies 16,384 rows in 16 bits by the matrices of 8, 32 and 128 experts. The loop
+# **Predict.** The cell multiplies 16,384 rows in 16 bits by the matrices of 8, 32 and 128 experts. A loop
 # starts a product for each expert, but `grouped_mm` starts a single kernel. At how many experts does the loop
 # become slower than `grouped_mm`? As its own prediction, the cell uses the time with 8 experts for all lines
 # of the table, because the number of FLOPs is always the same.
@@ -1147,7 +1145,7 @@ between_gpus = on_your_gpus(EXCHANGES)
 # | time | 10 minutes |
 # | points | 5 |
 #
-# A number may be an expression. If a question asks for two things, write a pair, `(first, second)`.
+# An answer may be an expression. If a question asks for two things, write a pair, `(first, second)`.
 #
 # 1. Mixtral holds 46.70 billion parameters and uses 12.88 billion per token. Training with AdamW in mixed
 #    precision takes 16 bytes per parameter. How many **GB** (10⁹ bytes) do weights, gradients and optimizer
@@ -1257,8 +1255,8 @@ report = check("11_experts/queue", queue, cases="hidden")
 # **Predict.** The scores of the experts are 5, 0, 0 on node 0 and 3, 3, 3 on node 1. With k = 2 and a limit
 # of one node, which experts are chosen?
 #
-# <details><summary>Answer</summary>The k / limit = 2 best scores of each node count, so 5 + 0 is compared
-# with 3 + 3. Node 1 is kept, and two of its experts are chosen, although the best expert of all is on node
+# <details><summary>Answer</summary>Each node's k / limit = 2 best scores are added, so 5 + 0 is compared with
+# 3 + 3. Node 1 is kept, and two of its experts are chosen, although the best expert of all is on node
 # 0.</details>
 #
 # **Build.** Remember that scores can be below 0. `unflatten(1, (nodes, -1))` gives each node a row of its
@@ -1368,10 +1366,10 @@ if alone_run:
 
 # %% [markdown]
 # *Bytes*: With DDP, each rank sends 2(N−1)/N times the size of all gradients. If the experts are divided
-# among the ranks, their gradients are never sent. Instead, the rows of the tokens are sent, and their size
-# does not depend on the number of hidden elements in an expert. So the wider the experts are, the more you
-# save by sending tokens instead of gradients. *Memory*: Of the eight experts in a layer, each rank holds the
-# weights, gradients and AdamW states of only two.
+# among the ranks, as here, their gradients are not sent. Instead, the rows of the tokens are sent, and their
+# size does not depend on the number of hidden elements in an expert. So the wider the experts are, the more
+# you save by sending tokens instead of gradients. *Memory*: Of the eight experts in a layer, each rank holds
+# the weights, gradients and AdamW states of only two.
 #
 # **You have built** a router that learns only through its weights; a mixture of experts on one rank and on
 # many; an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy. From a
