@@ -245,7 +245,7 @@ run = launch(early_start, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# In the row of rank 0, the white part, up to 30 milliseconds, is work, and the grey part after it is
+# In the row of rank 0, the white part until 30 milliseconds is work, and the grey part after it is
 # `handle.wait()`. With `send`, rank 0 would have waited during the white part as well. To make training fast,
 # you mainly have to make such grey parts shorter (notebook 03).
 #

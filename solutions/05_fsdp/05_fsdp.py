@@ -4,11 +4,11 @@
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
 # In notebook 04, ZeRO-3 reduced the states on each rank to 16P/N bytes. But ZeRO-3 sends 3 units of traffic
-# instead of 2, and a rank *waits* for every message. We can leave out hardly any of these messages without
-# using more memory. But we can change their *order*.
+# instead of 2, and a rank *waits* for every message. Leaving out more than a few of these messages would take
+# more memory. But we can change their *order*.
 #
 # So in this notebook you write the order down as a list of actions. You simulate this list, draw it, and then
-# run it on real ranks. At the end, you record the actions of PyTorch's `fully_shard` as such a list, and find
+# run it on real ranks. At the end, you also record the actions of PyTorch's `fully_shard` as a list, and find
 # out which of your arguments correspond to its options.
 #
 # | | |
@@ -640,14 +640,14 @@ for each_way in (900e9, 450e9):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 10 |
 #
-# A program that runs forward and backward issues actions, one after the other. In this section, you write
-# these actions down as a list. There are five kinds of action: `("gather", i)`, `("forward", i)`, `("free",
-# i)`, `("backward", i)` and `("reduce", i)`. Two *lanes* execute the actions, each in the order of the list.
-# The *compute* lane does the forwards and backwards, and the *wire* does the gathers and reductions. A free
-# takes no time. A forward or backward waits until its unit has been gathered. On this machine, the host
-# itself computes, and it can't issue anything while it computes. So a gather or a reduction begins only after
-# all computations listed before it. (On a GPU, the host runs ahead, as §3 explains. But even there, a gather
-# has to wait until enough memory is free.)
+# To run forward and backward, a program issues actions, one after the other. In this section, you write these
+# actions down as a list. There are five kinds of action: `("gather", i)`, `("forward", i)`, `("free", i)`,
+# `("backward", i)` and `("reduce", i)`. Two *lanes* execute the actions, each in the order of the list. The
+# *compute* lane does the forwards and backwards, and the *wire* does the gathers and reductions. A free takes
+# no time. A forward or backward waits until its unit has been gathered. On this machine, the host itself
+# computes, and it can't issue anything while it computes. So a gather or a reduction begins only after all
+# computations listed before it. (On a GPU, the host runs ahead, as §3 explains. But even there, a gather has
+# to wait until enough memory is free.)
 #
 # The list doesn't say when each action happens. But if you tell `simulate` how long each action takes, it
 # computes these times, and in §3 you measure them on real ranks. Like the step of §1, the step in the next
@@ -833,7 +833,7 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # Now you run the list on real ranks. But a training program doesn't contain such a list. The model's forward
 # calls the blocks, autograd computes the gradients, and your *hooks* issue the other actions at the right
 # moments. Your module works like notebook 04's `Zero3Module`, but its gathers are in flight while the rank
-# computes. The units and hooks are given, and you write the order of their messages.
+# computes. The units and hooks are given, and your code orders their messages.
 #
 # `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
 # `root` is the list of the units of all other parameters, including parameters that two blocks share. Trained
@@ -1354,14 +1354,14 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 # Only the messages of the last row leave an island, and they are small, because they carry only 1/g of the
 # gradient.
 #
-# **Predict.** Take two nodes of 4 GPUs. How much leaves node 0 in a step, in units of P, (a) with full
-# sharding over 8 ranks, in a ring through both nodes, and (b) with islands of 4? And how many of the 16 bytes
-# per parameter does each rank keep in each case?
+# **Predict.** Take two nodes of 4 GPUs. How much data leaves node 0 in a step, in units of P, (a) with full
+# sharding, in a ring of all 8 ranks, and (b) with islands of 4? And how many of the 16 bytes per parameter
+# does each rank keep in each case?
 #
 # <details><summary>Answer</summary>(a) In the ring, only one rank of node 0 sends to the other node. It sends
 # 7/8 P in each of the three collectives, which makes 3 · 7/8 P = 2.625 P. (b) Each of the four ranks sends 2
-# · 1/2 · P/4 to its replica, which makes 1.0 P together. With full sharding, a rank keeps 16/8 = 2 bytes per
-# parameter, and with islands 16/4 = 4 bytes. With two nodes of 8 GPUs, 2.81 P leave node 0 with full
+# · 1/2 · P/4 to its replica, which is 1.0 P in total. With full sharding, a rank keeps 16/8 = 2 bytes per
+# parameter, and with islands 16/4 = 4 bytes. With two nodes of 8 GPUs, 2.81 P leaves node 0 with full
 # sharding, but still only 1.0 P with islands of 8.</details>
 #
 # **Build.** `hybrid_reduce` computes the mean over all N ranks, and the reduce-scatter comes before the
@@ -1506,8 +1506,8 @@ matrices(
 
 # %% [markdown]
 # The ring of each island now crosses the border between the nodes and carries 3 · 3/4 P out of node 0, which
-# makes 4.5 P together instead of 1.0 P. The fast links inside a node now connect only replicas, which send
-# each other little data.
+# is 4.5 P in total instead of 1.0 P. The fast links inside a node now connect only replicas, which send each
+# other little data.
 #
 # **In production.** For hybrid sharding, give `fully_shard` a two-dimensional mesh. It replicates along the
 # first dimension and shards along the second. In the output of the next cell, *keeps* counts only the float32
@@ -2210,8 +2210,7 @@ trade_off()
 # smaller units. To save traffic, you have to keep whole weights or whole gradients on each rank.
 #
 # How much does prefetch save without slow motion? On this machine, the cores that compute also copy the
-# messages, so computation and messages can hardly overlap. The ratios of the next cell change from run to
-# run:
+# messages, so prefetch saves less than in slow motion. The ratios of the next cell change from run to run:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 AS_IT_IS = {
@@ -2439,8 +2438,8 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 
 # %% [markdown]
 # The sum does not fit into the 8 bits of its terms. And if two blocks have different scales, their integers
-# cannot be added at all. So in ZeRO++, every rank sends each piece of its gradient in 4 bits to the rank that
-# owns this piece, by all-to-all. The owner first decodes the pieces and then adds them.
+# cannot be added at all. So in ZeRO++, gradients are sent in 4 bits by all-to-all, first inside each node and
+# then between nodes. The receiver always decodes the pieces before it adds them.
 #
 # **In production.** In DeepSpeed, write `"zero_quantized_weights": true`, `"zero_quantized_gradients": true`
 # and `"zero_hpz_partition_size": 8` (§5). With all three settings, only a quarter of ZeRO-3's bytes travel

@@ -585,7 +585,7 @@ _ = beside(
 # - If `input_is_parallel=True`, x is sharded by features, like the output of a `ColumnParallelLinear`.
 # - If `input_is_parallel=False`, x is replicated, and each rank takes its own features from x
 #   (`own_features`).
-# - Keep the rank's part of the weight of `whole`, as in §2, but all of its bias. If N does not divide
+# - As in §2, keep the rank's part of `whole.weight`, but all of `whole.bias`. If N does not divide
 #   `in_features`, cut as `part` does.
 
 
@@ -834,9 +834,9 @@ kind_12 = "P"
 # <details><summary>Hint: forward</summary>Think of the tensor that one process would have. Is it the sum of
 # the two ranks' tensors, does it consist of them side by side, or is each of them already this
 # tensor?</details>
-# <details><summary>Hint: backward</summary>Every rank begins with the same gradient of y. After which
-# operation of backward does a rank have only the gradient from its own use of a tensor? Remember that the
-# gradient of a part is also a part.</details>
+# <details><summary>Hint: backward</summary>Every rank begins with the same gradient of y. In which step of
+# backward does a rank get only the gradient from its own use of a tensor? Remember that the gradient of a
+# part is also a part.</details>
 #
 # **Check.**
 
@@ -1047,8 +1047,8 @@ for n in (2, 3, 4):
 # hidden features.
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the four ways to cut A and B. Lecture
-# 001 writes "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer". But
-# a transformer layer has two in each direction, one for each region.</details>
+# 001 concatenates h⁽¹⁾ and h⁽²⁾ after the first layer, which is not needed, and says "one All-Reduce per
+# layer". But a transformer layer has two in each direction, one for each region.</details>
 #
 # ### Optional: SwiGLU, and PyTorch's plan
 #
@@ -1487,8 +1487,8 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # **Predict.** How many bytes does a rank send for the embedding, forward and backward?
 #
 # <details><summary>Answer</summary>Forward makes one all-reduce of M bytes, so each rank sends 2 (N−1)/N · M.
-# Backward sends nothing, because every rank already has the gradient of the sum, and adds it to the gradient
-# of its own rows.</details>
+# Backward sends nothing, because every rank already has the gradient of the sum, and passes it on to its own
+# rows.</details>
 #
 # **Build.** As in §2, keep the rank's rows of `whole` as the parameter `weight`. `local_index` says which
 # tokens have their rows on this rank, and at which index.
@@ -1678,7 +1678,7 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # because the tokens of one rank do not compete with the tokens of another. If the logits are small, the loss
 # is too small by about log N, which is 1.4 on 4 ranks. If the logits are large, it is too small by far more.
 # So training looks <i>better</i> than it is. If the largest logit is not subtracted, the loss is right until
-# a logit exceeds 88. Then its exponential overflows in float32.</details>
+# a logit exceeds 88, because its exponential then overflows in float32.</details>
 #
 # <details><summary>In production</summary>In PyTorch the loss is <code>F.cross_entropy</code> itself, inside
 # the context <code>with loss_parallel(): ...</code>, and the head is cut by
@@ -2091,7 +2091,7 @@ for name, norm in (
 # the heads are cut instead. See notebook 08.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that sequence parallelism comes "at the cost of
-# more comms". This is true of the form <code>"regather"</code>, but not of the form
+# more comms". This is true of the form <code>"regather"</code>, but hardly of the form
 # <code>"keep"</code>.</details>
 
 # %% [markdown]
@@ -2434,18 +2434,17 @@ on_gpus = on_your_gpus(
 # A number can be an expression, such as `7 / 8`.
 #
 # 1. A transformer layer is split by tensor parallelism, without sequence parallelism. How many
-#    **all-reduces** do a forward and a backward of the layer make together?
-# 2. A transformer layer of width 8,192 computes 24 · width² FLOPs per token in forward, for 4,096 tokens in
+#    **all-reduces** do forward and backward of the layer make together?
+# 2. In forward, a transformer layer of width 8,192 computes 24 · width² FLOPs for each of 4,096 tokens, in
 #    bf16. The layer is split over 16 H100 GPUs (989 TFLOP/s each) in two nodes, and its ring all-reduces run
-#    at 50 GB/s, the speed between the nodes. Leave out α. What **share** (0 to 1) of the time of the forward
-#    is communication?
-# 3. If A is cut by rows and B by columns, why can't the sum wait until after the second matrix? Is it because
-#    of `"the activation function"`, `"the bias"` or `"the size of the weights"`?
+#    at 50 GB/s, the speed between the nodes. Leave out α. What **share** (0 to 1) of the time of forward is
+#    communication?
+# 3. If A is cut by rows and every rank has all of B, why can't the sum wait until after the second matrix? Is
+#    it because of `"the activation function"`, `"the bias"` or `"the size of the weights"`?
 # 4. On eight ranks, an MLP ends with `torch.distributed.nn.functional.all_reduce` instead of
 #    `all_reduce_identity`. How many **times** too large are the gradients of the MLP's matrices?
-# 5. In a forward and a backward of a layer together, sequence parallelism with `"regather"` sends more bytes
-#    than tensor parallelism without it. How many **times** as many? Leave out the gradients of norms and
-#    biases.
+# 5. In forward and backward together, a layer sends more bytes with `"regather"` than without sequence
+#    parallelism. How many **times** as many? Leave out the gradients of norms and biases.
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # all-reduces

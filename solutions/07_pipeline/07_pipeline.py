@@ -866,7 +866,7 @@ if schedule:
 # after the other, so a stage's input gradient is ready only when the whole stage is done.
 # <code>course_lib/pipeline/halves.py</code> shows how to separate the two.</details>
 #
-# Where is your chart still white? Rank i waits for i F before its first input arrives, and for (p − 1 − i) I
+# Where is your chart still white? Rank i idles for a time i F before its first input, and (p − 1 − i) I
 # before its first gradient. A longer warm-up fills the second gap, but costs memory. The first gap closes
 # only if each rank begins and ends its step later than the rank before.
 #
@@ -1197,8 +1197,8 @@ def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> di
 #         ...      # do it, and send the output to rank `to`, if there is one
 #     elif to == rank:
 #         ...      # post the receive</pre></details>
-# <details><summary>Hint: the forward</summary>Keep the input and the output of each forward, in a dictionary
-# by microbatch. An activation that arrives needs <code>requires_grad_()</code>, so that autograd leaves its
+# <details><summary>Hint: the forward</summary>Keep each forward's input and output in a dictionary keyed by
+# microbatch. An activation that arrives needs <code>requires_grad_()</code>, so that autograd leaves its
 # gradient in <code>x.grad</code>. Send <code>output.detach()</code>, because otherwise the graph lives as
 # long as the message.</details>
 # <details><summary>Hint: the backward</summary>Take <code>x, output = kept.pop(k)</code>, then call

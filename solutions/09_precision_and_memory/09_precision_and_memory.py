@@ -7,8 +7,8 @@
 # number. Can it be stored in fewer bits? Can it be stored elsewhere, or later? Does it have to be stored at
 # all?
 #
-# Each way to store less breaks something at first, and you will see how. For example, 95 % of all gradients
-# become zero, weights stop moving, or dropout drops other elements when a block runs again. With N ranks,
+# Each way to store less breaks something at first, and you will see how. For example, 95 % of gradients
+# become zero, weights stop moving, or dropout drops different elements when a block runs again. With N ranks,
 # more can go wrong. A single rank can skip a step, replicas can round differently, and a recomputation can
 # send its messages again.
 #
@@ -41,7 +41,7 @@
 # |---|---|
 # | exponent, mantissa | two parts of a float. The exponent says between which powers of two the float is, and the mantissa says where between these powers it is |
 # | binade | the numbers from one power of two to the next. Within a binade, a format's numbers are equally far apart |
-# | subnormal | a number below the lowest binade of a format. The subnormal numbers are as far apart as the numbers of that binade |
+# | subnormal | a number too small for the lowest exponent of its format. The subnormal numbers of a format are equally far apart, so they lose bits as they get smaller |
 # | fp16, bf16 | formats of 16 bits. fp16 has 5 bits of exponent and 10 of mantissa, and bf16 has 8 and 7 |
 # | e4m3, e5m2 | formats of 8 bits. e4m3 has 4 bits of exponent and 3 of mantissa, and e5m2 has 5 and 2 |
 # | e8m0 | a format of 8 bits that has only an exponent. The scales of MX are stored in e8m0 (§4) |
@@ -530,7 +530,7 @@ magnitudes = torch.cat([param.grad.flatten() for param in model.parameters()])
 gradients(magnitudes)
 
 # %% [markdown]
-# **Predict.** The largest gradient in this histogram is about 1.45 · 10⁻⁴. Which is the smallest power of two
+# **Predict.** The largest gradient in this histogram is about 1.45 · 10⁻⁴. What is the smallest power of two
 # that, used as the scale, makes this gradient overflow?
 #
 # <details><summary>Answer</summary>It is 2²⁹. As you saw in §1, the limit is 65,520 instead of the largest
@@ -764,7 +764,7 @@ losses_picture(clipped)
 # "4-5x with Tensor Cores". But on these GPUs, the speedup comes from the tensor cores in both cases. An
 # A100's data sheet lists 19.5 TFLOP/s in float32, 156 in tf32 and 312 in bf16, so the speedup depends on the
 # format you compare bf16 with. The "selective operations in higher precision" of lecture 002 are the
-# operations on autocast's list. The next cell tries some of them.</details>
+# operations on autocast's list. The next cell looks for some.</details>
 #
 # **Look.** Autocast decides for each operation in which dtype it runs. The cell runs six operations under
 # autocast on the CPU. Which of them return float32?
@@ -1081,9 +1081,9 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 # %% [markdown]
 # Read the table by columns. An outlier of 1,000 ruins int8 with *one* scale, but it doesn't harm e4m3,
 # because the exponent of each float works like a scale of its own. e4m3 needs smaller blocks only if outliers
-# are larger still. With an outlier of 100,000, the error of e4m3 with one scale is more than three times as
-# large, whereas the errors with smaller blocks stay the same. The last lines show that without any scale, all
-# gradients of 1e-5 become 0 in e4m3, and more than half of them in e5m2.
+# are larger still. With an outlier of 100,000, the error of e4m3 with one scale more than triples, whereas
+# the errors with smaller blocks stay the same. The last lines show that without any scale, all gradients of
+# 1e-5 become 0 in e4m3, and more than half of them in e5m2.
 #
 # <details><summary>Why MX is a little worse</summary>
 #
@@ -1147,10 +1147,10 @@ for agree in (True, False):
 # longer fit into the format. The other mistake is an *accumulator* with too few bits. The cell shows both
 # mistakes.
 #
-# <details><summary>How the cell models the accumulator</summary>A tensor core keeps about 14 bits of a sum.
-# So the cell adds 4,096 products, and after each addition it keeps only 13 bits after the binary point. It
-# either rounds the other bits or cuts them off. In every second line of the output, the sum is moved to an
-# exact sum after every 128 products.</details>
+# <details><summary>How the cell models the accumulator</summary>For products in fp8, an H800's tensor core
+# keeps about 14 bits of a sum (DeepSeek-V3). So the cell adds 4,096 products, and after each addition it
+# keeps only 13 bits after the binary point. It either rounds the other bits or cuts them off. In every second
+# line of the output, the sum is moved to an exact sum after every 128 products.</details>
 
 # %% tags=["skip-in-grading"]
 before, now = torch.randn(100_000), 50 * torch.randn(100_000)
@@ -1487,7 +1487,7 @@ figure
 # When backward reaches the block, the block's forward runs once more. The *inside* of the block, which is
 # everything this forward keeps for backward, exists only as long as backward needs it.
 #
-# The cell runs forward and backward of a small GPT with six blocks three times. The first run has no
+# The cell runs a small GPT forward and backward with six blocks three times. The first run has no
 # checkpoints, the second run has one for each block, and the third run has one for each *segment* of three
 # blocks. In the pictures, each tooth of the saw in backward is the inside of one segment, which is computed
 # again and then freed.
@@ -1674,7 +1674,7 @@ if ready(checkpoint):
 # With k = 1, only 4.2 of 67.4 MB are kept after forward, a sixteenth, and with k = 8 nearly nothing. But the
 # model fits into memory only if the peak does. The peak falls from 70 MB to 18 MB with k = 1, but every
 # larger k is worse. With k = 3, about the square root of 8, the peak is 33 MB. With k = 8 there is only one
-# segment, so nothing is gained. (6 MB of each peak are gradients of the weights.)
+# segment, so nothing is gained. (Up to 6 MB of a peak are gradients of weights.)
 #
 # How many FLOPs does a checkpoint cost? The cell measures your checkpoint and both kinds of PyTorch's
 # checkpoint.
@@ -1800,7 +1800,7 @@ print("without the keyword:", str(caught[0].message).partition(": ")[2].partitio
 
 # %% [markdown]
 # If the checkpoint doesn't keep the generator's state, nothing warns you, because the loss is right. But the
-# gradient belongs to a network with other dropout masks. And with `use_reentrant=True`, the older kind of
+# gradient belongs to a network with different dropout masks. And with `use_reentrant=True`, the older kind of
 # checkpoint, a first block whose input needs no gradient gets no gradients at all. If all later blocks get
 # their gradients, training goes on, but the first block never changes.
 #
@@ -1954,8 +1954,8 @@ def data_sheet(of, run):
 on_gpus = on_your_gpus(FORMATS, predicted=data_sheet)
 
 # %% [markdown]
-# **Predict.** The next cell runs forward and backward of eight blocks in 16 bits. The insides of the blocks
-# are kept, computed again, or moved to pinned host memory and back (§7). If they are computed again, the step
+# **Predict.** The next cell runs eight blocks forward and backward in 16 bits. The insides of the blocks are
+# kept, computed again, or moved to pinned host memory and back (§7). If they are computed again, the step
 # takes up to 4/3 of the FLOPs. Does it also take 4/3 of the time? And is the copy to the host hidden?
 
 
@@ -2214,8 +2214,8 @@ scorecard(WAYS)
 # %% [markdown]
 # Look at the peaks. Without checkpoints, the activations cause the peak. With a checkpoint for each block,
 # the logits cause the peak. In this case the square root (every third block) looks a little better, because
-# fewer inputs are kept. If the loss is cut into chunks as well, the segments in backward cause the peak
-# again, and segments of one block are best. Checkpoints add 27 % to the FLOPs, but the loss in chunks and the
+# fewer inputs are kept. With the loss in chunks as well, the segments in backward cause the peak, as in §6,
+# and segments of one block are best. Checkpoints add 27 % to the FLOPs, but the loss in chunks and the
 # smaller states add nothing that the counter sees. One rank sends nothing, but on tensor-parallel ranks, the
 # rows with checkpoints would send half as much again (§6).
 #

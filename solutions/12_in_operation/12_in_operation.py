@@ -275,9 +275,9 @@ report.points(8)
 
 
 # %% [markdown]
-# **Break it.** The cell captures a run after three steps and restores the state into a fresh run, first with
-# all entries, and then without one entry at a time. The fresh run keeps its own value of the missing entry.
-# By how much do the losses of the next five steps differ from the losses of the undisturbed run?
+# **Break it.** The cell captures a run after three steps and restores the state into a fresh run, first in
+# full, and then leaving out one entry at a time. The fresh run keeps its own value of the missing entry. By
+# how much do the losses of the next five steps differ from the losses of the undisturbed run?
 
 
 # %% tags=["skip-in-grading"]
@@ -357,9 +357,9 @@ if ready(capture, restore):
 # | `sync_folder()` | | all names are safe, but perhaps not the files' bytes |
 # | `read(name)`, `names()` | return what the cache holds | |
 #
-# After a power failure, the folder contains the names of its last sync. Some of the later name changes may
-# also have reached the disk, but only in the order in which they were made. Each file whose last write was
-# not synced can be old, new or torn. A real disk can behave worse than this model, because POSIX doesn't even
+# After a power failure, the folder has its names as of the last sync. Some of the later name changes may also
+# have reached the disk, but only in the order in which they were made. Each file whose last write was not
+# synced can be old, new or torn. A real disk can behave worse than this model, because POSIX doesn't even
 # promise this order. In eleven programs, Pillai et al. (OSDI 2014) found 60 faults that do harm only after
 # such a failure.
 #
@@ -434,7 +434,7 @@ def newest(disk):
 # Then write the manifest under a draft name and sync it. Finally rename the manifest, and sync the folder
 # again. (In this model, name changes reach the disk in order, so your save would also work without the first
 # sync of the folder. But a real disk may reorder the changes.)</details>
-# <details><summary>Hint: files of an interrupted save</summary>Give the files of each attempt at a save a
+# <details><summary>Hint: files of an interrupted save</summary>Name the files of each save attempt with a
 # prefix, such as <code>f"{step}.{attempt}."</code>. Start with attempt 0, and increase this number until no
 # name in the folder begins with the prefix.</details>
 # <details><summary>Hint: the manifest</summary>Write <code>json.dumps({name: file}).encode()</code>, and
@@ -1023,8 +1023,8 @@ def breakdown(calls, rank, start, end):
 # rank waits from `waited` to min(last, done), and bytes move from max(waited, last) to done. If an interval
 # ends before it begins, it is empty.</details>
 # <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
-# this rank is blocked. Count the seconds that are in at least one of all these intervals, and subtract the
-# seconds that are in at least one blocked interval.</details>
+# this rank is blocked. Count the seconds that lie in any of these intervals, and subtract those in which the
+# rank is blocked.</details>
 # <details><summary>Hint: seconds in at least one interval</summary>Sort the intervals by their starts and go
 # through them. Remember how far the intervals have reached, and add only the part of the next one beyond this
 # point.</details>
@@ -1235,7 +1235,7 @@ for delay in (0.0, 0.005):
         print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
-# **Look.** For each collective, the cell draws how many milliseconds after the first rank each rank arrived.
+# **Look.** For each collective, the cell shows how late each rank came, in milliseconds after the first.
 # White is 0 ms, and black is 8 ms or more. MegaScale's authors found slow machines with such a heat map.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1251,7 +1251,7 @@ if by_delay:
     display(figure)
 
 # %% [markdown]
-# On a busy machine, a rank that is late once often stays late for a while, but the binomial distribution
+# On a busy machine, once a rank is late, it often stays late for a while, but the binomial distribution
 # treats the collectives as independent. So the test may name a rank here although its median delay is far
 # below a millisecond. Look at the seconds before you accuse a rank.
 #
@@ -1894,8 +1894,8 @@ if ready(local_steps):
 # You have built a state from which a run continues bit for bit, a save that survives every power failure of
 # the modelled disk, a plan by which three ranks load what four have saved, and a formula for the best time
 # between two saves. You have also built a breakdown that tells waiting from moving, and a test that accuses a
-# rank only if chance can't be the cause. A rank was really killed, but the run still ended with the same
-# loss, digit for digit.
+# rank only if it rules out chance. A rank was really killed, but the run still ended with the same loss,
+# digit for digit.
 #
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.

@@ -88,8 +88,8 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
                 options=("the activation function", "the bias", "the size of the weights"),
                 slips={
                     "the bias": "A bias could be added once, after any sum.",
-                    "the size of the weights": ("By rows or by columns, a rank holds 1/n of the "
-                                               "weights either way."),
+                    "the size of the weights": ("The size decides how much memory a rank needs, but not "
+                                               "when the terms can be added."),
                 },
             ),
             kit.Answer(
