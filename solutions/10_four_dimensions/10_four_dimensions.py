@@ -268,8 +268,8 @@ if ready(coordinates, axis_ranks):
 # · 8 or 4 · 1,024?
 #
 # **Build.** Each replica reads consecutive rows. Under a causal mask, late tokens need more work than early
-# ones, so positions are distributed in a zigzag. The sequence is cut into 2 cp chunks, which are counted from
-# 0, and rank r of cp gets chunks r and 2cp−1−r. The function `cut`, the sizes and the coordinates are given.
+# ones, so positions are distributed in a zigzag. The sequence is cut into 2 · cp chunks, counted from 0, and
+# rank r of cp gets chunks r and 2 · cp − 1 − r. The function `cut`, the sizes and the coordinates are given.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -548,9 +548,9 @@ if run:
 # and add up the gradients at the end. The addition takes one call if you joined the gradients, or 34 calls if
 # you summed each parameter separately, but the bytes are the same. The last sum is for the loss.
 #
-# **Break it.** The next cell sums the gradients over all ranks of a stage, as `DistributedDataParallel` would
-# if you gave it these ranks as its group. The mesh returns the group of dp × tp whenever your function asks
-# for dp, even to count the targets. Which gradients will be wrong? Will the loss be wrong as well?
+# **Break it.** The next cell combines the gradients of all ranks of a stage, as `DistributedDataParallel`
+# would if you gave it these ranks as its group. The mesh returns the group of dp × tp whenever your function
+# asks for dp, even to count the targets. Which gradients will be wrong? Will the loss be wrong as well?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -863,12 +863,13 @@ hybrid_figures.nodes_figure(sent, per_node=4)
 # <details><summary>The parts that are given as code</summary>The first stage adds one all-reduce of M over tp
 # for each microbatch, for the embedding. The last stage adds two, one of M for the gradient of the head's
 # input, and one of 3 float32 numbers per token for the loss. With a tied table and more than one stage, the
-# first and the last stage also sum the table's gradient once per step, in an all-reduce of V/t · h elements
-# over two ranks, where V is the number of rows of the table and h is the width.<br>If the layers have GPT-2's
-# parts, (12h² + 7h)/t parameters are cut in each layer, and 6h are whole (norms, and the biases added after a
-# sum). The first stage also has the table (V·h/t) and the positions (context·h). The last stage also has the
-# final norm (2h) and the head (V·h/t). A tied head is the table, so both stages have a copy of it. But if one
-# stage is both the first and the last, it has the tied table only once.<br>For cp, let K be the bytes of keys
+# first and the last stage also sum the table's gradient once per step, and each of them sends V/t · h
+# elements for it, where V is the number of rows of the table and h is the width.<br>If the layers have
+# GPT-2's parts, a rank has (12h² + 7h)/t cut and 6h whole parameters per layer (norms, and the biases added
+# after a sum). The first stage also has the table (V·h/t) and the positions (context·h). The last stage also
+# has the final norm (2h) and the head (V·h/t). A tied head is the table, so both stages have a copy of it.
+# But if one stage is both the first and the last, it has the tied table only once.<br>For cp, let K be the
+# bytes of keys
 # <i>and</i> values of the rank's tokens, for key_value_heads / t heads. For each layer here and each
 # microbatch, a rank sends (cp−1) · K in forward. In backward, it sends (cp−1) · K again, and cp · K for the
 # gradients. With cp = 1 it sends nothing.</details>
@@ -1044,8 +1045,8 @@ if dry := tried(rank_517, hybrid_step):
 # %% [markdown]
 # The rank is on stage 4 (counted from 0) of 8, so it keeps the activations of min(16, 8 − 4) = 4
 # microbatches. The peak of the setup is 701 GB, because `stages_of` builds the whole model before
-# `mesh_stages` cuts it. No GPU has so much memory, so real programs build only a rank's part, or build the
-# model on the meta device.
+# `mesh_stages` cuts it. No GPU has that much, so real programs build only a rank's part, or build the model
+# on the meta device.
 
 # %% [markdown]
 # ## 6 · Does it fit?
@@ -1402,8 +1403,8 @@ if ready(step_seconds):
 # %% [markdown]
 # Does such a model predict other runs? In the next cell, the reference, which also models grouped keys and
 # flash attention, predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its
-# constant for the A100 is fitted on the row of 145.6B in table 1. Its constant for the H100 is fitted on
-# Llama 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
+# constant for the A100 is fitted to the 145.6B row of table 1. Its constant for the H100 is fitted to Llama
+# 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1449,8 +1450,9 @@ for table, constant in (
 #
 # <details><summary>The layouts it yields, and the layouts it leaves out</summary>
 #
-# It tries all divisions of `gpus` into pp, dp, cp and tp, with microbatches of 1, 2 and 4 sequences, 1, 2 and
-# 4 chunks, ZeRO 0, 1 and 3, and the three kinds of recomputation. "sequence" is True if tp > 1. The function
+# It tries all divisions of `gpus` into pp, dp, cp and tp, with 1, 2 or 4 sequences per microbatch, with 1, 2
+# or 4 chunks, with ZeRO 0, 1 or 3, and with each kind of recomputation. "sequence" is True if tp > 1. The
+# function
 # leaves out
 #
 # - cp > 1, if shape.context is less than 32,768,
@@ -1471,7 +1473,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
     """Return the layout with the shortest step of all that can be cut and fit.
 
     It is a dict as in section 6, or None if no layout fits. efficiency: 0.63 is the reference's
-    constant, fitted on the row of 145.6B.
+    constant, fitted to the 145.6B row.
     """
 
     def can_be_cut(layout):
@@ -1595,8 +1597,8 @@ hybrid_figures.divisions_figure(verdicts, room=76)
 # %% [markdown]
 # A popular table recommends a kind of parallelism for each size of model. We test five of its rows, each for
 # one GPT on one cluster, and the first row for a second GPT as well. (The sixth row is ZeRO-Offload, which
-# the advisor doesn't know.) A recommendation counts as right if the best layout it allows fits and takes at
-# most 1.1 times as long as the best layout of all. **Predict** how many of the six cases are right.
+# the advisor doesn't know.) A recommendation counts as right if its best layout fits, and takes at most 1.1
+# times as long as the best layout of all. **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
 from course_lib.models import PUBLISHED
@@ -1890,10 +1892,10 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     plain = launch(steps, sizes, world_size=8, backend="gloo").ledger  # like the run with wires
     felt = launch(steps, sizes, world_size=8, wires=wires).ledger
     predicted, measured = between_barriers(plain, wires), slept(felt)
-    print(f"{' x '.join(order)}: computed {predicted:.2f} s, slept {measured:.2f} s")
+    print(f"{' x '.join(order)}: computed {predicted:.2f} s, measured {measured:.2f} s")
 
 # %% [markdown]
-# The computed times of the two orders have nearly the same ratio as the slept times. The compute between the
+# The ratio of the two orders' times is nearly the same, computed or measured. The compute between the
 # operations is taken from the record, and its time varies if the machine is busy.
 #
 # **A thousand GPUs.** A mesh is symmetric, because all ranks of a stage do the same. So the clock has to
@@ -1974,8 +1976,8 @@ if ready(step_seconds):
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
-# `python -m course_lib.submit` packs them to be handed in.
+# a terminal, `python -m course_lib.progress` adds up the points in your saved notebooks, and `python -m
+# course_lib.submit` packs them to hand in.
 
 # %% tags=["skip-in-grading"]
 from course_lib import progress

@@ -108,10 +108,10 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # %% [markdown]
 # ## Your tools
 #
-# This notebook builds on all thirteen before it. The folded list sums up each of them in one sentence, so
-# open the list if you want to refresh your memory.
+# This notebook builds on all thirteen before it. The folded list sums up each of them in a sentence or two,
+# so open it if you want to refresh your memory.
 #
-# <details><summary>Thirteen notebooks in thirteen sentences</summary>
+# <details><summary>Thirteen notebooks in a few sentences</summary>
 #
 # | | |
 # |---|---|
@@ -151,8 +151,8 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 # | points | 5 |
 #
 # For most training runs in the world, two classes of PyTorch are enough. `DistributedDataParallel` (DDP)
-# gives every rank the whole model and sums the gradients while backward runs. `fully_shard` (FSDP) leaves 1/n
-# of the parameters on each rank and gathers the parameters of a unit when they are needed. Since you have
+# gives every rank the whole model and averages the gradients while backward runs. `fully_shard` (FSDP) leaves
+# 1/n of the parameters on each rank and gathers the parameters of a unit when they are needed. Since you have
 # written both classes yourself, you know most of what PyTorch's versions do. But `fully_shard` has a trap. If
 # you step into it, no error is raised and all results are right, but you don't save the memory you wanted to
 # save.
@@ -198,8 +198,8 @@ def distribute(model: GPT, how: str) -> nn.Module:
 # becomes a unit of its own. End with the model, so that the parameters outside the blocks become the last
 # unit.</details>
 #
-# **Check.** The check trains three steps on one rank and on two, compares the losses with the losses of one
-# process, and counts the bytes that ranks send and hold.
+# **Check.** The check trains three steps on one rank and on two, compares the losses with an undistributed
+# run's, and counts the bytes that ranks send and hold.
 
 # %% nbgrader={"grade_id": "distribute_check", "points": 5}
 report = check("13_capstone/distribute", distribute)
@@ -251,12 +251,12 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # per second of one rank. FSDP is slower than one rank, because this model is small and FSDP sends one and a
 # half times as many bytes as DDP, in many small messages.
 #
-# **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. If a model doesn't
-# fit on one GPU, you can't run the line `GPT(MODEL)`, because it allocates memory for the whole model.
-# Instead, such a model is built on the meta device, where tensors have no memory. Then it is sharded, and
-# only after this do its tensors get memory (`to_empty`). A learning-rate schedule, such as a warm-up followed
-# by a cosine, depends only on the number of the step. So you can use it unchanged on more GPUs, as long as
-# the global batch stays the same.
+# **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. The line
+# `GPT(MODEL)` allocates memory for the whole model, and `.to` then needs as much on one GPU. A large model
+# fits in neither. Instead, such a model is built on the meta device, where tensors have no memory. Then it is
+# sharded, and only after this do its tensors get memory (`to_empty`). A learning-rate schedule, such as a
+# warm-up followed by a cosine, depends only on the number of the step. So you can use it unchanged on more
+# GPUs, as long as the global batch stays the same.
 #
 # <details><summary>Which unit can't be freed between forward and backward?</summary>The root unit can't be
 # freed, because it contains the last norm and the head, and backward begins with them.</details>
@@ -314,12 +314,12 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # ### b · ZeRO
 #
 # If a layout has `zero=k`, the step uses the class for ZeRO's stage k, and dp x cp is its group. This class
-# sums the gradients instead of you. But it also divides the sum by n, the number of ranks in its group. The
+# sums the gradients for you. But it also divides the sum by n, the number of ranks in its group. The
 # reason is that in notebook 04, each rank divided its loss by the number of its own targets, so the right
 # gradient was the *mean* of the ranks' gradients. Here, however, the right gradient is their *sum*.
 #
 # **Predict.** Suppose you use `Zero1Optimizer` with the group of the replicas, leave out your own sum, and
-# change nothing else. By which factor is the gradient wrong on dp 2 x cp 2? And how could you correct the
+# change nothing else. By what factor is the gradient off on dp 2 x cp 2? And how could you correct the
 # gradient with ZeRO-2, where `.grad` is None as soon as backward is over?
 #
 # <details><summary>Answer</summary>The gradient is 1/4 of the right one, because the group has n = 4 ranks.
@@ -606,9 +606,8 @@ report.points(5)
 #
 # `step_a`, `step_b` and `step_c` are changed versions of `make_step`, and take the same arguments. Each was
 # changed for a good reason and passed a test on one rank, but gives wrong losses on eight. `REPORTED` in the
-# next cell lists the layouts that gave these losses. First use your `smallest_failing` to find the axes the
-# failure of each function needs. Then read the function, which has only about ten lines, with these axes in
-# mind.
+# next cell lists the layouts that gave these losses. First use your `smallest_failing` to find the axes each
+# function needs to fail. Then read the function, which has only about ten lines, with these axes in mind.
 #
 # **Measure.** The cell trains a tiny GPT about 20 times, in about 30 s. You don't have to read the code of
 # its functions. A function fails if any of its three losses is more than 1e-9 away from the loss of one
@@ -773,19 +772,19 @@ for name, optimizer in (
 # Some mistakes don't show on eight ranks, but ruin a run on 1,024 ranks. With two ranks per axis, an
 # all-gather costs as much as an all-reduce, every rank is the first or the last of its group, and there is no
 # middle stage. So you need a test with more ranks. But you can't start 1,024 processes on two cores, and
-# GPT-3's parameters alone need 701 GB in float32.
+# GPT-3's parameters alone need about 700 GB in float32.
 #
-# A **dry run** needs neither 1,024 processes nor 701 GB. Your function runs unchanged, but as *one* rank of a
+# A **dry run** needs neither 1,024 processes nor 700 GB. Your function runs unchanged, but as *one* rank of a
 # large mesh. The other ranks don't exist, so all calls that need them return immediately. Tensors of floats
 # have a shape and a dtype, but no values. Tensors of integers, however, do have values, because your program
 # makes decisions with them. So the calls and their order, the bytes, the memory and the FLOPs are the same as
 # on the real rank. But a dry run can't measure time, and it can't detect wrong values, for example if you
 # forgot a division. The comparison in §3 detects them.
 #
-# **Predict.** GPT-3 has 96 layers of width 12,288. It is cut into pp 8 x dp 16 x tp 8, and each replica has
-# 16 microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? For how
-# many microbatches do you keep activations at the same time, at most? And how many bytes of activations do
-# you send to the next stage for each microbatch?
+# **Predict.** GPT-3 has 96 layers of width 12,288. Its 1,024 ranks are pp 8 x dp 16 x tp 8, and each replica
+# has 16 microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? For
+# how many microbatches do you keep activations at the same time, at most? And how many bytes of activations
+# do you send to the next stage for each microbatch?
 #
 # <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. This stage keeps the
 # activations of at most min(16, 8 − 4) = 4 microbatches. The activations of a microbatch have 2,048 · 12,288
@@ -825,9 +824,8 @@ if rank_517 := tried(as_rank_517, mine):
 # columns agree to the byte.
 #
 # But look at the row *peak of the setup*. `make_step` builds the whole model, and `mesh_stages` then throws
-# most of it away. So every rank would need 702 GB before the first step, and no GPU has so much memory. This
-# is why Megatron-LM builds only a rank's own part, and why other libraries build the model on the meta
-# device.
+# most of it away. So every rank would need 702 GB before the first step, and no GPU has that much. This is
+# why Megatron-LM builds only a rank's own part, and why other libraries build the model on the meta device.
 #
 # **Check.** The check makes dry runs of your step on the mesh pp 8 x dp 16 x tp 8, as ranks of different
 # stages. The model is a small GPT of 8 layers, and each replica has 8 microbatches. The check compares the
@@ -927,9 +925,9 @@ report.points(5)
 # The flawed schedule keeps m microbatches, whereas 1F1B keeps only min(m, p − i). But with m = p = 2, both
 # numbers are 2 on the first stage.</details>
 #
-# **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group and
-# with tensors without values, and reports the memory. In 2025, the script supported FSDP and its hybrid form,
-# but not tp, pp or cp.
+# **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group, on
+# tensors without values, and reports the memory. In 2025, the script supported FSDP and its hybrid form, but
+# not tp, pp or cp.
 
 # %% [markdown]
 # ## 5 · The map of the field
@@ -1229,8 +1227,8 @@ home.cleanup()
 #   other libraries take 4 GB of each GPU.
 #
 # **Predict.** A rule of thumb says that you should use tp for all GPUs of a node, then as much pp as the
-# memory requires, and dp for the rest. How much longer does a step take with this rule than with the best
-# layout for this cluster? And which axis should use the slow wire between nodes?
+# memory requires, and dp for the rest. How many times as long does a step take with this rule as with the
+# best layout for this cluster? And which axis should use the slow wire between nodes?
 #
 # <details><summary>Answer</summary>The rule gives tp 8 and dp 4, because the model then fits without pp. With
 # this layout, a step takes 2.9 times as long as with the best layout, since PCIe has a tenth of NVLink's
@@ -1241,7 +1239,7 @@ home.cleanup()
 # `recompute="none"`.) According to the planner of notebook 10, a step must take at most 5 % longer with your
 # layout than with the best layout `advise` finds. You can use everything in `course_lib.planning`, such as
 # `Cluster`, `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in
-# order, so the outermost axis is the first axis whose ranks are on different nodes.
+# order, so on this cluster the outermost axis always crosses nodes.
 
 # %% nbgrader={"grade_id": "cluster", "solution": true}
 my_layout = ...  # Layout({...}, microbatch=..., chunks=..., zero=..., recompute=...)
@@ -1510,8 +1508,8 @@ report = check(
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In a
-# terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and `python -m
-# course_lib.submit` packs them so that you can hand them in.
+# terminal, `python -m course_lib.progress` adds up the points in your saved notebooks, and `python -m
+# course_lib.submit` packs them to hand in.
 
 # %% tags=["skip-in-grading"]
 from course_lib import progress
