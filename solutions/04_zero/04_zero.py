@@ -3,22 +3,22 @@
 #
 # **Which of the N copies of everything did we need?**
 #
-# Eight GPUs train a 7B model as replicas (notebook 03). In mixed precision with Adam, each of them holds
-# 16 bytes for every parameter: 2 of weights, 2 of gradients and 12 of the optimizer's state. That is
-# 112 GB, but an H100 has 80. So the model does not fit, and eight more GPUs do not help, because each of
-# them would need 112 GB again.
+# Each of eight GPUs trains a replica of a 7B model (notebook 03). In mixed precision with Adam, a GPU holds
+# 16 bytes for every parameter: 2 for the weight, 2 for its gradient and 12 for the optimizer's state. For 7B
+# parameters this makes 112 GB, but an H100 has only 80 GB. So the model does not fit, and eight more GPUs do
+# not help, because each of them would need 112 GB again.
 #
-# But the eight copies are equal. So in this notebook you keep each part once instead of eight times,
-# first the optimizer's state, then the gradients, then the weights. This brings you from 112 GB down to
-# 38.5, 26.25 and 14.
+# But the eight copies are identical. So in this notebook you keep each part once instead of eight times,
+# first the optimizer's state, then the gradients, then the weights. These three steps bring the memory per
+# GPU from 112 GB to 38.5, then 26.25, and finally 14 GB.
 #
 # | | |
 # |---|---|
-# | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a unit and a module of sharded weights (ZeRO-3) |
+# | you will build | flat shards; two sharded optimizers (ZeRO-1 and ZeRO-2); a unit and a module with sharded weights (ZeRO-3) |
 # | you need | reduce-scatter and all-gather (notebook 02); replicas and gradient hooks (notebook 03) |
 # | time | three hours, with a break after §4; the *optional* §6, §7 and §11 take half an hour more, and §9 and §10 an hour and a half |
 # | points | 60, and 8 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only they can show |
+# | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* measures what a CPU can't show |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -43,21 +43,21 @@
 # | P | the number of the model's parameters |
 # | K | the number of microbatches whose gradients add up before a step |
 # | model states | weights, gradients and the optimizer's state. ZeRO shards these, but not the activations |
-# | replicated | every rank has all of the tensor, with the same values |
-# | partial | every rank has a tensor of full size, but it is only this rank's term of the sum. The gradients after backward are partial |
+# | replicated | every rank has the full tensor, with the same values |
+# | partial | every rank has a tensor of full size, but this tensor is only the rank's own term of a sum over the ranks. After backward, the gradients are partial |
 # | sharded | every rank has one of N equal parts of the tensor, its *shard*; rank r *owns* the r-th |
-# | master copy | the float32 weights the optimizer updates when the model's weights are in 16 bits |
+# | master copy | the float32 copy of the weights, which the optimizer updates if the model's own weights are in 16 bits |
 # | unit | parameters that are gathered and freed together (here, a block) |
 #
-# Traffic is counted in *units of traffic*, which have nothing to do with the units of this table. One
-# unit of traffic is **(N−1)/N · P** elements, as many as each rank sends in one reduce-scatter or one
-# all-gather of P elements:
+# Traffic is counted in *units of traffic*, which are different from the *unit* in this table. One unit of
+# traffic is **(N−1)/N · P** elements, the amount each rank sends in one reduce-scatter or one all-gather of P
+# elements:
 #
 # | collective | before | after | sent |
 # |---|---|---|---|
 # | reduce-scatter | partial | sharded | 1 |
 # | all-gather | sharded | replicated | 1 |
-# | all-reduce | partial | replicated | 2, since it is a reduce-scatter and then an all-gather (notebook 02) |
+# | all-reduce | partial | replicated | 2, since it consists of a reduce-scatter and an all-gather (notebook 02) |
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -87,12 +87,12 @@ WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 
 # %% [markdown]
-# The next cell holds the tools of this notebook, and you don't have to read it now. `train` trains
-# `Network`, a small model with its layers in `blocks`, for a few steps on every rank. Meanwhile it measures
-# how many bytes of tensors the rank holds. `most` is the largest of these measurements, and
-# `memory_picture` draws the measurements of the last step. `sent` reads from the ledger how much a rank
-# sent in that step, and `show` prints the bytes held and the bytes sent next to the numbers we expect.
-# `in_buckets` and `in_units` sort parameters for §4 and §5, and `scorecard` makes the table at the end.
+# The next cell holds the tools of this notebook, and you don't have to read it now. `train` trains `Network`,
+# a small model with its layers in `blocks`, for a few steps on every rank. Several times in each step, it
+# measures how many bytes of tensors the rank holds. `most` is the largest of these measurements, and
+# `memory_picture` draws the measurements of the last step. `sent` reads from the ledger how much a rank sent
+# in that step. `show` prints the bytes held next to the bytes we expect, and then the traffic of a step.
+# `in_buckets` and `in_units` group parameters for §4 and §5, and `scorecard` makes the table at the end.
 
 
 # %%
@@ -320,18 +320,19 @@ def stages_picture(runs):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# Where do the 16 bytes per parameter come from? Weights and gradients in 16 bits take 2 + 2. Adam keeps a
-# mean m and a variance v in float32, which take 4 + 4. Adam also needs the weights themselves in float32,
-# because a step of 1e-5 on a weight of 1 is lost in bf16. This copy takes 4 more. Plain float32 training
-# takes 4 for weights, 4 for gradients, and 8 for m and v. This makes 16 again, but only by coincidence.
+# Where do the 16 bytes per parameter come from? Weights and gradients in 16 bits take 2 + 2 bytes. Adam keeps
+# a mean m and a variance v in float32, which take 4 + 4. Adam also needs the weights themselves in float32,
+# because in bf16 a change of 1e-5 to a weight of 1 would be rounded away. This *master copy* takes 4 more.
+# Plain float32 training takes 4 for weights, 4 for gradients, and 8 for m and v. The total is 16 again, but
+# only by coincidence.
 #
-# <details><summary>The 16 bytes in libraries</summary>DeepSpeed and Megatron-LM take 2 + 2 + 12,
-# or 2 + 4 + 12 if gradients add up in float32. PyTorch's <code>autocast</code> takes 4 + 4 + 8, because
-# weights and gradients stay in float32 there. You will also read that the optimizer's state takes 4 or 8
-# bytes per parameter. These are m and v without the master copy, in 16 bits or in float32. So always say
+# <details><summary>The 16 bytes in libraries</summary>DeepSpeed and Megatron-LM take 2 + 2 + 12, or 2 + 4 +
+# 12 if gradients add up in float32. PyTorch's <code>autocast</code> takes 4 + 4 + 8, because weights and
+# gradients stay in float32 there. You will also read that the optimizer's state takes 4 or 8 bytes per
+# parameter. Such figures count only m and v, in 16 bits or in float32, without the master copy. So always say
 # which parts you count.</details>
 #
-# Let's look at replicas first. The cell trains a small model with plain AdamW in float32, on one rank:
+# The cell trains a small model as a single replica, with plain AdamW in float32 on one rank:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -346,13 +347,14 @@ for when in ("after backward", "after step"):
     print(f"{when:15} {run[0][when]:10,} bytes, {run[0][when] / P:5.2f} per parameter")
 
 # %% [markdown]
-# After backward, there are 16 bytes for each parameter, but after the step the gradients have been freed.
-# (The 0.02 above 16 are inputs and targets. Backward has freed the activations by then. ZeRO does not shard
-# activations, but notebook 09 makes them smaller.)
+# After backward, the rank holds 16 bytes for each parameter. After the step it holds 12, because the
+# gradients have been freed. (The extra 0.02 are inputs and targets. Backward has already freed the
+# activations.)
 #
-# **Predict.** ZeRO shards in three stages. Each stage shards one more part, which is then divided by N:
+# **Predict.** ZeRO shards in three stages. Each stage shards one more part of the model states, so that a
+# rank keeps only 1/N of this part:
 #
-# | stage | sharded | whole on every rank |
+# | stage | sharded | replicated |
 # |---|---|---|
 # | 0, replicas | nothing | weights, gradients, state |
 # | 1 | the optimizer's state (master copy, m, v) | weights, gradients |
@@ -360,9 +362,9 @@ for when in ("after backward", "after step"):
 # | 3 | state, gradients, weights | nothing |
 #
 # With `offload`, some of the tensors move to the memory of the host (the computer around the GPU), so they no
-# longer count. The optimizer's state moves in every stage, the gradient shard from stage 2 on (ZeRO-Offload),
-# and the shard of the weights in stage 3 (ZeRO-Infinity). Count the bytes that stay on the GPU between
-# backward and step.
+# longer take memory on the GPU. The optimizer's state moves in every stage. The gradient shard also moves
+# from stage 2 on (as in ZeRO-Offload), and the shard of the weights moves in stage 3 (as in ZeRO-Infinity).
+# Count the bytes that stay on the GPU between backward and step.
 
 # %%
 WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes per parameter
@@ -393,8 +395,8 @@ def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) ->
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>There are three numbers, 2, 2 and 12. Each is divided by n from its own
-# stage on (weights from 3, gradients from 2, states from 1).</details>
+# <details><summary>Hint</summary>There are three numbers, 2, 2 and 12. The 12 for the state is divided by n
+# from stage 1 on, the 2 for the gradient from stage 2 on, and the 2 for the weight in stage 3.</details>
 #
 # **Check.**
 
@@ -406,8 +408,8 @@ report = check("04_zero/memory_prediction", memory_per_rank, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The cell prints the table for 7B parameters on 8 GPUs, from your function. The last line is
-# for comparison with figure 1 of the ZeRO paper, which shows 120, 31.4, 16.6 and 1.9 GB.
+# **Measure.** The cell uses your function to print the memory per GPU in each stage, for 7B parameters on 8
+# GPUs. Compare its last line with figure 1 of the ZeRO paper, which shows 120, 31.4, 16.6 and 1.9 GB.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):  # prints nothing before you have written it
@@ -419,18 +421,19 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
     print("7.5B on 64 GPUs, stages 0 to 3:", ", ".join(figure_1), "GB")
 
 # %% [markdown]
-# Stage 1 already saves 73.5 GB of the 98 GB that stage 3 saves. But the weights set a floor under stages 1
-# and 2. ZeRO-2 is sometimes recommended for models of up to 70B, although the weights of 70B take 140 GB
-# on every GPU, however many GPUs there are.
+# Stage 1 already saves 73.5 of the 98 GB saved by stage 3. But in stages 1 and 2, every GPU still holds all
+# of the weights. ZeRO-2 is sometimes recommended for models of up to 70B, although the weights of a 70B model
+# take 140 GB on every GPU, however many GPUs there are.
 #
-# <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which are
-# m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001 counts
-# the 12, but shows 2 + 2 + 12 as PyTorch's numbers, and once calls the 12 "fp32 momentum + variance",
-# although these are only 8. It shows parts of the table for 7B, and recommends "FSDP or ZeRO-2" for 10 to
-# 70B. For one GPU without parallelism it says "&lt;10B", but 80 GB hold the model states of only 5B. Its 5.5
-# GB for 175B on 64 GPUs are only the weights. Even with the 10 to 50 GB of activations that it adds, they
-# would fit into 80 GB, so its "out of memory" is wrong. The sum that counts is 16P/N = 43.75 GB, plus the
-# activations, plus one gathered block.</details>
+# <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which is
+# the size of m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture
+# 001 counts the 12 bytes, but presents 2 + 2 + 12 as PyTorch's numbers. In one place it calls the 12 bytes
+# "fp32 momentum + variance", although momentum and variance take only 8. The lecture shows parts of the table
+# for 7B, and recommends "FSDP or ZeRO-2" for 10 to 70B. For one GPU without parallelism it says "&lt;10B",
+# but 80 GB hold the model states of only 5B parameters. For 175B on 64 GPUs, its 5.5 GB are only the weights.
+# The lecture adds 10 to 50 GB of activations and concludes "out of memory", although even this total would
+# fit into 80 GB. In fact, each GPU holds 16P/N = 43.75 GB of model states, plus the activations, plus one
+# gathered block.</details>
 
 # %% [markdown]
 # ## 2 · Flat shards
@@ -442,16 +445,19 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# How do you cut a model into N equal parts? You can't cut it by layers, because an embedding can be half
-# of a small model, and collectives want parts of *equal* size. So write all parameters into one row,
-# append zeros until N divides its length, and cut the row. A boundary can fall inside a parameter. That
-# does no harm, because Adam and SGD treat every element separately.
+# How do you cut a model into N equal parts? You can't give each rank whole layers, because collectives need
+# parts of *equal* size, and an embedding can be half of a small model. So write all parameters into one row,
+# append zeros until N divides the length of the row, and cut the row into N shards. A cut can fall inside a
+# parameter. This does no harm, because Adam and SGD treat every element separately.
 #
 #     parameters   [ a a a a a | b b | c c c c ]
 #     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
 #
 # **Predict.** For 14 parameters and 4 ranks, how long is a shard, and how many zeros are there? How many
-# zeros can there be at most? (4 elements and 2 zeros, and at most N − 1.)
+# zeros can there be at most?
+#
+# <details><summary>Answer</summary>A shard has 4 elements, and there are 2 zeros. There can be at most N − 1
+# zeros.</details>
 #
 # **Build.**
 
@@ -510,11 +516,11 @@ report.points(6)
 
 # %% [markdown]
 # Padding costs little. For example, a 7B model on 1,024 ranks has at most 1,023 zeros, which take 2 kB in
-# bf16. But it costs more if you cut *small* tensors separately for many ranks. A bias of 100 elements, cut
-# for 1,024 ranks, becomes 1,024 elements.
+# bf16. But it costs more if you cut *small* tensors separately for many ranks. If a bias of 100 elements is
+# cut for 1,024 ranks, its shards have 1,024 elements in all.
 #
-# **Break it.** Leave out the zeros, and cut 5 elements for 2 ranks with `tensor_split`. What does the
-# collective say?
+# **Break it.** Leave out the zeros, and cut 5 elements for 2 ranks with `tensor_split`. Which error does the
+# collective raise?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -528,14 +534,14 @@ def uneven():
 try_it(uneven, world_size=2)
 
 # %% [markdown]
-# **In production.** FSDP1 calls this a `FlatParameter`, and DeepSpeed a `flat` partition. FSDP2
-# (`fully_shard`) cuts each parameter along its first dimension instead. This costs a little more padding and
-# one more copy, between the parameters and the buffer of the collective. In return, every shard is still a
-# parameter with a name.
+# **In production.** FSDP1 calls such a row a `FlatParameter`, and DeepSpeed calls it a `flat` partition.
+# FSDP2 (`fully_shard`) cuts each parameter along its first dimension instead. This costs a little more
+# padding, and one more copy between the parameters and the collective's buffer. In return, every shard is
+# still a parameter with a name.
 #
-# <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g.
-# layers 0-3 of 32)". But FSDP cuts each block by itself, as you will in §5, so every GPU holds a part of
-# every block. Putting whole layers on each GPU is pipelining (notebook 07).</details>
+# <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g. layers
+# 0-3 of 32)". But FSDP cuts each block separately, as you will in §5, so every GPU holds a part of every
+# block. Putting whole layers on each GPU is pipelining (notebook 07).</details>
 
 # %% [markdown]
 # ## 3 · ZeRO-1: the optimizer's state
@@ -548,43 +554,45 @@ try_it(uneven, world_size=2)
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
-# The next picture shows the memory of §1's replica in one step of AdamW. Every bar is one measurement of all
-# tensors of the rank. Each of the eight blocks has one bar when forward leaves it and one when backward
-# enters it. Two bars follow, one after backward and one after the step.
+# The next picture shows the memory used by the replica of §1 in one training step. Each bar shows the bytes
+# of all tensors on the rank, measured when forward leaves one of the eight blocks, when backward enters one
+# of them, after backward, or after the step.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 memory_picture({"replicas": measured[0]})
 
 # %% [markdown]
-# 4 bytes are weights, and 4 are gradients, which are made in backward and freed after the step. The other 8
-# are Adam's state, which takes up memory all the time, although only the step uses it.
+# Of the 16 bytes per parameter, 4 are weights, and 4 are gradients, which backward makes and `zero_grad`
+# frees. The other 8 are Adam's state, which takes up memory all the time, although only the step uses it.
 #
-# So let rank r keep the state and take the step only for its shard. For this it needs the mean gradient of
-# *its shard*, and then the other ranks need its new weights.
+# So let each rank keep the state for its own shard only, and take the step only for this shard. For this
+# step, the rank needs the mean gradient of *its shard*. Afterwards, the other ranks need the new weights of
+# the shard.
 #
 # | | from | to | sent |
 # |---|---|---|---|
-# | 1. reduce-scatter the gradients. Rank r gets the sum of shard r, and divides it by N | partial | sharded | 1 |
+# | 1. reduce-scatter the gradients. Rank r gets shard r of their sum, and divides it by N | partial | sharded | 1 |
 # | 2. take the optimizer's step, on the shard | sharded | sharded | 0 |
 # | 3. all-gather the shards. Then every rank has all new weights | sharded | replicated | 1 |
 #
-# Together, these steps send 2 units of traffic. Replicas need only an all-reduce of the gradients, but an
-# all-reduce also sends 2 units. So you save the memory without extra traffic.
+# Together, these steps send 2 units of traffic, as much as the all-reduce of replicas. So you save the memory
+# without extra traffic.
 #
-# Over K microbatches, the traffic is still 2, because the partial gradients add up on each rank, and only the
-# step sends them.
+# With K microbatches, the traffic is still 2 units, because the partial gradients add up on each rank, and
+# only the step sends them.
 #
-# **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather the
-# parameters. What is the ratio of its bytes to the bytes of the workflow above? Write this ratio down as
-# `answer_2` in §8.
+# **Predict.** ZeRO-1 is often drawn with another workflow, which *all-reduces* the gradients, takes the step,
+# and all-gathers the parameters. How many times as many bytes does this other workflow send as the workflow
+# above? Write this number down as `answer_2` in §8.
 #
-# **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an
-# ordinary optimizer, which knows only a single parameter, the shard. The next cell gives you three functions.
-# The first lines of the constructor are also given. They send the first rank's values to all ranks and list
-# the trained parameters in `self.params`. You make the shard and the inner optimizer, and write `step`.
+# **Build.** Seen from outside, your class is an optimizer (`step`, `zero_grad`). Inside, it has an ordinary
+# optimizer, which knows only a single parameter, the shard. The next cell gives you three functions. The
+# given lines of the constructor send the first rank's parameters to all ranks, and list the trained
+# parameters in `self.params`. You make the shard and the inner optimizer, and write `step`.
 #
 # - Frozen parameters (`requires_grad` is False) belong to no shard, and a step sends nothing for them.
-# - A missing gradient counts as zeros, because a rank does not have to use every part of the model.
+# - A rank does not have to use every part of the model, so a gradient can be missing. Count a missing
+#   gradient as zeros.
 # - After the step, keep no large tensor except the shard and the inner optimizer's state. Free the
 #   shard's gradient as well.
 
@@ -666,18 +674,18 @@ class Zero1Optimizer:
 # %% [markdown]
 # <details><summary>Hint: the gradient of the shard</summary>The row of all gradients is <code>whole =
 # flat_gradient(self.params, self.n)</code>. Call <code>dist.reduce_scatter_tensor(own, whole,
-# group=self.group)</code> with a new tensor <code>own</code> of the shard's size, and divide it by
-# N.</details>
+# group=self.group)</code> with a new tensor <code>own</code> of the shard's size, and then divide
+# <code>own</code> by N.</details>
 # <details><summary>Hint: the inner optimizer</summary>Write <code>self.shard =
-# nn.Parameter(own.clone())</code> and <code>optimizer_cls([self.shard], **defaults)</code>. Before its step,
-# give it the mean: <code>self.shard.grad = ...</code>. The inner optimizer never sees a parameter of the
-# model.</details>
+# nn.Parameter(own.clone())</code> and <code>optimizer_cls([self.shard], **defaults)</code>. Before the inner
+# optimizer takes its step, give it the mean gradient: <code>self.shard.grad = ...</code>. The inner optimizer
+# never sees a parameter of the model.</details>
 #
-# **Check.** The check compares your values with one process that trains on all data, and your bytes with the
-# formula. It also limits the memory of the rank's process. In its messages, P stands for the bytes of the
-# parameters in float32. The runs that measure memory use SGD with momentum, so between steps the weights
-# take P, and the shard and its momentum take 2P/N. The shard's gradient takes another P/N, and after backward
-# the full gradients take another P.
+# **Check.** The check compares your parameters with the parameters of a single process that trains on all
+# data, and your traffic with the formula. It also limits the memory of each rank's process. In the check's
+# messages, P stands for the bytes of the parameters in float32. The runs that measure memory use SGD with
+# momentum. So between steps, the weights take P, and the shard and its momentum take 2P/N. If you keep the
+# shard's gradient, it takes another P/N. After backward, the full gradients take another P.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -687,9 +695,9 @@ report = check("04_zero/zero1_optimizer", Zero1Optimizer, cases="hidden")
 report.points(14)
 
 # %% [markdown]
-# **Measure.** The cell runs your optimizer on four ranks, with AdamW in float32. We expect 4P for
-# weights, 4P for gradients, and 12P/N for the shard, m and v. (The shard is a copy of its part of the
-# weights. In mixed precision that copy *is* the float32 master, so you have built it already.)
+# **Measure.** The cell runs your optimizer on four ranks, with AdamW in float32. We expect 4P for weights, 4P
+# for gradients, and 12P/N for the shard, m and v. (The shard is a copy of the rank's part of the weights. In
+# mixed precision this copy *is* the float32 master copy, so you have already built it.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -700,13 +708,10 @@ def zero1(model):
 measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
 
 # %% [markdown]
-# Your step sends 2 units, as the step of a replica does.
-#
 # **In production.** DeepSpeed's stage 1 and Megatron-LM's distributed optimizer reduce-scatter the gradients,
-# as yours does. But PyTorch's `ZeroRedundancyOptimizer` follows the other workflow. It works under
-# `DistributedDataParallel`, which averages the gradients *during* backward, while your reduce-scatter waits
-# until the step. ZeRO-2 will not have to wait. (In §11 you can measure PyTorch's optimizer, and the bytes
-# that are really on the wire.)
+# as your optimizer does. But PyTorch's `ZeroRedundancyOptimizer` follows the other workflow. It works under
+# `DistributedDataParallel`, which averages the gradients *during* backward. Your reduce-scatter has to wait
+# until the step, but in ZeRO-2 it will also run during backward. (§11 measures PyTorch's optimizer.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
 # with the reduce-scatter.</details>
@@ -728,28 +733,29 @@ measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step":
 memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 
 # %% [markdown]
-# The floor is lower, because the shard, m and v take only 12/4 bytes. But the bars of backward still climb by
-# 4 bytes, from 7 to 11. All gradients stay until the step, though each rank will read only 1/N of them. So
-# send them off while backward produces them. As soon as the gradients of a few neighbouring parameters (a
-# *bucket*) are ready, reduce-scatter them, keep your own shard, and free the rest. Then the full gradient
-# never exists.
+# In forward, the bars of ZeRO-1 are lower, because the shard, m and v take only 12/4 bytes per parameter. But
+# in backward, the bars still climb by 4 bytes, from 7 to 11. Each rank keeps all gradients until the step,
+# although its optimizer updates only 1/N of the parameters. So send the gradients while backward is still
+# running. As soon as the gradients of a few neighbouring parameters (a *bucket*) are ready, reduce-scatter
+# them, keep your own shard, and free the rest. Then the full gradients never exist at the same time.
 #
-# **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
+# **Predict.** How many bytes does a rank now keep after backward? How high is the peak, with buckets of B
+# bytes?
 #
-# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. So in mixed
-# precision a rank keeps 2P + 14P/N bytes. The peak is higher by a bucket or two.</details>
+# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. So in mixed precision
+# a rank keeps 2P + 14P/N bytes. At the peak, a rank also holds one or two buckets.</details>
 #
-# Over K microbatches, gradients can't add up on a rank before they are sent, because no rank keeps full
-# gradients. So every microbatch is reduce-scattered. What, then, is the ratio of the bytes sent by ZeRO-2 to
-# those sent by ZeRO-1? For K = 8, this ratio is `answer_3` in §8.
+# With K microbatches, gradients can't add up on a rank before they are sent, because no rank keeps full
+# gradients. So the gradients of every microbatch are reduce-scattered. How many times as many bytes as ZeRO-1
+# does ZeRO-2 then send? For K = 8, this number is `answer_3` in §8.
 #
 # **Build.** Each bucket has its own row, its own zeros and its own shard, and the inner optimizer gets the
-# list of shards. Backward runs from the last layer to the first, so the buckets are filled in reverse order.
-# You write `send` and the rest of the hook `arrived`.
+# list of shards. Backward runs from the last layer to the first, so the first bucket holds the last
+# parameters. You write `send` and the rest of the hook `arrived`.
 #
 # Three rules make the result right on all ranks.
-# 1. Buckets leave *in order*. Gradients can arrive in different orders on different ranks, and some might not
-#    arrive at all. So a bucket that is full before its turn waits.
+# 1. All ranks send the buckets *in the same order*. But gradients can arrive in different orders on different
+#    ranks, and some might not arrive at all. So a bucket that is full before its turn has to wait.
 # 2. When backward ends, `send_the_rest` sends the remaining buckets, with zeros for missing gradients.
 #    (`after_backward(function)`, called from a hook, calls `function` when backward ends.)
 # 3. The gradient shards of several backwards add up.
@@ -847,10 +853,10 @@ class Zero2Optimizer:
 
 
 # %% [markdown]
-# <details><summary>Hint: send</summary>The row of a bucket is <code>flat_gradient(bucket, self.n)</code>.
-# Set the gradients of the bucket's parameters to None, add this rank's part of the mean to the
-# <code>.grad</code> of the bucket's shard, which might be None, and give the turn to the next
-# bucket.</details>
+# <details><summary>Hint: send</summary>The row of a bucket is <code>flat_gradient(bucket, self.n)</code>. Set
+# the gradients of the bucket's parameters to None. After the reduce-scatter, add this rank's part of the mean
+# to the <code>.grad</code> of the bucket's shard. (This <code>.grad</code> might still be None.) Then give
+# the turn to the next bucket.</details>
 # <details><summary>Hint: the turn</summary>In the hook, <code>while</code> the bucket with the number
 # <code>self.turn</code> is full, send it. After the last bucket, <code>self.turn</code> is
 # <code>len(self.buckets)</code>.</details>
@@ -865,9 +871,9 @@ report = check("04_zero/zero2_optimizer", Zero2Optimizer, cases="hidden")
 report.points(12)
 
 # %% [markdown]
-# **Measure.** The cell runs one microbatch and then four, for comparison with ZeRO-1. In float32 we
-# expect 4P + 16P/N after backward. For each parameter of the shard, the gradient takes 4 bytes, the shard
-# itself 4, and m and v 8.
+# **Measure.** The cell runs ZeRO-2 with one microbatch, and then ZeRO-1 and ZeRO-2 with four. In float32 we
+# expect 4P + 16P/N bytes after backward. The 16 bytes are 4 for the gradient shard, 4 for the shard itself,
+# and 8 for m and v.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -880,8 +886,9 @@ _ = show("ZeRO-1, 4 microbatches", zero1, {"after backward": 8 + 12 / 4}, microb
 _ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microbatches=4)
 
 # %% [markdown]
-# With four microbatches, ZeRO-2 sends 5 units while ZeRO-1 sends 2, so you pay for memory with traffic. If
-# gradients must add up over many microbatches, as in pipelines (notebook 07), choose ZeRO-1.
+# With four microbatches, ZeRO-2 sends 5 units, but ZeRO-1 sends only 2. So ZeRO-2 pays with traffic for the
+# memory it saves. If gradients must add up over many microbatches, as in pipelines (notebook 07), choose
+# ZeRO-1.
 #
 # **Break it.** Break rule 1, with two ranks and two buckets. On rank 1, the gradients arrive in the opposite
 # order, and the rank sends each bucket as soon as it is full. The buckets have different sizes here:
@@ -899,12 +906,12 @@ def in_order_of_arrival():
 try_it(in_order_of_arrival, world_size=2)
 
 # %% [markdown]
-# With buckets of *equal* size there would be no error, but the gradients of one layer would be added to
-# the gradients of another. This is why the order is fixed in DDP and FSDP as well.
+# With buckets of *equal* size there would be no error, but the gradients of one layer would be added to the
+# gradients of another. This is why DDP and FSDP also call their collectives in a fixed order.
 #
-# **In production.** DeepSpeed calls ZeRO-2 `"stage": 2`. The nearest setting of FSDP is
-# `reshard_after_forward=False`, which gathers weights once and keeps them for backward. (FSDP1 called it
-# `SHARD_GRAD_OP`.) But FSDP also shards the weights between steps, and ZeRO-2 does not.
+# **In production.** DeepSpeed calls ZeRO-2 `"stage": 2`. The closest setting in FSDP is
+# `reshard_after_forward=False`, which gathers weights once and keeps them for backward. (FSDP1 called this
+# setting `SHARD_GRAD_OP`.) But unlike ZeRO-2, FSDP shards the weights between steps.
 #
 # <details><summary>In the lectures</summary>Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except
 # with lower memory requirement". But this is true only for one microbatch.</details>
@@ -934,10 +941,10 @@ try_it(in_order_of_arrival, world_size=2)
 # Together, these collectives send 3 units of traffic instead of a replica's 2. In return, a rank keeps 16P/N
 # bytes instead of 16P.
 #
-# The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself, and
-# autograd has kept views of the weights for backward. If you give `param.data` another tensor, autograd still
-# holds the old storage, so nothing is freed. Instead, empty the storage that all views share, and fill it
-# again later:
+# The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself. In
+# forward, autograd keeps views of the weights for backward. If you set `param.data` to another tensor, these
+# views still hold the old storage, so nothing is freed. Instead, empty the storage that all views share, and
+# fill it again later:
 
 # %%
 flat = torch.arange(4.0)
@@ -955,16 +962,16 @@ print("again:", view)
 #
 # - All of `params` are trained, or all are frozen. The unit keeps this rank's part of the row as `shard`, an
 #   `nn.Parameter`, which is frozen if `params` are.
-# - `gather()` makes every parameter whole, in its shape, with the values the shards hold *now*, because
-#   the optimizer might have changed them since the last `gather()`. A second `gather()` without a
-#   `free()` in between sends nothing.
+# - `gather()` gives every parameter memory for its full shape, and fills it with the values the shards hold
+#   *now*, because the optimizer might have changed the shards since the last `gather()`. A second `gather()`
+#   without a `free()` in between sends nothing.
 # - `free()` gives the memory back. The parameters, and every view autograd keeps of them, stay views of
 #   one storage, which is empty until the next `gather()`. In a new unit this storage is also empty.
 # - `reduce()` is called as soon as the parameters' gradients are ready. It adds the mean over the ranks
 #   to `shard.grad`, and then sets the gradients of the parameters to None. A missing gradient counts as
 #   zeros.
-# - Between uses, a rank holds only its shard and the shard's gradient. Keep no copy of a whole row
-#   of parameters or gradients in an attribute, because the check measures the memory of the rank's process.
+# - Between uses, a rank holds only its shard and the shard's gradient. Keep no copy of a full row of
+#   parameters or gradients in an attribute, because the check measures the memory of the rank's process.
 
 
 # %% nbgrader={"grade_id": "zero3_unit", "solution": true}
@@ -1019,10 +1026,10 @@ class Unit:
 # with <code>.clone()</code>, because a view would be empty after <code>free()</code>. After the constructor,
 # leave <code>param.data</code> alone. <code>gather()</code> and <code>free()</code> only resize the storage
 # of <code>self.flat</code>, and the parameters stay views of it.</details>
-# <details><summary>Hint: reduce</summary>It works like ZeRO-2's bucket: a row of the gradients, a
-# reduce-scatter, and the mean added to <code>shard.grad</code>. Write
-# <code>@torch.no_grad()</code> above <code>gather()</code> and <code>reduce()</code>, because the shard
-# requires a gradient, but autograd must not record these two methods.</details>
+# <details><summary>Hint: reduce</summary>Proceed as for a bucket in ZeRO-2. Make a row of the gradients,
+# reduce-scatter it, and add the mean to <code>shard.grad</code>. Write <code>@torch.no_grad()</code> above
+# <code>gather()</code> and <code>reduce()</code>, because the shard requires a gradient, but autograd must
+# not record these two methods.</details>
 #
 # **Check.** The check tests a single unit, without a model. Then it measures the memory of each rank with a
 # larger unit, of 4 MB.
@@ -1035,24 +1042,25 @@ report = check("04_zero/zero3_unit", Unit, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Build the module.** A module is now a list of units and the hooks that call them. You write
+# **Build the module.** The module consists of a list of units and of hooks that call the units. You write
 # `after_forward`, `arrived` and the rest of `before_backward`. The check expects this of the class:
 #
-# - The module has `blocks`, an `nn.ModuleList`, and the parameters of each block are a *unit*. All other
+# - The module has `blocks`, an `nn.ModuleList`, and the parameters of each block form a *unit*. All other
 #   parameters form one more unit, which is gathered for the forward of the whole module, and again for its
-#   backward. *Tied weights*, shared by two blocks or by a block and a module outside the blocks, also belong
-#   to this unit. The same block can be in the list twice. Frozen parameters have units of their own.
+#   backward. *Tied weights*, which are shared by two blocks or by a block and a module outside the blocks,
+#   also belong to this extra unit. The same block can be in the list twice. Frozen parameters have units of
+#   their own.
 # - After backward, `shard.grad` holds the mean over the ranks, and the means of several backwards add up in
-#   it. A gradient that is missing on all ranks counts as zeros. (In the check, no gradient is missing only on
-#   some ranks.)
-# - In addition to the shards, their gradients and the optimizer's state, the check allows memory for three
-#   blocks at any time: a block's weights, its gradients, and the row in which the gradients are sent. Keep no
-#   block gathered outside its forward or backward.
+#   it. A gradient that is missing on all ranks counts as zeros. (In the check, a gradient is missing either
+#   on all ranks or on none.)
+# - In addition to the shards, their gradients and the optimizer's state, the check allows three times the
+#   memory of a block at any time, for the weights of a block, its gradients, and the row in which these
+#   gradients are sent. Keep no block gathered outside its forward or backward.
 #
-# The constructor registers all hooks except one, which you write. In this notebook, every block and module
-# returns a single tensor. `output.register_hook(f)` calls `f(grad)` when the gradient of that tensor is
-# ready, and the backward of the block or module begins right after this call. You are free to write the class
-# in your own way, because the check looks only at the module.
+# The constructor registers all hooks except one, which you register in `after_forward`. In this notebook,
+# every block and module returns a single tensor. `output.register_hook(f)` calls `f(grad)` when the gradient
+# of that tensor is ready, and the backward of the block or module begins right after this call. You are free
+# to write the class in your own way, because the check looks only at the module.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1136,13 +1144,13 @@ class Zero3Module(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the work of each hook</summary>The forward pre-hook has gathered the unit. The
-# forward hook frees it, and then puts a hook on the output, in which you gather the unit again. If all
-# gradients of the unit are ready, <code>arrived</code> reduces the unit, frees it and discards it from
-# <code>self.unsent</code>.</details>
-# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. You might
-# free a unit in a full <i>backward</i> hook. But if a module's input needs no gradient, like the input of the
-# first block, this hook fires before the module's own backward.</details>
+# <details><summary>Hint: the work of each hook</summary>Before forward, a given hook gathers the unit. In
+# <code>after_forward</code>, free the unit, and put a hook on the output. This hook calls
+# <code>before_backward</code>, in which you gather the unit again. If all gradients of the unit are ready,
+# <code>arrived</code> reduces the unit, frees it and discards it from <code>self.unsent</code>.</details>
+# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage can end the process. For
+# example, this happens if you free a unit in a full <i>backward</i> hook. If a module's input needs no
+# gradient, like the input of the first block, this hook fires before the module's own backward.</details>
 #
 # **Check.**
 
@@ -1170,22 +1178,22 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# <details><summary>Answer</summary>Stage 3 is highest when backward enters the first block. The rank then
-# holds 12/4 bytes of shard, m and v, 4/8 for the block's weights, and 7/8 for the gradient shards of the
-# other seven blocks. These add up to 4.38 bytes, and inputs, targets and activations add a little. No
-# measurement shows a bucket of stage 2, or the full gradients of a block in stage 3, because these are made
-# and freed between two measurements.</details>
+# <details><summary>Answer</summary>In stage 3, the memory peaks when backward enters the first block. The
+# rank then holds 12/4 bytes for the shard, m and v, 4/8 for the weights of this block, and 7/8 for the
+# gradient shards of the other seven blocks. These add up to 4.38 bytes, and inputs, targets and activations
+# add a little. No measurement shows a bucket of stage 2, or the full gradients of a block in stage 3, because
+# these are made and freed between two measurements.</details>
 #
-# In the next picture, the left half shows 7B on 8 GPUs in mixed precision, from your `memory_per_rank`. In
-# the right half, the bars are the float32 formulas for 4 ranks (for replicas, one rank), and the dots are
-# your own runs.
+# In the next picture, the left half shows what your `memory_per_rank` returns for 7B on 8 GPUs in mixed
+# precision. In the right half, the bars show the float32 formulas for 4 ranks (one rank for replicas), and
+# the dots show your own measurements.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 stages_picture(measured)
 
 # %% [markdown]
-# **Break it.** Free a weight before its backward. Then, in a second program, read a weight that was
-# freed. What will the ranks say?
+# **Break it.** The first program frees a weight before its backward. The second program reads a weight after
+# it was freed. What will happen on the ranks?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1206,15 +1214,16 @@ try_it(freed_too_early, world_size=2)
 try_it(read_after_free, world_size=2)
 
 # %% [markdown]
-# The first program was lucky, because backward makes a view of the weight before it computes, and a view is
-# checked against its storage. But a kernel checks nothing. So either the second program went on with a number
-# that no rank had computed, or its rank died. On a GPU, the kernel might read the memory of another tensor.
-# It might also end with "an illegal memory access", and then the rank can no longer use its GPU. Between
-# uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that you can see a mistake.
+# The first program was lucky to get an error. Backward makes a view of the weight before it computes, and
+# PyTorch checks the size of a view against its storage. But a kernel checks nothing. So in the second
+# program, each rank either returned a meaningless number or died. On a GPU, the kernel might read the memory
+# of another tensor, or end with "an illegal memory access", after which the rank can no longer use its GPU.
+# Between uses, the reference's `Zero3Module` replaces the freed weights with NaN, so that you notice such a
+# mistake.
 #
-# **In production.** In FSDP2 you call `fully_shard` on each block and then on the whole model. It sends the
-# same bytes as your module and computes the same values (§11 compares them). But FSDP also saves *time*,
-# because it gathers the next block while this one computes. That is the subject of notebook 05.
+# **In production.** In FSDP2 you call `fully_shard` on each block and then on the whole model. FSDP2 sends
+# the same bytes as your module and computes the same values (§11 compares them). But FSDP also saves *time*,
+# because it gathers the next block while the current block computes. This is the subject of notebook 05.
 
 # %% [markdown]
 # ## 6 · Offload: memory that is cheaper *(optional)*
@@ -1225,20 +1234,21 @@ try_it(read_after_free, world_size=2)
 # | builds on | §3 |
 # | time | 5 minutes |
 #
-# Sharding needs ranks. On *one* GPU it saves nothing, because the only shard is everything. There you can
-# offload. The optimizer's step reads and writes each byte of its state once and computes next to nothing, so
-# ZeRO-Offload runs it on the host's processor, in the host's memory, which is cheaper. Gradients go down and
-# weights come up, 2 + 2 bytes per parameter over PCIe in each step. ZeRO-Infinity also uses NVMe disks.
+# On *one* GPU, sharding saves nothing, because the only shard contains all parameters. But you can still
+# offload the optimizer's state to the host's memory, which is cheaper. The optimizer's step reads and writes
+# each byte of its state once and computes next to nothing, so ZeRO-Offload runs the step on the host's
+# processor. In each step, the gradients are copied to the host and the new weights are copied back, which
+# takes 2 + 2 bytes per parameter over PCIe. ZeRO-Infinity also uses NVMe disks.
 #
-# **In numbers.** For 7B on one GPU, stage 2 with offload leaves 14 GB on the GPU. Over PCIe 4.0 (32 GB/s
-# each way), the 14 GB of gradients go down in 0.44 s, and the 14 GB of weights come up in the same time.
-# The ZeRO-Offload paper measured 40 TFLOP/s on one V100 at 10B. This is 500 tokens per second, because a
-# token costs 8P FLOPs instead of 6P if the activations are computed again.
+# **In numbers.** For 7B on one GPU, stage 2 with offload leaves 14 GB on the GPU. Over PCIe 4.0 (32 GB/s each
+# way), it takes 0.44 s to copy the 14 GB of gradients to the host, and another 0.44 s to copy the 14 GB of
+# weights back. The ZeRO-Offload paper measured 40 TFLOP/s on one V100 with a 10B model. If backward computes
+# the activations again, a token costs 8P FLOPs instead of 6P. So 40 TFLOP/s are 500 tokens per second.
 #
-# **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder, the
-# shard and its state are in files that are mapped into memory (§9). The optimizer still sees tensors, but the
-# operating system can write them to disk when it needs room. On a CPU, `"cpu"` changes nothing, so the cell
-# uses files. `MappedFile(folder)` stands for the folder, and counts the bytes of its files:
+# **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder, the shard
+# and its state are stored in files that are mapped into memory, as explained in §9. On a CPU, `"cpu"` changes
+# nothing, so the cell uses files. Instead of the folder, it passes `MappedFile(folder)`, which also counts
+# the bytes of the files:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1271,16 +1281,16 @@ if run:
         )
 
 # %% [markdown]
-# The 12 bytes are the shard itself, m and v. No line of the step had to change.
+# The 12 bytes are the shard itself, m and v. The code of the optimizer's step did not have to change.
 #
-# **In production.** The setting is called `CPUOffloadPolicy` in FSDP2 and `CPUOffload` in FSDP1. The
-# host's memory should be pinned (page-locked), because otherwise copies make the GPU wait. The host's
-# optimizer should also be vectorised (like DeepSpeed's `CPUAdam`), or its step makes the GPU wait.
+# **In production.** You turn offload on with `CPUOffloadPolicy` in FSDP2 and with `CPUOffload` in FSDP1. The
+# host's memory should be pinned (page-locked) and its optimizer vectorised (like DeepSpeed's `CPUAdam`),
+# because otherwise the GPU has to wait for the copies and for the step.
 #
-# <details><summary>In the lectures</summary>Lecture 001 states that offload trains 10B at 0.1 to 0.2 tokens
-# per second on each GPU. But the paper's 40e12 / (8 · 10e9) = 500 tokens per second are 2,500 to 5,000 times
-# as many. The lecture also says in one place that FSDP has no offload, but shows FSDP1's
-# <code>CPUOffload</code> in another. FSDP has had offload all along.</details>
+# <details><summary>In the lectures</summary>Lecture 001 states that offload trains a 10B model at 0.1 to 0.2
+# tokens per second on each GPU. But the ZeRO-Offload paper's 40e12 / (8 · 10e9) = 500 tokens per second are
+# 2,500 to 5,000 times as many. The lecture also says in one place that FSDP has no offload, but shows FSDP1's
+# <code>CPUOffload</code> in another. In fact, FSDP has always had offload.</details>
 
 # %% [markdown]
 # ## 7 · DeepSpeed's configuration, line by line *(optional)*
@@ -1291,8 +1301,7 @@ if run:
 # | builds on | all of it |
 # | time | 5 minutes |
 #
-# The next cell contains a DeepSpeed configuration, and the table below says what each of its lines means in
-# this notebook.
+# The table below the next cell explains this DeepSpeed configuration in the words of this notebook:
 
 # %%
 config = json.loads("""
@@ -1316,15 +1325,15 @@ config = json.loads("""
 # |---|---|
 # | `stage` | 1 is `Zero1Optimizer`, 2 is `Zero2Optimizer`, 3 is `Zero3Module` |
 # | `offload_optimizer` | `offload="cpu"` puts the state (and the step) on the host, from stage 1 on |
-# | `offload_param` | puts the parameter shards on the host as well, in **stage 3 only**. With this line the configuration is ZeRO-Infinity, while ZeRO-Offload keeps 2 bytes per parameter on the GPU |
-# | `overlap_comm` | reduces while backward goes on, with `async_op=True` and a later wait |
-# | `contiguous_gradients` | copies gradients into the flat buffer as they arrive. This is your row of gradients, without a second copy |
-# | `sub_group_size` | does the step in pieces of this many elements, which arrive from the host or disk one after another |
-# | `reduce_bucket_size` | is your `bucket_bytes`, but in *elements*. 5e8 are 1 GB in bf16, and with overlap there are two |
-# | `stage3_prefetch_bucket_size` | the amount to gather ahead, in elements (notebook 05) |
-# | `stage3_param_persistence_threshold` | Parameters with fewer elements are never freed, such as biases and norms. This saves one message for each, but costs the memory of all of them |
+# | `offload_param` | puts the parameter shards on the host as well, in **stage 3 only**. With this line, the configuration describes ZeRO-Infinity. ZeRO-Offload keeps 2 bytes per parameter on the GPU |
+# | `overlap_comm` | reduces gradients while backward is running, with `async_op=True` and a later wait |
+# | `contiguous_gradients` | copies gradients into the flat buffer as they arrive. This buffer is like your row of gradients, but no second copy of the gradients is made |
+# | `sub_group_size` | takes the step in pieces of this many elements, which are loaded one after another from the host or disk |
+# | `reduce_bucket_size` | is your `bucket_bytes`, but in *elements*. 5e8 elements take 1 GB in bf16, and with overlap there are two such buckets |
+# | `stage3_prefetch_bucket_size` | is the number of elements to gather ahead (notebook 05) |
+# | `stage3_param_persistence_threshold` | Parameters with fewer elements, such as biases and norms, are never freed. This saves one message for each of them, but they take memory all the time |
 #
-# The next cell turns DeepSpeed's arguments into the arguments of the reference classes:
+# The next cell translates such a configuration into the name of a reference class and its arguments:
 
 
 # %%
@@ -1353,10 +1362,10 @@ except ValueError as error:
     print(f"refused: {error}")
 
 # %% [markdown]
-# Many configurations also contain `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling (notebook
-# 09). And which stage should you use? Use the lowest that fits, because stage 2 sends more with every further
-# microbatch, and stage 3 sends 3 units for every forward and backward. If the activations of a model are too
-# large, stage 3 does *not* help, because it does not shard them at all.
+# Many configurations also contain `"fp16": {"loss_scale": 0, ...}`, which turns on dynamic loss scaling
+# (notebook 09). Which stage should you use? Use the lowest stage that fits, because stage 2 sends more with
+# every further microbatch, and stage 3 sends 3 units for every forward and backward. If the activations of a
+# model are too large, stage 3 does *not* help, because ZeRO does not shard activations.
 #
 # <details><summary>In the lectures</summary>The configuration comes from lecture 001, which calls it
 # ZeRO-Offload. The configuration with <code>"fp16"</code> comes from lecture 002.</details>
@@ -1367,9 +1376,9 @@ except ValueError as error:
 # *No points. With GPUs this takes a few minutes. Without them, the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the bandwidth of the
-# card's host link, taken from the data sheet. There are four copies, to the host or to the GPU, with
-# pageable memory or with pinned memory. Which of them comes close to the prediction?
+# **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the bandwidth of the card's
+# host link, taken from the data sheet. The cell measures four copies, to the host and to the GPU, each with
+# pageable memory and with pinned memory. Which of these copies come close to the prediction?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1379,12 +1388,11 @@ from course_lib.gpu.memory import HOST_COPIES, STATES as STATES_BY_STAGE
 on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host_link).each_way)
 
 # %% [markdown]
-# The system can move or swap pageable memory at any time, so the driver first copies it to a buffer that
-# stays where it is. This is why offloading frameworks pin the memory they copy from.
+# The system can move or swap pageable memory at any time, so the driver first copies the data to a pinned
+# buffer, which stays where it is. This is why offloading frameworks pin the memory they copy from.
 #
 # **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, in each stage?
-# A parameter takes 4 bytes for weights, 4 for gradients and 8 for m and v. Stage 1 shards m and v, stage 2
-# also shards the gradients, and stage 3 also shards the weights.
+# Each parameter takes 4 bytes for its weight, 4 for its gradient and 8 for m and v.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1400,8 +1408,8 @@ def left(of, run):
 
 on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # %% [markdown]
-# If a rank keeps the row of all gradients and its shard of their mean until the next step, stage 1 is above
-# the prediction.
+# Stage 1 takes more memory than predicted if each rank keeps the row of all gradients and its shard of the
+# mean until the next step.
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1419,12 +1427,12 @@ on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # 2. How many **times** as many bytes does the other ZeRO-1 workflow of §3 (all-reduce, step, all-gather) send
 #    as yours?
 # 3. With eight microbatches per step, how many **times** as many bytes as ZeRO-1 does ZeRO-2 send?
-# 4. You train 70B with ZeRO-3 on 80 GB GPUs, but activations and buffers take 20 GB of each. At least how
-#    many **GPUs** do you need?
+# 4. You train a 70B model with ZeRO-3 on 80 GB GPUs, and activations and buffers take 20 GB of each GPU. At
+#    least how many **GPUs** do you need?
 # 5. The 112 GB of a 7B model do not fit into your *one* 80 GB GPU. Which helps: `"stage 3"` or
 #    `"offload"`?
-# 6. After a block's forward you set `param.data = torch.empty(0)`, but the memory does not shrink. Which
-#    of these still holds the memory: `"autograd"`, `"the optimizer"` or `"gloo"`?
+# 6. After a block's forward you set `param.data = torch.empty(0)`, but the memory in use does not shrink.
+#    Which of these still holds the memory: `"autograd"`, `"the optimizer"` or `"gloo"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # GB
@@ -1470,10 +1478,10 @@ report.points(6)
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # In §6 the reference put the optimizer's state into files. Now you write code that does this for any
-# optimizer, and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because
-# it is *mapped*, which means its pages appear in the process's address space. The first touch of a page reads
-# it from the disk, and a changed page is written back when the operating system needs the room. A tensor in
-# these pages works like any other:
+# optimizer, and then use it in your own `Zero1Optimizer`. Your code does not have to read or write the file,
+# because the file is *mapped*. This means that its pages appear in the process's address space. The first
+# touch of a page reads it from the disk, and a changed page is written back when the operating system needs
+# the room. A tensor in these pages works like any other:
 
 # %% tags=["skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -1488,25 +1496,25 @@ with tempfile.TemporaryDirectory() as folder:
         print("the tensor:", numbers.tolist(), " the file:", list(struct.unpack("4f", file.read())))
 
 # %% [markdown]
-# `shared=False` is a trap, because the first write to a page makes a private copy of the page in memory, so
-# the file never gets the new values.
+# `shared=False` is a trap. The first write to a page makes a private copy of the page in memory, so the file
+# never gets the new values.
 #
 # **Predict.** Take 7B parameters on one GPU. Each has 12 bytes of state on an NVMe disk that reads 6 GB/s and
-# writes 6 GB/s. What is the least time the optimizer's step can take? How many tokens must a training
-# step hold so that the optimizer takes no more than a tenth of the step's time? Assume an A100 that computes
-# at 40 % of its 312 TFLOP/s.
+# writes 6 GB/s. What is the least time the optimizer's step can take? How many tokens must a training step
+# process so that the optimizer takes no more than a tenth of the training step's time? Assume an A100 that
+# computes at 40 % of its 312 TFLOP/s.
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14 s +
-# 14 s, or 14 s if both happen at the same time. Ten times 28 s is 280 s. The GPU computes during 252 s of
-# these, and needs 6P FLOPs per token, which makes 252 · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So this
-# does not pay off on one GPU. But on 64 GPUs, each with its own disk and shard, the optimizer takes 0.44 s,
-# and a training step needs about 12,000 tokens per GPU. ZeRO-Infinity depends on <i>sharded</i>
-# states.</details>
+# 14 s, or 14 s if both happen at the same time. If the optimizer's 28 s are a tenth of the training step, the
+# training step takes 280 s, and the GPU computes for the other 252 s. With 6P FLOPs per token, these are 252
+# · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So many tokens per step are rarely practical on one GPU. But on
+# 64 GPUs, each with its own disk and shard, the optimizer takes only 0.44 s, and a training step needs only
+# about 12,000 tokens per GPU. This is why ZeRO-Infinity <i>shards</i> the states.</details>
 #
 # **Build.** Your function returns a class of optimizers. In its first step, such an optimizer moves its
-# states into files, and then continues as if nothing had happened. Adam makes its states in its first step,
-# but some optimizers make them earlier. Move only tensors with dimensions, because Adam's count of steps is a
-# single number.
+# states into files, and then continues as usual. Adam creates its states in its first step, but some
+# optimizers create them earlier. Move only tensors that have dimensions. For example, leave Adam's count of
+# steps in memory, because it is a single number.
 
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
@@ -1552,11 +1560,11 @@ def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Write a subclass whose <code>step</code> calls
 # <code>super().step(closure)</code> and then goes through <code>self.state</code>, which has a dict of named
-# tensors for each parameter. It is enough to replace the entry, since the optimizer updates in place whatever
-# tensor it finds there.</details>
-# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a
-# name of its own. For a tensor that is mapped already, <code>value.untyped_storage().filename</code> is
-# not None.</details>
+# tensors for each parameter. You only have to replace each tensor in this dict by a mapped tensor, because
+# the optimizer updates the tensors in the dict in place.</details>
+# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a new file with a
+# unique name. For a tensor that is mapped already, <code>value.untyped_storage().filename</code> is not
+# None.</details>
 #
 # **Check.**
 
@@ -1568,8 +1576,9 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell runs your `Zero1Optimizer` with your optimizer inside, on two ranks. It adds up
-# all tensors that exist after a step and divides by the number of parameters.
+# **Measure.** The cell runs your `Zero1Optimizer` on two ranks, first with AdamW inside and then with your
+# offloaded AdamW. It adds up the bytes of all tensors that exist after a step, and divides them by the number
+# of parameters.
 
 
 # %% tags=["skip-in-grading"]
@@ -1609,13 +1618,13 @@ with tempfile.TemporaryDirectory() as folder:
             )
 
 # %% [markdown]
-# 4 bytes of weights and 4/2 bytes of the shard stay in memory, but m and v of half the parameters, 2 · 4 / 2
-# bytes, are in files. Their pages stay in memory while there is room, but the operating system can take them
-# back at any time.
+# The 4 bytes of weights and the 4/2 bytes of the shard stay in memory, but m and v are in files. They take 2
+# · 4 / 2 bytes, because a rank has m and v for half of the parameters. The pages of the files stay in memory
+# while there is room, but the operating system can take this memory back at any time.
 #
 # **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map
-# files, because a mapping reads one page at a time, on first touch, and so would not reach a disk's
-# bandwidth. Instead, it reads large pieces asynchronously, each ahead of the step that needs it.
+# files, because a mapping reads one page at a time, when the page is first touched. This would not use a
+# disk's full bandwidth. Instead, DeepSpeed reads large pieces asynchronously, before the step needs them.
 
 # %% [markdown]
 # ## 10 · Optional: an optimizer that needs whole matrices
@@ -1628,11 +1637,11 @@ with tempfile.TemporaryDirectory() as folder:
 # | difficulty, importance | 4 and 2 of 5 |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# Adam treats each element separately, so it doesn't notice that your shards cut matrices in the middle.
-# But *Muon* (Jordan et al. 2024) does. It makes its update from the momentum of a whole matrix. It keeps
-# the singular vectors and brings all singular values close to 1, so that a rare direction counts as much
-# as a frequent one. Five *Newton-Schulz* iterations do this, and they consist of matrix products, which
-# are fast on GPUs:
+# Adam treats each element separately, so your shards can cut matrices in the middle. But *Muon* (Jordan et
+# al. 2024) computes its update from the momentum of a whole matrix. The update keeps the singular vectors of
+# the momentum, but brings all singular values close to 1, so that a rare direction counts as much as a
+# frequent one. To compute the update, Muon runs five *Newton-Schulz* iterations, whose matrix products are
+# fast on GPUs:
 
 
 # %% tags=["skip-in-grading"]
@@ -1649,7 +1658,8 @@ def orthogonalize(matrix):
 
 
 # %% [markdown]
-# **Break it.** Two ranks hold half of a matrix each, as in ZeRO-2, and each rank orthogonalizes its half.
+# **Break it.** Suppose two ranks each hold half of a matrix, as in ZeRO-2, and each rank orthogonalizes only
+# its half. How different is the result?
 
 # %% tags=["skip-in-grading"]
 generator = torch.Generator().manual_seed(0)
@@ -1663,10 +1673,10 @@ for name, update in (("the whole", whole), ("the halves", halves)):
 
 # %% [markdown]
 # **Look.** The update is off by a third of its size, because every element of the orthogonalized matrix
-# depends on every element of the matrix. And no rank raises an error.
+# depends on every element of the original matrix. But nothing raises an error.
 #
-# So deal out whole matrices. Each matrix gets one *owner*, and only the owner holds its momentum and
-# orthogonalizes it:
+# So deal out whole matrices to the ranks. Each matrix gets one *owner*, and only the owner holds its momentum
+# and orthogonalizes it:
 #
 # | | ZeRO-2 with Adam | Muon with owners |
 # |---|---|---|
@@ -1674,20 +1684,21 @@ for name, update in (("the whole", whole), ("the halves", halves)):
 # | kept on the rank | m and v of the shard, 2 P/N elements | the momentum of the rank's own matrices, P/N elements |
 # | all-gather | the shard's new weights | the new weights of the rank's own matrices |
 #
-# A rank sends as many bytes as in ZeRO-2, 2 (N−1)/N · P elements, if the dealing is even.
+# If every rank owns equally many elements, a rank sends as much as in ZeRO-2, namely 2 (N−1)/N · P elements.
 #
 # **Predict.** Orthogonalizing a matrix with m rows and n ≥ m columns takes 5 (4 m² n + 2 m³) FLOPs. In a
 # block of the 124M model, four matrices have 768 × 768 elements and two have 768 × 3072. Each rank trains on
-# 8,192 tokens per step, with 6 FLOPs per parameter and token. By how much would the step grow if every rank
-# orthogonalized every matrix, and by how much with 8 owners?
+# 8,192 tokens per step, with 6 FLOPs per parameter and token. By how many percent do the FLOPs of a step grow
+# if every rank orthogonalizes every matrix, and by how many percent with 8 owners?
 #
-# <details><summary>After you have said it</summary>A square matrix takes 30 · 768 = 23,040 FLOPs per
-# element, and the other matrices take 17,280, so the average is 19,200. Forward and backward take 6 ·
-# 8,192 = 49,152, so the step would grow by 39 %. But with 8 owners it grows by only 5 %.</details>
+# <details><summary>After you have said it</summary>A square matrix takes 30 · 768 = 23,040 FLOPs per element.
+# The other matrices take 17,280, and they hold two thirds of the elements, so the average is 19,200 FLOPs per
+# element. Forward and backward take 6 · 8,192 = 49,152 per element, so the FLOPs of a step grow by 39 %. With
+# 8 owners, each rank does only an eighth of this extra work, so they grow by only 5 %.</details>
 #
 # **Build.** First decide which rank owns which matrix. A collective needs rows of equal length, and all ranks
-# wait for the slowest, so no rank should hold much more than its share. Take the largest matrix first, and
-# give each matrix to the rank with the fewest elements so far.
+# wait for the slowest rank, so no rank should hold much more than its share. Go through the matrices from the
+# largest to the smallest, and give each of them to the rank with the fewest elements so far.
 
 
 # %% nbgrader={"grade_id": "deal", "solution": true}
@@ -1716,8 +1727,8 @@ report = check("04_zero/deal", deal, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell deals out the 72 matrices of the 124M model, and prints the elements of the
-# fullest rank divided by the mean.
+# **Measure.** The cell deals out the 72 matrices of the 124M model, and prints how many elements the fullest
+# rank has, divided by the mean over all ranks. For comparison, it also deals them out in turn.
 
 # %% tags=["skip-in-grading"]
 shapes = 12 * [*4 * [(768, 768)], (3072, 768), (768, 3072)]
@@ -1734,17 +1745,18 @@ with contextlib.suppress(NotImplementedError):
         print(f"{n:2} ranks: yours {fullest(deal(shapes, n)):.2f}, in turn {fullest(in_turn):.2f}")
 
 # %% [markdown]
-# **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6, the same two ranks get all the large
-# matrices. On 64 ranks no dealing is even, because the model has 72 matrices and the largest is 1.8 times the
-# mean.
+# **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6 ranks, the same two ranks get all the
+# large matrices. On 64 ranks, no way of dealing is even, because a large matrix has 1.8 times as many
+# elements as a rank has on average.
 #
-# **Build.** Now take a step. Write the gradients into n rows, with the matrices of rank r in row r, and
-# pad all rows with zeros to the length of the longest. Then one reduce-scatter gives each owner its row
-# of the sum. For each of its matrices W with gradient G, the owner computes
+# **Build.** Now take a step. Write the gradients into n rows, so that row r holds the gradients of the
+# matrices owned by rank r. Pad all rows with zeros to the length of the longest row. Then one reduce-scatter
+# gives each owner its row, summed over the ranks. For each of its matrices W with gradient G and momentum M,
+# the owner computes
 #
 # M ← β M + G,  W ← W − lr · √max(1, rows / columns) · orthogonalize(G + β M)
 #
-# Finally, an all-gather brings the new rows to all ranks.
+# Finally, write the new weights into the rows, and all-gather the rows.
 
 
 # %% nbgrader={"grade_id": "muon_step", "solution": true}
@@ -1796,11 +1808,11 @@ def muon_step(
 
 
 # %% [markdown]
-# <details><summary>Hint: a rank that owns nothing</summary>It sends its gradients like all others, but
-# its own row is all zeros. <code>new_zeros(n, longest)</code> makes all rows together. Then you copy
-# gradients into views of them.</details>
-# <details><summary>Hint: is the mean needed?</summary>The check accepts the sum as well, because
-# Newton-Schulz divides by the norm, so a factor in G and M has no effect.</details>
+# <details><summary>Hint: a rank that owns nothing</summary>Such a rank sends its gradients like all other
+# ranks, but its own row is all zeros. Make all rows in one tensor with <code>new_zeros(n, longest)</code>,
+# and copy the gradients into views of this tensor.</details>
+# <details><summary>Hint: is the mean needed?</summary>The check accepts the sum as well. Newton-Schulz
+# divides by the norm, so a constant factor in G and M has no effect on the update.</details>
 
 # %% nbgrader={"grade_id": "muon_step_check", "points": 0}
 # Extra credit, 3 points
@@ -1810,8 +1822,8 @@ report = check("04_zero/muon_step", muon_step, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The cell trains the eight 128 × 128 matrices of `Network` in float64, on 1, 2, 4 and 8
-# ranks, and then compares the weights with the weights of one rank.
+# **Measure.** The cell trains the eight 128 × 128 matrices of `Network` in float64, on 1, 2, 4 and 8 ranks,
+# and compares the weights with the weights from the run on one rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1847,14 +1859,14 @@ for n in (1, 2, 4, 8):
         )
 
 # %% [markdown]
-# **Look.** The weights agree to the last digits. P is 8 · 128² = 131,072 elements of 8 bytes. The bytes
-# are exactly 2 (N−1)/N · P, and the momentum is P/N.
+# **Look.** The weights of all runs agree up to rounding. P is 8 · 128² = 131,072 elements of 8 bytes. A rank
+# sends exactly 2 (N−1)/N · P elements per step, and holds P/N elements of momentum.
 #
-# **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. Each rank gathers the whole momentum
-# of every matrix of which it holds a part, orthogonalizes the whole matrix, and keeps its part. This costs up
-# to a quarter more bytes than AdamW if gradients and weights are sent in float32, and the momentum in 16
-# bits, but it works with more ranks than matrices. As in Jordan et al., embeddings, the head, norms and
-# biases get AdamW. The reference's `ShardedMuon` is in `course_lib/zero/muon.py`.
+# **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. If a rank holds a part of a matrix, it
+# gathers the full momentum of this matrix, orthogonalizes it, and keeps only its part of the result. If
+# gradients and weights are sent in float32 and the momentum in 16 bits, this costs up to a quarter more bytes
+# than AdamW. But it works with more ranks than matrices. As in Jordan et al., AdamW updates the embeddings,
+# the head, the norms and the biases. The reference's `ShardedMuon` is in `course_lib/zero/muon.py`.
 
 # %% [markdown]
 # ## 11 · Optional: next to PyTorch, and on the wire
@@ -1878,16 +1890,17 @@ def under_ddp(model):
 _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 # %% [markdown]
-# The mean of equal gradients is the same gradient again, so the values do not show the waste. But the bytes
-# do, because DDP sends 2 and then your optimizer sends 2. (DDP also keeps its buckets, a second copy of the
-# gradients, which takes 4 bytes more.) If you cut the shards out of DDP's result instead, you send 3. That is
-# the other workflow. A test that looks only at values accepts both programs. It also accepts a third, plain
-# AdamW behind an all-reduce, which sends 2 but keeps all of the state. Which lines of the check refuse which
-# of these three programs?
+# DDP averages the gradients, and then your optimizer averages them again. The mean of equal gradients is the
+# same gradient, so the values are still right. But the traffic shows the waste, because DDP sends 2 units and
+# then your optimizer sends 2. (DDP also keeps its buckets, a second copy of the gradients, which takes 4
+# bytes more.) You could instead cut the shards out of DDP's averaged gradients. This is the other workflow of
+# §3, which sends 3 units. A test that looks only at values accepts both programs. It also accepts a third
+# program, plain AdamW after an all-reduce, which sends 2 units but keeps the full state on every rank. Which
+# lines of the check in §3 refuse each of these three programs?
 #
 # <details><summary>Answer</summary>The two lines that begin with <i>bytes</i> refuse the first two programs,
-# which send 4 and 3 units instead of 2. Plain AdamW sends 2, so these lines accept it. But it keeps the state
-# of all parameters on every rank, so the three lines on memory refuse it.</details>
+# which send 4 and 3 units instead of 2. Plain AdamW sends 2 units, so these lines accept it. But the three
+# lines on memory refuse it, because it keeps the state of all parameters on every rank.</details>
 #
 # **Measure.** PyTorch's `ZeroRedundancyOptimizer` works under DDP. DDP averages all gradients, and then the
 # optimizer broadcasts each rank's part of the new parameters. Which workflow is that?
@@ -1950,11 +1963,12 @@ if ours and theirs:
 # times the bytes.
 #
 # **On the wire.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must send. But
-# the bytes really sent can differ. For example, gloo, the CPU's backend, has no reduce-scatter of its own. It
-# runs an all-reduce and throws (N−1)/N of the sum away, which puts 2 on the wire instead of 1 (notebook 02
-# §2). NCCL sends the booked bytes, and so does the ring of notebook 02, on gloo as well. The next cell
+# the backend might send more. For example, gloo, the CPU's backend, has no reduce-scatter of its own. It runs
+# an all-reduce and throws (N−1)/N of the sum away, which puts 2 units on the wire instead of 1 (notebook 02
+# §2). NCCL sends the booked bytes, and so does the ring of notebook 02, even over gloo. The next cell
 # replaces PyTorch's functions with the ring, and uses `wire_bytes` of notebook 02 §1 to read the bytes
-# counted by Linux. What do you expect on 2 and on 4 ranks, with PyTorch's functions and with the ring?
+# counted by Linux. How many units do you expect on 2 and on 4 ranks, with PyTorch's functions and with the
+# ring?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2001,11 +2015,12 @@ for world_size in (2, 4):
             print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
 
 # %% [markdown]
-# Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, as much as the other workflow, but 2 with
-# the ring. (Linux also counts the bytes that TCP had to send again, so it can show a few hundredths more.)
-# Try `over_the_ring(zero2)` as well, if your class passes no `async_op`, which the ring lacks.
+# Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, which is as much as the other workflow sends.
+# But with the ring, it sends only 2. (Linux also counts the bytes that TCP had to send again, so it can show
+# a few hundredths more.) The ring has no `async_op`. If your `Zero2Optimizer` does not use it, try
+# `over_the_ring(zero2)` as well.
 #
-# **Measure.** Do your `Zero3Module` and FSDP2 agree in bytes and values?
+# **Measure.** Do your `Zero3Module` and FSDP2 send the same bytes and compute the same values?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2031,24 +2046,26 @@ if ours and theirs:
 # %% [markdown]
 # ## Scorecard
 #
-# The card lists the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four
-# ranks with two samples each. M is the 4P bytes of the parameters, so 4 M is 16 bytes per parameter. The
-# computation is compared with one process that trains on all eight samples. Memory is `most`, as above.
+# The card lists the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four ranks
+# with two samples each. M stands for the 4P bytes of the parameters, so 4 M is 16 bytes per parameter. The
+# computation is compared with one process that trains on all eight samples. The memory is the largest
+# measurement, `most`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 scorecard({"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3})
 
 # %% [markdown]
-# Read the card row by row. Replicas do the optimizer's work four times, but ZeRO does it once (the 0.02 in
-# its 1.02 are the divisions by N). With more samples, the difference becomes small compared with forward and
-# backward. Stage 1 brings 4 M down to 2.75 without sending any more bytes. But each later stage buys memory
-# with traffic. Stage 2 pays with one more reduce-scatter for every further microbatch. To this, stage 3 adds
-# one gather, and two more for every further microbatch. However, no stage splits the
-# *computation* of a layer, so the activations stay as they were, and so does the smallest possible batch, one
-# sample per rank. Tensor parallelism (notebook 06) splits this computation.
+# Read the card row by row. Four replicas do the optimizer's work four times, but ZeRO does it only once. (The
+# extra 0.02 in its 1.02 are the divisions by N.) With more samples, this difference matters less, because
+# only forward and backward then take more FLOPs. Stage 1 brings 4 M down to 2.75 M without sending any more
+# bytes. But stages 2 and 3 pay with traffic for the memory they save. With K microbatches, stage 1 sends 2
+# units, stage 2 sends K + 1, and stage 3 sends 3K. However, no stage splits the *computation* of a layer. So
+# the activations take as much memory as before, and each rank still needs at least one sample. Tensor
+# parallelism (notebook 06) splits this computation.
 #
-# **You have built** ZeRO in three stages, and you know how much each of them keeps and sends.
+# **You have built** ZeRO in three stages, and you know how much memory each stage takes and how many bytes it
+# sends.
 #
 # **Read on.**
 # - Rajbhandari, Rasley, Ruwase, He (2020), *ZeRO: Memory Optimizations Toward Training Trillion Parameter
@@ -2057,9 +2074,9 @@ scorecard({"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3})
 # - Jordan et al. (2024), *Muon: An optimizer for hidden layers in neural networks* (blog post); Liu et
 #   al. (2025), *Muon is Scalable for LLM Training*.
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*.
-# - `course_lib/zero/`: a reference that also saves with N ranks and loads with another number, keeps
-#   float32 masters of 16-bit weights, and skips parameters that no rank used. Read it after you have
-#   written yours.
+# - `course_lib/zero/`: the reference, which can also save with N ranks and load with another number of ranks.
+#   It also keeps float32 master copies of 16-bit weights, and skips parameters that no rank used. Read it
+#   after you have written yours.
 #
 # <details><summary>In the lectures</summary>The three criteria come from lecture 003.</details>
 #
