@@ -8,27 +8,27 @@
 # > Train 70B (GPT-3 scale) on 64 H100s. Batch: 2,048 sequences of 4,096 tokens. 8 replicas, 4 microbatches
 # > each; a checkpoint of the activations every 4 layers. Expected: 2 to 3 tokens a second on each GPU.
 #
-# The rent is due whether the plan works or not. But before you sign, you can work out from the configuration
-# alone how many parameters, FLOPs, bytes and days the plan takes. In this notebook you build the instruments,
-# calibrate each of them on a model that runs on this machine, and then turn them on the plan. At the end you
-# know which of its numbers can't be right. You also have a map of models against GPUs, with a colour for each
-# layout that shards or checkpoints (notebooks 04, 05 and 09), and white if you need another way out
-# (notebooks 06 to 09).
+# You pay for the GPUs whether the plan works or not. But before you sign, you can work out from the
+# configuration how many parameters, FLOPs, bytes and days the plan takes. In this notebook you build the
+# instruments, calibrate each of them on a model that runs on this machine, and then apply them to the plan.
+# At the end you know which of the plan's numbers can't be right. You also have a map that shows for which
+# models and numbers of GPUs sharding or checkpointing is enough (notebooks 04, 05 and 09). White fields need
+# another way out (notebooks 06 to 09).
 #
 # | | |
 # |---|---|
-# | you will build | exact counts of parameters and FLOPs; a meter of the bytes autograd keeps; formulas for activations, recipes, speed and days; the choice of the cheapest layout that fits |
+# | you will build | exact counts of parameters and FLOPs; a meter of the bytes autograd keeps; formulas for activations, recipes, speed and days; a function that chooses the cheapest layout that fits |
 # | you need | PyTorch (modules, backward, an optimizer's step). Notebook 00 is useful but not needed, because nothing is sent here |
-# | time | three hours, with a break after §3; the *optional* parts (§5 and the ends of §6, which have about 10 of the points, the ends of §2, §3, §4 and §7, and §9) take an hour and a quarter more |
+# | time | three hours, with a break after §3; the *optional* parts take an hour and a quarter more (§5 and the ends of §6, which have about 10 of the points; the ends of §2, §3, §4 and §7; and §9) |
 # | points | 60, and 3 of extra credit |
-# | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures one |
+# | on a rented machine | nothing to rent, because two cores are enough. The section *On your GPUs* measures a GPU, if you have one |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
 # | 1 Parameters, from the configuration | 21 | 6 | |
 # | 2 FLOPs, and the share that 6ND leaves out | 24, and 3 *optional* | 8 | 1 |
 # | 3 Memory of a step: build the meter | 40, and 4 *optional* | 14 | |
-# | 4 Bytes a parameter: the recipes | 25, and 3 *optional* | 6 | 3 |
+# | 4 Bytes per parameter: the recipes | 25, and 3 *optional* | 6 | 3 |
 # | 5 How fast: the roofline *(optional)* | 25 | 6 | 2 |
 # | 6 How long, how large | 10, and 21 *optional* | 6 | 2 |
 # | 7 When one GPU is not enough | 28, and 7 *optional* | 8 | 1, 3 |
@@ -44,17 +44,17 @@
 # |---|---|
 # | P | the number of parameters of the model |
 # | N, D | in 6ND, N is the number of parameters a token is multiplied by (nearly P), and D is the number of tokens in the whole training |
-# | b, s, T | sequences in a microbatch; tokens in a sequence; T = b · s tokens. (15T tokens are 15 · 10¹²) |
-# | h, L, a, V | width of the model; layers, each a block of attention and MLP; heads; vocabulary |
+# | b, s, T | the number of sequences in a microbatch; the number of tokens in a sequence; T = b · s, the number of tokens in a microbatch. (But in "15T tokens", T means 10¹²) |
+# | h, L, a, V | the width of the model; the number of layers, each of which is a block of attention and MLP; the number of heads; the size of the vocabulary |
 # | microbatch | the sequences of one forward and backward. A step may take several |
-# | replica | a whole copy of the model, on one GPU or divided over several |
+# | replica | a full copy of the model, on one GPU or divided among several |
 # | rank | one process of a distributed program, usually with one GPU |
-# | FLOP | one multiplication or one addition. FLOP/s is a speed |
+# | FLOP | one multiplication or one addition. FLOP/s are FLOPs per second, a speed |
 # | model states | weights, gradients, and the optimizer's state. They take the same memory for every batch |
 # | activations | results of forward that autograd keeps for backward. They grow with the batch |
-# | checkpointing | to keep only the input of each block, and run its forward again in backward |
+# | checkpointing | keeping only the input of each block, and running the block's forward again in backward |
 # | GB | 10⁹ bytes. (GiB is 2³⁰, 7 % more) |
-# | dense peak | FLOP/s on a data sheet without "sparsity", which doubles the number for matrices half full of zeros |
+# | dense peak | the peak FLOP/s on a data sheet without "sparsity". (Sparsity doubles the peak, but only for matrices in which half of the numbers are zeros) |
 #
 # </details>
 
@@ -80,13 +80,13 @@ from course_lib.unfinished import ready, said, tried
 SMALL = PRESETS["0.8M"]  # 4 layers of width 128, sequences of up to 256 bytes
 
 # %% [markdown]
-# `GPTConfig` holds the sizes of a model: `layers`, `heads`, `width`, `vocab_size`, `context`, and the derived
-# `head_dim`, `key_value_heads` and `mlp_width`. Five switches, `mlp`, `norm`, `positions`, `bias` and `tied`,
-# choose between the parts of GPT-2 and the parts of LLaMA. `PUBLISHED` holds the configurations of ten
-# models. Look at two of them.
+# `GPTConfig` holds the sizes of a model: `layers`, `heads`, `width`, `vocab_size` and `context`. It also
+# derives `head_dim`, `key_value_heads` and `mlp_width`. Five switches, `mlp`, `norm`, `positions`, `bias` and
+# `tied`, choose between the parts of GPT-2 and the parts of LLaMA. `PUBLISHED` holds the configurations of
+# ten models.
 #
-# The library draws the pictures (`plan_figures`). In later cells, `ready`, `said` and `tried` check whether
-# you have written a function. Until you have, its results print as "?".
+# `plan_figures` draws the pictures. In later cells, `ready`, `said` and `tried` check whether you have
+# written a function. Until then, its results are printed as "?".
 
 # %% tags=["skip-in-grading"]
 from course_lib import planning
@@ -109,31 +109,32 @@ for name in ("GPT-2 small", "Llama-3-70B"):
 # | difficulty, importance | 1 and 4 of 5 |
 # | points | 6 |
 #
-# Every bill below begins with P. But the name of a model rounds P ("70B" is 68,976,648,192 or
-# 70,553,706,496), and the rule of thumb 12 L h² leaves out the embedding and does not know the parts of
-# LLaMA. The exact number takes only a few lines.
+# Every estimate below begins with P, the number of parameters. But the name of a model only gives a rounded P
+# ("70B" can be 68,976,648,192 or 70,553,706,496), and the rule of thumb 12 L h² leaves out the embedding and
+# does not fit LLaMA's parts. A few lines of code give the exact number.
 #
 # **Predict**, before you run the next cell. Llama-3-8B has a vocabulary of 128,256 and a width of 4,096, and
-# its head is not tied to its embedding. How many of its 8 billion parameters only read and write tokens? The
-# picture shows the share of each part in ten models, the smallest at the top.
+# its head is not tied to its embedding. How many of its 8 billion parameters are in the embedding and the
+# head? The picture shows the share of each part in ten models, with the smallest model at the top.
 
 # %% tags=["skip-in-grading"]
 plan_figures.parameter_shares(PUBLISHED)
 
 # %% [markdown]
-# **Build.** `parameters` returns the number of each part. Its keys are the names in the picture.
+# **Build.** `parameters` returns a dict with the number of parameters in each part. Its keys are the names of
+# the parts in the picture.
 #
 # | part | made of |
 # |---|---|
-# | embedding | the token table, V rows of h; with `positions="learned"` also a table of `context` rows |
-# | attention | query, key, value and output in each layer. Queries have a · d features (d is `head_dim`), keys and values have `key_value_heads` · d each |
-# | mlp | matrices of h · `mlp_width` numbers in each layer. `mlp="gelu"` has two (up, down), `"swiglu"` three (gate, up, down) |
-# | norms | two in each layer and one before the head. With `norm="rms"` each has a weight, with `"layer"` also a bias if `bias=True` |
-# | head | V rows of h, but nothing if `tied`, because then the embedding's matrix is used twice |
+# | embedding | the token table, V rows of h numbers; with `positions="learned"` also a table of `context` such rows |
+# | attention | query, key, value and output in each layer. Queries have a · d features (d is `head_dim`). Keys and values have `key_value_heads` · d features each |
+# | mlp | matrices of h · `mlp_width` numbers in each layer. `mlp="gelu"` has two (up, down), and `"swiglu"` has three (gate, up, down) |
+# | norms | two in each layer and one before the head. With `norm="rms"`, each norm has only a weight. With `"layer"`, it also has a bias if `bias=True` |
+# | head | V rows of h numbers, but nothing if `tied`, because then the embedding's matrix is used twice |
 #
-# With `bias=True`, each linear layer of a block has as many biases as outputs, and a LayerNorm has its bias.
-# With `bias=False`, none of them has one. The head never has a bias. The stub already computes the embedding
-# and the size of a norm.
+# With `bias=True`, each linear layer of a block has as many biases as outputs, and a LayerNorm also has a
+# bias. With `bias=False`, none of them has a bias. The head never has a bias. The stub already computes the
+# embedding and the parameters of one norm.
 
 
 # %% nbgrader={"grade_id": "parameters", "solution": true}
@@ -161,12 +162,12 @@ def parameters(config: GPTConfig) -> dict[str, int]:
 
 # %% [markdown]
 # <details><summary>Hint: look at a small model</summary><code>for name, param in
-# GPT(SMALL).named_parameters(): print(name, tuple(param.shape))</code> lists every matrix and bias. A weight
-# of <code>nn.Linear</code> is (outputs, inputs).</details>
+# GPT(SMALL).named_parameters(): print(name, tuple(param.shape))</code> lists every matrix and bias. The
+# weight of <code>nn.Linear</code> has the shape (outputs, inputs).</details>
 # <details><summary>Hint: other switches</summary><code>replace(SMALL, mlp="swiglu", kv_heads=2)</code> is the
 # same model with two things changed. <code>SMALL.modern()</code> has all of LLaMA's parts.</details>
 #
-# **Check.** It takes published models and twelve random ones, which together cover all values of all
+# **Check.** The check uses published models and twelve random models, which together cover all values of all
 # switches.
 
 # %% nbgrader={"grade_id": "parameters_check", "points": 6}
@@ -177,10 +178,11 @@ report = check("01_why_distribute/parameters", parameters, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** PyTorch can build a model without memory, because on the device `meta` tensors have shapes but
+# **Measure.** PyTorch can build a model without memory, because tensors on the device `meta` have shapes but
 # no numbers. In this way, the cell builds Llama-3-8B, whose weights would take 32 GB in float32, and compares
-# its size with your count. To **break it**, the cell also counts the head as a matrix of its own, even if the
-# head is tied.
+# its size with your count.
+#
+# **Break it.** The cell also counts the head as a separate matrix, even if the head is tied.
 
 # %% tags=["skip-in-grading"]
 with torch.device("meta"):
@@ -199,20 +201,21 @@ for name in ("GPT-2 small", "Llama-3-8B"):
         print(f"{name:12} {right:14,}   with a head of its own {wrong:14,}: {wrong / right:.2f}x")
 
 # %% [markdown]
-# Embedding and head are 1.05 billion parameters, 13 %, which is the answer to the prediction. In a large
+# In Llama-3-8B, the embedding and the head together have 1.05 billion parameters, which is 13 %. In a large
 # model the MLPs have most of the parameters (GPT-3 66 %, Llama-3-70B 80 %), but in GPT-2 small they have less
 # than half.
 #
-# Llama's count is right either way, but GPT-2's is 31 % too high. A sum over the entries of a `state_dict`
-# gives the same 163M, because it lists the shared matrix under both of its names.
+# If the head counts as a separate matrix, Llama's count is still right, but GPT-2's is 31 % too high. A sum
+# over the entries of a `state_dict` gives the same wrong 163M, because a `state_dict` lists the shared matrix
+# under both of its names.
 #
 # **In production.** `model.num_parameters()` (Hugging Face) and `sum(p.numel() for p in model.parameters())`
-# count a shared matrix once. `accelerate`'s `init_empty_weights` also builds a model without memory.
+# count a shared matrix only once. `accelerate`'s `init_empty_weights` also builds a model without memory.
 #
 # <details><summary>In the lectures</summary>Lecture 004 says that most FLOPs and most parameters are in the
-# MLP. For parameters this is true in large models (66 % and 80 % above), but not in GPT-2 small (46 %). For
-# FLOPs, with GPT-2's parts, the MLP has more than attention as long as the sequence is shorter than 2h. It
-# has 40 % of GPT-2 small's forward at 1,024 tokens.</details>
+# MLP. For parameters this is true in large models (66 % and 80 % above), but not in GPT-2 small (46 %). With
+# GPT-2's parts, the MLP takes more FLOPs than attention as long as the sequence is shorter than 2h. But in
+# GPT-2 small, it takes only 40 % of forward at 1,024 tokens.</details>
 
 # %% [markdown]
 # ## 2 · FLOPs, and the share that 6ND leaves out
@@ -225,14 +228,15 @@ for name in ("GPT-2 small", "Llama-3-8B"):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 8 |
 #
-# A matrix costs 2 FLOPs for each of its numbers and each token, a multiplication and an addition. If all
-# matrices of a model together have N numbers, forward over D training tokens therefore takes 2ND FLOPs.
-# Backward computes two products for each product of forward, one for the gradient of the input and one for
-# the gradient of the weight, so it takes 4ND. Together they make **6ND**, the rule by which budgets are made.
+# For each token, a matrix costs 2 FLOPs per number, a multiplication and an addition. So if all matrices of a
+# model together have N numbers, forward takes 2ND FLOPs for D training tokens. Backward computes two products
+# for each product of forward, one for the gradient of the input and one for the gradient of the weight, so it
+# takes 4ND. Together, forward and backward take **6ND**, which is the rule of thumb for training budgets.
 #
-# But the rule forgets products without weights. In attention, queries meet keys, and the resulting scores
-# meet values, so both products have two activations as factors. For one sequence and one layer, each takes 2
-# s² h FLOPs. Here is the forward of three models by part, with Llama-3-8B at two lengths.
+# But the rule forgets products without weights. Attention multiplies queries by keys, and the resulting
+# scores by values, so both factors of these two products are activations. For one sequence and one layer,
+# each product takes 2 s² h FLOPs. The picture shows the share of each part in the forward of three models,
+# for Llama-3-8B with two sequence lengths.
 
 # %% tags=["skip-in-grading"]
 lengths = [
@@ -242,20 +246,19 @@ plan_figures.forward_shares(PUBLISHED, lengths)
 
 # %% [markdown]
 # **Predict.** By how many percent is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
-# Llama-3-8B with 8,192? You can read the answer off the bars. Which part of each bar does 6ND leave out?
+# Llama-3-8B with 8,192? You can read both answers off the bars.
 #
-# **Build.** Count only matrix products. Norms, softmax and activation functions do not count. The stub
-# already computes how many numbers the matrices of one block have, and how many query-key pairs one head
-# scores in a sequence.
+# **Build.** Count only matrix products. The stub already computes how many numbers the matrices of one block
+# have, and how many query-key pairs one head scores in a sequence.
 #
-# - Count every matrix of every block, and the head (tied or not), with 2 FLOPs for each of its numbers and
-#   each token. Biases do not count, because they are added. The embedding does not count either, because a
-#   token is only looked up in it.
-# - Attention takes 4 · b · s² · a · d for each layer, where a · d = h. With `causal=True`, `pairs` takes the
-#   place of s², because a token sees only itself and the tokens before it.
-# - `backward=True` adds twice the forward.
-# - `recompute=True` adds one more forward of the blocks, for activation checkpointing (notebook 09). A
-#   forward by itself recomputes nothing, so with `backward=False` either answer is right.
+# - Count every matrix of every block, and the head (tied or not), with 2 FLOPs per number and token. Biases
+#   do not count, because they are added. The embedding does not count either, because a token is only looked
+#   up in it.
+# - In each layer, the two products of attention take 4 · b · s² · a · d, where a · d = h. With `causal=True`,
+#   `pairs` takes the place of s², because a token sees only itself and the tokens before it.
+# - `backward=True` adds twice the FLOPs of forward.
+# - `recompute=True` adds one more forward of the blocks, for activation checkpointing (notebook 09). The
+#   check does not combine it with `backward=False`, because only backward recomputes anything.
 
 
 # %% nbgrader={"grade_id": "step_flops", "solution": true}
@@ -282,8 +285,9 @@ def step_flops(
 
 
 # %% [markdown]
-# <details><summary>Hint: grouped queries</summary>Keys and values have fewer features, so <code>matrices</code>
-# has smaller ones. But every query head has its own scores, so <code>heads</code> counts there.</details>
+# <details><summary>Hint: grouped queries</summary>Keys and values have fewer features, so their matrices are
+# smaller. The stub's <code>matrices</code> already takes this into account. But every query head has its own
+# scores, so use <code>heads</code> for the scores.</details>
 #
 # **Check.**
 
@@ -295,10 +299,9 @@ report = check("01_why_distribute/step_flops", step_flops, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** PyTorch also counts. `FlopCounterMode` sees every operation that runs, and adds up those for
-# which it has a formula. The cell compares your integers with a real forward and a real step of the small
-# model. (In the notebook itself, `device()` is the CPU on every machine, but ranks of `launch` may have
-# GPUs.)
+# **Measure.** PyTorch's `FlopCounterMode` sees every operation that runs, and adds up the FLOPs of all
+# operations for which it has a formula. The cell compares your numbers with a real forward and a real step of
+# the small model.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -329,10 +332,10 @@ for name, (config, batch, seq) in flops_of.items():
         print(f"{name:28} {part:11} counted {a:14,}   yours {b:14,}   {verdict}")
 
 # %% [markdown]
-# Since you now have an exact count of the step, you can say when the rule is good. The picture shows the
-# ratio of 6ND to your count against the length of the sequence, and the dot marks the model's own context. N
-# is the number of *matrix* elements a token is multiplied by, in the blocks and the head, but not in the
-# embedding. The dashed lines leave out masked scores, as a good kernel does.
+# With your exact count, you can now see when 6ND is a good rule. The picture shows the ratio of 6ND to your
+# count for sequences of different lengths. A dot marks the context of each model. N is the number of *matrix*
+# elements a token is multiplied by, in the blocks and the head, but not in the embedding. For the dashed
+# lines, masked scores do not count, because a good kernel does not compute them.
 
 
 # %% tags=["skip-in-grading"]
@@ -345,22 +348,24 @@ three = {name: PUBLISHED[name] for name in ("GPT-2 small", "Llama-3-8B", "GPT-3"
 tried(lambda: plan_figures.rule_of_thumb(step_flops, multiplied, three), step_flops)
 
 # %% [markdown]
-# With GPT-2's parts the missing part is s/(6h) of the blocks' 6ND, so wide models hide it. It is 3 % of
-# GPT-3's step, but most of Llama-3-8B's step at 131,072 tokens. Notebook 08 is about such sequences.
+# With GPT-2's parts, the FLOPs left out by 6ND are s/(6h) of the blocks' 6ND, so they matter less in wide
+# models. They are 3 % of GPT-3's step, but most of Llama-3-8B's step at 131,072 tokens. Notebook 08 is about
+# such sequences.
 #
-# <details><summary>Which N does a paper mean?</summary>With <i>all</i> parameters instead of the matrices,
-# GPT-2 small's ratio at 1,024 tokens becomes 0.874 instead of 0.867, because positions, biases and norms
-# count, but multiply nothing. The two ratios are close only because the head is tied. Llama-3-8B has an
-# embedding in addition to its head, so its ratio at 8,192 tokens becomes 0.832 instead of 0.778.</details>
+# <details><summary>Which N does a paper mean?</summary>If N counts <i>all</i> parameters instead of only the
+# matrices, GPT-2 small's ratio at 1,024 tokens becomes 0.874 instead of 0.867. This N also includes
+# positions, biases and norms, which belong to no matrix product. The two ratios are close only because the
+# head is tied. Llama-3-8B has a separate embedding in addition to its head, so its ratio at 8,192 tokens
+# becomes 0.832 instead of 0.778.</details>
 #
-# **In production.** Two measures are in use. *MFU*, model FLOPs utilization, divides the FLOPs of the model
-# by the FLOPs the GPUs could have done, and recomputation does not count. *HFU*, hardware FLOPs utilization,
-# counts it. PaLM reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4), a factor of 1.251, so about three
+# **In production.** *MFU* (model FLOPs utilization) divides the FLOPs of the model, without recomputation, by
+# the FLOPs the GPUs could have done. *HFU* (hardware FLOPs utilization) also counts recomputation. PaLM
+# reports 46.2 % and 57.8 % (Chowdhery et al. 2022, §4). The factor between them is 1.251, so about three
 # quarters of a forward were computed twice. If all blocks run again, the factor is nearly 4/3.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that checkpointing costs "2x compute". But it
-# adds one forward to a step that costs as much as three forwards, which makes 4/3 (Korthikanti et al.
-# 2022).</details>
+# adds one forward to a step that costs as much as three forwards, so the step costs only 4/3 as much
+# (Korthikanti et al. 2022).</details>
 #
 # ### Optional: what a counter does not see
 #
@@ -376,8 +381,8 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 
 # %% [markdown]
 # On a CPU a quarter of the FLOPs vanishes silently, because PyTorch's counter has no formula for the fused
-# CPU kernel. On a GPU it finds *more*, since the fused backward computes the scores a second time. A counter
-# counts only the operations it knows, so a measured number needs a closed form next to it.
+# CPU kernel. On a GPU, the counter finds *more* FLOPs, since the fused backward computes the scores a second
+# time. A counter counts only the operations it knows, so compare its number with a formula.
 
 # %% [markdown]
 # ## 3 · Memory of a step: build the meter
@@ -390,10 +395,10 @@ print(f"plain attention {exact:,}   fused attention {fused:,}   {fused / exact -
 # | difficulty, importance | 3 and 5 of 5 |
 # | points | 14 |
 #
-# Here is the memory of two training steps of a small GPT, byte by byte, after each operation PyTorch ran.
-# Colours say which owner holds the bytes. Read the picture from left to right. Forward piles up activations,
-# backward consumes them and leaves gradients, and the first step of Adam creates the state that stays from
-# then on. (You don't have to read the cell, which tells the instrument where each phase begins.)
+# The picture shows the memory of a small GPT in two training steps, after each operation PyTorch ran. The
+# colours show what the bytes are used for. Forward piles up activations, backward consumes them and leaves
+# gradients, and the first step of Adam creates the state, which then stays in memory. (You don't have to read
+# the cell.)
 #
 # **Predict.** In which of the two steps is the peak higher?
 
@@ -430,28 +435,29 @@ print(f"the peak, {peak.total / 1e6:.2f} MB, occurs in {peak.phase}: {shares}")
 memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 tokens, float32")
 
 # %% [markdown]
-# The second step has the higher peak, because Adam's state is in memory from its beginning. After a step,
-# until `zero_grad`, there are 4 + 4 + 8 = 16 bytes per parameter, which you get from P alone. (The extra
-# 0.0003 is Adam's count of steps, one number for each tensor.) The mountains are activations. They are the
-# largest part at the peak, they are not proportional to P, and they grow with the batch. So they need a
-# meter.
+# The second step has the higher peak, because Adam's state is already in memory when it begins. After a step,
+# until `zero_grad`, the model states take 4 + 4 + 8 = 16 bytes per parameter, so you can compute their size
+# from P. (The extra 0.0003 is Adam's count of steps, one number for each tensor.) The two mountains are
+# activations. They are the largest part at the peak, and they grow with the batch, so P is not enough to
+# compute their size. This is why you need a meter.
 #
-# **Build.** Autograd tells a pair of functions about each tensor it keeps. It calls `pack(tensor)` in
-# forward, and hands the result to `unpack` in backward. `torch.autograd.graph.saved_tensors_hooks(pack,
-# unpack)` is a context manager. Three things make counting harder than adding up sizes:
+# **Build.** For each tensor it keeps, autograd calls `pack(tensor)` in forward, and passes the result to
+# `unpack` in backward. You set these two functions with the context manager
+# `torch.autograd.graph.saved_tensors_hooks(pack, unpack)`. Three things make counting harder than adding up
+# sizes:
 #
-# - **Two operations can keep the same memory**, perhaps as different views. The memory is a *storage*. You
-#   get it as `tensor.untyped_storage()`, and its size as `.nbytes()`. Count each storage once, and all of it,
-#   even if only a slice is kept.
-# - **Parameters and buffers are also kept** (often as `weight.t()`, another tensor on the same storage), but
-#   they are in memory anyway. So they do not count.
-# - **Memory is used again.** When a storage is freed, the next one may get its address. So an address
+# - **Two operations can keep the same memory**, perhaps as different views. This memory is a *storage*. You
+#   get the storage of a tensor with `tensor.untyped_storage()`, and its size with `.nbytes()`. Count each
+#   storage once and in full, even if only a slice is kept.
+# - **Parameters and buffers are also kept** (often as `weight.t()`, another tensor on the same storage). But
+#   they are in memory anyway, so do not count them.
+# - **Memory is used again.** When a storage is freed, the next storage might get its address. So an address
 #   identifies a storage only as long as something holds that storage.
 #
-# `by_module` says where the bytes come from. When a storage is kept for the first time, its bytes belong to
-# the innermost submodule that is running. The method `count` enters them there, and in `total`. The hooks that
-# it needs are in `__enter__`, which also puts the storages of parameters and buffers into `known`. You write
-# `pack`, which looks a tensor's storage up in `known`, and counts it if it is new.
+# `by_module` tells you where the bytes come from. When a storage is kept for the first time, its bytes count
+# for the innermost submodule that is running. The given method `count` adds the bytes to the entry of this
+# submodule and to `total`. `__enter__` puts the storages of parameters and buffers into `known`. You write
+# `pack`, which looks a tensor's storage up in `known`, and counts the storage if it is new.
 
 
 # %% nbgrader={"grade_id": "saved_bytes", "solution": true}
@@ -518,10 +524,10 @@ class SavedBytes:
 # <code>pack</code> and return the tensor. Then count storages, and only those that are not in the dict
 # yet.</details>
 # <details><summary>Hint: addresses</summary>Keep the storage object itself in the dict under its
-# <code>data_ptr()</code>. Until <code>__exit__</code> empties the dict, nothing else can take its
+# <code>data_ptr()</code>. Until <code>__exit__</code> empties the dict, no other storage can then get this
 # address.</details>
 #
-# **Check.** The check chooses the sizes of its modules so that each mistake gives a different number.
+# **Check.**
 
 # %% nbgrader={"grade_id": "saved_bytes_check", "points": 8}
 report = check("01_why_distribute/saved_bytes", SavedBytes)
@@ -531,9 +537,9 @@ report = check("01_why_distribute/saved_bytes", SavedBytes, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Point the meter at one block of the GPT, in float32. The unit is T · h numbers, a row of h for
-# each token. `plain` computes attention's scores as a matrix, whereas `fused` is the flash kernel, which does
-# not.
+# **Measure.** The cell applies your meter to one block of the GPT in float32. The unit of its table is a
+# *row*, which means h numbers for each token. In the column `plain`, attention computes its scores as a
+# matrix. In the column `fused`, the flash kernel avoids this matrix.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -563,22 +569,22 @@ if ready(SavedBytes):
     print(f"{'together':18}" + "".join(f"{total / unit:9.3f}" for total, _ in meters.values()))
 
 # %% [markdown]
-# Read the table row by row. A norm keeps its input (1) and two statistics per token. `attention.query` keeps
-# the norm's output, which query, key and value share. `attention` itself keeps q, k, v and its result, and
-# the fused kernel keeps one float32 for each query and head, the logarithm of a sum. The MLP keeps its input,
-# and its inner features *twice*, before GELU and after it. Together these are a little more than 16 rows.
-# Instead of the logarithm, the plain kernel keeps the softmax of the scores, which takes a · s² numbers for
-# each sequence and is 8 rows here. With this kernel, the first module that keeps attention's result is
-# `attention.out`.
+# A norm keeps its input (1) and two statistics per token. `attention.query` keeps the norm's output, which
+# query, key and value share. `attention` itself keeps q, k, v and its result. The fused kernel also keeps one
+# float32 for each query and head, the logarithm of a sum. The MLP keeps its input, and its inner features
+# *twice*, before GELU and after it. Together, these tensors are a little more than 16 rows. Instead of the
+# logarithm, the plain kernel keeps the softmax of the scores. It takes a · s² numbers for each sequence,
+# which is 8 rows here. With the plain kernel, attention's result is kept by `attention.out` instead of
+# `attention`.
 #
-# **Build.** Now write the count as a formula, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many
-# key heads as query heads). The head and the embedding do not count. Take the inner width from `mlp_width`,
+# **Build.** Write a formula for this count, for all L blocks with GPT-2's parts (LayerNorm, GELU, as many key
+# heads as query heads). The head and the embedding do not count. Take the inner width from `mlp_width`,
 # because it doesn't have to be 4h. With `checkpoint=True`, each block keeps only its input, and the stub
 # computes these bytes.
 #
 # - `itemsize` is the size of a number in bytes. Use it for a norm's statistics as well, as PyTorch does on
-#   the CPU. (On a GPU they stay float32, which hardly changes the sum.) The flash kernel's logarithm,
-#   however, is a float32 in any case.
+#   the CPU. (On a GPU they stay float32, which hardly changes the total.) But the flash kernel's logarithm is
+#   always a float32.
 # - With `flash=False`, each layer keeps the softmax once, b · a · s² numbers, but no logarithm.
 
 
@@ -616,9 +622,9 @@ report.points(6)
 
 # %% [markdown]
 # **Measure.** The cell compares your meter with your formula, for five shapes. The last column has to be
-# 1.000, which means that two instruments you built in different ways agree to the byte. Below, it applies the
-# formula to a model that does not fit here, GPT-3 in 16 bits with one sequence of 2,048 tokens. It counts the
-# activations as PyTorch keeps them, and as Korthikanti et al. (2022, §4) count them.
+# 1.000, because two instruments you built in different ways should agree to the byte. Then the cell applies
+# your formula to GPT-3, which does not fit here, in 16 bits with one sequence of 2,048 tokens. It prints the
+# result next to the count of Korthikanti et al. (2022, §4).
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FIVE = {
@@ -650,32 +656,33 @@ for name, (yours, recompute) in options.items():
     print(f"{name:13} yours {predicted / 1e9:6.1f} GB   the paper's {of_paper / 1e9:6.1f} GB")
 
 # %% [markdown]
-# A single sequence takes 77 GB, which is nearly all of an H100, before any weight is stored. Checkpointing
-# brings it down to 4.8. The paper's first two numbers are larger because its model has dropout, whose masks
-# are kept, and also drops attention weights. (In the row `flash` you see its selective recomputation, which
-# keeps no scores either.)
+# With the flash kernel, the activations of a single sequence take 77 GB, which nearly fills an H100 before
+# any weight is stored. Checkpointing reduces them to 4.8 GB. The paper's first two numbers are larger because
+# its model has dropout, also on the attention weights, and keeps the dropout masks. (In the row `flash`, the
+# paper's number is for selective recomputation, which keeps no scores either.)
 #
-# **In production.** On a GPU, PyTorch keeps the same record. Call
-# `torch.cuda.memory._record_memory_history()`, then `_dump_snapshot("file.pickle")`. The page
-# pytorch.org/memory_viz draws this file as a picture like ours above.
+# <details><summary>In production</summary>On a GPU, PyTorch can record its memory in the same way. Call
+# `torch.cuda.memory._record_memory_history()`, and later `_dump_snapshot("file.pickle")`. The page
+# pytorch.org/memory_viz draws a picture of this file like the picture above.</details>
 #
 # <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
-# namely the gate before and after SiLU, up, and their product. On the CPU, PyTorch composes RMSNorm from
-# several operations, which keep their input and the normalised values, 2h + 1 numbers per token. Grouped keys
-# and values are narrower. But rotary positions keep float32 cosines and sines for q and for k, 2 s d numbers
-# per layer. LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps 89 GB, whereas a GPT of GPT-2's parts and the
-# same h, L and inner width keeps 58.</details>
+# namely the gate before and after SiLU, the up projection, and their product. On the CPU, PyTorch composes
+# RMSNorm from several operations, which keep their input and the normalised values, together 2h + 1 numbers
+# per token. With grouped queries, the keys and values are narrower. But rotary positions keep float32 cosines
+# and sines for q and for k, together 2 s d numbers per layer. LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps
+# 89 GB, whereas a model with GPT-2's parts and the same h, L and inner width keeps 58 GB.</details>
 # <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB per sample,
-# but see above. For a 7B model with b = 8 and s = 2,048, it says that checkpointing "saves ~40 GB", but in
-# fact it saves 85 of the 89 GB, and leaves 4.3. It also says that "Flash attention reduces memory by 2x". By
-# what PyTorch keeps, the factor is 1.8x (a softmax of 69 GB is saved). By the paper's count, with dropout on
-# the weights, it is 3.4x, and flash attention saves nothing if the blocks are checkpointed anyway.</details>
+# but the cell above shows 77 GB. For a 7B model with b = 8 and s = 2,048, it says that checkpointing "saves
+# ~40 GB", but in fact it saves 85 of the 89 GB, and leaves 4.3. It also says that "Flash attention reduces
+# memory by 2x". If you count what PyTorch keeps, the factor is 1.8x, because flash attention saves a softmax
+# of 69 GB. If you count as Korthikanti et al. do, with dropout on the attention weights, the factor is 3.4x.
+# But flash attention saves nothing if the blocks are checkpointed anyway.</details>
 
 # %% [markdown]
 # ### Optional: a leak
 #
 # **Break it.** Here is a classic leak. You evaluate a model on eight batches and collect the losses in a
-# list, to average them afterwards. How large is the peak, compared with a list of numbers?
+# list, to average them afterwards. How much higher is the peak than with a list of numbers?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -703,13 +710,13 @@ for name, nbytes in peaks.items():
 
 # %% [markdown]
 # A loss holds its graph, and the graph holds all activations of its forward, so eight losses hold eight times
-# as many. (The peak is only about six times as high, because weights and temporary results are stored only
-# once.) With `.item()` each graph is freed immediately, and under `no_grad` there is none.
+# as many activations. (The peak is only about six times as high, because weights and temporary results are
+# stored only once.) With `.item()` each graph is freed immediately, and under `no_grad` there is no graph.
 #
 # This is a good place for a break.
 
 # %% [markdown]
-# ## 4 · Bytes a parameter: the recipes
+# ## 4 · Bytes per parameter: the recipes
 #
 # | | |
 # |---|---|
@@ -719,29 +726,29 @@ for name, nbytes in peaks.items():
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# The model states were 16 bytes per parameter above, 4 + 4 + 0 + 8 for weights, gradients, no copy of the
+# In §3 the model states took 16 bytes per parameter, 4 + 4 + 0 + 8 for weights, gradients, no copy of the
 # weights, and two moments. But papers and frameworks arrive at 8, 10, 12, 13, 16, 18 or 20, because they keep
-# different tensors in different formats. A recipe is easiest to read as code. Here are nine. fp16 and bf16
-# have 2 bytes per number, but uint8 and fp8 only one.
+# different tensors in different formats. A recipe is easiest to read as code, so the cell prints nine
+# recipes. fp16 and bf16 take 2 bytes per number, but uint8 and fp8 take only one.
 
 # %% tags=["skip-in-grading"]
 for recipe in RECIPES:
     print(f"--- {recipe.name}   ({recipe.source})\n{recipe.code}\n")
 
 # %% [markdown]
-# **Predict.** Which recipe has the smallest sum? Which recipes have a larger sum than plain float32? The
-# chart below the check will tell you.
+# **Predict.** Which recipe has the smallest sum? Which recipes have a larger sum than plain float32?
 #
-# **Build.** Count the bytes per parameter after a step, while its gradients are still in memory. There are
-# four numbers, namely the bytes of the weights that the model holds, of the gradients (all copies that
-# exist), of the master copy of the weights (which the optimizer changes), and of the moments. The stub has
-# three recipes, and you write six.
+# **Build.** Count the bytes per parameter after a step, while its gradients are still in memory. Return four
+# numbers, the bytes of the model's weights, of the gradients (all copies that exist), of the master copy of
+# the weights (which the optimizer changes), and of the moments. The stub has three recipes, and you write the
+# other six.
 #
 # - If the optimizer changes the model's own weights, there is no master copy, so write 0.
-# - Count a second copy of the gradients only if it stays next to the first, as in `megatron fp16`, but not if
-#   a step makes it and drops it, as in `zero`. The copies that autocast makes are dropped as well.
-# - Scales also count. They are a float32 for each block, so 4/256 bytes per number for blocks of 256 numbers.
-# - In `deepseek-v3`, count the weights of linear layers, which the model holds in fp8.
+# - Count a second copy of the gradients only if both copies stay in memory, as in `megatron fp16`. Do not
+#   count it if the step frees it again, as in `zero`. Autocast also frees the copies it makes.
+# - The scales of 8-bit formats also count. Each block of numbers has a float32 scale, which makes 4/256 bytes
+#   per number for blocks of 256.
+# - In `deepseek-v3`, count only the linear layers, whose weights are in fp8.
 
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
@@ -779,8 +786,8 @@ report.points(6)
 tried(lambda: plan_figures.recipe_bars(recipe_bytes, billions=6.74, room=80), recipe_bytes)
 
 # %% [markdown]
-# **Measure.** The cell really runs five recipes, one step each, on a small model, and then counts all
-# tensors. (This machine computes in bf16 where `zero` has fp16, but the bytes are the same.)
+# **Measure.** The cell runs one step of each of five recipes on a small model, and then counts the bytes of
+# all tensors. (For `zero`, it uses bf16 instead of fp16, but the bytes are the same.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -805,12 +812,12 @@ for name, options in RUN.items():
     print(f"{name:11} {columns}   {sum(yours) if yours else '?':>10}, measured {sum(measured):.0f}")
 
 # %% [markdown]
-# Mixed precision does not shrink the model states, which take 16 bytes with it and without it. But it shrinks
-# activations and speeds up multiplication. Ranks that exchange gradients send half as much with `zero`, but
-# with `autocast` as much as before, because its gradients are float32.
+# Mixed precision does not shrink the model states, which take 16 bytes per parameter with or without it. But
+# it shrinks activations and speeds up multiplication. With `zero`, ranks that exchange gradients send half as
+# many bytes. With `autocast`, they send as many as before, because the gradients are in float32.
 #
-# <details><summary>In production</summary>Frameworks print the sum in their guides, but they count
-# differently:
+# <details><summary>In production</summary>The guides of frameworks state the sum, but they count different
+# tensors:
 #
 # | source | bytes per parameter | the optimizer's part divided by d ranks (stage 1, see §7) |
 # |---|---|---|
@@ -822,17 +829,18 @@ for name, options in RUN.items():
 #
 # </details>
 # <details><summary>In the lectures</summary>Four numbers in the lectures count different parts. Lecture 000
-# says that 7B with Adam has optimizer states of ~28 GB, but that is m and v in 16 bits without a master copy.
-# Lecture 002 says that Adam needs 8 bytes, "1B = 10 GB". That is m, v and 2 bytes of weights, without master
-# copy and gradients. Lecture 003 takes 28 GB of weights, times 4, which is right for plain float32. Lecture
-# 001 says that 12P is "momentum and variance". But those are only 8P, and the master copy is the rest. Its
-# "350GB+ in fp32" for GPT-3 are weights in 16 bits, since 175B in float32 take 700 GB.</details>
+# says that a 7B model with Adam has optimizer states of ~28 GB, but this is the size of m and v in 16 bits,
+# without a master copy. Lecture 002 says that Adam needs 8 bytes per parameter, and that "1B = 10 GB". These
+# 10 bytes per parameter are m, v and 2 bytes of weights, without master copy and gradients. Lecture 003
+# multiplies 28 GB of weights by 4, which is right for plain float32. Lecture 001 says that 12P is "momentum
+# and variance". But momentum and variance are only 8P, and the rest is the master copy. The lecture's "350GB+
+# in fp32" for GPT-3 are weights in 16 bits, since 175B in float32 take 700 GB.</details>
 
 # %% [markdown]
 # ### Optional: two savings at once
 #
-# **Break it.** "Two savings are better than one", so convert the model to bf16 *and* run it under autocast.
-# Which of the 16 bytes are left, and what does the step do to a weight near 1?
+# **Break it.** Combine two savings. Convert the model to bf16 *and* run it under autocast. How many of the 16
+# bytes are left, and what does the step do to a weight near 1?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 print("bytes a parameter:", sum(one_step(torch.bfloat16, autocast=True)))
@@ -848,9 +856,9 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"    and {(moved == 0).double().mean():.0%} of them did not move at all")
 
 # %% [markdown]
-# 8 bytes are left, and autocast adds nothing to them, so there is no float32 copy of the weights. Near 1, the
-# next bf16 number is 0.0078 above and 0.0039 below, so a step of 0.001 is rounded away every time. A master
-# copy's 4 bytes would keep such steps. Notebook 09 rounds in a way that loses less.
+# 8 bytes are left, because all tensors are in bf16. Autocast adds nothing, so there is no float32 copy of the
+# weights. The bf16 numbers next to 1 are 0.0078 above it and 0.0039 below it, so a step of 0.001 is rounded
+# away every time. A float32 master copy would keep such steps. Notebook 09 rounds in a way that loses less.
 
 # %% [markdown]
 # ## 5 · How fast: the roofline *(optional)*
@@ -863,28 +871,28 @@ for dtype in (torch.float32, torch.bfloat16):
 # | difficulty, importance | 2 and 3 of 5 |
 # | points | 6 |
 #
-# A product of matrices takes time for its arithmetic, and time to fetch its factors and to write the result.
-# Both happen at the same time, so the longer time decides (Williams et al. 2009). Each of the two times is
-# the work divided by the speed. For the product (m, k) @ (k, n):
+# A matrix product takes time for its arithmetic, and time to read its factors from memory and to write the
+# result. Both happen at the same time, so the longer time decides (Williams et al. 2009). Each of the two
+# times is the work divided by the speed. The table shows work and speed for the product (m, k) @ (k, n):
 #
 # | | work | at a speed of |
 # |---|---|---|
 # | arithmetic | 2 m k n FLOPs | `flops`, FLOP/s |
 # | memory | (m k + k n + m n) · itemsize bytes, each matrix once | `bandwidth`, bytes/s |
 #
-# In a layer, (k, n) is the shape of the weight and m is the number of tokens. The picture plots, against m,
+# In a layer, (k, n) is the shape of the weight and m is the number of tokens. For each m, the picture shows
 # the most TFLOP/s a product with a weight of 4,096 × 4,096 can reach on an H100 and on an A100. The dotted
-# lines are the peaks. The numbers come from data sheets, so nothing is measured here.
+# lines are the peaks of the two GPUs. All numbers come from data sheets.
 
 # %% tags=["skip-in-grading"]
 plan_figures.reach([H100, A100])
 
 # %% [markdown]
-# **Predict and build.** `matmul_seconds` is the longer of the two times. `ridge` is the least number of FLOPs
-# per byte at which arithmetic is the bound. `least_tokens` is the least m at which arithmetic is the bound,
-# for a product with a very large weight. (As k and n go to infinity, only the k n numbers of the weight
-# matter as traffic.) An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. Before you write, work out its
-# least m in your head.
+# **Predict and build.** `matmul_seconds` returns the longer of the two times. `ridge` returns the number of
+# FLOPs per byte above which arithmetic takes longer than memory. `least_tokens` returns the least m at which
+# arithmetic takes longer, for a very large weight. (Then almost all memory traffic is the k n numbers of the
+# weight.) An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. First work out the H100's least m in your
+# head.
 
 
 # %% nbgrader={"grade_id": "roofline", "solution": true}
@@ -934,14 +942,15 @@ for card in (A100, H100, gpu("B200")):
         )
 
 # %% [markdown]
-# From the A100 to the H100, arithmetic grew faster than memory, so the least m nearly doubled. A rank that
-# gets few tokens (as in *strong scaling*, in which many ranks share a fixed batch) uses a few percent of its
-# peak. A rank that writes one token at a time (inference) uses less than one percent.
+# From the A100 to the H100, the speed of arithmetic grew more than the speed of memory, so the least m nearly
+# doubled. A rank that gets few tokens (as in *strong scaling*, in which many ranks share a fixed batch)
+# reaches only a few percent of its peak. A rank that generates one token at a time (inference) reaches less
+# than one percent.
 #
 # **Measure.** The cell measures this machine, in float32, on one thread. The highest speed of any square
 # product counts as the peak, and the fastest pass that only *reads* a large matrix gives the bandwidth. Then
-# it measures products with a weight of 4,096 × 4,096, and draws them under your roof. Everything is measured
-# six times, in three rounds of two, and the best time counts.
+# it measures products with a weight of 4,096 × 4,096, and draws them below the roof your function predicts.
+# Everything is measured six times, and the best time counts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -992,12 +1001,12 @@ if ready(ridge, least_tokens):
 tried(lambda: plan_figures.under_the_roof(matmul_seconds, peak, bandwidth, seconds), matmul_seconds)
 
 # %% [markdown]
-# Above a few rows, the points climb with m, but they stay below the roof, because a library's kernel does not
-# reach both limits at the same time. (For one or two rows the kernel is different, so the points may be
-# level.) A point above the slope would mean that the bandwidth was measured badly. (A pass that reads *and*
-# writes measures another speed.)
+# From a few rows on, the points climb with m, but they stay below the roof, because a library's kernel does
+# not reach both limits at the same time. (For one or two rows the kernel is different, so these points might
+# be level.) A point above the slope would mean that the measured bandwidth is too low.
 #
-# **Break it.** The roof predicts a time for a product of two 8 × 8 matrices. Measure it:
+# **Break it.** The roof also predicts a time for a product of two 8 × 8 matrices. The cell measures the real
+# time:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 print(f"8 x 8: {square[8] / 1e9:.2f} GFLOP/s of {peak / 1e9:.0f}", end="")
@@ -1005,14 +1014,14 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
     print(f"; the roof promises {2 * 8**3 / promised / 1e9:.0f}")
 
 # %% [markdown]
-# The time goes into the call rather than the arithmetic. A call goes through Python, PyTorch's dispatcher
-# and, on a GPU, the start of a kernel. So calls are a third roof, the lowest one for small products. Between
-# its products a model also has norms, GELU and softmax, which move bytes but multiply little. So a forward
-# and backward reach less of the peak than one large product.
+# Most of the time is spent on the call instead of the arithmetic. The call passes through Python, PyTorch's
+# dispatcher and, on a GPU, the start of a kernel. So calls form a third roof, which is the lowest for small
+# products. Between its products, a model also runs norms, GELU and softmax, which move many bytes but do
+# little arithmetic. So a forward and backward reach a smaller share of the peak than one large product.
 #
-# <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". That is how
-# fast the host reaches its own memory. But a GPU reaches the host's memory over PCIe, which is 64x (A100) and
-# 52x (H100) slower than the GPU's memory.</details>
+# <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". The 10x is
+# right if the host reads its own memory. But a GPU reaches the host's memory over PCIe, which is 64x (A100)
+# and 52x (H100) slower than the GPU's memory.</details>
 
 # %% [markdown]
 # ## 6 · How long, how large
@@ -1025,21 +1034,21 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # | difficulty, importance | 2 and 2 of 5 |
 # | points | 6 |
 #
-# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. These two numbers
-# give the days, and the tokens a GPU trains on in a second. The MFU is the share of the dense peak that a run
-# reaches (§2). The cell lists the published MFU of large runs (PaLM, table 3; Llama 3, table 4):
+# A run of D tokens takes C = 6 N D FLOPs, and a GPU does `mfu · flops` of them per second. From these two
+# numbers you can compute the days of a run, and the tokens per second of a GPU. The MFU is the share of the
+# dense peak that a run reaches (§2). The cell lists the published MFU of large runs (PaLM, table 3; Llama 3,
+# table 4):
 
 # %% tags=["skip-in-grading"]
 for name, percent in PUBLISHED_MFU.items():
     print(f"{name:42} {percent:5.1f} %  {'#' * round(percent / 2)}")
 
 # %% [markdown]
-# 40 % is a number to plan with. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which is 43, 41 and 38
-# % of 989, to within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". Measured against this
-# peak, the same 400 TFLOP/s are only 20 %.) In *On your GPUs*, you measure your own MFU.
+# For a plan, 40 % is a realistic MFU. Llama 3 reports 430, 400 and 380 TFLOP/s on each H100, which is 43, 41
+# and 38 % of 989, to within a point. (A data sheet also prints 1,979 TFLOP/s, "with sparsity". Measured
+# against this peak, the same 400 TFLOP/s are only 20 %.) In *On your GPUs*, you measure your own MFU.
 #
-# **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %? Guess
-# the first one before you compute it.
+# **Predict.** How many days does Llama-3-8B with its 15T tokens take on 1, 8 and 1,024 H100s at 40 %?
 #
 # **Build.** Write `days` and `tokens_per_second_per_gpu`. `compute_optimal` earns about 4 of the 6 points,
 # but is *optional*. It is explained under "How large?" below, so leave it as it is for now.
@@ -1093,18 +1102,19 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
     print(f"and 70B on one H100: {taken / 365.25:.0f} years")
 
 # %% [markdown]
-# Memory is the first reason to distribute. Time is the second, because one H100 would take 58 years for
-# Llama-3-8B, even if it had the memory.
+# Memory is the first reason to distribute. Time is the second, because one H100 would take 58 years to train
+# Llama-3-8B, even if the model fitted into its memory.
 #
-# **In production.** Training frameworks print such numbers with their log lines. torchtitan prints
-# tokens/s/GPU, TFLOP/s and MFU, nanoGPT the MFU, and Megatron-LM the TFLOP/s of each GPU. Tokens/s/GPU are
-# your `tokens_per_second_per_gpu`, measured with a clock. Look up which peak and which N they use.
+# <details><summary>In production</summary>Training frameworks print such numbers in their logs. torchtitan
+# prints tokens/s/GPU, TFLOP/s and MFU, nanoGPT prints the MFU, and Megatron-LM prints the TFLOP/s of each
+# GPU. They measure the tokens/s/GPU, which your `tokens_per_second_per_gpu` predicts. Look up which peak and
+# which N a framework uses.</details>
 #
 # ### Optional: published runs
 #
-# **Measure.** The first two lines compare the FLOPs of a paper with yours. The other papers do
-# not state an MFU, so the cell derives it in two ways. It divides the days that your function gives at 100 %
-# by the days the run took, or the paper's tokens per second by yours at 100 %.
+# **Measure.** The first two lines compare the FLOPs stated in two papers with yours. The other papers do not
+# state an MFU, so the cell derives it from the results of your functions for an MFU of 100 %. It divides your
+# days by the days the run took, or the paper's tokens per second by yours.
 
 
 # %% tags=["skip-in-grading"]
@@ -1133,27 +1143,28 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
 # So LLaMA-65B trained at nearly 48 % of the peak, whether you go by its days or by its speed. DeepSeek-V3
-# multiplies in fp8. (N is the 37B of its 671B parameters that a token uses.) If you divide by the peak of
-# bf16, it reaches 34.6 %, but by the peak of fp8 only 17.3 %. So an MFU without its denominator says nothing.
+# multiplies in fp8. (N is the 37B of its 671B parameters that a token uses.) Divided by the peak of bf16, its
+# MFU is 34.6 %. Divided by the peak of fp8, it is only 17.3 %. So an MFU means nothing unless you know the
+# peak by which it was divided.
 #
 # ### Optional: how large?
 #
-# A question comes before any plan. If C is *given*, which N is best? A large model sees few tokens, whereas a
-# small one learns little from many. A *scaling law* is a fit of the loss,
+# If the budget C is *given*, which N is best? A large model sees few tokens, whereas a small model learns
+# little from many tokens. A *scaling law* is a fit of the loss,
 #
 # L(N, D) = E + A / N^α + B / D^β,
 #
-# and on the line 6 N D = C it has a lowest point.
+# and on the line 6 N D = C, this loss has a minimum.
 #
-# **Build.** In the cell of `days` above, write `compute_optimal`, which returns this point as (N, D), and run
-# the check again. Set D = C/(6N), and then set the derivative with respect to N to zero, or search. `law` is
-# (E, A, B, α, β).
+# **Build.** In the cell of `days` above, write `compute_optimal`, which returns this minimum as (N, D), and
+# run the check again. Set D = C/(6N). Then set the derivative with respect to N to zero, or search for the
+# minimum. `law` is (E, A, B, α, β).
 #
-# Chinchilla (Hoffmann et al. 2022) is the paper that every plan cites. Its model has 70B parameters and 1.4T
-# tokens, 20 tokens per parameter, and is said to be compute-optimal for Gopher's budget, 5.76e23 FLOPs. Here
-# is the loss along the line 6 N D = C for this budget, according to two laws. One is the law its paper
-# prints, and the other is a second fit of the same data by Besiroglu et al. (2024). Above the picture, your
-# function gives the lowest point of each law.
+# The paper that most plans cite is about the model Chinchilla (Hoffmann et al. 2022). Chinchilla has 70B
+# parameters and was trained on 1.4T tokens, which is 20 per parameter. It is said to be compute-optimal for
+# 5.76e23 FLOPs, the budget of the model Gopher. The picture shows the loss on the line 6 N D = C for this
+# budget according to two laws, the law printed in the paper and a second fit of the same data by Besiroglu et
+# al. (2024). Above the picture, your function prints the minimum of these two laws and of a third.
 
 
 # %% tags=["skip-in-grading"]
@@ -1168,24 +1179,25 @@ plan_figures.along_the_budget()
 
 # %% [markdown]
 # The printed law gives 32B and 93 tokens per parameter, so it contradicts the model of its own paper. But
-# your function is right, and there are two causes. `TeX source` has the exponents with four digits, from the
-# source text of the same paper (Besiroglu et al. found them). It gives 40B, and figure 4 of the paper also
-# projects 40B. So **rounding** to two digits explains the step from 40 to 32. `replication` is fitted to the
-# points in the paper's own figures, and gives 72B and 18 tokens. So **the fit** explains the step from 40 to
-# 72. Besiroglu et al. found the cause. The optimizer of the paper's fit stopped early, because the losses
-# were averaged instead of summed. Their own constants are uncertain as well, since B has a standard error of
-# 1,293.
+# your function is right, and the contradiction has two causes. The law `TeX source` has the exponents with
+# four digits, which Besiroglu et al. found in the source text of the paper. It gives 40B, and figure 4 of the
+# paper also projects 40B. So **rounding** to two digits explains the difference between 40B and 32B. The law
+# `replication` is fitted to the points in the paper's own figures, and gives 72B and 18 tokens per parameter.
+# So **the fit** explains the difference between 40B and 72B. According to Besiroglu et al., the optimizer of
+# the paper's fit stopped early, because the losses were averaged instead of summed. Their own constants are
+# uncertain as well, since B has a standard error of 1,293.
 #
-# What does the difference mean for other budgets? Each dot is a real model, with the parameters and tokens
-# its authors chose.
+# How much do the laws differ for other budgets? In the picture, each dot is a real model, with the parameters
+# and tokens its authors chose.
 
 
 # %% tags=["skip-in-grading"]
 tried(lambda: plan_figures.laws_and_models(compute_optimal), compute_optimal)
 
 # %% [markdown]
-# A model below a line is smaller than the law says and has seen more tokens. Llama-3-8B is far below on
-# purpose, because a small model costs less each time it is *used*, but the law knows only training.
+# A model below a line is smaller than the law recommends, and was trained on more tokens. Llama-3-8B is far
+# below all lines on purpose, because a small model costs less each time it is *used*. The laws count only the
+# cost of training.
 
 # %% [markdown]
 # ## 7 · When one GPU is not enough
@@ -1198,10 +1210,10 @@ tried(lambda: plan_figures.laws_and_models(compute_optimal), compute_optimal)
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 8 |
 #
-# This section uses two ways to cut the bill of a GPU. *Sharding* (notebooks 04 and 05) divides model states
-# over the GPUs, in stages 0 to 3, of which stage 0 is plain replicas and divides nothing. *Checkpointing*
-# (notebook 09) keeps only the blocks' inputs. Here are the eight combinations for a GPT of 6.7 billion
-# parameters on 8 GPUs of 80 GB, with 4 sequences of 2,048 tokens on each.
+# This section uses two ways to save memory on a GPU. *Sharding* (notebooks 04 and 05) has three stages, which
+# divide more and more of the model states among the GPUs. Stage 0 means plain replicas, and divides nothing.
+# *Checkpointing* (notebook 09) keeps only the blocks' inputs. The picture shows the eight combinations for a
+# GPT of 6.7 billion parameters on 8 GPUs of 80 GB, with 4 sequences of 2,048 tokens on each.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.memory_figures import strategy_map
@@ -1211,29 +1223,30 @@ GPT_13B = GPTConfig(50257, 8192, layers=40, heads=40, width=5120)  # of a width 
 plan_figures.layout_bars(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 
 # %% [markdown]
-# One GPU's bill has six lines. (The gathered block of stage 3 is so small that you can hardly see it in the
-# picture.) Weights and gradients are in 16 bits, and Adam's part is 12 bytes per parameter:
+# The *bill* of a GPU adds up everything in its memory, and has six lines. (The gathered block of stage 3 is
+# so small that you can hardly see it in the picture.) Weights and gradients are in 16 bits, and Adam's part
+# is 12 bytes per parameter:
 #
-# | | bytes on each GPU | divided by the GPUs from this stage on |
+# | | bytes on each GPU | divided by the number of GPUs from this stage on |
 # |---|---|---|
 # | weights | 2 P | 3 |
 # | gradients | 2 P | 2 |
 # | optimizer | 12 P | 1 |
-# | gathered block | only in stage 3, weights and gradients of *one* block, whole, 4 · (parameters of a block) | |
+# | gathered block | only in stage 3, the full weights and gradients of *one* block, 4 · (parameters of a block) | |
 # | activations | `activation_bytes` of this GPU's batch in 16 bits, checkpointed or not | never |
-# | logits | in float32 and in 16 bits, 6 T V | never |
+# | logits | once in float32 and once in 16 bits, 6 T V | never |
 #
-# Which layout should you take? Take the cheapest that fits. With one microbatch per step, stages 1 and 2
-# don't send a byte more than replicas do (notebook 04). Stage 3 sends half as much again, but much of that
+# You should take the cheapest layout that fits. With one microbatch per step, stages 1 and 2 send no more
+# bytes than replicas do (notebook 04). Stage 3 sends one and a half times as many, but much of this traffic
 # can be hidden (notebook 05). Checkpointing always costs a third more FLOPs. So the order of cost is stage 0,
 # 1, 2, 3 without checkpointing, then 0, 1, 2, 3 with it.
 #
-# **Predict.** Take 6.7B on 8 GPUs, as in the picture. Which layout do you take? And on a single GPU?
+# **Predict.** Which layout do you take for the 6.7B model and the 8 GPUs of the picture? And on a single GPU?
 #
-# **Build.** `room` is how many bytes training may use on each GPU, and `batch` and `seq` are for one GPU. A
-# bill exactly as large as the room still fits. The answer is `(stage, checkpoint)`, such as `(3, False)`, or
-# None if nothing fits. Your earlier functions do most of the work. The stub has P, the parameters of a block,
-# and the bytes of the logits.
+# **Build.** `room` is the number of bytes that training can use on each GPU, and `batch` and `seq` are for
+# one GPU. A bill exactly as large as the room still fits. Return `(stage, checkpoint)`, such as `(3, False)`,
+# or None if nothing fits. The stub already computes P, the parameters of a block, and the bytes of the
+# logits.
 
 
 # %% nbgrader={"grade_id": "first_that_fits", "solution": true}
@@ -1262,10 +1275,9 @@ def first_that_fits(
 
 # %% [markdown]
 # <details><summary>Hint: the order</summary>Write two loops, with checkpoint in the outer loop and stage in
-# the inner one. Return the first that fits.</details>
+# the inner one. Return the first layout that fits.</details>
 #
-# **Check.** It includes sixty plans on the borders, where a layout just fits or just doesn't. For a wrong
-# answer, it shows the bill.
+# **Check.** The check includes sixty plans in which a layout only just fits or only just doesn't.
 
 # %% nbgrader={"grade_id": "first_that_fits_check", "points": 8}
 report = check("01_why_distribute/first_that_fits", first_that_fits)
@@ -1275,12 +1287,12 @@ report = check("01_why_distribute/first_that_fits", first_that_fits, cases="hidd
 report.points(8)
 
 # %% [markdown]
-# **Measure: the map.** The cell answers the prediction, and then draws models against GPUs, coloured by your
-# own answers, for one sequence of 4,096 tokens on each GPU and 70 GB of room, because CUDA, NCCL and gaps
-# also take some of the 80. Blue means without checkpointing, orange means with it, and white means None. In a
-# live notebook, sliders change the room and the tokens. (Your formula counts the activations of GPT-2's
-# parts. But LLaMA's parts keep half as much again, 24.3 GB instead of 16.1 for Llama-3-8B, so the rows of
-# LLaMA models are too optimistic.)
+# **Measure: the map.** The cell answers the prediction. Then it draws a map of models and numbers of GPUs,
+# coloured by the answers of your function. Each GPU has one sequence of 4,096 tokens and 70 GB of room,
+# because CUDA, NCCL and gaps also take some of the 80 GB. Blue fields need no checkpointing, orange fields
+# need it, and in white fields nothing fits. In a live notebook, sliders change the room and the tokens. (Your
+# formula counts the activations of GPT-2's parts. But LLaMA's parts keep half as much again, 24.3 GB instead
+# of 16.1 GB for Llama-3-8B, so the rows of the LLaMA models are too optimistic.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for gpus in (8, 1):
@@ -1291,15 +1303,15 @@ drawn
 
 # %% [markdown]
 # Read a row from left to right. More GPUs allow a cheaper layout, until the colour no longer changes. From
-# there on, more GPUs only save time. Move the tokens to 32,768. Then white spreads, and for the three largest
+# there on, more GPUs only save time. With 32,768 tokens, more of the map is white, and for the three largest
 # models no number of GPUs helps, because *no stage divides the activations of one sequence, or its logits*.
-# Other ways out of a white field have their own notebooks. You can split each layer (06), put layers on
-# different GPUs (07), cut the sequence (08), or keep less (09).
+# For a white field, you can split each layer (notebook 06), put layers on different GPUs (07), cut the
+# sequence (08), or keep less (09).
 #
 # **In production.** Some tables give advice by the size of the model, such as "below 10B on one GPU" and "10
-# to 70B with ZeRO-2" (stage 2). Ask your map instead. At 16 bytes per parameter, 80 GB hold 5B at most, with
-# no byte left for activations. And ZeRO-2 keeps 2P on every GPU, which is 140 GB for 70B. So the size of the
-# model alone does not decide.
+# to 70B with ZeRO-2" (stage 2). Look at your map instead. At 16 bytes per parameter, 80 GB hold at most 5B
+# parameters, with no byte left for activations. And ZeRO-2 keeps 2P bytes of weights on every GPU, which is
+# 140 GB for 70B. So the size of the model is not enough to choose a layout.
 #
 # <details><summary>In the lectures</summary>The table is lecture 001's "When to use what". Its own example of
 # a 7B model on one GPU needs 112 GB.</details>
@@ -1308,9 +1320,9 @@ drawn
 # ### Optional: a bill with sliders, and the room that is left
 #
 # The next cell shows the same bill with more controls, and counts the activations of LLaMA's parts exactly.
-# Choose the model, batch, stage, recipe and GPU. (The controls need a live notebook, so a page shows only one
-# bar.) Below the bill you see the real run of §3. With the recipe `zero`, find the largest batch of
-# Llama-3-8B that needs no checkpointing, in sequences of 4,096 tokens on each of 8 H100s.
+# In a live notebook, choose the model, batch, stage, recipe and GPU. Below the bill you see the real run of
+# §3. Take Llama-3-8B on 8 H100s with the recipe `zero`. How many sequences of 4,096 tokens fit on each GPU
+# without checkpointing?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.calculator import calculator
@@ -1321,8 +1333,8 @@ calculator(measured=globals().get("timeline"))  # of §3, if it has run
 # With stage 3 two sequences fit, in 71.7 of the 80 GB. Three sequences need 99 GB, and stages 0 to 2 have
 # room for at most one.
 #
-# **Break it.** Suppose you plan with all of the 80 GB that the name of the card promises. How many answers on
-# the map would change with 70?
+# **Break it.** Suppose you plan with all of the card's 80 GB. How many answers on the map would be different
+# with 70 GB?
 
 
 # %% tags=["skip-in-grading"]
@@ -1343,11 +1355,10 @@ tried(changed_answers, first_that_fits) if drawn else None
 
 # %% [markdown]
 # If only 70 GB are left for training, each of these plans for 80 GB stops with "out of memory", perhaps after
-# an hour. Other things also take memory. CUDA's context and its kernels take about 0.3 GB, or more than 1 GB
-# before CUDA 11.7 (PyTorch issue 107667). NCCL takes 0.5 to 1.6 GB for a first communicator (NCCL issues 864,
-# 964), and the allocator's pieces leave gaps. Only a measurement tells you the sum on your cluster. The
-# section *On your GPUs* measures the allocator's share, while `torch.cuda.mem_get_info()` gives the free
-# bytes of the whole GPU.
+# an hour. CUDA's context and its kernels take about 0.3 GB, or more than 1 GB before CUDA 11.7 (PyTorch issue
+# 107667). NCCL takes 0.5 to 1.6 GB for a first communicator (NCCL issues 864, 964), and the allocator's
+# pieces leave gaps. You have to measure the total on your cluster. The section *On your GPUs* measures the
+# allocator's share, and `torch.cuda.mem_get_info()` gives the free bytes of the whole GPU.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1355,8 +1366,8 @@ tried(changed_answers, first_that_fits) if drawn else None
 # *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** The column *predicted* is your `matmul_seconds` with the two numbers of the card's data
-# sheet. For which of the four products will the card come close to it, and which ones take many times as
+# **Predict.** The column *predicted* shows your `matmul_seconds` for the peak and the bandwidth of the card's
+# data sheet. Which of the four products will come close to the prediction, and which will take many times as
 # long?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1374,13 +1385,13 @@ def least_seconds(of, run):
 on_gpus = on_your_gpus(ROOFLINE, predicted=least_seconds)
 
 # %% [markdown]
-# An 8 x 8 product takes as long as Python and the driver need to start a kernel and to report its end, some
-# tens of microseconds. The roofline knows nothing about that. The row of the copy shows how much of the data
-# sheet's bandwidth a kernel reaches.
+# An 8 x 8 product takes some tens of microseconds, because Python and the driver need this long to start a
+# kernel and to report its end. The roofline does not include this time. The row for the copy shows how much
+# of the data sheet's bandwidth a kernel reaches.
 #
 # **Predict.** Now take a whole step of GPT-2 small with AdamW, 8 sequences of 1,024 tokens, and autocast to
-# 16 bits. The cell predicts the time at the card's peak, and the bytes of your §3 and §4, which are 16 per
-# parameter and the activations. What MFU do you expect?
+# 16 bits. The cell predicts the time at the card's peak, and the bytes you know from §3 and §4, which are 16
+# per parameter plus the activations. What MFU do you expect?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1396,11 +1407,11 @@ def at_the_peak(of, run):
 on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 # %% [markdown]
 # In the first row the last column is 1/MFU, and in the second row it is the MFU. The logits are not in your
-# `activation_bytes`, but 8 · 1,024 · 50,257 numbers in float32 are 1.6 GB, and the loss needs more than one
-# copy of them. Autocast also keeps the inputs of the norms in float32. On the other hand, the peak comes at
-# the beginning of backward, when there are no gradients yet, so 4 of the 16 bytes per parameter are not in
-# use. And the allocator reserves more than it hands out, because it takes large pieces from the card and cuts
-# them.
+# `activation_bytes`. These 8 · 1,024 · 50,257 numbers take 1.6 GB in float32, and the loss needs more than
+# one copy of them. Autocast also keeps the inputs of the norms in float32. On the other hand, memory is
+# highest at the beginning of backward, when there are no gradients yet, so 4 of the 16 bytes per parameter
+# are not in use. The allocator also reserves more than it hands out, because it takes large pieces from the
+# card and cuts them.
 
 # %% [markdown]
 # ## 8 · Questions: audit the plan
@@ -1411,21 +1422,23 @@ on_gpus = on_your_gpus(ONE_STEP, predicted=at_the_peak)
 # | time | 20 minutes |
 # | points | 6 |
 #
-# Now back to the plan of the first page, which is 70B (80 layers, h = 8,192), 64 H100s, 2,048 sequences of
-# 4,096 tokens over 8 replicas of 8 GPUs, 4 microbatches each, a checkpoint every 4 layers. A number may be an
-# expression, such as `7 / 8 * 989e12`, but names like `H100` do not exist when it is graded.
+# The plan at the top trains a 70B model (80 layers, h = 8,192) on 64 H100s. There are 8 replicas of 8 GPUs,
+# which share 2,048 sequences of 4,096 tokens. Each replica has 4 microbatches, and keeps a checkpoint every 4
+# layers. A number may be an expression, such as `7 / 8 * 989e12`, but names like `H100` do not exist when it
+# is graded.
 #
-# 1. A checkpoint is the input of a layer, in 16 bits, and every GPU of a replica keeps it whole. How many
+# 1. A checkpoint is the input of a layer in 16 bits, and every GPU of a replica keeps all of it. How many
 #    **GB** of checkpoints does each GPU keep for one microbatch?
-# 2. At 40 % of an H100's dense 989 TFLOP/s, how many **tokens a second** does each GPU train, with N = 70e9?
+# 2. At 40 % of an H100's dense 989 TFLOP/s, how many **tokens a second** does each GPU train on, with N =
+#    70e9?
 # 3. A slide about a 7B model (h = 4,096, 32 heads, V = 32,000) reads "16 billion elements, 64 GB" for a
 #    tensor of 1,000 × 4,096 × 4,096 numbers in float32, at a batch of 1,000 sequences of 4,096 tokens. Which
-#    tensor is that? `"one activation of the whole batch"`, `"the weights"`, `"one layer's scores"` or `"the
-#    logits"`
+#    tensor has this size? `"one activation of the whole batch"`, `"the weights"`, `"one layer's scores"` or
+#    `"the logits"`
 # 4. The plan's model has an MLP with two matrices and an inner width of 4h. Above how many **tokens** in a
-#    sequence do the scores (both products, masked scores included) take more FLOPs than the MLP?
-# 5. You take 8 GPUs instead of one, as replicas, and divide the batch among them. Which becomes less on each
-#    GPU, the memory of the model states or the time of a step? `"memory"`, `"time"` or `"both"`
+#    sequence do the two products of attention (masked scores included) take more FLOPs than the MLP?
+# 5. You use 8 GPUs as replicas instead of one GPU, and divide the batch among them. Which becomes smaller on
+#    each GPU, the memory of the model states or the time of a step? `"memory"`, `"time"` or `"both"`
 # 6. Take `GPT_13B` of §7 with one sequence of 8,192 tokens on each of 8 GPUs of 80 GB. Which layout is the
 #    cheapest? `"stage 3"`, `"stage 1, checkpointed"`, `"stage 2, checkpointed"` or `"stage 3, checkpointed"`
 
@@ -1464,7 +1477,7 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **The verdict.** Once you have answered, the cell runs your functions on the plan.
+# **The verdict.** Once you have answered, the cell applies your functions to the plan.
 
 
 # %% tags=["skip-in-grading"]
@@ -1490,15 +1503,15 @@ if answer_1 is not ...:
     tried(verdict, first_that_fits, parameters, tokens_per_second_per_gpu, days)
 
 # %% [markdown]
-# So do not sign. The throughput is off by a factor of 314 to 471, and so is every date that follows from it.
-# The checkpoints of a microbatch alone need more memory than the card has. And the scale is not GPT-3's. But
-# the model itself is possible. The last line names a layout that fits 64 GPUs without splitting a layer, and
-# at 40 % Chinchilla's tokens take nearly nine months.
+# So do not sign. The throughput is wrong by a factor of 314 to 471, and so is every date computed from it.
+# The checkpoints of one microbatch already need more memory than the card has. And GPT-3 is a much larger
+# model. But you can train 70B on these GPUs. The last line names a layout that fits 64 GPUs without splitting
+# a layer. At an MFU of 40 %, Chinchilla's 1.4T tokens take nearly nine months.
 #
-# <details><summary>In the lectures</summary>The plan is lecture 001's recipe 2, which also calls it "GPT-3
-# scale" and gives each GPU "32" sequences. With sequence parallelism (notebook 06) the checkpoints would be
-# divided by 8. Question 3 comes from lecture 003. The recipe also shards with FSDP "within each replica", but
-# FSDP shards a model across the replicas.</details>
+# <details><summary>In the lectures</summary>The plan is recipe 2 of lecture 001. The recipe also calls the
+# model "GPT-3 scale", and gives each GPU "32" sequences. With sequence parallelism (notebook 06) the
+# checkpoints would be divided by 8. Question 3 comes from lecture 003. The recipe also shards with FSDP
+# "within each replica", but FSDP shards a model across the replicas.</details>
 
 # %% [markdown]
 # ## 9 · Optional: two laws that disagree
@@ -1511,14 +1524,15 @@ if answer_1 is not ...:
 # | difficulty, importance | 2 and 1 of 5 |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# Two laws can agree about small models but send you to different large ones. In §6 the lines are straight on
-# logarithmic axes, because the best N is a power of the budget, with the exponent β/(α + β). So the ratio
-# between the N of two laws is a power of the budget as well.
+# Two laws can agree about small models but recommend different large models. In the last picture of §6, the
+# lines are straight on logarithmic axes, because the best N is a power of the budget, with the exponent β/(α
+# + β). So the ratio between the N of two laws is a power of the budget as well.
 #
 # **Predict.** With which of the three laws does N grow fastest?
 #
 # **Build.** `crossover` returns the budget in FLOPs *above which* the N of the two laws differ by a factor of
-# 2 or more, whichever N is larger. The laws may cross below it, but above it they have to stay apart.
+# 2 or more, whichever N is larger. The laws can cross below this budget, but above it they have to stay
+# apart.
 
 
 # %% nbgrader={"grade_id": "crossover", "solution": true}
@@ -1533,8 +1547,8 @@ def crossover(law1: tuple[float, ...], law2: tuple[float, ...]) -> float:
 
 # %% [markdown]
 # <details><summary>Hint: two points make a line</summary>Take the logarithm of the ratio at two budgets. The
-# slope tells you in which direction the laws drift apart, and so whether you should look for a ratio of 2 or
-# a half.</details>
+# slope tells you in which direction the laws diverge, and so whether you should look for a ratio of 2 or a
+# half.</details>
 #
 # **Check.**
 
@@ -1553,18 +1567,20 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
         )
 
 # %% [markdown]
-# The printed law and the replication already differ by a factor of 2 below Chinchilla's own budget. Rounded
-# exponents moved that point down from seven times the budget to a seventh.
+# The printed law and the replication already differ by a factor of 2 below Chinchilla's own budget. With the
+# exponents of four digits, this happens only at seven times that budget. Rounding moved the point down to a
+# seventh of the budget.
 
 # %% [markdown]
 # ## Scorecard
 #
 # Most notebooks end with the same three criteria, measured on the ranks. They are redundant computation
 # (FLOPs of all ranks over the FLOPs of one), the peak memory of a rank, and the bytes a rank sends. This
-# notebook measures the row with which you will compare all others. M is the 4P bytes of the parameters.
+# notebook measures the row for one rank, with which you will compare all others. M is the 4P bytes of the
+# parameters.
 #
-# How much do replicas save? The first line above the table is the small model on one rank, and the next two
-# lines are two replicas, with half of the batch each.
+# How much do replicas save? The first line above the table is for the small model on one rank, and the next
+# two lines are for two replicas, with half of the batch each.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1596,15 +1612,16 @@ count = sum(param.numel() for param in GPT(SMALL).parameters())
 scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
 
 # %% [markdown]
-# Nothing is computed twice, nothing is sent, and everything is in one memory, with 4 M of states and the
-# activations. Most strategies of this course make the middle column smaller but pay for it in another.
+# On one rank, nothing is computed twice and nothing is sent. But one memory has to hold everything, 4 M of
+# states and the activations. Most strategies of this course reduce the peak memory, but pay for it with
+# computation or with bytes sent.
 #
 # Each replica does half of the arithmetic of forward and backward, so it needs half of the time for them. But
-# it holds all of the states again, so two replicas hold twice the states of one. (They would also have to
-# agree on their gradients, as in notebook 03, but here they do not.) Activations are halved because each
-# replica has half of the sequences.
+# each replica holds all of the states, so two replicas hold twice the states of one. (They would also have to
+# agree on their gradients, as in notebook 03.) Activations are halved because each replica has half of the
+# sequences.
 #
-# **You have built** the instruments that say, before anything runs, how many parameters, FLOPs, bytes and
+# **You have built** instruments that tell you, before anything runs, how many parameters, FLOPs, bytes and
 # days a plan needs, and a meter that agrees to the byte with your formula for the activations.
 #
 # **Read on.**
@@ -1614,10 +1631,10 @@ scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
 # - Hoffmann et al. (2022), *Training Compute-Optimal Large Language Models*, then Besiroglu et al. (2024),
 #   *Chinchilla Scaling: A replication attempt*.
 # - Hugging Face (2025), *The Ultra-Scale Playbook*: memory and speed, measured for many layouts.
-# - In `course_lib/planning/`, `memory_timeline.py` is the picture of §3, and `saved.py` a meter like yours.
-#   Read them after you have written yours.
+# - In `course_lib/planning/`, `memory_timeline.py` records the memory for the picture of §3, and `saved.py`
+#   is a meter like yours. Read them after you have written your own.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria come from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
