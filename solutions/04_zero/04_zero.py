@@ -714,7 +714,7 @@ measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step":
 # until the step, but in ZeRO-2 it will also run during backward. (§11 measures PyTorch's optimizer.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
-# with the reduce-scatter.</details>
+# draws it with the reduce-scatter.</details>
 
 # %% [markdown]
 # ## 4 · ZeRO-2: the gradients
@@ -737,27 +737,28 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 # in backward, the bars still climb by 4 bytes, from 7 to 11. Each rank keeps all gradients until the step,
 # although its optimizer updates only 1/N of the parameters. So send the gradients while backward is still
 # running. As soon as the gradients of a few neighbouring parameters (a *bucket*) are ready, reduce-scatter
-# them, keep your own shard, and free the rest. Then the full gradients never exist at the same time.
+# them, keep your own shard, and free the rest. Then the gradients of all parameters never exist at the same
+# time.
 #
-# **Predict.** How many bytes does a rank now keep after backward? How high is the peak, with buckets of B
-# bytes?
+# **Predict.** In mixed precision, how many bytes does a rank now keep after backward? How high is the peak,
+# with buckets of B bytes?
 #
-# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. So in mixed precision
-# a rank keeps 2P + 14P/N bytes. At the peak, a rank also holds one or two buckets.</details>
+# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. So a rank keeps 2P +
+# 14P/N bytes. At the peak, a rank also holds one or two buckets.</details>
 #
 # With K microbatches, gradients can't add up on a rank before they are sent, because no rank keeps full
 # gradients. So the gradients of every microbatch are reduce-scattered. How many times as many bytes as ZeRO-1
 # does ZeRO-2 then send? For K = 8, this number is `answer_3` in §8.
 #
-# **Build.** Each bucket has its own row, its own zeros and its own shard, and the inner optimizer gets the
-# list of shards. Backward runs from the last layer to the first, so the first bucket holds the last
-# parameters. You write `send` and the rest of the hook `arrived`.
+# **Build.** Each bucket has its own row, padding and shard, and the inner optimizer gets the list of shards.
+# Backward runs from the last layer to the first, so the first bucket holds the last parameters. You write
+# `send` and the rest of the hook `arrived`.
 #
 # Three rules make the result right on all ranks.
 # 1. All ranks send the buckets *in the same order*. But gradients can arrive in different orders on different
 #    ranks, and some might not arrive at all. So a bucket that is full before its turn has to wait.
-# 2. When backward ends, `send_the_rest` sends the remaining buckets, with zeros for missing gradients.
-#    (`after_backward(function)`, called from a hook, calls `function` when backward ends.)
+# 2. When backward ends, `send_the_rest` sends the remaining buckets, with zeros for missing gradients. (If a
+#    hook calls `after_backward(function)`, `function` is called when backward ends.)
 # 3. The gradient shards of several backwards add up.
 #
 # In §5, a unit sends its gradients in the same way, so it pays to write a function that sends the gradients
@@ -890,8 +891,8 @@ _ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microb
 # memory it saves. If gradients must add up over many microbatches, as in pipelines (notebook 07), choose
 # ZeRO-1.
 #
-# **Break it.** Break rule 1, with two ranks and two buckets. On rank 1, the gradients arrive in the opposite
-# order, and the rank sends each bucket as soon as it is full. The buckets have different sizes here:
+# **Break it.** The cell breaks rule 1 with two ranks and two buckets. On rank 1, the gradients arrive in the
+# opposite order, and the rank sends each bucket as soon as it is full. The buckets have different sizes here:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -960,8 +961,8 @@ print("again:", view)
 # send the first rank's values to all ranks, put them into one row as in §2, and make the parameters views of
 # the row. The check expects this of a unit:
 #
-# - All of `params` are trained, or all are frozen. The unit keeps this rank's part of the row as `shard`, an
-#   `nn.Parameter`, which is frozen if `params` are.
+# - All of `params` are trained, or all of them are frozen. The unit keeps this rank's part of the row as
+#   `shard`, an `nn.Parameter`, which is frozen if `params` are.
 # - `gather()` gives every parameter memory for its full shape, and fills it with the values the shards hold
 #   *now*, because the optimizer might have changed the shards since the last `gather()`. A second `gather()`
 #   without a `free()` in between sends nothing.
@@ -1031,8 +1032,8 @@ class Unit:
 # <code>gather()</code> and <code>reduce()</code>, because the shard requires a gradient, but autograd must
 # not record these two methods.</details>
 #
-# **Check.** The check tests a single unit, without a model. Then it measures the memory of each rank with a
-# larger unit, of 4 MB.
+# **Check.** The check tests a single unit without a model, and then measures the memory of each rank with a
+# unit of 4 MB.
 
 # %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
 report = check("04_zero/zero3_unit", Unit)
@@ -1042,7 +1043,7 @@ report = check("04_zero/zero3_unit", Unit, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Build the module.** The module consists of a list of units and of hooks that call the units. You write
+# **Build the module.** The module consists of a list of units and hooks that call them. You write
 # `after_forward`, `arrived` and the rest of `before_backward`. The check expects this of the class:
 #
 # - The module has `blocks`, an `nn.ModuleList`, and the parameters of each block form a *unit*. All other
@@ -1059,8 +1060,8 @@ report.points(7)
 #
 # The constructor registers all hooks except one, which you register in `after_forward`. In this notebook,
 # every block and module returns a single tensor. `output.register_hook(f)` calls `f(grad)` when the gradient
-# of that tensor is ready, and the backward of the block or module begins right after this call. You are free
-# to write the class in your own way, because the check looks only at the module.
+# of that tensor is ready, and the backward of the block or module begins right after this call. The check
+# looks only at the module, so you are free to write the class in another way.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1243,12 +1244,13 @@ try_it(read_after_free, world_size=2)
 # **In numbers.** For 7B on one GPU, stage 2 with offload leaves 14 GB on the GPU. Over PCIe 4.0 (32 GB/s each
 # way), it takes 0.44 s to copy the 14 GB of gradients to the host, and another 0.44 s to copy the 14 GB of
 # weights back. The ZeRO-Offload paper measured 40 TFLOP/s on one V100 with a 10B model. If backward computes
-# the activations again, a token costs 8P FLOPs instead of 6P. So 40 TFLOP/s are 500 tokens per second.
+# the activations again, a token costs 8P FLOPs instead of 6P. Then 40 TFLOP/s are enough for 500 tokens per
+# second.
 #
-# **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder, the shard
-# and its state are stored in files that are mapped into memory, as explained in §9. On a CPU, `"cpu"` changes
-# nothing, so the cell uses files. Instead of the folder, it passes `MappedFile(folder)`, which also counts
-# the bytes of the files:
+# **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder as `offload`. With a
+# folder, the shard and its state are stored in files that are mapped into memory, as explained in §9. On a
+# CPU, `"cpu"` changes nothing, so the cell uses files. Instead of the folder, it passes `MappedFile(folder)`,
+# which also counts the bytes of the files:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1284,8 +1286,8 @@ if run:
 # The 12 bytes are the shard itself, m and v. The code of the optimizer's step did not have to change.
 #
 # **In production.** You turn offload on with `CPUOffloadPolicy` in FSDP2 and with `CPUOffload` in FSDP1. The
-# host's memory should be pinned (page-locked) and its optimizer vectorised (like DeepSpeed's `CPUAdam`),
-# because otherwise the GPU has to wait for the copies and for the step.
+# host's memory should be pinned (page-locked), and the optimizer on the host should be vectorised (like
+# DeepSpeed's `CPUAdam`), because otherwise the GPU has to wait for the copies and for the step.
 #
 # <details><summary>In the lectures</summary>Lecture 001 states that offload trains a 10B model at 0.1 to 0.2
 # tokens per second on each GPU. But the ZeRO-Offload paper's 40e12 / (8 · 10e9) = 500 tokens per second are
@@ -1301,7 +1303,8 @@ if run:
 # | builds on | all of it |
 # | time | 5 minutes |
 #
-# The table below the next cell explains this DeepSpeed configuration in the words of this notebook:
+# The next cell contains a DeepSpeed configuration, and the table below explains each line in the words of
+# this notebook.
 
 # %%
 config = json.loads("""
@@ -1391,7 +1394,7 @@ on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host
 # The system can move or swap pageable memory at any time, so the driver first copies the data to a pinned
 # buffer, which stays where it is. This is why offloading frameworks pin the memory they copy from.
 #
-# **Predict.** How much of a GPU's memory is still in use after a step of AdamW in float32, in each stage?
+# **Predict.** In each stage, how much of a GPU's memory is still in use after a step of AdamW in float32?
 # Each parameter takes 4 bytes for its weight, 4 for its gradient and 8 for m and v.
 
 
@@ -1408,7 +1411,7 @@ def left(of, run):
 
 on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # %% [markdown]
-# Stage 1 takes more memory than predicted if each rank keeps the row of all gradients and its shard of the
+# Stage 1 takes more memory than predicted if each rank keeps the row of all gradients and the shard of their
 # mean until the next step.
 
 # %% [markdown]
@@ -1507,9 +1510,9 @@ with tempfile.TemporaryDirectory() as folder:
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14 s +
 # 14 s, or 14 s if both happen at the same time. If the optimizer's 28 s are a tenth of the training step, the
 # training step takes 280 s, and the GPU computes for the other 252 s. With 6P FLOPs per token, these are 252
-# · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. So many tokens per step are rarely practical on one GPU. But on
-# 64 GPUs, each with its own disk and shard, the optimizer takes only 0.44 s, and a training step needs only
-# about 12,000 tokens per GPU. This is why ZeRO-Infinity <i>shards</i> the states.</details>
+# · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. Steps with this many tokens are rarely practical on one GPU.
+# But on 64 GPUs, each with its own disk and shard, the optimizer takes only 0.44 s, and a training step needs
+# only about 12,000 tokens per GPU. This is why ZeRO-Infinity <i>shards</i> the states.</details>
 #
 # **Build.** Your function returns a class of optimizers. In its first step, such an optimizer moves its
 # states into files, and then continues as usual. Adam creates its states in its first step, but some
@@ -1892,11 +1895,11 @@ _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 # %% [markdown]
 # DDP averages the gradients, and then your optimizer averages them again. The mean of equal gradients is the
 # same gradient, so the values are still right. But the traffic shows the waste, because DDP sends 2 units and
-# then your optimizer sends 2. (DDP also keeps its buckets, a second copy of the gradients, which takes 4
-# bytes more.) You could instead cut the shards out of DDP's averaged gradients. This is the other workflow of
-# §3, which sends 3 units. A test that looks only at values accepts both programs. It also accepts a third
-# program, plain AdamW after an all-reduce, which sends 2 units but keeps the full state on every rank. Which
-# lines of the check in §3 refuse each of these three programs?
+# then your optimizer sends 2. (DDP also keeps its buckets, a second copy of the gradients, which takes
+# another 4 bytes.) You could instead cut the shards out of DDP's averaged gradients. This is the other
+# workflow of §3, which sends 3 units. A test that looks only at values accepts both programs. It also accepts
+# a third program, plain AdamW after an all-reduce, which sends 2 units but keeps the full state on every
+# rank. Which lines of the check in §3 refuse each of these three programs?
 #
 # <details><summary>Answer</summary>The two lines that begin with <i>bytes</i> refuse the first two programs,
 # which send 4 and 3 units instead of 2. Plain AdamW sends 2 units, so these lines accept it. But the three
@@ -2048,21 +2051,20 @@ if ours and theirs:
 #
 # The card lists the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four ranks
 # with two samples each. M stands for the 4P bytes of the parameters, so 4 M is 16 bytes per parameter. The
-# computation is compared with one process that trains on all eight samples. The memory is the largest
-# measurement, `most`.
+# computation is compared with one process that trains on all eight samples.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 scorecard({"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3})
 
 # %% [markdown]
-# Read the card row by row. Four replicas do the optimizer's work four times, but ZeRO does it only once. (The
-# extra 0.02 in its 1.02 are the divisions by N.) With more samples, this difference matters less, because
-# only forward and backward then take more FLOPs. Stage 1 brings 4 M down to 2.75 M without sending any more
-# bytes. But stages 2 and 3 pay with traffic for the memory they save. With K microbatches, stage 1 sends 2
-# units, stage 2 sends K + 1, and stage 3 sends 3K. However, no stage splits the *computation* of a layer. So
-# the activations take as much memory as before, and each rank still needs at least one sample. Tensor
-# parallelism (notebook 06) splits this computation.
+# Four replicas do the optimizer's work four times, but ZeRO does it only once. (The extra 0.02 in its 1.02
+# are the divisions by N.) With more samples, this difference matters less, because only forward and backward
+# then take more FLOPs. Stage 1 brings 4 M down to 2.75 M without sending any more bytes. But stages 2 and 3
+# pay with traffic for the memory they save. With K microbatches, stage 1 sends 2 units, stage 2 sends K + 1,
+# and stage 3 sends 3K. However, no stage splits the *computation* of a layer. So the activations take as much
+# memory as before, and each rank still needs at least one sample. Tensor parallelism (notebook 06) splits
+# this computation.
 #
 # **You have built** ZeRO in three stages, and you know how much memory each stage takes and how many bytes it
 # sends.
