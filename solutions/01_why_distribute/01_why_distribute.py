@@ -1223,9 +1223,9 @@ GPT_13B = GPTConfig(50257, 8192, layers=40, heads=40, width=5120)  # of a width 
 plan_figures.layout_bars(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 
 # %% [markdown]
-# The *bill* of a GPU adds up everything in its memory, and has six lines. (The gathered block of stage 3 is
-# so small that you can hardly see it in the picture.) Weights and gradients are in 16 bits, and Adam's part
-# is 12 bytes per parameter:
+# The *bill* of a GPU adds up everything in its memory, and has six lines. (You can hardly see the gathered
+# block of stage 3 in the picture.) Weights and gradients are in 16 bits, and Adam's part is 12 bytes per
+# parameter:
 #
 # | | bytes on each GPU | divided by the number of GPUs from this stage on |
 # |---|---|---|
@@ -1355,10 +1355,11 @@ tried(changed_answers, first_that_fits) if drawn else None
 
 # %% [markdown]
 # If only 70 GB are left for training, each of these plans for 80 GB stops with "out of memory", perhaps after
-# an hour. CUDA's context and its kernels take about 0.3 GB, or more than 1 GB before CUDA 11.7 (PyTorch issue
-# 107667). NCCL takes 0.5 to 1.6 GB for a first communicator (NCCL issues 864, 964), and the allocator's
-# pieces leave gaps. You have to measure the total on your cluster. The section *On your GPUs* measures the
-# allocator's share, and `torch.cuda.mem_get_info()` gives the free bytes of the whole GPU.
+# an hour. Other things also take memory. CUDA's context and its kernels take about 0.3 GB, or more than 1 GB
+# before CUDA 11.7 (PyTorch issue 107667). NCCL takes 0.5 to 1.6 GB for a first communicator (NCCL issues 864,
+# 964), and the allocator's pieces leave gaps. You have to measure the total on your cluster. The section *On
+# your GPUs* measures the allocator's share, and `torch.cuda.mem_get_info()` gives the free bytes of the whole
+# GPU.
 
 # %% [markdown]
 # ## On your GPUs
@@ -1504,7 +1505,7 @@ if answer_1 is not ...:
 
 # %% [markdown]
 # So do not sign. The throughput is wrong by a factor of 314 to 471, and so is every date computed from it.
-# The checkpoints of one microbatch already need more memory than the card has. And GPT-3 is a much larger
+# The checkpoints of one microbatch already need more memory than a card has. And GPT-3 is a much larger
 # model. But you can train 70B on these GPUs. The last line names a layout that fits 64 GPUs without splitting
 # a layer. At an MFU of 40 %, Chinchilla's 1.4T tokens take nearly nine months.
 #
@@ -1568,7 +1569,7 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 
 # %% [markdown]
 # The printed law and the replication already differ by a factor of 2 below Chinchilla's own budget. With the
-# exponents of four digits, this happens only at seven times that budget. Rounding moved the point down to a
+# exponents of four digits, this happens only at seven times that budget. Rounding moved this point down to a
 # seventh of the budget.
 
 # %% [markdown]

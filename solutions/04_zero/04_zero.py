@@ -1247,7 +1247,7 @@ try_it(read_after_free, world_size=2)
 # the activations again, a token costs 8P FLOPs instead of 6P. Then 40 TFLOP/s are enough for 500 tokens per
 # second.
 #
-# **Measure.** The reference's `Zero1Optimizer` takes `offload="cpu"`, or a folder as `offload`. With a
+# **Measure.** For the argument `offload`, the reference's `Zero1Optimizer` takes `"cpu"` or a folder. With a
 # folder, the shard and its state are stored in files that are mapped into memory, as explained in §9. On a
 # CPU, `"cpu"` changes nothing, so the cell uses files. Instead of the folder, it passes `MappedFile(folder)`,
 # which also counts the bytes of the files:
@@ -1381,7 +1381,7 @@ except ValueError as error:
 #
 # **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the bandwidth of the card's
 # host link, taken from the data sheet. The cell measures four copies, to the host and to the GPU, each with
-# pageable memory and with pinned memory. Which of these copies come close to the prediction?
+# pageable and pinned memory. Which of these copies come close to the prediction?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1697,7 +1697,7 @@ for name, update in (("the whole", whole), ("the halves", halves)):
 # <details><summary>After you have said it</summary>A square matrix takes 30 · 768 = 23,040 FLOPs per element.
 # The other matrices take 17,280, and they hold two thirds of the elements, so the average is 19,200 FLOPs per
 # element. Forward and backward take 6 · 8,192 = 49,152 per element, so the FLOPs of a step grow by 39 %. With
-# 8 owners, each rank does only an eighth of this extra work, so they grow by only 5 %.</details>
+# 8 owners, each rank does only an eighth of this extra work, so the FLOPs grow by only 5 %.</details>
 #
 # **Build.** First decide which rank owns which matrix. A collective needs rows of equal length, and all ranks
 # wait for the slowest rank, so no rank should hold much more than its share. Go through the matrices from the
@@ -1752,10 +1752,10 @@ with contextlib.suppress(NotImplementedError):
 # large matrices. On 64 ranks, no way of dealing is even, because a large matrix has 1.8 times as many
 # elements as a rank has on average.
 #
-# **Build.** Now take a step. Write the gradients into n rows, so that row r holds the gradients of the
-# matrices owned by rank r. Pad all rows with zeros to the length of the longest row. Then one reduce-scatter
-# gives each owner its row, summed over the ranks. For each of its matrices W with gradient G and momentum M,
-# the owner computes
+# **Build.** For a step, write the gradients into n rows, so that row r holds the gradients of the matrices
+# owned by rank r. Pad all rows with zeros to the length of the longest row. Then one reduce-scatter gives
+# each owner its row, summed over the ranks. For each of its matrices W with gradient G and momentum M, the
+# owner computes
 #
 # M ← β M + G,  W ← W − lr · √max(1, rows / columns) · orthogonalize(G + β M)
 #
@@ -1868,8 +1868,9 @@ for n in (1, 2, 4, 8):
 # **In production.** Liu et al. (2025, §2.3) keep ZeRO-1's flat shards. If a rank holds a part of a matrix, it
 # gathers the full momentum of this matrix, orthogonalizes it, and keeps only its part of the result. If
 # gradients and weights are sent in float32 and the momentum in 16 bits, this costs up to a quarter more bytes
-# than AdamW. But it works with more ranks than matrices. As in Jordan et al., AdamW updates the embeddings,
-# the head, the norms and the biases. The reference's `ShardedMuon` is in `course_lib/zero/muon.py`.
+# than AdamW. But this method also works with more ranks than matrices. As in Jordan et al., AdamW updates the
+# embeddings, the head, the norms and the biases. The reference's `ShardedMuon` is in
+# `course_lib/zero/muon.py`.
 
 # %% [markdown]
 # ## 11 · Optional: next to PyTorch, and on the wire
@@ -1906,7 +1907,8 @@ _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 # lines on memory refuse it, because it keeps the state of all parameters on every rank.</details>
 #
 # **Measure.** PyTorch's `ZeroRedundancyOptimizer` works under DDP. DDP averages all gradients, and then the
-# optimizer broadcasts each rank's part of the new parameters. Which workflow is that?
+# optimizer broadcasts each rank's part of the new parameters. This is the other workflow, so how many units
+# do you expect?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1962,8 +1964,7 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# PyTorch's optimizer computes the same values, but follows the other workflow, so it sends one and a half
-# times the bytes.
+# PyTorch's optimizer computes the same values, but sends one and a half times as many bytes.
 #
 # **On the wire.** For a built-in collective, the ledger *books* the fewest bytes any algorithm must send. But
 # the backend might send more. For example, gloo, the CPU's backend, has no reduce-scatter of its own. It runs
@@ -2019,8 +2020,8 @@ for world_size in (2, 4):
 
 # %% [markdown]
 # Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, which is as much as the other workflow sends.
-# But with the ring, it sends only 2. (Linux also counts the bytes that TCP had to send again, so it can show
-# a few hundredths more.) The ring has no `async_op`. If your `Zero2Optimizer` does not use it, try
+# But with the ring, it sends only 2. (Linux also counts bytes that TCP sent again, so it can show a few
+# hundredths more.) The ring has no `async_op`. If your `Zero2Optimizer` does not use it, try
 # `over_the_ring(zero2)` as well.
 #
 # **Measure.** Do your `Zero3Module` and FSDP2 send the same bytes and compute the same values?
