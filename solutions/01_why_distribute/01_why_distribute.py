@@ -1639,8 +1639,8 @@ scorecard({"one rank": alone}, unit=4 * count, flops_alone=alone[0].flops)
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
-# a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
-# `python -m course_lib.submit` packs them to be handed in.
+# a terminal, `python -m course_lib.progress` adds up the points in your saved notebooks, and `python -m
+# course_lib.submit` packs them to hand in.
 
 # %% tags=["skip-in-grading"]
 from course_lib import progress

@@ -2084,8 +2084,8 @@ scorecard({"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3})
 # <details><summary>In the lectures</summary>The three criteria come from lecture 003.</details>
 #
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
-# In a terminal, `python -m course_lib.progress` adds up all your notebooks as you have saved them, and
-# `python -m course_lib.submit` packs them to be handed in.
+# In a terminal, `python -m course_lib.progress` adds up the points in your saved notebooks, and `python -m
+# course_lib.submit` packs them to hand in.
 
 # %% tags=["skip-in-grading"]
 from course_lib import progress
