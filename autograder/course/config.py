@@ -1,4 +1,4 @@
-"""The course's folders, and nbgrader's configuration for them.
+"""The course's folders, and nbgrader's configuration, with the steps that make a student version.
 
 `solutions/` is nbgrader's source directory and `notebooks/` its release directory. Everything that
 grading writes lies under one output folder, by default `autograder/out`; the sample class has a folder of its

@@ -1,4 +1,6 @@
-"""The result of grading one submission: the truth, from which gradebook, tables and pages are made.
+"""The result of grading one submission: the points of its exercises, their sum, and the reasons.
+
+Gradebook, tables and pages are made from it.
 
 A result is written whole or not at all, when everything about it is known. So a result on disk is always
 a finished grade.

@@ -1,4 +1,4 @@
-"""Opens a course for grading in this process: its preloaded process, its sandbox, its judge."""
+"""Opens a course for grading in this process: the preloaded process, a sandbox with its limits, the judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operating system, Python and PyTorch, and the features that they have and lack."""
+"""The operating system, Python and PyTorch: their versions, and the features that they have and lack."""
 
 from __future__ import annotations
 

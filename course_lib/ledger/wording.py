@@ -1,4 +1,4 @@
-"""Numbers as a reader wants to see them, in tables, figures and error messages."""
+"""Numbers and their units as a reader wants to see them, in tables, figures and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks' output: shown line by line while they run, tagged, and bounded."""
+"""The output that ranks print: shown line by line while they run, tagged, and bounded."""
 
 from __future__ import annotations
 

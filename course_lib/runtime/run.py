@@ -1,4 +1,4 @@
-"""Run one task on N ranks, watch them, and report the outcome."""
+"""Run one task on N ranks, watch them, end them after an interrupt too, and report the outcome."""
 
 from __future__ import annotations
 

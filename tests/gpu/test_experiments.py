@@ -1,4 +1,4 @@
-"""The experiments of "On your GPUs": bodies run, rows are written and read, a cell shows what there is."""
+"""The experiments of "On your GPUs": bodies run, records are read and below peaks, a cell shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In the judge: calls of functions of tensors beside a reference, and lines about values, work and memory.
+"""In the judge: calls of functions of tensors beside a reference, and lines on values, shapes, work, memory.
 
 A `Call` says what is given, what must come back, and which mistakes give what. `About` has the words.
 
