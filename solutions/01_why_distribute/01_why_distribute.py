@@ -661,14 +661,14 @@ for name, (yours, recompute) in options.items():
 # its model has dropout, also on the attention weights, and keeps the dropout masks. (In the row `flash`, the
 # paper's number is for selective recomputation, which keeps no scores either.)
 #
-# <details><summary>In production</summary>On a GPU, PyTorch can record its memory in the same way. Call
-# `torch.cuda.memory._record_memory_history()`, and later `_dump_snapshot("file.pickle")`. The page
-# pytorch.org/memory_viz draws a picture of this file like the picture above.</details>
+# <details><summary>In production</summary>PyTorch can also record a GPU's memory over time. Call
+# <code>torch.cuda.memory._record_memory_history()</code>, and later
+# <code>_dump_snapshot("file.pickle")</code>. The page pytorch.org/memory_viz draws the file.</details>
 #
 # <details><summary>LLaMA's parts keep more</summary>SwiGLU keeps four rows of its inner width instead of two,
 # namely the gate before and after SiLU, the up projection, and their product. On the CPU, PyTorch composes
-# RMSNorm from several operations, which keep their input and the normalised values, together 2h + 1 numbers
-# per token. With grouped queries, the keys and values are narrower. But rotary positions keep float32 cosines
+# RMSNorm from operations that keep its input, one scale and the normalised values, 2h + 1 numbers per token.
+# With grouped queries, the keys and values are narrower. But rotary positions keep float32 cosines
 # and sines for q and for k, together 2 s d numbers per layer. LLaMA-7B with 8 x 2,048 tokens in 16 bits keeps
 # 89 GB, whereas a model with GPT-2's parts and the same h, L and inner width keeps 58 GB.</details>
 # <details><summary>In the lectures</summary>Lecture 001 says that GPT-3's activations take ~10 GB per sample,
@@ -676,7 +676,7 @@ for name, (yours, recompute) in options.items():
 # ~40 GB", but in fact it saves 85 of the 89 GB, and leaves 4.3. It also says that "Flash attention reduces
 # memory by 2x". If you count what PyTorch keeps, the factor is 1.8x, because flash attention saves a softmax
 # of 69 GB. If you count as Korthikanti et al. do, with dropout on the attention weights, the factor is 3.4x.
-# But flash attention saves nothing if the blocks are checkpointed anyway.</details>
+# But of what is stored, flash attention saves nothing if the blocks are checkpointed anyway.</details>
 
 # %% [markdown]
 # ### Optional: a leak
@@ -1020,8 +1020,8 @@ if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
 # little arithmetic. So a forward and backward reach a smaller share of the peak than one large product.
 #
 # <details><summary>In the lectures</summary>Lecture 002 says "CPU RAM 10x slower, NVMe 100x". The 10x is
-# right if the host reads its own memory. But a GPU reaches the host's memory over PCIe, which is 64x (A100)
-# and 52x (H100) slower than the GPU's memory.</details>
+# right if the host reads its own memory. But a GPU reaches the host's memory over PCIe, which is 64x (A100 with 80
+# GB) and 52x (H100) slower than the GPU's memory.</details>
 
 # %% [markdown]
 # ## 6 · How long, how large
@@ -1080,7 +1080,7 @@ def compute_optimal(budget: float, law: tuple[float, ...]) -> tuple[float, float
 
 
 # %% [markdown]
-# <details><summary>Hint: `compute_optimal`, the derivative</summary>With M = C/6 the law is
+# <details><summary>Hint: <code>compute_optimal</code>, the derivative</summary>With M = C/6 the law is
 # E + A N^−α + B N^β M^−β. Its derivative is zero where α A N^−α = β B N^β M^−β. Solve for N.</details>
 #
 # **Check.** Without `compute_optimal`, two lines stay red.
@@ -1107,8 +1107,8 @@ if taken := said(days, 70e9, 15e12, 1, H100.flops):
 #
 # <details><summary>In production</summary>Training frameworks print such numbers in their logs. torchtitan
 # prints tokens/s/GPU, TFLOP/s and MFU, nanoGPT prints the MFU, and Megatron-LM prints the TFLOP/s of each
-# GPU. They measure the tokens/s/GPU, which your `tokens_per_second_per_gpu` predicts. Look up which peak and
-# which N a framework uses.</details>
+# GPU. They measure the tokens/s/GPU, which your
+# <code>tokens_per_second_per_gpu</code> predicts. Look up which peak and which N a framework uses.</details>
 #
 # ### Optional: published runs
 #
@@ -1143,8 +1143,8 @@ tried(compared_with_papers, days, tokens_per_second_per_gpu)
 
 # %% [markdown]
 # So LLaMA-65B trained at nearly 48 % of the peak, whether you go by its days or by its speed. DeepSeek-V3
-# multiplies in fp8. (N is the 37B of its 671B parameters that a token uses.) Divided by the peak of bf16, its
-# MFU is 34.6 %. Divided by the peak of fp8, it is only 17.3 %. So an MFU means nothing unless you know the
+# multiplies in fp8. (N is the 37B of its 671B parameters that a token uses.) With the peak of bf16, its
+# MFU is 34.6 %. With the peak of fp8, it is only 17.3 %. So an MFU means nothing unless you know the
 # peak by which it was divided.
 #
 # ### Optional: how large?
@@ -1288,9 +1288,9 @@ report.points(8)
 
 # %% [markdown]
 # **Measure: the map.** The cell answers the prediction. Then it draws a map of models and numbers of GPUs,
-# coloured by the answers of your function. Each GPU has one sequence of 4,096 tokens and 70 GB of room,
-# because CUDA, NCCL and gaps also take some of the 80 GB. Blue fields need no checkpointing, orange fields
-# need it, and in white fields nothing fits. In a live notebook, sliders change the room and the tokens. (Your
+# coloured by the answers of your function. Each GPU has one sequence of 4,096 tokens and 70 GB of room, as
+# CUDA, NCCL and gaps in memory take some of the 80 GB. Blue fields need no checkpointing, orange fields need
+# it, and in white fields nothing fits. In a live notebook, sliders change the room and the tokens. (Your
 # formula counts the activations of GPT-2's parts. But LLaMA's parts keep half as much again, 24.3 GB instead
 # of 16.1 GB for Llama-3-8B, so the rows of the LLaMA models are too optimistic.)
 

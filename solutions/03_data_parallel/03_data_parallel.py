@@ -637,7 +637,7 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # %% [markdown]
 # <details><summary>After you have run it</summary>In step 1, the weights that the hook averages are already
 # equal, so the hook changes nothing. Each rank keeps its own gradients, and after the step the replicas
-# differ. The next backward averages the *weights*, but its gradients come from unequal weights. The model
+# differ. The next backward averages the <i>weights</i>, but its gradients come from unequal weights. The model
 # still trains, but worse. If you run <code>try_it(losses, ParameterInHook, "SGD")[0][-1]</code>, you get rank
 # 0's loss before the last of forty steps. It is 0.18, whereas your class reached 0.05 (<i>mean</i> in the
 # line for SGD above). No rank raises an error.</details>

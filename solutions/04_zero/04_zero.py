@@ -445,8 +445,8 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 6 |
 #
-# How do you cut a model into N equal parts? You can't give each rank whole layers, because collectives need
-# parts of *equal* size, and an embedding can be half of a small model. So write all parameters into one row,
+# How do you cut a model into N equal parts? Whole layers are too unequal, because an embedding can be half of
+# a small model. So write all parameters into one row,
 # append zeros until N divides the length of the row, and cut the row into N shards. A cut can fall inside a
 # parameter. This does no harm, because Adam and SGD treat every element separately.
 #
@@ -711,7 +711,7 @@ measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step":
 # **In production.** DeepSpeed's stage 1 and Megatron-LM's distributed optimizer reduce-scatter the gradients,
 # as your optimizer does. But PyTorch's `ZeroRedundancyOptimizer` follows the other workflow. It works under
 # `DistributedDataParallel`, which averages the gradients *during* backward. Your reduce-scatter has to wait
-# until the step, but in ZeRO-2 it will also run during backward. (§11 measures PyTorch's optimizer.)
+# until the step, but in ZeRO-2 it will run during backward too. (§11 measures PyTorch's optimizer.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce, but lecture 004
 # draws it with the reduce-scatter.</details>
@@ -1290,7 +1290,7 @@ if run:
 # DeepSpeed's `CPUAdam`), because otherwise the GPU has to wait for the copies and for the step.
 #
 # <details><summary>In the lectures</summary>Lecture 001 states that offload trains a 10B model at 0.1 to 0.2
-# tokens per second on each GPU. But the ZeRO-Offload paper's 40e12 / (8 · 10e9) = 500 tokens per second are
+# tokens per second on each GPU. But the ZeRO-Offload paper gets 40e12 / (8 · 10e9) = 500 tokens per second,
 # 2,500 to 5,000 times as many. The lecture also says in one place that FSDP has no offload, but shows FSDP1's
 # <code>CPUOffload</code> in another. In fact, FSDP has always had offload.</details>
 
@@ -1391,11 +1391,12 @@ from course_lib.gpu.memory import HOST_COPIES, STATES as STATES_BY_STAGE
 on_gpus = on_your_gpus(HOST_COPIES, predicted=lambda of, run: link(run.card.host_link).each_way)
 
 # %% [markdown]
-# The system can move or swap pageable memory at any time, so the driver first copies the data to a pinned
+# The system can move pageable memory at any time, so the driver first copies the data to a pinned
 # buffer, which stays where it is. This is why offloading frameworks pin the memory they copy from.
 #
 # **Predict.** In each stage, how much of a GPU's memory is still in use after a step of AdamW in float32?
-# Each parameter takes 4 bytes for its weight, 4 for its gradient and 8 for m and v.
+# Each parameter takes 4 bytes for its weight, 4 for its gradient (not freed yet), and 8 for m and v. The
+# library's optimizers run here, and their shards aren't copies.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1508,9 +1509,9 @@ with tempfile.TemporaryDirectory() as folder:
 # computes at 40 % of its 312 TFLOP/s.
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB are written, which takes 14 s +
-# 14 s, or 14 s if both happen at the same time. If the optimizer's 28 s are a tenth of the training step, the
-# training step takes 280 s, and the GPU computes for the other 252 s. With 6P FLOPs per token, these are 252
-# · 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. Steps with this many tokens are rarely practical on one GPU.
+# 14 s, or 14 s if both happen at the same time. If 28 s are a tenth of the training step, the training step takes
+# 280 s, and the GPU computes for the other 252 s. At 6P FLOPs per token, that gives 252 · 0.4 · 312e12 /
+# (6 · 7e9) = 750,000 tokens, or half as many if reads and writes overlap. Steps with this many tokens are rarely practical on one GPU.
 # But on 64 GPUs, each with its own disk and shard, the optimizer takes only 0.44 s, and a training step needs
 # only about 12,000 tokens per GPU. This is why ZeRO-Infinity <i>shards</i> the states.</details>
 #
@@ -1900,11 +1901,11 @@ _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 # another 4 bytes.) You could instead cut the shards out of DDP's averaged gradients. This is the other
 # workflow of §3, which sends 3 units. A test that looks only at values accepts both programs. It also accepts
 # a third program, plain AdamW after an all-reduce, which sends 2 units but keeps the full state on every
-# rank. Which lines of the check in §3 refuse each of these three programs?
+# rank. Which lines of the check in §3 reject each of these three programs?
 #
-# <details><summary>Answer</summary>The two lines that begin with <i>bytes</i> refuse the first two programs,
+# <details><summary>Answer</summary>The two lines that begin with <i>bytes</i> reject the first two programs,
 # which send 4 and 3 units instead of 2. Plain AdamW sends 2 units, so these lines accept it. But the three
-# lines on memory refuse it, because it keeps the state of all parameters on every rank.</details>
+# lines on memory reject it, because it keeps the state of all parameters on every rank.</details>
 #
 # **Measure.** PyTorch's `ZeroRedundancyOptimizer` works under DDP. DDP averages all gradients, and then the
 # optimizer broadcasts each rank's part of the new parameters. This is the other workflow, so how many units

@@ -777,7 +777,7 @@ if schedule:
 # 1F1B's bubble. Rank i waits for a time of i F before its first input arrives. It then waits for (p − 1 − i)
 # I before its first gradient, since the ranks below do no W before they pass this gradient on. The W's fill
 # the rest of 1F1B's bubble. On rank i, p − i microbatches await I, as before, and up to i more await W. So
-# every rank keeps up to p microbatches, as many as rank 0 keeps in 1F1B. (`peak_activations` counts only the
+# every rank keeps up to p microbatches, as many as rank 0 keeps in 1F1B. (<code>peak_activations</code> counts only the
 # microbatches that await I.)</details>
 #
 # **Build.** m has to be at least p, because with fewer microbatches the bubble is longer than the formula

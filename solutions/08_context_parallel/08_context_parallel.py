@@ -1500,7 +1500,7 @@ figure if curves else None
 # number change with N? Write `ulysses_bytes_sent` in §4. What limits N?
 #
 # <details><summary>Answer</summary>A rank holds 1/N of q, k, v and out, and sends (N−1)/N of what it holds.
-# So from two ranks on, each rank sends less as N grows. In a ring, by contrast, a rank sends (N−1)/N of *all*
+# So from two ranks on, each rank sends less as N grows. In a ring, by contrast, a rank sends (N−1)/N of <i>all</i>
 # keys and values, which is half of them with two ranks and nearly all with many. N must divide both the
 # number of heads of queries and the number of heads of keys, so N is at most the number of heads of
 # keys.</details>

@@ -144,7 +144,7 @@ def route(logits, bias=None, *, k):
 
 # %% [markdown]
 # <details><summary>Hint: the order of things</summary>First compute the probabilities. The scores are the
-# probabilities + bias, detached. Take `topk` of the scores, and then gather the probabilities (not the
+# probabilities + bias, detached. Take <code>topk</code> of the scores, and then gather the probabilities (not the
 # scores) of the chosen experts. Divide these probabilities by their sum, unless k is 1.</details>
 #
 # **Check.**
@@ -417,7 +417,7 @@ if ready(moe):
 # this gradient? What are `send` and `receive` of the exchange in backward?
 #
 # <details><summary>Answer</summary>Rank 0 needs it, because rank 0 computed the row in its forward. The
-# gradient of every row goes back the way the row came, so `send` and `receive` are swapped.</details>
+# gradient of every row goes back the way the row came, so <code>send</code> and <code>receive</code> are swapped.</details>
 #
 # **Build.**
 

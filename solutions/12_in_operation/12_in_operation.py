@@ -1019,8 +1019,8 @@ def breakdown(calls, rank, start, end):
 
 
 # %% [markdown]
-# <details><summary>Hint: one call</summary>Let last be the largest `issued` of the call over all ranks. The
-# rank waits from `waited` to min(last, done), and bytes move from max(waited, last) to done. If an interval
+# <details><summary>Hint: one call</summary>Let last be the largest <code>issued</code> of the call over all ranks. The
+# rank waits from <code>waited</code> to min(last, done), and bytes move from max(waited, last) to done. If an interval
 # ends before it begins, it is empty.</details>
 # <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
 # this rank is blocked. Count the seconds that lie in any of these intervals, and subtract those in which the

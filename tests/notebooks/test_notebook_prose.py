@@ -21,6 +21,11 @@ FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 FOOTNOTE = re.compile(r"^\[\^\w+\]:.*(?:\n[ \t]+.*)*", re.MULTILINE)
 LECTURE = re.compile(r"\blectures?\b", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z0-9][\w'’.,-]*")
+HTML = re.compile(
+    r"^</?(?:details|summary|div|p|br|center|table)\b.*(?:\n(?!\s*$).*)*", re.MULTILINE
+)
+CODE = re.compile(r"<(code|pre)>.*?</\1>", re.DOTALL)
+MARKDOWN = re.compile(r"`|\*\*|(?<![\w*])\*[^\s*][^*\n]*\*(?!\w)|\]\(")
 MOST_WORDS, MOST_CELLS = 6500, 120  # of a notebook, with its optional sections
 
 
@@ -85,6 +90,20 @@ def test_a_notebook_can_be_worked_in_one_sitting(assignment: str) -> None:
     assert words <= MOST_WORDS, (
         f"{assignment} has {words:,} words outside folded notes, and {MOST_WORDS:,} are allowed. Cut some."
     )
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_no_markdown_is_inside_html(assignment: str) -> None:
+    """From a line that begins with a tag to the next empty line, Jupyter shows `name` and *word* as typed."""
+    shown = [
+        line
+        for cell in cells(assignment)
+        if cell.cell_type == "markdown"
+        for block in HTML.findall(CODE.sub("", cell.source))
+        for line in block.splitlines()
+        if MARKDOWN.search(line)
+    ]
+    assert not shown, "\n".join(shown)
 
 
 @pytest.mark.parametrize("assignment", assignments())

@@ -1,0 +1,46 @@
+"""The solutions of all notebooks where a GPU is pretended (`tests/gpu_like.py`): nothing is left on the host.
+
+Every launch that names no backend runs there, and so does every check. Launches that are pinned to gloo stay
+on the CPU, as they do on a machine with GPUs. A run tries a few notebooks, and `make test-all` tries all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from autograder.course.build import QuietClient
+from autograder.course.config import SOLUTIONS, assignments
+from autograder.course.twin import read_twin
+
+ROOT = Path(__file__).resolve().parents[2]
+BEFORE = f"""\
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests import gpu_like
+pretended = gpu_like.offered(checks=True, by_default=True)
+pretended.__enter__()
+"""
+
+
+@pytest.mark.drawn(0.08)
+@pytest.mark.parametrize("assignment", assignments())
+def test_no_tensor_is_left_on_the_host(assignment: str) -> None:
+    notebook = read_twin(SOLUTIONS / assignment / f"{assignment}.py")
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(BEFORE))
+    QuietClient(
+        notebook, timeout=600, kernel_name="python3", allow_errors=True, coalesce_streams=True,
+        resources={"metadata": {"path": str(SOLUTIONS / assignment)}}, shutdown_kernel="immediate",
+    ).execute()  # fmt: skip
+    ran = [cell for cell in notebook.cells if cell.get("execution_count")]
+    assert len(ran) > 10, "the kernel ran the notebook"
+    mixed = [
+        f"{cell.source[:200]}\n{json.dumps(output)[:2000]}"
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "OtherDevice" in json.dumps(output)
+    ]
+    assert not mixed, "\n\n".join(mixed)
