@@ -9,11 +9,11 @@
 # interruption costs.
 #
 # In part A, a rank is really killed, and at first everything its run has computed is lost. So you write the
-# functions that let a run survive such a failure. They capture its state, save this state so that an
-# interruption does no harm, load it on another number of ranks, and compute the best time between two saves.
-# The check simulates a power failure after each operation of your save. In part B, no rank dies, but the run
-# is slow. There you find out where the time goes, which rank the others wait for, and how to make the run
-# faster.
+# functions that let a run survive such a failure. They capture the run's state, save it so that an
+# interruption does no harm, load it on a different number of ranks, and compute the best time between two
+# saves. The check simulates a power failure after each operation of your save. In part B, no rank dies, but
+# the run is slow. There you find out where the time goes, which rank the others wait for, and how to make the
+# run faster.
 #
 # | | |
 # |---|---|
@@ -52,7 +52,7 @@
 # | agent | the process that `torchrun` starts on each node. It starts the node's ranks, watches them, and restarts them |
 # | rendezvous | the meeting at which agents agree on who takes part |
 # | SIGKILL | the signal that ends a process immediately. It can't be caught |
-# | part | a named piece of a checkpoint, as bytes |
+# | part | a named piece of a checkpoint, stored as bytes |
 # | δ, τ | the seconds for which a save stops the run, and the seconds of work between two saves |
 # | M, R | the mean time between two failures of the job (MTBF), and the time for a restart, both in seconds |
 # | goodput | the share of the time that is spent on work the run keeps |
@@ -107,8 +107,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # has two ranks, and the four ranks train a small network together. But in step 7, rank 3 sends SIGKILL to
 # itself.
 #
-# **Predict.** This run saves nothing. How many of the four processes are replaced, and at which step do the
-# ranks start again?
+# **Predict.** This run saves nothing. How many of the four ranks are replaced, and at which step do they
+# start again?
 #
 # <details><summary>Answer</summary>All four are replaced. An agent that loses a rank ends its other ranks and
 # asks for a new rendezvous. The other agent has to take part in this rendezvous, so it also ends its ranks.
@@ -204,9 +204,9 @@ display(timeline(forgetful, saves=False))
 # own generator. If a checkpoint lacks one of these states, the restored run goes on and its loss looks
 # plausible, but it isn't the same run.
 #
-# There is a second trap, because `state_dict()` doesn't copy. It returns the very tensors the next step
-# changes. So if you take a state after step 3 but write it to the disk after step 5, the file holds the
-# values of step 5.
+# A missing state is one trap, but there is another, because `state_dict()` doesn't copy. It returns the very
+# tensors the next step changes. So if you take a state after step 3 but write it to the disk after step 5,
+# the file holds the values of step 5.
 #
 # | in `run` | what it is | how it is read and set |
 # |---|---|---|
@@ -216,15 +216,15 @@ display(timeline(forgetful, saves=False))
 # | | the default generator of the CPU | `torch.get_rng_state()`, `torch.set_rng_state(...)` |
 #
 # **Predict.** Suppose you forget the default generator, and the model has a dropout of 0.1. When do the
-# losses begin to differ from the losses of the undisturbed run?
+# losses after a restart begin to differ from the losses of an undisturbed run?
 #
 # <details><summary>Answer</summary>They begin to differ in the first step after the restart, because its
 # dropout masks are different. Without dropout, however, you would never notice the missing
 # generator.</details>
 #
 # **Build.** `copy.deepcopy`, or a `clone()` of each tensor, makes a copy that later steps don't change. Copy
-# in `restore` as well, because an optimizer keeps the very tensors it loads, so its next step would change
-# them in `state`.
+# in `restore` as well, because an optimizer keeps the very tensors it loads, and without a copy, its next
+# step would change `state`.
 
 
 # %% nbgrader={"grade_id": "capture", "solution": true}
@@ -275,9 +275,9 @@ report.points(8)
 
 
 # %% [markdown]
-# **Break it.** The cell captures a run after three steps and restores the state into a fresh run, first in
-# full, and then leaving out one entry at a time. The fresh run keeps its own value of the missing entry. By
-# how much do the losses of the next five steps differ from the losses of the undisturbed run?
+# **Break it.** The cell captures a run after three steps and restores the state into fresh runs, first with
+# all entries, and then with one missing at a time. A fresh run keeps its own value of the missing entry. By
+# how much do the losses of its next five steps differ from the losses of the captured run?
 
 
 # %% tags=["skip-in-grading"]
@@ -357,9 +357,9 @@ if ready(capture, restore):
 # | `sync_folder()` | | all names are safe, but perhaps not the files' bytes |
 # | `read(name)`, `names()` | return what the cache holds | |
 #
-# After a power failure, the folder has its names as of the last sync. Some of the later name changes may also
-# have reached the disk, but only in the order in which they were made. Each file whose last write was not
-# synced can be old, new or torn. A real disk can behave worse than this model, because POSIX doesn't even
+# After a power failure, the folder has the names it had at its last sync. Some of the later name changes may
+# also have reached the disk, but only in the order in which they were made. Each file whose last write was
+# not synced can be old, new or torn. A real disk can behave worse than this model, because POSIX doesn't even
 # promise this order. In eleven programs, Pillai et al. (OSDI 2014) found 60 faults that do harm only after
 # such a failure.
 #
@@ -383,7 +383,7 @@ for state in disk.after_power_failure():
 # <details><summary>Answer</summary>It may find a manifest that names files which don't exist, or a torn
 # manifest. In both cases there seems to be a new checkpoint, but it can't be loaded.</details>
 #
-# **Build.** Write the manifest last, under a name that `newest` ignores. Then a single rename turns it into a
+# **Build.** Write the manifest last, under a name that `newest` ignores. Then a single rename completes the
 # checkpoint. Before each operation, ask yourself what must already be on the disk. Remember that an
 # interrupted save may have left files in the folder.
 
@@ -434,12 +434,12 @@ def newest(disk):
 # Then write the manifest under a draft name and sync it. Finally rename the manifest, and sync the folder
 # again. (In this model, name changes reach the disk in order, so your save would also work without the first
 # sync of the folder. But a real disk may reorder the changes.)</details>
-# <details><summary>Hint: files of an interrupted save</summary>Name the files of each save attempt with a
-# prefix, such as <code>f"{step}.{attempt}."</code>. Start with attempt 0, and increase this number until no
+# <details><summary>Hint: files of an interrupted save</summary>Begin the file names of each save attempt with
+# a prefix, such as <code>f"{step}.{attempt}."</code>. Start with attempt 0, and increase this number until no
 # name in the folder begins with the prefix.</details>
 # <details><summary>Hint: the manifest</summary>Write <code>json.dumps({name: file}).encode()</code>, and
-# rename it to <code>f"step-{step}"</code>. To find the newest step, compare the steps as <i>numbers</i>,
-# because as a name, step-9 comes after step-10.</details>
+# rename the file to <code>f"step-{step}"</code>. To find the newest step, compare the steps as
+# <i>numbers</i>, because as a name, step-9 comes after step-10.</details>
 #
 # **Check.** For every k, the check carries out the first k operations of your save and lists the states that
 # a power failure can leave on the disk. Then it calls your `newest` on each of these states.
@@ -452,8 +452,8 @@ report = check("12_in_operation/commit", commit, newest, cases="hidden")
 report.points(15)
 
 # %% [markdown]
-# **Measure.** The cell lets the power fail after each operation of two saves, and counts what `newest` finds
-# in the states that the disk can then be in.
+# **Measure.** The cell lets the power fail after each operation of two saves, and counts in how many states
+# of the disk `newest` then finds step 1, step 2 or nothing.
 
 
 # %% tags=["skip-in-grading"]
@@ -485,9 +485,9 @@ if ready(commit, newest):
         )
 
 # %% [markdown]
-# **Break it.** Most programs begin with a save like the following, which writes a new file and renames it
-# over the old one. It passes every test that kills only the *program*, because the page cache survives the
-# kill. But what does this save lack to survive a power failure?
+# **Break it.** At first, most programs save as in the next cell, which writes a new file and renames it over
+# the old one. Such a save passes every test that kills only the *program*, because the page cache survives
+# the kill. But what does it still need to survive a power failure?
 
 
 # %% tags=["skip-in-grading"]
@@ -553,7 +553,7 @@ if ready(commit, newest, capture, restore):
 # **Predict.** Rank 3 dies in step 7. How many steps are done twice, and by how much does the loss at the end
 # differ from the loss of an undisturbed run?
 #
-# <details><summary>Answer</summary>All four ranks go on from step 5, so steps 5 and 6 are done twice. The
+# <details><summary>Answer</summary>All four ranks go on from step 5, so steps 5 and 6 are done twice. The two
 # losses at the end nevertheless agree to the last digit.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -584,8 +584,8 @@ smaller = lab(nodes=(1, 2), kills=[Kill(1, "saved 5")], **own)
 journal(smaller)
 
 # %% [markdown]
-# The loss at the end agrees with the loss of the four ranks up to rounding. If each of the two ranks read
-# only as many rows as before, the batch would be half as large from then on, and the losses would be
+# Up to rounding, the loss at the end agrees with the loss of the run on four ranks. If each of the two ranks
+# read only as many rows as before, the batch would be half as large from then on, and the loss would be
 # different.
 #
 # <details><summary>A setting of the lab, and why</summary>By default, PyTorch's agents share the store of
@@ -597,10 +597,10 @@ journal(smaller)
 #
 # `torchrun --nnodes 1:2 --max-restarts 3` does what you have seen. If a rank dies, *all* ranks start again.
 # Each agent counts its restarts in its own `TORCHELASTIC_RESTART_COUNT`, and these counts can differ, so
-# don't name files after them. `--max-restarts` is 0 unless you set it, and it limits only restarts after
-# failures of the agent's own ranks. The library torchft, however, doesn't restart the healthy ranks. Instead,
-# the failed group of ranks leaves the job and comes back later, and the rows it would have read in this step
-# are skipped (`torchft/data.py`).
+# don't name files after them. `--max-restarts` is 0 unless you set it, and it limits only those restarts that
+# follow a failure of the agent's own ranks. The library torchft, however, doesn't restart the healthy ranks.
+# Instead, the failed group of ranks leaves the job and comes back later, and the rows it would have read in
+# this step are skipped (`torchft/data.py`).
 #
 # </details>
 #
@@ -632,21 +632,21 @@ journal(smaller)
 #
 # Suppose a node is lost and doesn't come back, or twice as many nodes become free. Then the ranks that load
 # the checkpoint are not the ranks that saved it. So a file has to be described without reference to ranks. We
-# describe what it holds as a **box** of the whole tensor. A box is a list of pairs (start, stop), one pair
-# per dimension. For example, the second half of the columns of a matrix with 8 rows and 6 columns is [(0, 8),
+# describe what it holds as a **box**, which is a list of pairs (start, stop), one pair per dimension of the
+# whole tensor. For example, the second half of the columns of a matrix with 8 rows and 6 columns is [(0, 8),
 # (3, 6)]. With boxes, it no longer matters how the ranks were divided into pp, dp and tp.
 #
-# **Predict.** This matrix was saved in two boxes, columns 0 to 3 and columns 3 to 6. Three ranks want its
-# rows in three parts, rows 0 to 3, 3 to 6 and 6 to 8. From how many files does each rank read, and which part
-# of each file?
+# **Predict.** This matrix was saved in two boxes (columns 0 to 3 and columns 3 to 6). Three ranks want its
+# rows in three parts (0 to 3, 3 to 6 and 6 to 8). From how many files does each rank read, and which part of
+# each file?
 #
 # <details><summary>Answer</summary>Each rank reads from both files, since every row was cut in two. For
 # example, rank 1 reads rows 3 to 6 of each file, which are the left and the right half of its own
 # box.</details>
 #
 # **Build.** In each dimension, two boxes overlap from the larger start to the smaller stop. The start and the
-# stop of the overlap are coordinates in the whole tensor. So subtract the start of the saved box to get the
-# place of the overlap in the saved box, and the start of the wanted box to get its place in the wanted box.
+# stop of the overlap are coordinates in the whole tensor. So to get the overlap's place in the saved box,
+# subtract the start of the saved box, and do the same with the wanted box.
 
 
 # %% nbgrader={"grade_id": "read_plan", "solution": true}
@@ -683,8 +683,8 @@ def read_plan(saved, wanted):
 # %% [markdown]
 # <details><summary>Hint: the overlap</summary>The overlap is <code>[(max(a, c), min(b, d)) for (a, b), (c, d)
 # in zip(box, wanted)]</code>, and it is empty if a start is not below its stop.</details>
-# <details><summary>Hint: a hole</summary>Count the elements of all pieces. Saved boxes don't overlap, so the
-# count equals the number of wanted elements unless some are missing.</details>
+# <details><summary>Hint: a hole</summary>Count the elements of all pieces. Saved boxes don't overlap, so if
+# the count is below the number of wanted elements, some are missing.</details>
 #
 # **Check.**
 
@@ -775,9 +775,9 @@ if saving and loading:
 
 # %% [markdown]
 # **Break it.** Suppose rank 0 writes everything. The number of bytes stays the same, but three ranks wait
-# while rank 0 writes, and rank 0 needs memory for the full model. At the other extreme, every rank writes all
-# it holds. Then whatever several ranks hold, such as the weights of a norm with tp, is on the disk several
-# times.
+# while rank 0 writes, and rank 0 needs memory for the full model. At the other extreme, suppose every rank
+# writes all it holds. Then the disk holds several copies of everything that several ranks hold (with tp, for
+# example, the weights of a norm).
 #
 # **In production.** `torch.distributed.checkpoint` makes such plans (`DefaultSavePlanner`, and
 # `create_read_items_for_chunk_list`, which cuts boxes as you did). Notebook 05 saves and loads with it.
@@ -838,9 +838,9 @@ report.points(4)
 
 # %% [markdown]
 # **Measure.** The **goodput** is the share of the time that is spent on work the run keeps. If failures
-# happen at random times, τ + δ seconds pass without a failure with probability exp(−(τ + δ) / M), and after a
-# failure the run needs R seconds to start again. The cell plots the goodput against τ, for δ = 60 s, M = 3 h
-# and R = 600 s, and also for saves that stop the run for only 2 s.
+# happen at random times, the probability that τ + δ seconds pass without a failure is exp(−(τ + δ) / M).
+# After a failure, the run needs R seconds to start again. The cell plots the goodput against τ for δ = 60 s
+# and for δ = 2 s, both with M = 3 h and R = 600 s.
 
 
 # %% tags=["skip-in-grading"]
@@ -869,8 +869,8 @@ axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput",
 display(figure)
 
 # %% [markdown]
-# The curve is flat at its top. If you save at half or twice the best interval, you lose about two percent
-# more of the time for δ = 60 s and half a percent for δ = 2 s, so you don't have to know δ and M well.
+# The curve is flat at its top. With half or twice the best interval, you lose about two percent more of the
+# time if δ = 60 s and half a percent if δ = 2 s, so you don't have to know δ and M well.
 #
 # **Look.** The cell kills a real process at random moments, as in §3, and measures its goodput. In this run,
 # seconds stand for hours. The formula gives a mean over many failures, but a single run with few kills can be
@@ -893,7 +893,7 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # years. If you took this time as M, you would save once every 1.7 days (δ = 60 s). But the job fails once
 # every 3.1 hours, so it would practically never reach its first save.
 #
-# **In production.** Young published the formula with the square root in 1974. If saves are asynchronous
+# **In production.** In 1974, Young published the formula with the square root. If saves are asynchronous
 # (§13), δ is only the time for a copy in memory, so the best τ is also shorter.
 #
 # **Question.** Suppose δ goes to 0. What limits the goodput then? (Only the restarts do. The goodput can't
@@ -924,8 +924,8 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # `async_op=True`, the rank computes between `issued` and `waited`. Bytes that move while the rank computes
 # are **hidden**, because they cost the rank no time.
 #
-# **Look.** The cell draws three calls on three ranks. Grey means that bytes move, white with a frame that the
-# rank waits, blue that it computes, and hatched blue that it computes while bytes move.
+# **Look.** The cell draws three calls on three ranks. Grey is for moving bytes, framed white for waiting,
+# blue for computing, and hatched blue for computing while bytes move.
 
 
 # %% tags=["skip-in-grading"]
@@ -975,9 +975,9 @@ display(draw_calls(EXAMPLE, 18))
 # 9 s. Rank 0 waited for it from 10 s on, and it was done at 11 s. How long did rank 0 wait for the last rank,
 # how long did bytes move, and how long were they hidden?
 #
-# <details><summary>Answer</summary>Rank 0 waited 0 s, because all ranks had already called when it began to
-# wait. Bytes moved from 9 s to 11 s. They were hidden for the first of these two seconds, and rank 0 was
-# blocked for the second one.</details>
+# <details><summary>Answer</summary>Rank 0 waited 0 s, because all ranks had already issued the call when it
+# began to wait. Bytes moved from 9 s to 11 s. They were hidden for the first of these two seconds, and rank 0
+# was blocked for the second one.</details>
 #
 # **Build.** Find the interval of waiting and the interval of moving in the picture. If a call is already over
 # when its rank begins to wait, like the second call on rank 2, it costs this rank no time.
@@ -1019,15 +1019,15 @@ def breakdown(calls, rank, start, end):
 
 
 # %% [markdown]
-# <details><summary>Hint: one call</summary>Let last be the largest <code>issued</code> of the call over all ranks. The
-# rank waits from <code>waited</code> to min(last, done), and bytes move from max(waited, last) to done. If an interval
-# ends before it begins, it is empty.</details>
+# <details><summary>Hint: one call</summary>Let last be the largest <code>issued</code> among all ranks of this
+# call. The rank waits from <code>waited</code> to min(last, done), and bytes move from max(waited, last) to
+# done. If an interval ends before it begins, it is empty.</details>
 # <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
 # this rank is blocked. Count the seconds that lie in any of these intervals, and subtract those in which the
 # rank is blocked.</details>
 # <details><summary>Hint: seconds in at least one interval</summary>Sort the intervals by their starts and go
-# through them. Remember how far the intervals have reached, and add only the part of the next one beyond this
-# point.</details>
+# through them. Remember how far the intervals have reached, and add only the part of the next interval that
+# is beyond this point.</details>
 #
 # **Check.**
 
@@ -1042,8 +1042,8 @@ report.points(10)
 # **Measure.** The cell runs four programs on four ranks. The first computes a lot, and the second sends a
 # lot. In the third, one rank computes three times as long as the others, and in the fourth, an all-reduce
 # runs while the ranks compute. The ranks sleep instead of computing, so they don't compete for this machine's
-# cores. A rank notices the end of a call only when it waits for it, so `hidden` is an upper bound in the
-# fourth program.
+# cores. A rank notices the end of a call only when it waits for the call, so `hidden` is an upper bound in
+# the fourth program.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1081,8 +1081,8 @@ for name, arguments in PROGRAMS.items():
             print(f"{name:15} rank {rank}: {line}")
 
 # %% [markdown]
-# **Look.** Each bar shows the shares of a rank's time, for ranks 0 to 3 from the top, in the colours of the
-# picture above. In the third program three ranks wait, but the rank that doesn't wait is the cause.
+# **Look.** Each bar divides a rank's time into shares, in the colours of the picture above, with rank 0 at
+# the top. In the third program, three ranks wait, but the rank that doesn't wait is the cause.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
@@ -1117,8 +1117,8 @@ if shares:
 # computing, communication and idle time. An NCCL kernel that waits for another rank looks like a kernel that
 # moves bytes, so only a comparison of all ranks, such as yours, tells waiting from moving. "GPU utilization"
 # is the share of time in which any kernel runs, so a GPU that only waits in NCCL shows 100 %. If
-# `"wall_clock_breakdown"` is true, DeepSpeed times forward, backward and the optimizer's step. It prints its
-# progress every `"steps_per_print"` steps.
+# `"wall_clock_breakdown"` is true, DeepSpeed measures the time of forward, backward and the optimizer's step.
+# It prints its progress every `"steps_per_print"` steps.
 #
 # </details>
 #
@@ -1137,13 +1137,13 @@ if shares:
 #
 # In each collective, some rank comes last. Being last means nothing yet, because each of four equal ranks is
 # last in about one collective in four. But if a rank is last in 12 of 39 collectives, is it slow? If only
-# chance decides, the number of times a *given* rank is last is binomial. The probability that this rank is
-# last at least m times in c collectives is then the tail
+# chance decides among n ranks, the probability that a *given* rank is last at least m times in c collectives
+# is the tail
 #
-# > P(X ≥ m), with X binomial for c trials and probability 1/n,
+# > P(X ≥ m), with X binomial for c trials and probability 1/n.
 #
-# and the probability that *some* rank of n is last that often is at most n times this tail. If this bound is
-# at most 1 − confidence, we rule out chance and call the rank a *straggler*.
+# The probability that *some* rank is last at least m times is at most n times this tail. If this bound
+# doesn't exceed 1 − confidence, we rule out chance and call the rank a *straggler*.
 
 
 # %%
@@ -1158,9 +1158,8 @@ def binomial_tail(trials, hits, probability):
 # **Predict.** Take four ranks and 39 collectives. How often must a rank be last before you call it a
 # straggler, with a confidence of 99 %?
 #
-# <details><summary>Answer</summary>It must be last 19 times, which is almost twice its share of 39 / 4. At 18
-# times the bound is still
-# 1.3 %, but at 19 times it is 0.5 %.</details>
+# <details><summary>Answer</summary>It must be last 19 times, which is almost twice its share of 39 / 4. If it
+# is last 18 times, the bound is still 1.3 %, but if it is last 19 times, the bound is only 0.5 %.</details>
 
 # %% tags=["skip-in-grading"]
 for hits in range(12, 22):
@@ -1169,8 +1168,8 @@ for hits in range(12, 22):
     )
 
 # %% [markdown]
-# How slow is the straggler? Its delay in a collective is the time of its own call minus the latest call of
-# the other ranks, because without this delay the collective could have begun that much sooner. Take the
+# How slow is the straggler? Its delay in a collective is the time of its own call minus the time of the other
+# ranks' latest call, because without this delay the collective could have begun that much sooner. Take the
 # median of the delays in all collectives, since a single pause of two seconds would distort their mean.
 #
 # **Build.** Count how often each rank is last, compute the tail for the largest count, and return None if
@@ -1199,8 +1198,8 @@ def find_straggler(arrivals, confidence=0.99):
 
 
 # %% [markdown]
-# <details><summary>Hint: the last rank</summary>Sum <code>times[r] == max(times)</code> over the collectives,
-# for each r.</details>
+# <details><summary>Hint: the last rank</summary>For each rank r, sum <code>times[r] == max(times)</code> over
+# the collectives.</details>
 # <details><summary>Hint: how late</summary>Take the <code>statistics.median</code> of
 # <code>times[rank]</code> minus the largest of the other times.</details>
 #
@@ -1215,8 +1214,8 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The cell runs four real ranks twice, each time for 39 steps of 20 ms that end in a collective.
-# In the second run, rank 2 needs 25 % longer for each step.
+# **Measure.** The cell runs four real ranks twice, each time for 39 steps. A step takes 20 ms and ends in a
+# collective, but in the second run, rank 2 needs 25 % longer for each step.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1235,8 +1234,8 @@ for delay in (0.0, 0.005):
         print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
-# **Look.** For each collective, the cell shows how late each rank came, in milliseconds after the first.
-# White is 0 ms, and black is 8 ms or more. MegaScale's authors found slow machines with such a heat map.
+# **Look.** For each collective, the cell shows how late each rank came, in milliseconds after the first rank.
+# White is 0 ms, and black is 8 ms or more. MegaScale's authors used such a heat map to find slow machines.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if by_delay:
@@ -1253,10 +1252,10 @@ if by_delay:
 # %% [markdown]
 # On a busy machine, once a rank is late, it often stays late for a while, but the binomial distribution
 # treats the collectives as independent. So the test may name a rank here although its median delay is far
-# below a millisecond. Look at the seconds before you accuse a rank.
+# below a millisecond. Look at the median delay before you accuse a rank.
 #
-# **Break it.** Suppose you always name the rank that was last most often. The cell draws a thousand runs of
-# equal ranks, and prints how often this rule and your test accuse a rank.
+# **Break it.** Suppose you always name the rank that was last most often. The cell simulates a thousand runs
+# of equal ranks, and prints how often this rule and your test accuse a rank.
 
 # %% tags=["skip-in-grading"]
 if ready(find_straggler):
@@ -1304,8 +1303,8 @@ if ready(find_straggler):
 # **Predict.** The next cell opens an *operations room*, a picture with controls. It shows 60 made-up steps of
 # another run, on 16 ranks that do the same work. In steps 53 to 58, moving takes a fifth of each step. By how
 # much would a network with twice the bandwidth shorten such a step? To check your prediction, set `step` to
-# 55 and choose the lever `faster network`. This run has four other incidents, so find the lever that ends one
-# of them.
+# 55 and choose the lever `faster network`. These steps are one of the run's five incidents. Find the lever
+# that ends another.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.operations_room import operations_room
@@ -1314,8 +1313,8 @@ operations_room()
 
 # %% [markdown]
 # <details><summary>Answer</summary>It would shorten the step by 0.4 %. Moving takes 0.31 s, but 0.30 s of
-# that time is spent on starting messages, which no bandwidth shortens. Fewer and larger messages, however,
-# shorten the step by 19 %.</details>
+# that time is spent on starting messages, at any bandwidth. Fewer and larger messages, however, shorten the
+# step by 19 %.</details>
 #
 # **Look.** For each of the six runs, the cell prints how each rank spends the seconds of its step. `late` is
 # the result of `find_straggler` among ranks that do the same work. The seconds in `late` are the delay per
@@ -1343,7 +1342,7 @@ for name, profile in runs.items():
     )
 
 # %% [markdown]
-# **Build.** For each run, write a pair of the kind from the table and the rank that is the cause. Write None
+# **Build.** For each run, write the kind from the table and the rank that is the cause, as a pair. Write None
 # instead of the rank if no single rank is the cause.
 
 # %% nbgrader={"grade_id": "symptoms", "solution": true}
@@ -1379,13 +1378,12 @@ report.points(4)
 #
 # *No points. With GPUs this takes a minute. Without them, the cell shows a recorded run if there is one.*
 #
-# **Predict.** A 2.1 GB state is saved from a GPU in three ways. The first way is a copy into pinned memory of
-# the host, whose pages stay where they are, so the GPU can write into them directly. The second is a copy
-# into ordinary memory of the host, and the third is a file with `fsync`. An asynchronous save stops the run
-# only for a copy, whereas any other save stops it until the file is on the disk. As a prediction, the cell
-# divides the bytes by the speed of the link to the host, which the card's data sheet lists. Which of the
-# three ways comes close to this prediction? By what factor is the best interval shorter with a copy than with
-# a file?
+# **Predict.** A 2.1 GB state is saved from a GPU in three ways. The first way is a copy into the host's
+# pinned memory, whose pages stay where they are, so the GPU can write into them directly. The second is a
+# copy into ordinary memory of the host, and the third is a file with `fsync`. An asynchronous save stops the
+# run only for a copy, whereas any other save stops it until the file is on the disk. As a prediction, the
+# cell divides the bytes by the data sheet's speed for the link to the host. Which of the three ways comes
+# close to this prediction? By what factor is the best interval shorter with a copy than with a file?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1425,13 +1423,14 @@ if saved_from_gpu and ready(best_interval):
 #
 # 1. A job fails once every 3.1 hours, and a save stops it for 60 s. After how many **seconds** of work should
 #    the job save?
-# 2. Four ranks spend 0.33, 0.00, 0.32 and 0.33 of their step waiting in all-reduces. Which **rank** is slow?
+# 2. Ranks 0 to 3 spend 0.33, 0.00, 0.32 and 0.33 of their step waiting in all-reduces. Which **rank** is
+#    slow?
 # 3. Replicas start from the same parameters, and in each step all of them apply the average gradient from the
 #    all-reduce. The loss jumps up, but you find that the parameters of all replicas still agree in every bit.
 #    Which cause is *ruled out*? `"a"`, a bit flipped in the parameters of one rank; `"b"`, a bit flipped in
 #    one rank's gradient before the all-reduce; or `"c"`, a batch with strange rows
-# 4. A model was saved on tp 8, pp 8, and is loaded on tp 4, pp 16. Each rank saved its part of each matrix as
-#    one file. From how many **files** does a rank read its part of one matrix?
+# 4. A model was saved with tp 8 and pp 8, and is loaded with tp 4 and pp 16. Each rank saved its part of each
+#    matrix as one file. From how many **files** does a rank read its part of one matrix?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # seconds
@@ -1464,8 +1463,8 @@ report.points(3)
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # A dashboard shows a loss, tokens per second, and seconds per step. For the loss, monitors often print rank
-# 0's loss or the mean of the ranks' means. For the tokens per second, they take rank 0's tokens times the
-# number of ranks, or the tokens since the start divided by the time since then. For the seconds, they take
+# 0's loss or the mean of the ranks' means. For the tokens per second, they multiply rank 0's rate by the
+# number of ranks, or divide all tokens since the start by the time since then. For the seconds, they take
 # only their own rank's seconds. These numbers look plausible, but all are wrong, because ranks can have
 # different numbers of targets, and every rank waits for the slowest.
 #
@@ -1476,7 +1475,7 @@ report.points(3)
 # 3.</details>
 #
 # **Build.** Your function returns the same three numbers on every rank. Two all-reduces are enough, because
-# one can add the sums of all ranks, and the other can find the largest time.
+# the first can add the sums of all ranks, and the second can find the largest time.
 
 
 # %% nbgrader={"grade_id": "step_metrics", "solution": true}
@@ -1513,9 +1512,9 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 # %% [markdown]
 # <details><summary>In production</summary>
 #
-# TensorBoard and Weights & Biases draw any numbers they get, right or wrong. The library's `EventWriter`
-# writes files that TensorBoard can read, but doesn't need TensorBoard itself. MFU counts only the model's
-# FLOPs, whereas HFU (hardware FLOPs utilization) also counts the FLOPs of recomputation.
+# TensorBoard and Weights & Biases draw any numbers they get, right or wrong. The course library's
+# `EventWriter` writes files that TensorBoard can read, but doesn't need TensorBoard itself. MFU counts only
+# the model's FLOPs, whereas HFU (hardware FLOPs utilization) also counts the FLOPs of recomputation.
 #
 # </details>
 
@@ -1531,9 +1530,9 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # Replicas hold the same boxes, but each box should be written only once. If rank 0 writes everything, the
-# other ranks wait. So deal out the boxes, beginning with the largest. Each box goes to the rank with the
-# fewest bytes so far among the ranks that hold it. If every rank holds every box, the busiest rank then
-# writes at most 4/3 of the bytes it would write under the best plan (Graham 1969).
+# other ranks wait. So deal out the boxes, beginning with the largest. Among the ranks that hold a box, the
+# rank with the fewest bytes so far gets it. If every rank holds every box, the busiest rank then writes at
+# most 4/3 of the bytes it would write under the best plan (Graham 1969).
 #
 # **Predict.** Two ranks both hold boxes of 5, 4, 3, 3 and 3 bytes. How many bytes does the busier rank write
 # by this rule, and how many under the best plan?
@@ -1601,7 +1600,7 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # **Predict.** Suppose a save stops the run for δ = 2 s instead of 60 s. By which factor does the best
 # interval fall?
 #
-# <details><summary>Answer</summary>It falls by the square root of 30, which is 5.5.</details>
+# <details><summary>Answer</summary>It falls by a factor of 5.5, which is the square root of 30.</details>
 
 
 # %% nbgrader={"grade_id": "async_checkpoint", "solution": true}
@@ -1651,8 +1650,8 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 # %% [markdown]
 # <details><summary>In production</summary>
 #
-# `torch.distributed.checkpoint.async_save` saves in this way. The thread must not call collectives, because
-# two threads can call their collectives in a different order on each rank.
+# `torch.distributed.checkpoint.async_save` saves in this way. The thread that saves must not call
+# collectives, because it and the main thread could call theirs in a different order on each rank.
 #
 # </details>
 
@@ -1668,10 +1667,10 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 # | extra credit | 2 points, on top of the 60. You lose nothing if you skip it |
 #
 # A chip that computes wrongly raises no error. For example, table 5 of Llama 3's report lists six
-# interruptions by silent data corruption. But replicas that took the same steps have the same parameters to
-# the last bit, so eight bytes per rank are enough to compare them. The bytes hold a checksum of the *bits*,
-# for example their sum as integers. A sum of floats would not do, because it depends on the order of the
-# terms, and small differences get lost in it.
+# interruptions caused by silent data corruption. But replicas that took the same steps have the same
+# parameters to the last bit, so eight bytes per rank are enough to compare them. The bytes hold a checksum of
+# the *bits*, for example their sum as integers. A sum of floats would not do, because it depends on the order
+# of the terms, and small differences get lost in it.
 #
 # If more than half of the ranks have the same checksum, the other ranks are the odd ones. If two ranks
 # disagree with two others, however, you know that something is wrong, but not where.
@@ -1747,8 +1746,8 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # each rank's movement counts the same, you minimize the mean loss over all targets only if you give the ranks
 # equally large batches.
 #
-# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and what share of the bytes of
-# data parallelism does it send?
+# **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and what share of data
+# parallelism's bytes does it send?
 #
 # <details><summary>Answer</summary>It makes three all-reduces, because the last period has only one step but
 # also ends with an all-reduce. Data parallelism makes seven, so the share is 3/7. With many steps, the share
@@ -1850,9 +1849,9 @@ if ready(local_steps):
 
 # %% [markdown]
 # The bytes fall to exactly 1/H, and the time falls until only the computing is left. But fewer bytes and
-# seconds help only if the model still learns as much. The next table shows the loss of a GPT of 0.8M
-# parameters on text no rank has seen. Four ranks trained it for 200 steps from random weights, with AdamW as
-# the inner optimizer.
+# seconds help only if the model still learns as much. The next table shows the loss of a 0.8M-parameter GPT
+# on text it wasn't trained on. Four ranks trained it for 200 steps from random weights, with AdamW as the
+# inner optimizer.
 #
 # | | bytes, relative | loss |
 # |---|---|---|
@@ -1869,7 +1868,7 @@ if ready(local_steps):
 # - An outer momentum of 0.9 needs about 10 outer steps to build up, but with H = 10 this run has only 20.
 #   Once the momentum has built up, the outer step is 7 times the mean movement, so it overshoots if the
 #   direction changes.
-# - The run is short. A single period of the paper (H = 500) is longer than the whole run.
+# - The run is short. A single period in the paper (H = 500) is longer than the whole run.
 # - These figures come from one seed and one learning rate, and nothing was tuned.
 #
 # So don't take the table as a verdict on the method. Instead, take it as a reason to measure the loss
@@ -1910,8 +1909,8 @@ if ready(local_steps):
 #   `disk.py`.
 #
 # <details><summary>In the lectures</summary>The monitor in lecture 002 reports rank 0's loss instead of the
-# mean, and takes rank 0's samples times the number of ranks as the samples of all ranks. §11 mends both. The
-# lecture's "add or remove nodes" happens in §4, in which all ranks start again.</details>
+# mean, and multiplies rank 0's samples by the number of ranks to get the samples of all ranks. §11 mends
+# both. The lecture's "add or remove nodes" happens in §4, in which all ranks start again.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
