@@ -15,7 +15,7 @@
 #
 # | | |
 # |---|---|
-# | you will build | a GPT that PyTorch's own classes distribute; one step for every layout; a search for the axis that causes a wrong loss; a run that survives a kill; a page of your own results |
+# | you will build | a GPT distributed by PyTorch's own classes; one step for every layout; a search for the axis that causes a wrong loss; a run that survives a kill; a page of your own results |
 # | you need | `hybrid_step` and the mesh (notebook 10); ZeRO (notebook 04); notebook 12 for §6 |
 # | time | three hours; the *optional* parts (§10, and the ends of §2, §3, §6 and §7) take 51 minutes more |
 # | points | 60, and 5 of extra credit |
@@ -41,7 +41,7 @@
 # | | |
 # |---|---|
 # | pp, dp, cp, tp | the axes of a mesh. Along them, ranks hold different layers (pipeline), different rows (data), different parts of the sequence (context), or parts of each matrix (tensor) |
-# | layout | the sizes of the axes, the rows of a microbatch, the stages per rank, the stage of ZeRO, and whether tp cuts the sequence as well |
+# | layout | the sizes of the axes, the rows per microbatch, the stages per rank, the stage of ZeRO, and whether tp cuts the sequence as well |
 # | replicas | the ranks of dp x cp. They all hold the same parameters, or, with ZeRO-3, one shard each |
 # | m, p, i | the number of microbatches per step, the number of ranks along pp, and the stage of a rank, counted from 0 |
 # | v | the number of stages per rank in interleaved 1F1B. A layout calls it `chunks` |
@@ -119,7 +119,7 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # | 01 · Why distribute | Training needs about 6 FLOPs per parameter and token, and about 16 bytes per parameter. |
 # | 02 · Collectives | In an all-reduce of M bytes over n ranks, each rank sends 2 (n−1)/n M bytes. |
 # | 03 · Data parallelism | Replicas that sum their gradients in every step remain copies of one model. |
-# | 04 · ZeRO | An all-reduce is a reduce-scatter followed by an all-gather. If the optimizer steps between the two, each rank needs only a shard of its state. |
+# | 04 · ZeRO | An all-reduce is a reduce-scatter followed by an all-gather. If the optimizer steps between the two, each rank needs only a shard of the optimizer's state. |
 # | 05 · FSDP | A block's parameters can arrive just before they are used, while the previous block computes. |
 # | 06 · Tensor parallelism | If you cut a matrix by columns and the next matrix by rows, one sum for the pair is enough. |
 # | 07 · Pipeline | With 1F1B, stage i of p keeps at most min(m, p − i) microbatches, and every stage is idle for (p − 1)/(m + p − 1) of the step. |
@@ -131,8 +131,8 @@ page = YourPage(  # §9 shows it, and each section adds its results
 #
 # </details>
 #
-# A layout is an object that holds only data. The next cell prints one of the layouts with eight ranks, and
-# the number of microbatches each replica gets from a batch of 8 rows.
+# A layout is an object that holds only data. The next cell prints a layout of eight ranks, and the number of
+# microbatches each replica gets from a batch of 8 rows.
 
 # %%
 EIGHT = FIFTEEN["pp 2 dp 2 tp 2, zero-1"]
@@ -198,8 +198,8 @@ def distribute(model: GPT, how: str) -> nn.Module:
 # becomes a unit of its own. End with the model, so that the parameters outside the blocks become the last
 # unit.</details>
 #
-# **Check.** The check trains three steps on one rank and on two, compares the losses with an undistributed
-# run's, and counts the bytes that ranks send and hold.
+# **Check.** The check trains three steps on one rank and on two, compares the losses with the losses of an
+# undistributed run, and counts the bytes that ranks send and hold.
 
 # %% nbgrader={"grade_id": "distribute_check", "points": 5}
 report = check("13_capstone/distribute", distribute)
@@ -252,10 +252,10 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # half times as many bytes as DDP, in many small messages.
 #
 # **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. The line
-# `GPT(MODEL)` allocates memory for the whole model, and `.to` then needs as much on one GPU. A large model
-# fits in neither. Instead, such a model is built on the meta device, where tensors have no memory. Then it is
-# sharded, and only after this do its tensors get memory (`to_empty`). A learning-rate schedule, such as a
-# warm-up followed by a cosine, depends only on the number of the step. So you can use it unchanged on more
+# `GPT(MODEL)` allocates CPU memory for the whole model, and `.to` then needs as much GPU memory. A large
+# model fits in neither. Instead, such a model is built on the meta device, where tensors have no memory. Then
+# it is sharded, and only after this do its tensors get memory (`to_empty`). A learning-rate schedule, such as
+# a warm-up followed by a cosine, depends only on the number of the step. So you can use it unchanged on more
 # GPUs, as long as the global batch stays the same.
 #
 # <details><summary>Which unit can't be freed between forward and backward?</summary>The root unit can't be
@@ -273,7 +273,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # |---|---|
 # | you will write | `make_step(config, layout, mesh, batch_size, lr)` |
 # | builds on | `hybrid_step` (notebook 10); ZeRO (notebook 04) |
-# | time | 51 minutes, of which pp, dp, cp and tp take 27, and ZeRO takes 24; the *optional* end takes 4 more |
+# | time | 51 minutes, of which §2a takes 27 and §2b takes 24; the *optional* end takes 4 more |
 # | difficulty, importance | 5 and 5 of 5 |
 # | points | 8 and 12 |
 #
@@ -287,8 +287,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | 1 | schedule | pp, v, m | The schedule says which stages a rank holds |
 # | 2 | model, from seed 0 | | All ranks begin with the same whole model |
 # | 3 | stages, which `mesh_stages` cuts over tp, cp and pp | schedule | After the cut, a rank has only its own part of the model |
-# | 4 | ZeRO-3, which wraps the *stages* | stages | ZeRO-3 shards the parameters of this part |
-# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | The optimizer must get the parameters that will be trained, and the parts above replace parameters |
+# | 4 | ZeRO-3, which wraps the *stages* | stages | ZeRO-3 shards the parameters of the rank's own part of the model |
+# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | The optimizer must get the parameters that will be trained, and parts 3 and 4 replace parameters |
 #
 # Then you write the step itself. It takes the rank's microbatches, counts the targets of the whole batch, and
 # runs forward and backward according to the schedule. After that, it sums the gradients over the replicas,
@@ -298,7 +298,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # |---|---|
 # | `mesh_stages(model, mesh, schedule, sequence=None)` | returns this rank's stages. Pass `sequence="keep"` if `layout.sequence` is True, because then tp cuts the sequence as well |
 # | `microbatches_of((inputs, targets), m, mesh)` | returns the rows this replica reads, in m microbatches |
-# | `targets_of_all(stages[0], microbatches, mesh)` | counts the targets of the whole batch that are not −100 |
+# | `targets_of_all(stages[0], microbatches, mesh)` | counts the targets of the whole batch, except targets of −100 |
 # | `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)` | runs forward and backward. It returns a dict of losses, each already divided by `count`. The dict is empty on all ranks except the ranks that hold the last stage |
 # | `loss_of_all(losses)` (in the stub) | adds up the losses in the dict, and sums the results over all stages and replicas |
 # | `sum_over_replicas(params, mesh, ("dp", "cp"))` | sums the gradients in place, with one all-reduce |
@@ -313,20 +313,20 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 #
 # ### b · ZeRO
 #
-# If a layout has `zero=k`, the step uses the class for ZeRO's stage k, and dp x cp is its group. This class
-# sums the gradients for you. But it also divides the sum by n, the number of ranks in its group. The
-# reason is that in notebook 04, each rank divided its loss by the number of its own targets, so the right
-# gradient was the *mean* of the ranks' gradients. Here, however, the right gradient is their *sum*.
+# If a layout has `zero=k`, the step uses the class for ZeRO's stage k, with dp x cp as the group. This class
+# sums the gradients for you. But it also divides the sum by n, the number of ranks in its group. The reason
+# is that in notebook 04, each rank divided its loss by the number of its own targets, so the right gradient
+# was the *mean* of the ranks' gradients. Here, however, the right gradient is their *sum*.
 #
 # **Predict.** Suppose you use `Zero1Optimizer` with the group of the replicas, leave out your own sum, and
-# change nothing else. By what factor is the gradient off on dp 2 x cp 2? And how could you correct the
+# change nothing else. By what factor is the gradient wrong on dp 2 x cp 2? And how could you correct the
 # gradient with ZeRO-2, where `.grad` is None as soon as backward is over?
 #
-# <details><summary>Answer</summary>The gradient is 1/4 of the right one, because the group has n = 4 ranks.
-# If each rank's gradient is n times as large, the mean of the gradients is the sum you need. So divide the
-# number of targets by n before you pass it to <code>run_schedule</code>. This works for all stages of ZeRO,
-# since the factor n is then in the loss and therefore in every gradient. But the loss is now n times too
-# large as well, so divide it by n before you return it.</details>
+# <details><summary>Answer</summary>The gradient is 1/4 of the right gradient, because the group has n = 4
+# ranks. If each rank's gradient is n times as large, the mean of the gradients is the sum you need. So divide
+# the number of targets by n before you pass it to <code>run_schedule</code>. This works for all stages of
+# ZeRO, since the factor n is then in the loss and therefore in every gradient. But the loss is now n times
+# too large as well, so divide it by n before you return it.</details>
 #
 # **Build.** In the stub, the line before `return step` stores four attributes on the function `step`, because
 # §6 needs them to save a run. So use the names `stages`, `optimizer` and `step` for your stages, your
@@ -439,9 +439,9 @@ BY = "your make_step" if mine is make_step else "the library's make_step"
 
 # %% [markdown]
 # **In production.** torchtitan's `parallelize_*` functions follow the same order. The model is first cut into
-# pipeline stages. Then tp, recomputation and compile are applied to each stage, FSDP is wrapped around the
-# result, and the optimizer is made last. Megatron-LM instead builds only a rank's own part of the model, and
-# never the whole model. §4 shows why this is necessary.
+# pipeline stages. Then tp, recomputation and `torch.compile` are applied to each stage, FSDP is wrapped
+# around the result, and the optimizer is made last. Megatron-LM instead builds only a rank's own part of the
+# model, and never the whole model. §4 shows why this is necessary.
 #
 # ### Optional: an optimizer that is made too early
 #
@@ -504,7 +504,8 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 #
 # **Measure.** The cell runs all fifteen layouts. For each layout, it stores the losses, the bytes rank 0
 # sends on each axis in the first step (from the ledger), and the peak of rank 0's memory in the second step,
-# because only then does the optimizer have its state. The cell takes about 40 seconds on two idle cores.
+# because the optimizer gets its state only at the end of the first. The cell takes about 40 seconds on two
+# idle cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -549,7 +550,7 @@ page.add("fifteen layouts", curves, by=BY)
 # %% [markdown]
 # ### When a layout is wrong
 #
-# Suppose a layout of eight ranks gives a wrong loss. Which of its three axes is to blame? You could search
+# Suppose the layout pp 2 x dp 2 x tp 2 gives a wrong loss. Which of its axes is to blame? You could search
 # for the mistake in the program, but experiments are faster. Set an axis to 1 and run again. If the run still
 # fails, the failure doesn't need this axis, so leave it at 1 and try the next axis. The axes left at the end
 # are *1-minimal*, which means that the failure disappears if you take away any single one of them (Zeller and
@@ -586,9 +587,9 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
 
 # %% [markdown]
 # <details><summary>Hint: why once is not enough</summary>Mistakes can cancel. Suppose pp and dp each double a
-# gradient, and cp halves it, so that the gradient is twice too large. Without pp, the gradient is right, so
-# the failure needs pp. But once cp is removed, the failure doesn't need pp any more, because dp still doubles
-# the gradient. So an axis that was needed at first might not be needed later. Repeat the rounds until a whole
+# gradient, and cp halves it, so that the three together double it. Without pp, the gradient is right, so the
+# failure needs pp. But once cp is removed, the failure doesn't need pp any more, because dp still doubles the
+# gradient. So an axis that was needed at first might not be needed later. Repeat the rounds until a whole
 # round removes nothing. In each round, call <code>fails</code> with a copy such as <code>{**left, axis:
 # 1}</code>, and keep the copy if it fails.</details>
 #
@@ -606,14 +607,14 @@ report.points(5)
 #
 # `step_a`, `step_b` and `step_c` are changed versions of `make_step`, and take the same arguments. Each was
 # changed for a good reason and passed a test on one rank, but gives wrong losses on eight. `REPORTED` in the
-# next cell lists the layouts that gave these losses. First use your `smallest_failing` to find the axes each
-# function needs to fail. Then read the function, which has only about ten lines, with these axes in mind.
+# next cell lists the layouts that gave these losses. First use your `smallest_failing` to find out which axes
+# make each function fail. Then read the function, which has only about ten lines, with these axes in mind.
 #
-# **Measure.** The cell trains a tiny GPT about 20 times, in about 30 s. You don't have to read the code of
-# its functions. A function fails if any of its three losses is more than 1e-9 away from the loss of one
-# process. For each function, the cell prints the axes your search returns, and how far off the three losses
-# are if all other axes are set to 1. The first loss is a clue. It is wrong if forward is wrong, or if a run
-# begins with wrong parameters. A wrong gradient, however, doesn't show before the second loss.
+# **Measure.** In about 30 s, the cell trains a tiny GPT about 20 times, for three steps each time. You don't
+# have to read its code. A function fails if any of the three losses is more than 1e-9 away from the loss of
+# one process. For each function, the cell prints the axes your search returns, and how far off the three
+# losses are if all other axes are set to 1. The first loss is a clue. It is wrong if forward is wrong, or if
+# a run begins with wrong parameters. A wrong gradient, however, doesn't show before the second loss.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -712,8 +713,8 @@ report.points(3)
 # All runs of this section use SGD, because AdamW hides a constant factor in the gradients (notebook 03).
 #
 # **In production.** Before a change is merged into torchtitan, the losses of the changed layout are compared
-# with the losses of a run without parallelism. In 16 bits, differences of about 1e-2 are accepted, but such a
-# bound would miss most mistakes of this section.
+# with the losses of a run without parallelism. In 16-bit runs, differences of about 1e-2 are accepted, but
+# such a bound would miss most mistakes of this section.
 #
 # ### Optional: why SGD?
 #
@@ -755,8 +756,9 @@ for name, optimizer in (
 # trains almost the same model. The mistake shows only if gradients are clipped, or if weight decay is added
 # to the gradients. So test parity with SGD.
 #
-# **Question.** Two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000. Is one of them wrong?
-# (Not necessarily, since training amplifies rounding errors. Compare only a few steps, or use float64.)
+# **Question.** The losses of two layouts are 3e-8 apart after one step in float32, and 2e-3 apart after 1,000
+# steps. Is one of the layouts wrong? (Not necessarily, since training amplifies rounding errors. Compare only
+# a few steps, or use float64.)
 
 # %% [markdown]
 # ## 4 · 1,024 ranks on this laptop
@@ -781,15 +783,15 @@ for name, optimizer in (
 # on the real rank. But a dry run can't measure time, and it can't detect wrong values, for example if you
 # forgot a division. The comparison in §3 detects them.
 #
-# **Predict.** GPT-3 has 96 layers of width 12,288. Its 1,024 ranks are pp 8 x dp 16 x tp 8, and each replica
-# has 16 microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage are you? For
-# how many microbatches do you keep activations at the same time, at most? And how many bytes of activations
-# do you send to the next stage for each microbatch?
+# **Predict.** GPT-3 has 96 layers of width 12,288. Suppose 1,024 ranks form the mesh pp 8 x dp 16 x tp 8, and
+# each replica has 16 microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage
+# are you? For how many microbatches do you keep activations at the same time, at most? And how many bytes of
+# activations do you send to the next stage for each microbatch?
 #
 # <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. This stage keeps the
-# activations of at most min(16, 8 − 4) = 4 microbatches. The activations of a microbatch have 2,048 · 12,288
-# · 4 bytes = 100.7 MB. For each of the 16 microbatches, you send these to the next stage, and gradients of
-# the same size to the previous stage.</details>
+# activations of at most min(16, 8 − 4) = 4 microbatches. The activations that leave a stage have 2,048 ·
+# 12,288 · 4 bytes = 100.7 MB per microbatch. For each of the 16 microbatches, you send these to the next
+# stage, and gradients of the same size to the previous stage.</details>
 #
 # **Measure.** The cell runs your `make_step` as rank 517, which takes about 30 seconds. `setup` builds the step, and
 # `one_step` calls it once.
@@ -819,9 +821,9 @@ if rank_517 := tried(as_rank_517, mine):
 
 # %% [markdown]
 # The column *dry run* shows what your program does, and the column *closed form* shows the results of the
-# formulas from notebooks 04, 06, 07 and 10. The row *numbers* counts the few bytes sent for losses and for
-# numbers of targets. For the bytes along all three axes, the parameters and the kept activations, the two
-# columns agree to the byte.
+# formulas from notebooks 04, 06, 07 and 10. The row *numbers* counts the few bytes sent for the losses and
+# the numbers of targets. In the rows for parameters, kept activations and the bytes along the three axes, the
+# two columns agree to the byte.
 #
 # But look at the row *peak of the setup*. `make_step` builds the whole model, and `mesh_stages` then throws
 # most of it away. So every rank would need 702 GB before the first step, and no GPU has that much. This is
@@ -902,8 +904,8 @@ verdict_c = "bytes over dp", 8
 ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint: where to look</summary>If a row differs from its closed form, a mark in the row says how many
-# times too large the number is.</details>
+# <details><summary>Hint: where to look</summary>If a row differs from its closed form, a mark in the row says
+# by what factor the number is too large.</details>
 # <details><summary>Hint: unusual calls</summary>A program can make different calls from yours, so judge by the bytes
 # instead of the calls.</details>
 
@@ -916,14 +918,14 @@ report.points(5)
 
 # %% [markdown]
 # What would the two flaws cost for GPT-3 on the same mesh? With the first flaw, the first stage keeps the
-# activations of 16 microbatches, although 8 are enough. In float32, these take 106 GB instead of 53 GB. With
-# the other flaw, a rank sends its gradients 15 times, whereas with an all-reduce it sends 15/8 times their
-# bytes. So rank 517 sends 163 GB per step instead of 20 GB.
+# activations of 16 microbatches, although 8 are enough. In float32, these activations take 106 GB instead of
+# 53 GB. With the other flaw, a rank sends 15 times the bytes of its gradients, although an all-reduce sends
+# only 15/8 times these bytes. So rank 517 sends 163 GB per step instead of 20 GB.
 #
-# <details><summary>Why two ranks per axis show neither flaw</summary>With n ranks and M bytes, an all-reduce
-# sends 2 (n−1)/n M, whereas an all-gather of whole gradients sends (n−1) M. For n = 2, both amounts are M.
-# The flawed schedule keeps m microbatches, whereas 1F1B keeps only min(m, p − i). But with m = p = 2, both
-# numbers are 2 on the first stage.</details>
+# <details><summary>Why two ranks per axis show neither flaw</summary>With n ranks and M bytes of gradients,
+# an all-reduce sends 2 (n−1)/n M, whereas an all-gather of the whole gradients sends (n−1) M. For n = 2, both
+# amounts are M. The flawed schedule keeps m microbatches, whereas 1F1B keeps only min(m, p − i). But with m =
+# p = 2, both numbers are 2 on the first stage.</details>
 #
 # **In production.** torchtitan's `scripts/estimate` also runs a step with PyTorch's fake process group, on
 # tensors without values, and reports the memory. In 2025, the script supported FSDP and its hybrid form, but
@@ -998,9 +1000,9 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The picture shows the bytes rank 0 sent in the first step of §3, by axis. A cross marks where a
-# bar should end according to your numbers. (The layouts of §3 ran in float64, so the picture shows half of
-# the bytes measured there, as in float32.)
+# **Measure.** For each layout of §3, the picture shows the bytes rank 0 sent in the first step, by axis. A
+# cross marks where a bar should end according to your numbers. (The layouts of §3 ran in float64. The picture
+# halves the measured bytes, because float32 needs only half of them.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 predicted = {
@@ -1016,8 +1018,8 @@ page.add("bytes of fifteen layouts", bars, by="measured in section 3, and your p
 
 # %% [markdown]
 # **Look.** The next picture is the map. It shows the peak of rank 0's memory against the bytes rank 0 sent,
-# with one point for each layout. The point's colour is the colour of the axis that sends most. Follow the
-# arrows from the point *one process*.
+# with one point for each layout. The point's colour is the colour of the axis that sends the most bytes.
+# Follow the arrows from the point *one process*.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 ARROWS = [("one process", name) for name in ("ddp 4", "pp 4", "cp 4", "tp 4")]
@@ -1055,16 +1057,16 @@ page.add("the map of the field", the_map, by="measured in section 3")
 #
 # | given | does |
 # |---|---|
-# | `make()` | builds a run that has not trained yet, and returns two functions. `step` runs one training step, and `held()` returns this rank's pieces of the tensors as they are now |
+# | `make()` | builds a run that has not trained yet, and returns two functions. `step` runs one training step, and `held()` returns this rank's pieces of the parameters and of the optimizer's state, as they are now |
 # | `save_run(disk, losses, pieces)` | saves the pieces of all ranks and the losses so far, either completely or not at all |
 # | `load_run(disk, pieces)` | fills the pieces in place from the newest checkpoint, and returns its losses, or `[]` if there is no checkpoint |
 # | `batches(number)` | returns the inputs and targets of the step with this number, counted from 0 |
 #
 # The number of finished steps isn't stored anywhere, because it equals the number of losses. All ranks call
 # `save_run` and `load_run`. Call `make` once and `load_run` right after it, but call `held()` again for each
-# save, because a step might replace the tensors. If a run is already finished, `train` does nothing and
-# returns its losses. Since a killed process runs no `except` and no `finally`, leave the restart to the
-# program that calls `train`.
+# save, because a step might replace the tensors. If a run is already finished, `train` only returns its
+# losses. Since a killed process runs no `except` and no `finally`, leave the restart to the program that
+# calls `train`.
 #
 # **Predict.** The run saves every 5 steps and is killed in step 7, which is its eighth step. At which step
 # does the next call begin? And how many losses does it return, if the whole run has 20 steps?
@@ -1118,10 +1120,10 @@ report = check("13_capstone/train", train, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** Two agents, each of which has two ranks, train on pp 2 x dp 2 with ZeRO-1. On two machines,
-# `torchrun` would start the ranks in the same way. The first of the cell's two runs is undisturbed. In step 7
-# of the second run, rank 2 sends SIGKILL to itself. Both runs together take about 20 seconds. You don't have
-# to read the code of `on_four`, which calls your `train` on each rank.
+# **Measure.** Two agents (notebook 12) start two ranks each, and the four ranks train on pp 2 x dp 2 with
+# ZeRO-1. On two machines, `torchrun` would start the ranks in the same way. The first of the cell's two runs
+# is undisturbed. In step 7 of the second run, rank 2 sends SIGKILL to itself. Both runs together take about
+# 20 seconds. You don't have to read the code of `on_four`, which calls your `train` on each rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1237,8 +1239,8 @@ home.cleanup()
 #
 # **Build.** Write a layout for all 32 GPUs. (A `Layout` recomputes everything unless you write
 # `recompute="none"`.) According to the planner of notebook 10, a step must take at most 5 % longer with your
-# layout than with the best layout `advise` finds. You can use everything in `course_lib.planning`, such as
-# `Cluster`, `Wire` and `advise`, and in `course_lib.facts`, such as `gpu` and `link`. Ranks fill nodes in
+# layout than with the best layout `advise` finds. You can use everything in `course_lib.planning` (such as
+# `Cluster`, `Wire` and `advise`) and in `course_lib.facts` (such as `gpu` and `link`). Ranks fill nodes in
 # order, so on this cluster the outermost axis always crosses nodes.
 
 # %% nbgrader={"grade_id": "cluster", "solution": true}
@@ -1274,7 +1276,7 @@ report.points(2)
 # ### Optional: in your own words
 #
 # An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page below. No
-# check reads your text, but §9 puts it onto your page. Then compare it with the list.
+# check reads your text, but §9 puts it onto your page. Then compare your text with the questions below.
 #
 # <details><summary>Six questions about your text</summary>
 #
@@ -1299,10 +1301,10 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 # *This section has no points. With GPUs it takes a few minutes. Without them, the cells show a recorded run, if there
 # is one.*
 #
-# **Predict.** GPT-2 small with an untied head has 163M parameters, and needs about 0.85 GFLOP per token. With
-# data parallelism, a rank holds 16 bytes per parameter in weights, gradients and moments, which makes 2.6 GB.
-# With ZeRO-3 on two GPUs, it holds half of these bytes. How many tokens per second does your card's data
-# sheet allow, and which share of them will one GPU reach?
+# **Predict.** GPT-2 small with an untied head has 163M parameters, and training needs about 0.85 GFLOP per
+# token. With data parallelism, a rank holds 16 bytes per parameter in weights, gradients and moments, which
+# makes 2.6 GB. With ZeRO-3 on two GPUs, it holds half of these bytes. How many tokens per second does your
+# card's data sheet allow, and which share of them will one GPU reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import transformer_flops, transformer_parameters
@@ -1400,11 +1402,11 @@ page.show("your_page")
 #
 # | run | inputs |
 # |---|---|
-# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s, take 175 billion parameters and 140 TFLOP/s per GPU. The 140 include full recomputation (Narayanan et al. 2021, eq. 4) |
+# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s, take 175 billion parameters and 140 TFLOP/s per GPU. The 140 TFLOP/s include full recomputation (Narayanan et al. 2021, eq. 4) |
 # | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second and GPU (Touvron et al. 2023, §2.4). The peak is 312 TFLOP/s |
-# | Llama-3-405B | On 16,384 H100s, it reached 400 TFLOP/s per GPU with pp 16, dp 128, and 16 sequences per replica, which are 16 microbatches (Llama Team 2024, table 4). The dense bf16 peak is 989 TFLOP/s |
-# | Mixtral-8x7B | 32 layers of width 4,096, with 32 heads of 128 for queries and 8 for keys and values. A layer has 8 experts, each with three matrices of 4,096 x 14,336, and a token uses 2 of the experts. The embedding and the head each have a row for every one of 32,000 tokens (Jiang et al. 2024, table 1) |
-# | DeepSeek-V3 | 37 of its 671 billion parameters are used per token, 14.8 trillion tokens, 2.664 million H800 hours of pre-training (DeepSeek-AI 2024, table 1 and §2) |
+# | Llama-3-405B | On 16,384 H100s, the run reached 400 TFLOP/s per GPU with pp 16, dp 128, and 16 microbatches per replica, each of one sequence (Llama Team 2024, table 4). The dense bf16 peak is 989 TFLOP/s |
+# | Mixtral-8x7B | 32 layers of width 4,096, with 32 heads for queries and 8 for keys and values, each of width 128. A layer has 8 experts, each with three matrices of 4,096 x 14,336, and a token uses 2 of the experts. The embedding and the head have 32,000 rows each, one for each token of the vocabulary (Jiang et al. 2024, table 1) |
+# | DeepSeek-V3 | 671 billion parameters (37 billion of them used per token), 14.8 trillion tokens, 2.664 million H800 hours of pre-training (DeepSeek-AI 2024, table 1 and §2) |
 #
 # | your number | asked for | printed in the paper |
 # |---|---|---|
@@ -1416,7 +1418,7 @@ page.show("your_page")
 # | `llama_405b_idle` | share of a step in which a stage is idle, with plain 1F1B (v = 1) | not printed, because the run interleaves its stages |
 # | `mixtral_held` | parameters in all | 47 billion |
 # | `mixtral_used` | parameters used per token | 13 billion |
-# | `deepseek_tflops` | TFLOP/s a GPU reached on average, with 6 FLOPs per used parameter | not printed |
+# | `deepseek_tflops` | TFLOP/s a GPU reached on average, with 6 FLOPs per used parameter and token | not printed |
 
 # %% nbgrader={"grade_id": "audit", "solution": true}
 gpt3_flops = ...
@@ -1466,20 +1468,20 @@ report = check(
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 is 40.4 %. Since both numbers are rounded, the
-# run probably reached a little more than 400. With plain 1F1B, the pipeline would be idle for 48 % of each
-# step. To average 40 % of the peak, it would have to reach 78 % of the peak in the rest of the step, and no
-# run does this. So the table itself shows that the stages were interleaved. DeepSeek's GPUs reached 343
-# TFLOP/s, which is 35 % of the bf16 peak, but only 17 % of the fp8 peak, and they computed most matrix
-# products in fp8. So always say which peak you mean.
+# Llama 3's table prints 400 TFLOP/s and 41 %, but 400 of 989 is 40.4 %. Since both printed numbers are
+# rounded, the run probably reached a little more than 400. With plain 1F1B, the pipeline would be idle for
+# 48 % of each step. To average 40 % of the peak, it would have to reach 78 % of the peak in the rest of the
+# step, and no run does this. So the table itself shows that the stages were interleaved. DeepSeek's GPUs
+# reached 343 TFLOP/s, which is 35 % of the bf16 peak, but only 17 % of the fp8 peak, and they computed most
+# matrix products in fp8. So always say which peak you mean.
 #
 # <details><summary>In the lectures</summary>
 #
 # | lecture | says | right |
 # |---|---|---|
-# | 000, 001, 002 | GPT-3 was trained as 8 x 12 x 32, as 8 x 8 x 16, or 96-way by 8-way | OpenAI published no layout. The paper names V100s, and model parallelism within the products and across layers (Brown et al., §2.3). Megatron-LM's own 175B benchmarks used tp 8 and pp 12 |
+# | 000, 001, 002 | GPT-3 was trained as 8 x 12 x 32, as 8 x 8 x 16, or 96-way by 8-way | OpenAI published no layout. The paper names V100s, and model parallelism within matrix products and across layers (Brown et al., §2.3). Megatron-LM's own 175B benchmarks used tp 8 and pp 12 |
 # | 002 | "optimized for Azure", "dynamic loss scaling" | The paper mentions neither |
-# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model fewer non-linearities | LLaMA's tokenizer has 32,000 tokens, but GPT-3's has 50,257. LLaMA's SwiGLU multiplies two branches, whereas GPT-3's MLP has only one |
+# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model has fewer non-linearities | LLaMA's tokenizer has 32,000 tokens, but GPT-3's has 50,257. LLaMA's SwiGLU multiplies two branches, whereas GPT-3's MLP has only one |
 # | 001 | 70 billion parameters on 64 H100s reach 2 to 3 tokens per second and GPU | At 40 % of the peak, they reach about 940, which is 0.4 · 989e12 / (6 · 70e9) |
 # | 002 | Mixtral shares parameters across experts | The eight experts of a layer share nothing. Shared experts are part of DeepSeek's models |
 #
@@ -1489,8 +1491,8 @@ report = check(
 # ## What you have built
 #
 # You have built one function that trains a GPT in every layout with the same loss. You have also built a
-# search that finds the axes a mistake needs. Your function ran as one rank of 1,024, and you found two
-# programs whose flaws don't show on eight ranks. A run was killed and started again, and its losses were
+# search that finds the axes on which a failure depends. Your function ran as one rank of 1,024, and you found
+# two programs whose flaws don't show on eight ranks. A run was killed and started again, and its losses were
 # still the same to the last bit. And you have a page that says what you measured, and on which machine.
 #
 # **Read on.**
