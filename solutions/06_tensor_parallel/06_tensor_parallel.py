@@ -34,7 +34,7 @@
 # | 7 Sequence parallelism | 29 | 8 | 1, 4, 5 |
 # | 8 What it costs, and when it stops paying | 6 | 3 | 4, 6, 7 |
 # | 10 Questions, and the scorecard | 9, and 4 *optional* | 3 | all |
-# | 9 Optional: a GPT with its layers replaced | 18 | 3 extra | 2, 3; its last curve also 5, 6 |
+# | 9 Optional: a GPT with its layers replaced | 18 | 3 extra | 2, 3 (and 5, 6 for its last curve) |
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -75,8 +75,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # ### Letters, words and tools
 #
 # N ranks share a layer, and all of them get the same tokens. M is the size of one whole activation in bytes,
-# which is batch × sequence × width × bytes per element. This notebook often counts bytes sent in **halves of
-# an all-reduce**. A half is (N−1)/N · M bytes. In an all-reduce, each rank sends two halves, whereas in an
+# which is batch × sequence × width × bytes per element. Our unit for bytes sent is often **half an
+# all-reduce**, which is (N−1)/N · M bytes. In an all-reduce, each rank sends two halves, whereas in an
 # all-gather or a reduce-scatter it sends only one (notebook 02).
 #
 # <details><summary>A list of words to come back to</summary>
@@ -85,9 +85,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # |---|---|
 # | replicated | Every rank has the same tensor. A replicated tensor is also called *whole* |
 # | sharded | Every rank holds only its own part of the tensor, its shard. We also say that the tensor is *cut* |
-# | partial | Every rank holds a tensor of full size, but this is only one *term* of the tensor you want, which is the *sum* of all ranks' terms |
+# | partial | Every rank holds a tensor of full size, but it is only a *term*. The tensor you want is the *sum* of all ranks' terms |
 # | region | the operations during which each rank has only some of the features, such as a layer's attention or its MLP |
-# | residual stream | the activation each block reads and adds its output to |
+# | residual stream | the activation that each block reads, and to which it adds its output |
 # | hidden | the features between the two matrices of an MLP, usually 4 times the width |
 #
 # </details>
@@ -102,8 +102,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # ranks' tensors and returns this rank's part of the sum, but all parts must have the same size.
 #
 # The cell after that has tools for measuring. `passes` runs a layer forward and backward on every rank, with
-# the same weights and the same input on all of them. `alone` runs the layer in one process, `beside` compares
-# the two results, and `sent` reads from the ledger how many bytes a rank sent in forward and in backward. You
+# the same weights and the same input on all of them. `alone` runs the layer in one process. `beside` compares
+# the ranks with this process, and `sent` says how many bytes a rank sent in forward and in backward. You
 # don't have to read the code of that cell, or of later cells that only measure or draw.
 
 
@@ -283,14 +283,14 @@ def said(prediction, *args):
 # | out of it: `all_reduce_identity` | all-reduce | nothing | g |
 #
 # **Predict.** If the tensor has M bytes and there are N ranks, how many bytes does a rank send in each of
-# these functions, forward and backward? And what would happen if you did not write these functions, but
-# called `dist.all_reduce(y)`, which works in place, on a layer's output?
+# these functions, forward and backward? And what would happen if you called `dist.all_reduce(y)`, which works
+# in place, instead of these functions?
 #
-# <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M backward and nothing forward, and
-# all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. If you called it
-# instead of all_reduce_identity, the gradient would be right by luck, and PyTorch would warn you that another
-# release might compute a different gradient. But the call cannot replace identity_all_reduce, which does its
-# work in backward. So the gradients of x would not be added up.</details>
+# <details><summary>Answer</summary>identity_all_reduce sends 2 (N−1)/N · M bytes in backward and nothing in
+# forward, and all_reduce_identity does the opposite. Autograd does not see <code>dist.all_reduce</code>. If
+# you called it instead of all_reduce_identity, the gradient would be right by luck, and PyTorch would warn
+# you that another release might compute a different gradient. But the call cannot replace
+# identity_all_reduce, which does its work in backward. So the gradients of x would not be added up.</details>
 #
 # **Build.** Write two `torch.autograd.Function`s, and two functions that apply them:
 #
@@ -374,8 +374,8 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The check has counted the bytes. Its x has 96 bytes on each of 3 ranks, so a rank sends 2 · 2/3
-# · 96 = 128 bytes in one direction and 0 bytes in the other.
+# **Measure.** The check has counted the bytes. In the check, x has 96 bytes on each of 3 ranks, so a rank
+# sends 2 · 2/3 · 96 = 128 bytes in one direction and 0 bytes in the other.
 #
 # **Break it.** PyTorch also has an all-reduce that autograd can differentiate,
 # `torch.distributed.nn.functional.all_reduce`. The next cell compares it with your `all_reduce_identity`.
@@ -436,16 +436,15 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # send in backward?
 #
 # <details><summary>Answer</summary>The shapes are (1,024, 1,024) and (1,024,). Forward sends nothing.
-# Backward adds up the gradient of x over the ranks, so each rank sends 2 · 3/4 of the bytes of x. The bias is
-# cut in the same way as the output, so nothing is sent for it.</details>
+# Backward adds up the gradient of x over the ranks, so each rank sends 2 · 3/4 times the bytes of x. The bias
+# is cut in the same way as the output, so nothing is sent for it.</details>
 #
 # With `gather_output=True`, the layer returns the whole output, so its parts have to be gathered. What is the
 # backward of this all-gather? Each rank already has the gradient of the whole output, because all later
 # operations are the same on all ranks. So in backward, each rank takes its own part of this gradient. The
-# next cell provides `gather_parts`, which does both. It also provides the mirror image for §3,
-# `own_features`, which takes the rank's part in forward and gathers in backward. Both are made with
-# `Conjugate`, which turns two functions into a forward and a backward. You will use `Conjugate` yourself in
-# §7.
+# next cell provides `gather_parts`, which gathers in forward and takes the rank's part in backward. For §3,
+# it also provides the mirror image, `own_features`. Both functions are made with `Conjugate`, which turns two
+# functions into a forward and a backward. You will use `Conjugate` yourself in §7.
 #
 # **Build.** Every rank first makes the whole layer (`whole`, given) and then keeps its own part. Since all
 # ranks use the same random seed, the parts together are the layer that one process would make.
@@ -513,9 +512,9 @@ class ColumnParallelLinear(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: four lines</summary>In the constructor, make a parameter of <code>part(whole.weight,
-# 0, group)</code>, and another one of the same part of the bias. In forward, call
-# <code>identity_all_reduce</code> on x, then <code>F.linear</code>, and finally, if
+# <details><summary>Hint: four lines</summary>In the constructor, make a parameter from
+# <code>part(whole.weight, 0, group)</code>, and another parameter from the bias, cut in the same way. In
+# forward, call <code>identity_all_reduce</code> on x, then <code>F.linear</code>, and finally, if
 # <code>gather_output</code> is set, <code>gather_parts</code>.</details>
 #
 # **Check.** The cell after the check runs a layer with 64 input and 64 output features on four ranks, and
@@ -535,8 +534,9 @@ _ = beside(
 )
 
 # %% [markdown]
-# Forward sends 3/4 of the output, because of `gather_output`, and backward sends 6/4 of x. A rank holds a
-# quarter of the weights. Without `gather_output`, it would also hold only a quarter of the output.
+# In forward, a rank sends 3/4 of the output's bytes, because of `gather_output`. In backward, it sends 6/4 of
+# the bytes of x. A rank holds a quarter of the weights. Without `gather_output`, it would also hold only a
+# quarter of the output.
 #
 # <details><summary>What is wrong without <code>identity_all_reduce</code>? The output, the gradients of the
 # rank's own weights, or the gradient of x?</summary>Only the gradient of x is wrong, because each rank has
@@ -637,9 +637,9 @@ _ = beside(
 )
 
 # %% [markdown]
-# Forward sends 6/4 of y. Backward sends 3/4 of x. Since x was replicated, the ranks have to gather the parts
-# of its gradient. Each rank holds a little more than a quarter of the parameters, because it holds all of the
-# bias.
+# In forward, a rank sends 6/4 of the bytes of y. In backward, it sends 3/4 of the bytes of x. Since x was
+# replicated, the ranks have to gather the parts of its gradient. Each rank holds a little more than a quarter
+# of the parameters, because it holds all of the bias.
 #
 # <details><summary>In production</summary>This layer is <code>RowwiseParallel()</code> in PyTorch. In
 # Megatron-LM it is <code>RowParallelLinear</code>, which also has the argument
@@ -832,8 +832,7 @@ kind_12 = "P"
 
 # %% [markdown]
 # <details><summary>Hint: forward</summary>Think of the tensor that one process would have. Is it the sum of
-# the two ranks' tensors, does it consist of them side by side, or is each of them already this
-# tensor?</details>
+# the two ranks' tensors? Is it the two tensors side by side? Or does each rank already have it?</details>
 # <details><summary>Hint: backward</summary>Every rank begins with the same gradient of y. In which step of
 # backward does a rank get only the gradient from its own use of a tensor? Remember that the gradient of a
 # part is also a part.</details>
@@ -859,10 +858,10 @@ report.points(3)
 # %% [markdown]
 # **Look.** `axis_types` can also find the kinds. The cell runs `block` once, in this process and without
 # other ranks. Meanwhile, `axis_types` tries each new operation with random numbers on two imaginary ranks,
-# and compares their two results with the result of one process. If both are equal to it, they are copies. If
-# their sum is equal to it, they are terms. If the two results side by side are equal to it, they are parts.
-# If none of these is true, `axis_types` reports the line as a mistake, because one process would compute
-# something else there.
+# and compares their two results with the result of one process. If both results are equal to it, they are
+# copies. If their sum is equal to it, they are terms. If the two results side by side are equal to it, they
+# are parts. If none of these is true, `axis_types` reports the line as a mistake, because one process would
+# compute something else there.
 
 
 # %% tags=["skip-in-grading"]
@@ -922,9 +921,9 @@ tried(lambda: show_kinds(block), identity_all_reduce, all_reduce_identity)
 # in contrast, is a term, and its gradient is a copy. So both functions of §1 turn terms into copies,
 # `identity_all_reduce` in backward and `all_reduce_identity` in forward.
 #
-# **Mend three blocks.** Each function in the next cell has a mistake in one line. None of them raises an
-# error, and `norm_before` even returns the right output. Read them, and say what is wrong. Then run the cell,
-# which prints the first mistake that `axis_types` finds in each function.
+# **Mend three blocks.** Each function in the next cell has a mistake in one line. None of the mistakes raises
+# an error, and `norm_before` even returns the right output. Read the functions, and say what is wrong. Then
+# run the cell, which prints the first mistake that `axis_types` finds in each function.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -951,8 +950,8 @@ tried(lambda: ask(*broken), identity_all_reduce, all_reduce_identity)
 # %% [markdown]
 # **Repair them.** The functions keep their names and arguments.
 #
-# - `rows_then_columns`: x has only the rank's features, so it is S(1). A is cut by rows and B by columns, so
-#   w1 is S(1) and w2 is S(0). The output is S(1).
+# - `rows_then_columns`: x has only the rank's features, so it is S(1). A is cut by rows and B by columns. The
+#   weights w1 and w2 have the shape (out, in), so w1 is S(1) and w2 is S(0). The output is S(1).
 # - `bias_behind` and `norm_before`: x is R, A is cut by columns, and B by rows. The output is R.
 # - `scale` is the norm's weight, so it is R. Its gradient must also be R.
 
@@ -1048,7 +1047,7 @@ for n in (2, 3, 4):
 #
 # <details><summary>In the lectures</summary>Lecture 004 draws two of the four ways to cut A and B. Lecture
 # 001 concatenates h⁽¹⁾ and h⁽²⁾ after the first layer, which is not needed, and says "one All-Reduce per
-# layer". But a transformer layer has two in each direction, one for each region.</details>
+# layer". But a transformer layer needs two all-reduces in each direction, one for each region.</details>
 #
 # ### Optional: SwiGLU, and PyTorch's plan
 #
@@ -1086,8 +1085,8 @@ for make in (Gated, GatedOnce):
 # first adds up its own two gradients of x, so one all-reduce is enough. In attention, even three matrices
 # share x.
 #
-# **In production.** PyTorch's `parallelize_module` takes a plan, a dictionary that says how each layer is
-# cut, and turns every parameter into a *DTensor*. A DTensor knows how it is cut, and calls a collective when
+# **In production.** PyTorch's `parallelize_module` takes a plan (a dictionary that says how each layer is
+# cut) and turns every parameter into a *DTensor*. A DTensor knows how it is cut, and calls a collective when
 # an operation needs the whole tensor. The next cell compares such an MLP with yours.
 
 
@@ -1132,9 +1131,9 @@ if theirs_run:
 
 # %% [markdown]
 # <details><summary>Why not always DTensors?</summary>Both versions send the same number of bytes. With
-# DTensors, you also get checkpoints that know which rank has which part, and tensor parallelism inside FSDP.
-# If the input of a matrix is cut in the wrong way, PyTorch cuts it again before the product. But DTensors
-# cost CPU time for every operation, so Megatron-LM and many others keep layers like yours.</details>
+# DTensors, you also get tensor parallelism inside FSDP, and checkpoints that know which rank has which part.
+# If the input of a matrix is cut in the wrong way, PyTorch cuts it in the right way before the product. But
+# DTensors cost CPU time for every operation, so Megatron-LM and many others keep layers like yours.</details>
 #
 # <details><summary>An interview question: can you <code>view</code> a DTensor?</summary>You can if every rank
 # can view its own part. For example, take a DTensor of 8 × 6 elements on two ranks, in PyTorch 2.13. If it is
@@ -1156,11 +1155,11 @@ if theirs_run:
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 6 for the heads, and 4 of extra credit for grouped queries and dropout |
 #
-# How can attention be cut? Three matrices, each from width to heads × head_dim features, compute the queries,
-# keys and values. (head_dim is width / heads.) Then every head computes on its own, and an output matrix maps
-# the results of the heads back to width. Which of these four matrices are cut by columns, and which by rows?
-# In the MLP, the step between the matrices is an elementwise function. Which step plays this role in
-# attention?
+# How can attention be cut? Three matrices compute the queries, keys and values. Each maps width features to
+# heads × head_dim features. (head_dim is width / heads.) Then every head computes on its own, and an output
+# matrix maps the results of the heads back to width. Which of these four matrices are cut by columns, and
+# which by rows? In the MLP, the step between the matrices is an elementwise function. Which step plays this
+# role in attention?
 #
 # <details><summary>Answer</summary>The computation inside the heads plays this role, because no head needs
 # the results of another head. So a rank can compute some heads if it has the queries, keys and values of
@@ -1174,7 +1173,7 @@ if theirs_run:
 # - Create the layers `query`, `key`, `value` and `out` in this order, so that they draw the same random
 #   weights as in one process. §7 and §9 use these names.
 # - x is replicated, and must enter the region only *once*, so that backward makes only one all-reduce of its
-#   gradient. (Each call of a `ColumnParallelLinear` would make another one, so use `heads_of`.)
+#   gradient. (Each call of a `ColumnParallelLinear` would make its own all-reduce, so use `heads_of`.)
 # - A rank's heads are neighbours, and the rank has the same heads in all four matrices.
 # - You don't have to write a backward, because your functions of §1 have one.
 # - If N does not divide `heads`, raise a ValueError that names both numbers.
@@ -1340,12 +1339,12 @@ for make, inward, outward in (
 # heads 0 to 3 share key-value head 0. These query heads are on ranks 0 and 1, so both ranks hold a copy of
 # key-value head 0. (Ranks 2 and 3 hold copies of key-value head 1.) Each copy gets only the gradient from the
 # queries on its own rank, so the gradient of the key-value head is the sum of the gradients of both copies.
-# Again, it is <i>a value that is used on two ranks</i>.</details>
+# The key-value head is again <i>a value that is used on two ranks</i>.</details>
 #
 # *Dropout* of the attention weights (the output of the softmax) needs care. All ranks have the same seed, so
 # they draw the same parameters, and the same dropout masks for replicated tensors. But inside a region, each
-# rank has *different* heads, so the masks must differ. After the region, all ranks must draw the same random
-# numbers again.
+# rank has *different* heads, so the masks must differ. After the region, all ranks must again draw the same
+# random numbers.
 #
 # **Build the full attention.** `ParallelSelfAttention` does what `ParallelHeads` does, and also handles
 # grouped queries and dropout. (It can be a subclass of `ParallelHeads`, but its constructor must create the
@@ -1486,9 +1485,9 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 #
 # **Predict.** How many bytes does a rank send for the embedding, forward and backward?
 #
-# <details><summary>Answer</summary>Forward makes one all-reduce of M bytes, so each rank sends 2 (N−1)/N · M.
-# Backward sends nothing, because every rank already has the gradient of the sum, and passes it on to its own
-# rows.</details>
+# <details><summary>Answer</summary>Forward makes one all-reduce of M bytes, so each rank sends 2 (N−1)/N · M
+# bytes. Backward sends nothing, because every rank already has the gradient of the sum, and passes it on to
+# its own rows.</details>
 #
 # **Build.** As in §2, keep the rank's rows of `whole` as the parameter `weight`. `local_index` says which
 # tokens have their rows on this rank, and at which index.
@@ -1551,14 +1550,14 @@ report.points(4)
 #
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
-# Each rank can sum the exponentials of its own logits, and the sum of these results is the sum in the
-# formula. The logit of the target is on only *one* rank. Since exp(1,000) overflows, the largest logit m is
-# subtracted first: log Σ exp(l) = m + log Σ exp(l − m). So for each position, the ranks have to share three
-# numbers, which are the largest logit, the sum of exponentials, and the logit of the target. Since the value
-# of the loss does not depend on m, you don't need a gradient for m.
+# Each rank can sum the exponentials of its own logits. If you add up these sums over the ranks, you get the
+# sum in the formula. The logit of the target is on only *one* rank. Since exp(1,000) overflows, the largest
+# logit m is subtracted first: log Σ exp(l) = m + log Σ exp(l − m). So for each position, the ranks have to
+# share three numbers, which are the largest logit, the sum of exponentials, and the logit of the target.
+# Since the value of the loss does not depend on m, you don't need a gradient for m.
 #
-# **Predict.** How many bytes does a rank send for the loss, in float32, with targets at `tokens` positions,
-# on n ranks? §8 checks your formula.
+# **Predict.** If there are targets at `tokens` positions, how many bytes does each of n ranks send for the
+# loss, in float32? §8 checks your formula.
 
 
 # %% nbgrader={"grade_id": "loss_bytes_sent", "solution": true}
@@ -1577,7 +1576,8 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 #   ranks. `vocab_size` is the size of the whole vocabulary.
 # - Return the mean loss over the targets that are not `ignore_index` (those with True in `counts`, which is
 #   given). Every rank returns the same mean, in float32 or a larger dtype. Do not change `logits`.
-# - The tensors kept for backward may be as large as the rank's own logits, but not as large as all logits.
+# - The tensors kept for backward may be as large as the rank's own logits, but not as large as the logits of
+#   all ranks.
 # - The ranks communicate at most three numbers for each target in forward, and nothing in backward.
 #
 # What is the gradient of the loss with respect to a logit, and does a rank have everything it needs to
@@ -1676,7 +1676,7 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # <details><summary>What happens if every rank takes a softmax of its own tokens? And if the largest logit is
 # not subtracted?</summary>If every rank takes the softmax over only its own tokens, the loss is too small,
 # because the tokens of one rank do not compete with the tokens of another. If the logits are small, the loss
-# is too small by about log N, which is 1.4 on 4 ranks. If the logits are large, it is too small by far more.
+# is too small by about log N, which is 1.4 on 4 ranks. If the logits are large, it is too small by much more.
 # So training looks <i>better</i> than it is. If the largest logit is not subtracted, the loss is right until
 # a logit exceeds 88, because its exponential then overflows in float32.</details>
 #
@@ -1699,9 +1699,9 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# What is not divided yet? Between the regions, the residual stream and the inputs of norms and regions are
-# still replicated, and all ranks do the same work there. A norm needs all features of a token, so you can't
-# shard the features there. But a norm does not need other tokens, so let's shard the **sequence** between the
+# What is not divided yet? The residual stream and the inputs of norms and regions are still replicated, so
+# between the regions, all ranks do the same work. A norm needs all features of a token, so you can't shard
+# the features there. But a norm does not need other tokens, so let's shard the **sequence** between the
 # regions. Then each rank has s / N of the s positions.
 #
 # An all-reduce is a reduce-scatter and then an all-gather (notebook 02), so let the norm work between these
@@ -1715,8 +1715,8 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# For each region and each direction, the two functions together send two halves of an all-reduce, as many
-# bytes as without sequence parallelism. In addition, the ranks only have to sum the gradients of norms and
+# For each region and each direction, the two functions together send two halves of an all-reduce, which is as
+# much as without sequence parallelism. In addition, the ranks only have to sum the gradients of norms and
 # biases, which are small tensors.
 #
 # The weight and the bias of a norm are replicated, but each rank uses them on different tokens. Therefore,
@@ -1724,8 +1724,8 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 #
 # **Build.**
 #
-# - Both functions communicate, so you have to say what their backward does. `Conjugate` (§2) takes forward
-#   and backward as functions.
+# - Both new functions communicate, so you have to say what their backward does. `Conjugate` (§2) takes
+#   forward and backward as functions.
 # - `dim` is the dimension of the sequence, which is -2 in (batch, seq, width). All parts must be equal. If N
 #   does not divide the length of the sequence, raise a ValueError that names both numbers (`summed_part` does
 #   so).
@@ -1831,9 +1831,9 @@ run = try_it(sequence_stages, world_size=2)
 draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
-# The sequence is sharded outside the region, and the features inside it. The region sends 1 M forward and 1 M
-# backward, as in §4. But the picture shows 1.1 M backward, because the ranks also sum the gradients of three
-# small parameters, the norm's weight and bias and the bias of B.
+# The sequence is sharded outside the region, and the features are sharded inside. The region sends 1 M
+# forward and 1 M backward, as in §4. But the picture shows 1.1 M backward, because the ranks also sum the
+# gradients of three small parameters (the norm's weight, the norm's bias, and the bias of B).
 #
 # One choice is left. A linear layer keeps its input for backward, but the input of A is the *gathered*
 # sequence. Should the layer keep all of it, as without sequence parallelism? Or should it keep only the
@@ -1847,7 +1847,7 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 # **Predict** the bytes sent with `"keep"` and with `"regather"`. Your `layer_bytes_sent` of §4 doesn't handle
 # these two values of `sequence` yet, so add them there, and run that cell again. How many bytes does a layer
 # keep for backward? Count its activations of M bytes. The layer has flash attention, two LayerNorms, and a
-# GELU at four times the width, but no dropout. The table leaves out tensors with only one number for each
+# GELU at four times the width, but no dropout. The table leaves out tensors with only a few numbers for each
 # position:
 #
 # | | activations of M bytes |
@@ -2029,20 +2029,20 @@ figure
 
 # %% [markdown]
 # <details><summary>Why some numbers are a little above the prediction</summary>With sequence parallelism, a
-# rank <i>sends more bytes in backward</i> than predicted. Each rank uses the parameters of the norms and the
-# biases of the two row-parallel layers on different positions, so the ranks also have to sum the gradients of
-# these parameters. For this, a rank sends 2,304 bytes in every backward, whatever the size of the batch. In
-# all three runs, a rank <i>keeps more for backward</i> than predicted, because a norm also keeps two numbers
-# for each position, and attention keeps one for each position and head.</details>
+# rank <i>sends more bytes in backward</i> than predicted. Each rank applies the norms, and the biases of the
+# two row-parallel layers, only to its own positions. So the ranks also have to sum the gradients of these
+# parameters. For this, a rank sends 2,304 bytes in every backward, whatever the size of the batch. In all
+# three runs, a rank <i>keeps more for backward</i> than predicted, because a norm also keeps two numbers for
+# each position, and attention keeps one for each position and head.</details>
 #
 # <details><summary>How much memory this saves for GPT-3</summary>You can compute the memory of GPT-3's
-# activations in the same way. In 16 bits, the 16 activations you counted take 32 bytes for each element of
-# one activation. GPT-3 in 16 bits, with dropout and without flash attention, keeps 34 + 5as/h = 114 bytes for
-# each element (a = 96 heads, s = 2,048 tokens, h = 12,288 features). One activation of a sequence has s · h =
-# 25 million elements, so a layer keeps 2.9 GB. According to Korthikanti et al. (table 2), 10 of the 34 bytes
-# are not divided by tensor parallelism, but all 34 are divided if you add sequence parallelism (in the form
-# <code>"regather"</code>). So on 8 ranks, the 114 bytes become 10 + 104/8 = 23 bytes with tensor parallelism
-# alone, which makes 0.58 GB, and 114/8 = 14.25 bytes with sequence parallelism as well, which makes 0.36
+# activations in the same way. With 2 bytes per element, the 16 activations you counted take 32 bytes for each
+# element of x, the input of the layer. GPT-3 has dropout but no flash attention, so it keeps 34 + 5as/h = 114
+# bytes for each element of x (a = 96 heads, s = 2,048 tokens, h = 12,288 features). For one sequence, x has s
+# · h = 25 million elements, so a layer keeps 2.9 GB. According to Korthikanti et al. (table 2), 10 of the 34
+# bytes are not divided by tensor parallelism, but all 34 are divided if you add sequence parallelism (in the
+# form <code>"regather"</code>). So on 8 ranks, tensor parallelism reduces the 114 bytes to 10 + 104/8 = 23
+# bytes, or 0.58 GB for the layer. If you add sequence parallelism, only 114/8 = 14.25 bytes are left, or 0.36
 # GB.</details>
 #
 # **Break it.** The cell applies an ordinary `nn.LayerNorm` to the parts of the sequence. Forward is still
@@ -2123,10 +2123,10 @@ report.points(3)
 
 # %% [markdown]
 # In data parallelism, communication can be hidden behind backward. But here the next operation *has to wait*
-# for the sum. (Only in backward can a rank compute something in the meantime, the gradients of its weights.)
-# So the time of a layer is its computing time plus the time for sending. In the forward of an MLP (two
-# matrices, 2 FLOPs per weight and token, activations of 2 bytes per element), each rank has to compute and
-# send this much:
+# for the sum. (Only in backward can a rank compute something in the meantime, namely the gradients of its
+# weights.) So the time of a layer is its computing time plus the time for sending. In the forward of an MLP
+# (two matrices, 2 FLOPs per weight and token, activations of 2 bytes per element), each rank has to compute
+# and send this much:
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; sending: 2 (N−1)/N · tokens · width · 2 bytes
 #
@@ -2136,7 +2136,7 @@ report.points(3)
 # (each way), which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU), the
 # ratio is 19,780. If the layer's ratio is above the GPU's ratio, computing takes more than half of the time.
 # For example, a whole layer of LLaMA 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above
-# the ratio of NVLink, but a ratio of only 1,877 on 16 GPUs.
+# the ratio of NVLink. On 16 GPUs, its ratio is only 1,877.
 #
 # The cell draws the time for the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one
 # node. For more GPUs, the chart has two cases. Either every GPU has its own port of 50 GB/s, and the
@@ -2214,8 +2214,8 @@ figure
 # <details><summary>In the lectures</summary>Lecture 004 shows how much speed is lost from 8 to 16 GPUs.
 # Lecture 003 says that tensor parallelism is "only applied to GPUs in the same computing node". The recipe of
 # lecture 001 has 32 sequences per GPU, and lecture 002 computes the number of sequences in a step as batch ×
-# world size. With tensor parallelism, this number is the batch of a replica × the number of replicas
-# instead.</details>
+# world size. With tensor parallelism, however, this number is the batch of a replica × the number of
+# replicas.</details>
 
 # %% [markdown]
 # ## 9 · Optional: a GPT with its layers replaced
@@ -2239,9 +2239,9 @@ figure
 # **Predict.** How many all-reduces does this model need per step, with L blocks?
 #
 # <details><summary>Answer</summary>It needs one all-reduce of M bytes for each block and direction, so 2 L in
-# total. If the MLPs have a gate, it needs 3 L, because x enters both gate and up, so backward needs two
-# all-reduces for each block (see <code>Gated</code> in §4). Nothing is sent for attention, norms and
-# embedding, because every rank has all of their parameters and computes the same results with them.</details>
+# total. If the MLPs have a gate, x enters both gate and up, so backward needs two all-reduces for each block
+# (see <code>Gated</code> in §4). That makes 3 L in total. Nothing is sent for attention, norms and embedding,
+# because every rank has all of their parameters and computes the same results with them.</details>
 
 
 # %%
@@ -2274,9 +2274,9 @@ def parallelize_mlps(model, group: Group = None):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>For each block, take the sizes and <code>bias is not None</code> from the
-# old layer, make a new one, call <code>with_weights(new, old, group)</code>, and replace the old layer with
-# the result.</details>
+# <details><summary>Hint</summary>For each old layer, make a new one of the same sizes, with a bias if the old
+# one has a bias (<code>bias is not None</code>). Then call <code>with_weights(new, old, group)</code>, and
+# replace the old layer with the result.</details>
 #
 # **Check.**
 
@@ -2405,12 +2405,12 @@ from course_lib.gpu.arithmetic import LAYER_AND_MESSAGES, NARROW_LAYERS
 
 on_gpus = on_your_gpus(NARROW_LAYERS, predicted=lambda of, run: run.rows[0].value / of["t"])
 # %% [markdown]
-# A GPU multiplies narrow matrices less efficiently, and operations on the whole width take as long as before.
-# This lost time comes on top of the time for messages in §8.
+# A GPU multiplies narrow matrices less efficiently, and operations on the whole width take as long as on one
+# GPU. This lost time comes on top of the time for messages in §8.
 #
 # **Predict.** Now let's add the messages, for an MLP of width 4,096 with 4,096 tokens, cut over all your
-# GPUs. Nothing hides its two all-reduces, so the prediction is the sum of the first two rows, products and
-# all-reduces. What share of the time is communication? Compare this share with §8. Then set
+# GPUs. Nothing hides its two all-reduces, so the prediction is the sum of the first two rows (products and
+# all-reduces). What share of the time is communication? Compare this share with §8. Then set
 # `NCCL_P2P_DISABLE=1` with `%env` and run the cell again, to measure the MLP without direct access between
 # the GPUs. (On cards without peer-to-peer, such as the RTX 4090, nothing changes.) Set the variable back to 0
 # afterwards.
@@ -2439,12 +2439,12 @@ on_gpus = on_your_gpus(
 #    bf16. The layer is split over 16 H100 GPUs (989 TFLOP/s each) in two nodes, and its ring all-reduces run
 #    at 50 GB/s, the speed between the nodes. Leave out α. What **share** (0 to 1) of the time of forward is
 #    communication?
-# 3. If A is cut by rows and every rank has all of B, why can't the sum wait until after the second matrix? Is
-#    it because of `"the activation function"`, `"the bias"` or `"the size of the weights"`?
+# 3. In the MLP gelu(x A) B, A is cut by rows, and every rank has all of B. Why can't the sum wait until after
+#    B? Is it because of `"the activation function"`, `"the bias"` or `"the size of the weights"`?
 # 4. On eight ranks, an MLP ends with `torch.distributed.nn.functional.all_reduce` instead of
 #    `all_reduce_identity`. How many **times** too large are the gradients of the MLP's matrices?
-# 5. In forward and backward together, a layer sends more bytes with `"regather"` than without sequence
-#    parallelism. How many **times** as many? Leave out the gradients of norms and biases.
+# 5. How many **times** as many bytes does a layer send with `"regather"` as without sequence parallelism, in
+#    forward and backward together? Leave out the gradients of norms and biases.
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # all-reduces
@@ -2575,21 +2575,21 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # *Computation* is almost the same in all rows, but replicas compute a little more, because each of them makes
 # the optimizer's step for all parameters. *Memory* is 4 M for a replica, which holds all weights, gradients,
 # m and v. With ZeRO-3, a rank holds only a quarter of these at the end of the step. With tensor parallelism,
-# it also holds a quarter, and never gathers a whole layer. The *bytes sent* by replicas and by ZeRO-3 are 2
-# and 3 times (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism instead sends
-# *activations*, which are small for these 128 tokens.
+# it also holds a quarter, and never gathers a whole layer. The *bytes sent* are 2 (N−1)/N · M for a replica
+# and 3 (N−1)/N · M for a rank of ZeRO-3, however many tokens there are, because both send *parameters* or
+# their gradients. Instead, tensor parallelism sends *activations*, which are small for these 128 tokens.
 #
 # <details><summary>Where the 1.03, the 1.01 and the 1.2 M come from, and a larger model</summary>Each of the
 # four replicas makes the optimizer's step for all parameters, so together the replicas compute 1.03 times as
 # much as one process. With the other methods, the ranks share this step. The 1.01 of ZeRO-3 comes mostly from
 # additions, because every rank of the reference adds its gradients to rows (flat buffers, notebook 04). (The
-# card does not count norms and activation functions, so it does not show that every rank computes all norms
-# without sequence parallelism.) The memory of ZeRO-3 reaches its peak of 1.2 M in backward, before m and v
-# exist. At this time, the rank holds its shards of weights and gradients, plus three pieces of 0.24 M: the
-# current layer's weights, their gradients, and the row in which the gradients are sent. With 5 or 6 times as
-# many tokens, the 0.27 M sent by tensor parallelism would reach the 1.5 M of the replicas, but little of this
-# traffic can be hidden behind computation. For comparison, the parameters of a layer of LLaMA 3 70B take 1.7
-# GB in bf16, whereas one activation of 4,096 tokens takes 67 MB.</details>
+# card does not count norms and activation functions, so it does not show that, without sequence parallelism,
+# every rank computes all norms.) The memory of ZeRO-3 reaches its peak of 1.2 M in backward, before m and v
+# exist. At this time, the rank holds its shards of weights and gradients, plus three pieces of 0.24 M each:
+# the current layer's weights, their gradients, and the row in which the gradients are sent. Tensor
+# parallelism sends only 0.27 M. With 5 or 6 times as many tokens, it would send as much as the replicas, 1.5
+# M, but it could hide little of this traffic behind computation. For comparison, the parameters of a layer of
+# LLaMA 3 70B take 1.7 GB in bf16, whereas one activation of 4,096 tokens takes 67 MB.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # You can now say how many bytes each layer sends in each direction, and up to how many ranks tensor
