@@ -15,7 +15,8 @@ def logical_bytes(
 ) -> float:
     """Bytes that `rank` sends in the built-in `op` on a full tensor of `nbytes` bytes.
 
-    `root` is the source or destination, a global rank like those in `group`.
+    `root` is the source or destination, a global rank like those in `group`. For the busiest rank,
+    `course_lib.facts.logical_bytes` gives the same number in closed form.
     """
     n = len(group)
     if n <= 1 or op in ("recv", "barrier", "new_group"):

@@ -1,4 +1,4 @@
-"""recursive_doubling_all_reduce."""
+"""recursive_doubling_all_reduce: its cases, and the usual mistakes of doubling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ring_all_reduce."""
+"""ring_all_reduce: its cases, and the usual mistakes of a ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PowerSGD: extra credit.
+"""PowerSGD: its cases, and the usual mistakes (extra credit).
 
 The first Q is random, and a student's code may draw other numbers than ours. The rest is determined: the
 result R of a step gives the space of its Q, the error that all ranks together have kept, and with them the
