@@ -10,9 +10,9 @@
 #
 # The experts do not fit on one rank, so they are divided among many ranks, and each token travels to its
 # experts and back. No earlier notebook had messages like these. Their sizes and receivers depend on the data,
-# so a rank knows them only just before it sends. You build the router, then the layer on one rank, and then
-# the layer on many ranks. Finally, you predict every byte from a histogram, watch a router collapse, and
-# bring it back into balance.
+# so a rank doesn't know them until just before it sends. You build the router, then the mixture on one rank,
+# and then the mixture on many ranks. Finally, you predict every byte from a histogram, watch a router
+# collapse, and bring it back into balance.
 #
 # | | |
 # |---|---|
@@ -43,11 +43,11 @@
 # | T, h | T is the number of tokens on a rank, and h is the number of elements in a token (the width), so x is (T, h) |
 # | E, k | E is the number of all experts, and k is the number of experts per token |
 # | f | the number of hidden elements in an expert |
-# | expert | w2 (silu(w1 x) ∘ w3 x), with Mixtral's names for the matrices. `w1` and `w3` are (E, f, h), and `w2` is (E, h, f). The MLP of our GPT has only two matrices. An expert has a third one because each element of w3 x is multiplied (*gated*) by the same element of silu(w1 x), which is what ∘ means |
+# | expert | w2 (silu(w1 x) ∘ w3 x), with Mixtral's names for the matrices. For all E experts together, `w1` and `w3` have the shape (E, f, h), and `w2` has the shape (E, h, f). The MLP of our GPT has only two matrices. An expert needs a third, because ∘ multiplies (*gates*) each element of w3 x by the element of silu(w1 x) with the same index |
 # | router | one matrix (E, h). Its product with a token gives E *logits* |
-# | assignment | a token paired with one of its experts. There are T·k assignments, and assignment a belongs to token a // k |
+# | assignment | a token paired with one of its experts. There are T·k assignments, and assignment i belongs to token i // k |
 # | n | the number of ranks that share the experts. Each rank holds E/n experts, and rank 0 holds the first ones |
-# | dispatch, combine | sending the rows to the experts' ranks, and sending the results back |
+# | dispatch, combine | sending each token's row of x to the ranks of its experts, and sending the results back |
 
 # %%
 # If Python finds no module named course_lib or torch, or cannot import a name from course_lib, the course or
@@ -99,11 +99,12 @@ print("added where they belong:", sums.tolist())
 # | points | 8 |
 #
 # Softmax turns a router's logits into probabilities, and the k experts with the largest probabilities are
-# chosen. This choice has no gradient, because if a logit changes a little, an index either stays the same or
-# jumps. So a router can learn only through the **weights** by which the experts' outputs are multiplied
-# before they are added. The weights are the probabilities of the chosen experts, divided by their sum:
+# chosen. This choice has no gradient, because a small change of a logit either leaves the chosen experts as
+# they are or replaces one of them by another. So a router can learn only through the **weights** by which the
+# experts' outputs are multiplied before they are added. The weights are the probabilities of the chosen
+# experts, divided by their sum:
 #
-# > wᵢ = pᵢ / Σ p of the chosen
+# > wᵢ = pᵢ / (the sum of p over the chosen experts)
 #
 # Why are the probabilities divided? Without the division, the output would shrink whenever the router is
 # unsure, because then even the k largest probabilities have a small sum. But with k = 1 there is a trap. The
@@ -157,10 +158,10 @@ report = check("11_experts/route", route, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Does an untrained router spread its tokens evenly over the experts? The cell takes the first
-# 240 characters of the source code of Python's standard library as tokens, and routes them to 8 experts.
-# Every distinct character has its own random vector, so the same character always goes to the same two
-# experts. But the text uses some characters much more often than others.
+# **Measure.** Does an untrained router spread its tokens evenly over the experts? The tokens are the first
+# 240 characters of the source code of Python's standard library, and the cell routes them to 8 experts. Every
+# distinct character has its own random vector, so the same character always goes to the same two experts. But
+# the text uses some characters much more often than others.
 
 # %% tags=["skip-in-grading"]
 torch.manual_seed(3)
@@ -196,9 +197,9 @@ if ready(route):
 # 3 here. Remember MaxVio, because a rank with a busy expert is slow, and the slowest rank decides how long a
 # layer takes.
 #
-# **Break it.** A bias in the weights looks harmless. The cell gives expert 0 a large bias. First it adds the
-# bias only for the choice, as it should, and then also in the weights. What happens to the weights of the two
-# chosen experts?
+# **Break it.** A bias in the weights looks harmless. The cell gives expert 0 a large bias. First it uses the
+# bias only for the choice, as it should, and then also for the weights. What happens to the weights of the
+# two chosen experts?
 
 # %% tags=["skip-in-grading"]
 if ready(route):
@@ -217,9 +218,11 @@ if ready(route):
 # **In production.** Mixtral applies softmax only to the k chosen logits, which gives the same weights.
 # DeepSeek-V3 uses a sigmoid for each expert instead of the softmax, and it uses the bias only for the choice
 # (§2.1.2 of its report). Megatron-Core refuses to divide by the sum if k = 1, since that "would yield a zero
-# gradient". When DeepSpeed's top-k gate had to drop assignments (§7), it compared the logits of different
-# tokens. This is why it kept a share of only 0.006 of all assignments instead of the intended 0.0625, until
-# pull request 7986 mended it.
+# gradient". When DeepSpeed's top-k gate had to drop assignments (§7), it kept the tokens with the largest
+# logits for each expert. But tokens that had not chosen the expert were entered with 0, so they came before
+# tokens with a negative logit. In one run, the router had chosen a share of 0.0625 of all pairs of a token
+# and an expert, but the gate kept only a share of 0.006. Since pull request 7986, the gate compares
+# probabilities instead.
 
 # %% [markdown]
 # ## 2 · Experts on one rank
@@ -254,7 +257,7 @@ if ready(route):
 # `index_add`.
 #
 # **Predict.** For 4,096 tokens, E = 8, k = 2, h = 512 and f = 1,024, how many FLOPs do the experts need in a
-# forward, if a multiplication and its addition count as two? How many would they need if all tokens went
+# forward, if a multiplication and an addition count as two? How many would they need if all tokens went
 # through all experts?
 #
 # <details><summary>Answer</summary>There are 8,192 assignments, and each row is multiplied by three matrices
@@ -264,8 +267,8 @@ if ready(route):
 # The next cell gives you the experts themselves. In it, `rows.split(counts)` makes a part for every expert,
 # and even an empty part is multiplied by its expert's matrices. So an expert that no token chose gets a
 # gradient of *zeros*. If every expert were a module of its own and `if len(part):` skipped the empty parts,
-# the gradient would be None instead. Replicas that sum their gradients would then hang, because one of them
-# would not take part in the sum.
+# the gradient would be None instead. Replicas that sum their gradients would then hang, because a replica
+# without this gradient would not take part in its sum.
 
 
 # %%
@@ -375,9 +378,9 @@ if ready(moe):
 #
 # **In production.** PyTorch's `F.grouped_mm(rows, weights, offs=...)` (available in 2.13) computes the
 # products of all experts in one call, in 16 bits or float32. A GPU then starts one kernel instead of E, but a
-# CPU gains nothing over the loop. MegaBlocks (Gale et al. 2022) uses a kernel that works on blocks of rows.
-# `grouped_mm` and MegaBlocks both need what you have just computed, the rows in the order of their experts
-# and the counts.
+# CPU gains nothing over the loop in `through_experts`. MegaBlocks (Gale et al. 2022) uses a kernel that works
+# on blocks of rows. `grouped_mm` and MegaBlocks both need what you have just computed: the rows in the order
+# of their experts, and the counts.
 
 # %% [markdown]
 # ## 3 · Rows to other ranks
@@ -398,8 +401,8 @@ if ready(moe):
 #
 # The two lists of sizes have different meanings. `input_split_sizes` says how many of *my* rows go to each
 # rank, while `output_split_sizes` says how many rows I receive from each rank. So if rank 0 writes 2 for rank
-# 1 into its `input_split_sizes`, rank 1 has to write 2 for rank 0 into its `output_split_sizes`. The
-# following table shows how many rows each of three ranks has for each rank:
+# 1 into its `input_split_sizes`, rank 1 has to write 2 for rank 0 into its `output_split_sizes`. In the
+# following table, each line belongs to a rank and shows how many rows it has for rank 0, 1 and 2:
 #
 # | | to 0 | to 1 | to 2 | `send` |
 # |---|---|---|---|---|
@@ -408,7 +411,7 @@ if ready(moe):
 # | **rank 2** | 0 | 0 | 2 | [0, 0, 2] |
 # | `receive` | [1, 3, 0] | [2, 0, 0] | [0, 1, 2] | |
 #
-# A rank's `send` is its row of this table, and its `receive` is its column.
+# A rank's `send` is its line of this table, and its `receive` is its column.
 #
 # `dist.all_to_all_single` does not take part in autograd. If you call it in a forward, its result has no
 # history, so backward ends there without an error. This is why you write a `torch.autograd.Function`.
@@ -540,17 +543,17 @@ except RankError as error:
 # | 5 add | the token's own rank multiplies the results by their weights and adds them | |
 #
 # Part 1 is needed because the routers decide the sizes, so no rank knows how many rows it will receive until
-# the other ranks tell it. If you sort your rows by expert, they are also sorted by rank, since each rank
-# holds consecutive experts.
+# the other ranks tell it. For part 2, it is enough to sort your rows by expert. They are then also sorted by
+# rank, since each rank holds consecutive experts.
 #
 # Part 3 is the difficult one, because rows arrive **by source**. Rank 0's rows come first, in the order of
 # their experts, then the rows of rank 1, and so on. But each expert needs all its rows next to each other, so
 # they are sorted **by expert** once more. Before the results leave, they are sorted back into the order in
 # which the rows arrived, because every rank expects its results in the order in which it sent its rows.
 #
-# **Predict.** The experts on rank r computed rows from all ranks. After backward, do the gradients of these
-# experts still have to be summed over the n ranks? What about the router, of which every rank has a full
-# copy?
+# **Predict.** The experts on rank r have computed results for the rows of all ranks. After backward, do the
+# gradients of these experts still have to be summed over the n ranks? What about the router, of which every
+# rank has a full copy?
 #
 # <details><summary>Answer</summary>The experts' gradients do not have to be summed. In backward, every rank
 # sends the gradients of its results to the experts, so an expert's gradient is already the sum over the
@@ -562,9 +565,9 @@ except RankError as error:
 #
 # - `counts` holds the number of this rank's rows for each of the E experts. An `all_to_all_single` without
 #   sizes then fills `arriving` with the numbers of rows that will arrive for this rank's experts. The first
-#   E/n numbers come from rank 0, the next E/n from rank 1, and so on. For `exchange`, `send` sums `counts`
-#   per rank, and `receive` sums `arriving` per rank.
-# - To get the expert of each row that arrived, with the number 0 for this rank's first expert, write
+#   E/n numbers come from rank 0, the next E/n from rank 1, and so on. For `exchange`, `send` holds the sums
+#   of `counts` per rank, and `receive` the sums of `arriving` per rank.
+# - To get the expert of each row that arrived (0 is this rank's first expert), write
 #   `torch.arange(held).repeat(n).repeat_interleave(arriving)`.
 # - A rank without tokens also takes part in all exchanges, because other ranks need its experts.
 
@@ -623,9 +626,9 @@ report.points(14)
 
 # %% [markdown]
 # **Measure.** The cell runs your layer on four ranks, with eight experts and 64 tokens per rank. The router
-# prefers two experts, both on rank 1. The first matrix lists how many rows each rank has for each rank. The
-# second matrix lists the bytes of the *dispatch*, as the ledger counted them. In both, the popular rank is
-# the column with the large numbers.
+# prefers two experts, both on rank 1. The first matrix lists how many rows go from each rank to each rank.
+# The second matrix lists the bytes of the *dispatch*, as the ledger counted them. In both matrices, the large
+# numbers are in the column of the popular rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -675,7 +678,7 @@ if run:
 # %% [markdown]
 # **Break it.** If the results are not sorted back, they leave in the order of the experts. All shapes fit, no
 # exchange raises an error, and in training the loss still goes down, only more slowly. The cell compares the
-# outputs of three ranks with the outputs of one process.
+# outputs of this layer on three ranks with the outputs of the correct layer in one process.
 
 
 # %% tags=["skip-in-grading"]
@@ -715,10 +718,10 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # %% [markdown]
 # **In production.** Megatron-Core calls its version of this layer `MoEAlltoAllTokenDispatcher`, and
 # torchtitan's version is in `expert_parallel.py`. DeepEP (DeepSeek, 2025) provides kernels just for dispatch
-# and combine. According to the documentation of its first version, dispatch reaches 153 GB/s between the
-# eight H800 GPUs of a node, where NVLink carries about 160 GB/s, and 43 GB/s between two nodes, where a
-# network card carries about 50 GB/s. Dispatch and combine can be hidden only if there is something else to
-# compute at the same time, such as another microbatch, or a *shared expert* that every token uses.
+# and combine. According to the documentation of its first version, dispatch reaches 153 of about 160 GB/s
+# over NVLink, between the eight H800 GPUs of a node, and 43 of about 50 GB/s over a network card, between two
+# nodes. Dispatch and combine can be hidden only if there is something else to compute at the same time, such
+# as another microbatch, or a *shared expert* that every token uses.
 
 # %% [markdown]
 # ## 5 · The bytes, from a histogram
@@ -734,11 +737,11 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 # `counts[r][e]` is the number of rows rank r has for expert e. From this histogram alone, you can compute how
 # many bytes a rank sends in one layer, forward and backward.
 #
-# Take the matrix of §4 that lists how many rows each rank has for each rank, and ignore its diagonal. In the
-# dispatch, rank r sends the rows counted in *row* r of this matrix. In the combine, it sends back the results
-# of the rows it received, which are counted in *column* r. Backward repeats both exchanges for the gradients,
-# in the opposite direction. So a rank with popular experts sends a lot, even if none of its own tokens leave
-# it.
+# Take the first matrix printed in §4, which lists the rows from each rank to each rank, and ignore its
+# diagonal. In the dispatch, rank r sends the rows counted in *row* r of this matrix. In the combine, it sends
+# back a result for each row it received, and these are counted in *column* r. Backward repeats both exchanges
+# for the gradients, in the opposite direction. So a rank with popular experts sends a lot, even if none of
+# its own tokens leave it.
 #
 # **Predict.** On two ranks with two experts each, the counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many
 # rows does rank 0 send, in all four exchanges together?
@@ -825,9 +828,12 @@ if run and ready(all_to_all_bytes):
 # this gradient lowers the probability of expert i.
 #
 # On many ranks, fᵢ is a share of the assignments of *all* ranks, so the counts are summed over the ranks. For
-# pᵢ, each rank needs only its own tokens, because the terms of a mean can be added up rank by rank. So each
-# rank returns E · Σ fᵢ · (the sum of expert i's probability over its own tokens) / (the number of tokens of
-# *all* ranks). The numbers the ranks return add up to L, and their gradients add up to the gradient of L.
+# pᵢ, each rank needs only its own tokens, because the terms of a mean can be added up rank by rank. Let sᵢ be
+# the sum of expert i's probability over a rank's own tokens. Each rank then returns
+#
+# > E · Σ fᵢ sᵢ / (the number of tokens of *all* ranks)
+#
+# The results of all ranks add up to L, and their gradients add up to the gradient of L.
 #
 # **A bias.** After each step, add a fixed `speed` to the bias of every expert that got fewer assignments than
 # the mean, and subtract `speed` from the bias of every expert that got more. Unlike the loss, the bias adds
@@ -840,8 +846,9 @@ if run and ready(all_to_all_bytes):
 # <details><summary>Answer</summary>Since f = p = (1/2, 1/2, 0, ...), L = 8 · (1/4 + 1/4) = 4 = E/k. Expert 5
 # gets fewer assignments than the mean in each of the ten steps, so its bias rises by 0.1.</details>
 #
-# **Build.** The probabilities are `logits.softmax(-1)`. You also need the number of tokens of all ranks. You
-# can compute it from the summed counts, because each token has k assignments, so nothing else has to be sent.
+# **Build.** The probabilities are `logits.softmax(-1)`. You also need the number of tokens of all ranks.
+# Since each token has k assignments, you can compute this number from the summed counts, and nothing else has
+# to be sent.
 
 
 # %% nbgrader={"grade_id": "load_balancing_loss", "solution": true}
@@ -903,9 +910,10 @@ report.points(3)
 
 # %% [markdown]
 # **Measure.** In the next cell, a two-layer GPT learns to write Python from the source code of the standard
-# library. Your mixtures replace its MLPs, with 8 experts and k = 2. The cell trains the GPT three times for
-# 120 steps, always with the same seed. The first run does nothing for balance. The second uses the loss, with
-# a coefficient of 0.1, and the third uses the bias, with a speed of 0.01. The cell takes about 20 seconds.
+# library. Your mixtures, with 8 experts and k = 2, replace its MLPs. The cell trains the GPT three times,
+# each time for 120 steps and with the same seed. The first run does nothing for balance. The second uses the
+# loss, with a coefficient of 0.1, and the third uses the bias, with a speed of 0.01. The cell takes about 20
+# seconds.
 #
 # `AddLoss.apply(y, loss, scale)` returns y unchanged, but in backward it gives `loss` the gradient `scale`.
 # In this way, a loss that is computed inside a layer takes part in training although the model doesn't return
@@ -986,10 +994,11 @@ if runs:
 
 # %% [markdown]
 # The grey line marks the complete collapse, with a MaxVio of E/k − 1 = 3. Without a remedy, the routers of
-# both layers are close to the line within a dozen steps, and the second router stays on it. The bias works
-# slowly. It is added to probabilities between 0 and 1, but each step changes the bias of an expert by only
-# 0.01. The biases of a busy and an idle expert move in opposite directions, so a gap of 0.5 between their
-# probabilities is closed only after 25 steps. In the meantime, the router collapses in spite of the bias.
+# both layers are close to the line within a dozen steps, and the second layer's router stays on it. The bias
+# works slowly. It is added to probabilities between 0 and 1, but each step changes the bias of an expert by
+# only 0.01. The biases of a busy and an idle expert move in opposite directions, so a gap of 0.5 between
+# their probabilities is closed only after 25 steps. In the meantime, the router collapses in spite of the
+# bias.
 #
 # Look at the losses as well. For a model of this size, balance makes the loss neither much better nor much
 # worse, so the reason to balance is *speed*. Suppose that each rank holds one expert, and that the busiest
@@ -1006,7 +1015,7 @@ if runs:
         print(f"speed {speed:5}: MaxVio of the layers {first:.2f} and {second:.2f}")
 
 # %% [markdown]
-# **In production.** DeepSeek-V3 uses both remedies, the bias with a speed of 0.001, and a loss with a
+# **In production.** DeepSeek-V3 uses both remedies: the bias with a speed of 0.001, and a loss with a
 # coefficient of 0.0001. The only purpose of this loss is to prevent extremes within a single sequence (§4.2
 # of its report). If activations are recomputed in backward, the router runs twice, and each assignment is
 # counted twice. This is why torchtitan halves its counts, although doubled counts would move each bias in the
@@ -1049,7 +1058,7 @@ for tokens in (64, 1024):
 #
 # **Play.** The widget draws 4,096 random tokens and divides them among up to 64 ranks, with eight ranks per
 # node. A row has 7,168 elements in bf16. `skew` makes some experts popular, `places` is the factor in the
-# capacity, and `nodes` is the limit on a token's nodes from §5. Answer three questions:
+# capacity, and `nodes` limits how many nodes each token is sent to (§5). Answer three questions:
 #
 # 1. With a fair router, what is the smallest number of ranks at which half of the rows leave their node?
 # 2. With 64 experts on 16 ranks and k = 4, what skew gives the slowest rank twice the mean number of rows?
@@ -1106,12 +1115,12 @@ for rank in range(4):
 #
 # **Predict.** The cell multiplies 16,384 rows in 16 bits by the matrices of 8, 32 and 128 experts. A loop
 # starts a product for each expert, but `grouped_mm` starts a single kernel. At how many experts does the loop
-# become slower than `grouped_mm`? As its own prediction, the cell uses the time with 8 experts for all lines
-# of the table, because the number of FLOPs is always the same.
+# become slower than `grouped_mm`? For every line of its table, the cell predicts the time measured with 8
+# experts, because the number of FLOPs is always the same.
 #
 # <details><summary>Answer</summary>The loop is slower as soon as the rows of a single expert no longer fill
-# the GPU's compute units. For example, 128 experts have 128 rows each, and the loop starts 128 products for
-# them.</details>
+# the GPU's compute units. For example, with 128 experts, the loop starts 128 products of only 128 rows
+# each.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.gpu import on_your_gpus, rows_named
@@ -1154,10 +1163,10 @@ between_gpus = on_your_gpus(EXCHANGES)
 # 2. Take 64 experts, k = 2, 8 ranks with 4,096 tokens each, h = 4,096, bf16, and a balanced router. How
 #    many **MB** (10⁶ bytes) of rows does a rank send for one layer, forward and backward?
 # 3. On a mesh of dp = 3 and ep = 4, every rank's loss is the mean over its own tokens. Someone divides each
-#    gradient by the number of ranks over which it is summed, so dense gradients by 12 and experts' gradients
-#    by 3. How many **times** too large are the experts' gradients, and with which optimizer does the mistake
-#    hardly show: `"sgd"`, `"sgd with momentum"` or `"adamw"`?
-# 4. On the same mesh, {"dp": 3, "ep": 4}, ep is the inner axis, so rank r has dp = r // 4 and ep = r % 4.
+#    gradient by the number of ranks over which it is summed, which is 12 for dense gradients and 3 for
+#    experts' gradients. How many **times** too large are the experts' gradients, and with which optimizer
+#    does the mistake hardly show: `"sgd"`, `"sgd with momentum"` or `"adamw"`?
+# 4. The inner axis of the same mesh, {"dp": 3, "ep": 4}, is ep, so rank r has dp = r // 4 and ep = r % 4.
 #    Over which **ranks** is the gradient of a dense parameter on rank 6 summed, and over which ranks is the
 #    gradient of an expert on rank 6 summed? Write two lists.
 # 5. The training of DeepSeek-V3 took 180,000 GPU hours for each 10¹² tokens, on 2,048 H800 GPUs. How many
@@ -1198,9 +1207,9 @@ report.points(5)
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
 # If an expert has C places, which tokens get them? In GShard and the Switch Transformer, the assignments of
-# each expert form a queue. All *first* choices come before all second choices, and within a choice the tokens
-# keep their order. An assignment's place is the number of assignments before it that want the same expert.
-# The assignment is kept if its place is below C.
+# each expert form a queue. All *first* choices come before all second choices, and among the first (or
+# second) choices the tokens keep their order. An assignment's place is the number of assignments before it
+# that want the same expert. The assignment is kept if its place is below C.
 #
 # **Predict.** Three tokens choose the experts (0, 1), (1, 0) and (0, 2). Which place does token 1's second
 # choice get?
@@ -1248,16 +1257,16 @@ report = check("11_experts/queue", queue, cases="hidden")
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
 # DeepSeek-V3 sends each token to experts on at most 4 of 8 nodes, so a row crosses the network at most four
-# times (§2.1.2 of its report). For each token, the nodes are compared by the sum of their k / limit best
-# scores. The `limit` nodes with the largest sums are kept, and then the k best experts on these nodes are
-# chosen.
+# times (§2.1.2 of its report). To compare the nodes for a token, add up each node's best scores, but only k /
+# limit of them. The `limit` nodes with the largest sums are kept, and then the k best experts on these nodes
+# are chosen.
 #
 # **Predict.** The scores of the experts are 5, 0, 0 on node 0 and 3, 3, 3 on node 1. With k = 2 and a limit
 # of one node, which experts are chosen?
 #
-# <details><summary>Answer</summary>Each node's k / limit = 2 best scores are added, so 5 + 0 is compared with
-# 3 + 3. Node 1 is kept, and two of its experts are chosen, although the best expert of all is on node
-# 0.</details>
+# <details><summary>Answer</summary>Because k / limit is 2, the two best scores of each node are added, so 5 +
+# 0 is compared with 3 + 3. Node 1 is kept, and two of its experts are chosen, although the best expert of all
+# is on node 0.</details>
 #
 # **Build.** Remember that scores can be below 0. `unflatten(1, (nodes, -1))` gives each node a row of its
 # own, with the scores of its experts.
@@ -1288,9 +1297,10 @@ report = check("11_experts/node_limited", node_limited, cases="hidden")
 # %% [markdown]
 # ## Scorecard
 #
-# The card shows one AdamW step of the small GPT on 4 ranks. Each of its two layers has 8 experts with 512
-# hidden elements. The card compares DDP, which keeps all experts on every rank and all-reduces their
-# gradients, with your layer, which keeps two experts on each rank. M is the size of all parameters, in bytes.
+# The card shows one AdamW step of the small GPT on 4 ranks. Each of the GPT's two layers has 8 experts with
+# 512 hidden elements. The card compares DDP with your layer. DDP keeps all experts on every rank and
+# all-reduces their gradients, but your layer keeps only two experts on each rank. M is the size of all
+# parameters, in bytes.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1384,12 +1394,12 @@ if alone_run:
 # - Jiang et al. (2024), *Mixtral of Experts*: the layer of §2, in a model you can download.
 # - Wang et al. (2024), *Auxiliary-Loss-Free Load Balancing*: the bias.
 # - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §2.1.2 and §3.2.
-# - `course_lib/experts/`: read it after you have written yours, and begin with `parallel.py`.
+# - `course_lib/experts/`: read it after you have written your own layer, and begin with `parallel.py`.
 #
 # <details><summary>In the lectures</summary>Lecture 002 says that experts "share parameters". But each expert
-# has its own matrices. Only attention, norms and embeddings are used by all tokens. Mixtral has the eight
-# experts of a 7B model, but because it has the other parameters only once, it has 46.7 billion parameters
-# instead of 56. Lecture 001's figure for GPT-4 is a rumour.</details>
+# has its own matrices. Only attention, norms and embeddings are used by all tokens. Mixtral has eight copies
+# of a 7B model's MLPs, but all other parameters only once, so it has 46.7 billion parameters instead of 56.
+# Lecture 001's figure for GPT-4 is a rumour.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started.
