@@ -5,10 +5,11 @@
 #
 # Eight GPUs train a 7B model, each on its own part of the batch. After the backward pass, each GPU holds a 14
 # GB gradient (in bf16), and no two of these gradients agree. Before the optimizer can step, all eight GPUs
-# need the sum. That exchange is an *all-reduce*, and plain data-parallel training does one in every step.
+# need the sum. The exchange that gives it to them is an *all-reduce*, and plain data-parallel training does
+# one in every step.
 #
-# ZeRO, FSDP, and tensor, context and expert parallelism are all built from the same few exchanges. They are
-# called *collectives* because every rank of a group takes part. In this notebook you write them from `send`
+# ZeRO and FSDP are built from a few such exchanges, and so are tensor, context and expert parallelism. The
+# exchanges are called *collectives* because every rank of a group takes part. Here you write them from `send`
 # and `recv`, predict what each of them costs, and finally race them against PyTorch's own.
 #
 # | | |
@@ -16,7 +17,7 @@
 # | you will build | broadcast, reduce-scatter, all-gather and all-to-all, and all-reduce in three ways |
 # | you need | from notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
 # | time | three hours; the *optional* parts (§7 and the second half of §5) take three quarters of an hour more |
-# | points | 60 (52 without the optional parts: §7, 5 points, and part of §5, about 3) |
+# | points | 60 (52 without the optional parts, which have 5 in §7 and about 3 in §5) |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* measures what needs real GPUs |
 #
 # | section | minutes | points | builds on |
@@ -52,15 +53,15 @@
 # An exchange takes about **rounds · α + B · β** seconds. Here B counts the bytes that pass *one after
 # another*: take the largest message of each round, and add these up over the rounds. If the same rank sends
 # the most in every round, B is just the number of bytes it sends. That is why we count the bytes of the
-# *busiest* rank. (There are two exceptions, in §0 and, if N is not a power of two, in §5.) Adding numbers
-# takes no time in this model.
+# *busiest* rank. (The two exceptions are §0, and §5 if N is not a power of two.) Adding numbers takes no time
+# in this model.
 #
 # The model is all the theory you need here (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that every
 # rank has its own wire, as GPUs on NVLink do, and that a rank can send and receive at the same time. The
 # ranks on your laptop share a few cores instead, and §9 shows how this changes the times.
 #
-# Formulas count rounds from 0, as loops do (in §6, from 1). The *films*, which are the pictures with a slider
-# you know from notebook 00, number the rounds from 1.
+# Formulas count rounds from 0, as loops do (in §6, from 1). The *films* (the pictures with a slider from
+# notebook 00) number the rounds from 1.
 #
 # The same rules hold for all your code here. Use **messages only** (`send`, `recv`, `isend`, `irecv`,
 # `batch_isend_irecv`), and no built-in collective. As in `torch.distributed`, `group=None` means the group of
@@ -134,8 +135,8 @@ def results(exchange):
 # | time | 10 minutes |
 # | difficulty, importance | 1 and 3 of 5 |
 #
-# The obvious way has three steps. Every rank sends its tensor to rank 0, rank 0 adds up all tensors, and then
-# rank 0 sends the sum to every rank.
+# The obvious all-reduce has three steps. Every rank sends its tensor to rank 0, rank 0 adds up all tensors,
+# and then rank 0 sends the sum to every rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -173,7 +174,7 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 #
 # **Predict, then measure.** With N ranks and M bytes, how many bytes does rank 0 send, and in how many
 # rounds? Write the pair. Below it, `beside` prints your pair next to the ledger. (Functions whose names end
-# in `_cost` earn no points by themselves, but all except this one return in §8, which has points. From §1 on,
+# in `_cost` earn no points by themselves, but §8, which has points, needs all except this one. From §1 on,
 # the docstring of the exercise gives the cost away, so predict before you scroll down.)
 
 
@@ -266,12 +267,12 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 # Only the ranks of the group call the function. Here no rank sends and receives in the same round, so plain
 # `dist.send` and `dist.recv` will do.
 #
-# A rank has two numbers. `src` is a *global* rank, as in `torch.distributed`. Inside a group, however, the
-# ranks {1, 3, 6} have the numbers 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` use the
-# numbers inside the group, and so do the arguments `group_peer=` of `dist.P2POp`, `group_dst=` of `dist.send`
-# and `group_src=` of `dist.recv`. `dist.get_group_rank(group, src)` translates a global rank into a rank of
-# the group. It doesn't accept `None`, so pass `dist.group.WORLD` for the group of all ranks. In that group,
-# both numbers are the same.
+# A rank has two numbers. `src` is a *global* rank, as in `torch.distributed`. Inside the group {1, 3, 6},
+# however, these ranks have the numbers 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` use
+# the numbers inside the group, and so do the arguments `group_peer=` of `dist.P2POp`, `group_dst=` of
+# `dist.send` and `group_src=` of `dist.recv`. `dist.get_group_rank(group, src)` translates a global rank into
+# a rank of the group. It doesn't accept `None`, so pass `dist.group.WORLD` for the group of all ranks. In
+# that group, both numbers are the same.
 #
 # Several sections need the same few lines: post a send and a receive together, make a tensor contiguous,
 # write it back. The cells have room for helpers of your own, which you can use in all later cells.
@@ -318,7 +319,8 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
 # be. So send <code>tensor.contiguous()</code>, and on the other side receive into a contiguous buffer and
 # <code>copy_</code> it back.</details>
 #
-# **Check and measure.** The first cell judges your tree. The second prints your formula next to its ledger.
+# **Check and measure.** The first cell judges your tree. The second prints your formula next to the tree's
+# ledger.
 
 # %% nbgrader={"grade_id": "broadcast_check", "points": 6}
 report = check("02_collectives/broadcast", broadcast)
@@ -365,11 +367,11 @@ results(disagree_on_the_root)
 # between ranks.
 #
 # **In production.** `dist.broadcast(tensor, src)` has the same arguments. The ledger can't see how a built-in
-# sends, so for a built-in it records the least any algorithm must send. A broadcast is recorded as a chain,
-# with M from every rank except the last. Only the operating system knows how many bytes really went over the
-# wire, and Linux counts the bytes of every TCP connection. `show_wire` prints these counts for the built-in
-# and for your tree. gloo, the CPU backend, also uses a binomial tree, whose root sends 2 M on four ranks.
-# (Some figures might be a few hundredths above the algorithm's bytes, because Linux counts everything on the
+# sends, so it records the minimum that any algorithm must send. A broadcast is recorded as a chain, with M
+# from every rank except the last. Only the operating system knows how many bytes really went over the wire,
+# and Linux counts the bytes of every TCP connection. `show_wire` prints these counts for the built-in and for
+# your tree. gloo, the CPU backend, also uses a binomial tree, whose root sends 2 M on four ranks. (Some
+# figures might be a few hundredths above the algorithm's bytes, because Linux counts everything on the
 # connection, or much higher if TCP had to send bytes again. NCCL's bytes don't go over TCP on one machine, so
 # `show_wire` asks for gloo.)
 
@@ -438,8 +440,8 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # it holds. A dark frame says that the box changed in this round. A box is still one element, and in this film
 # a chunk is also one element. A number next to a message or in a box names the element (0-1 means elements 0
 # and 1). A box without a number holds the element of its column. Follow your chunk in the *messages* instead
-# of the boxes, because this run uses the reference implementation, which keeps its partial sums alternately
-# in `output` and in a buffer the film doesn't show.
+# of the boxes. This run uses the reference implementation, whose partial sums are alternately in `output` and
+# in a buffer the film doesn't show.
 #
 # **Predict.** Write the cost in the cell below the film. As everywhere, `nbytes` is the size of the *full*
 # tensor, which here is the input.
@@ -554,9 +556,9 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # %% [markdown]
 # **In production.** The call is `dist.reduce_scatter_tensor(output, input)`. gloo's reduce-scatter sends as
 # much as an all-reduce because it *is* one. It sums the whole tensor everywhere and then throws (N−1)/N of
-# the sum away, so yours sends half as much. NCCL has true reduce-scatters, among them a ring and, since 2.23,
-# an algorithm called PAT. Keep the difference in mind when you test sharded training on a CPU. For a
-# built-in, the ledger shows the bytes any algorithm must send, but gloo might send more.
+# the sum away, so your function sends half as much. NCCL has true reduce-scatters, among them a ring and,
+# since 2.23, an algorithm called PAT. Keep the difference in mind when you test sharded training on a CPU.
+# For a built-in, the ledger shows the bytes any algorithm must send, but gloo might send more.
 #
 # **Break it.** Here is one round of a ring with *one* buffer. The buffer is sent to the right while the left
 # neighbour's value is received into it. Predict the value rank 1 holds afterwards.
@@ -577,9 +579,9 @@ results(one_buffer)
 
 # %% [markdown]
 # The ledger stops this run. Without the ledger, you might not notice the mistake, because rank 1 should end
-# with 0 and quite possibly does. But if a rank's new value arrives before its own has left, the rank passes
-# on the *new* value. Then one value reaches two ranks, and another is lost. The mistake hits different ranks
-# in different runs, so it is hard to find.
+# with 0 and quite possibly does. But if a rank's new value arrives before its old value has left, the rank
+# passes on the *new* value. Then one value reaches two ranks, and another is lost. The mistake hits different
+# ranks in different runs, so it is hard to find.
 
 # %% [markdown]
 # ## 3 · All-gather on a ring
@@ -691,7 +693,7 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # bytes.
 #
 # **Break it.** If ten elements are cut into four shards, the shards have 3, 3, 2 and 2. Here every rank makes
-# room for N shards of its own size. What happens when a rank with 3 elements sends to a rank with 2?
+# room for N shards as large as its own. What happens when a rank with 3 elements sends to a rank with 2?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -730,7 +732,7 @@ results(uneven_shards)
 #
 # In total, §0 sends just as many messages per element. Its flaw is that one rank sends half of them. A
 # reduce-scatter followed by an all-gather puts the same load on every rank instead. This is the ring
-# all-reduce, and in no algorithm can the busiest rank send less.
+# all-reduce. Its busiest rank sends no more than the busiest rank of any other algorithm.
 #
 # **Predict.** How many bytes does each rank send, and in how many rounds, for any N and M?
 
@@ -773,8 +775,8 @@ report.points(2)
 # For 8 GPUs and 1 GB, your functions should give 1.75 GB from each GPU, in 14 rounds.
 #
 # What grows with N, and what doesn't? Take links with 1/β = 50 GB/s and α = 10 µs. The cell prints both terms
-# for the bf16 gradient of a 7B model, and plots their sum for three sizes. (25 MB is the default size of the
-# pieces in which PyTorch's `DistributedDataParallel` sends gradients, as you will see in notebook 03.)
+# of the time for the bf16 gradient of a 7B model, and plots their sum for three sizes. (25 MB is the default
+# size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients, as notebook 03 shows.)
 
 # %% tags=["skip-in-grading"]
 ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
@@ -820,8 +822,8 @@ seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 # there are many.
 #
 # **Build.** Your function works in place and must handle *any* size: 10 elements over 4 ranks, 2 elements
-# over 3, or none at all. You can put your two halves together, or write the ring in one piece, on the tensor
-# itself.
+# over 3, or none at all. You can call your functions from §2 and §3, or write the ring in one piece, on the
+# tensor itself.
 #
 # If you write it in one piece, every rank can start by sending the chunk with its own number, r. In round k,
 # chunk r − k − 1 then reaches rank r, which adds its own part and passes the sum on in the next round. (Here
@@ -904,7 +906,7 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # **Look.** The next two cells show your ring on film and as a timeline. Is the film the same as the film at
 # the top of this section? (If your ring works on a copy, the boxes change only at the end, so compare the
 # messages instead. If your ring is §2 followed by §3, the number next to each message is one lower than in
-# that film, or 3 instead of 0.) In the timeline, count the arrows and ignore the milliseconds. Every rank
+# that film, with 3 in place of 0.) In the timeline, count the arrows and ignore the milliseconds. Every rank
 # sends six messages and receives six, of 1 MB each. In §0, by contrast, rank 0 received three messages of 4
 # MB and sent three, and every other rank sent one and received one. (Grey is waiting, and on a laptop most of
 # it is waiting for a core. §9 shows how that changes the time.)
@@ -918,11 +920,11 @@ run = try_it(sum_4_mb, ring_all_reduce)
 run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier") if run else None
 
 # %% [markdown]
-# **Break it.** Copy your ring and let its second phase start one chunk too early. Each rank then starts from
-# the chunk before the chunk it has just *finished*, and that sum is not complete. If you wrote the ring in
-# one piece, rank r finishes chunk r + 1, so start the second phase from chunk r. If your ring is §2 followed
-# by §3, rank r finishes chunk r, so give `all_gather` chunk r − 1 of the rank's own tensor instead. Before
-# you run the check, decide whether anything is right on any rank.
+# **Break it.** Copy your ring and let its second phase start one chunk too early. A rank that has just
+# *finished* chunk c then starts from chunk c − 1, whose sum is not complete. If you wrote the ring in one
+# piece, rank r finishes chunk r + 1, so start the second phase from chunk r. If your ring is §2 followed by
+# §3, rank r finishes chunk r, so give `all_gather` chunk r − 1 of the rank's own tensor instead. Before you
+# run the check, decide whether anything is right on any rank.
 
 
 # %% nbgrader={"grade_id": "ring_from_the_wrong_chunk", "solution": true}
@@ -966,7 +968,7 @@ report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed
 # | points | 8 |
 #
 # Suppose you log the loss in every step. It is one float of 4 bytes, averaged over 512 ranks. In the ring,
-# that float is one chunk of 512, and the other chunks are empty. But this one chunk must go around twice,
+# that float is one of 512 chunks, and the other chunks are empty. But this one chunk must go around twice,
 # which makes 2 · 511 = 1,022 hops, one after another. At 10 µs each, they take 10 ms for one number. Here the
 # bytes don't matter, but the rounds do.
 #
@@ -1117,8 +1119,9 @@ for rank, total in enumerate(totals):
 # *many* nodes. On two nodes they can also win on large messages (issue 946).
 #
 # <details><summary>NCCL's tree</summary>NCCL's tree is not recursive doubling. It is a pair of binary trees
-# that each carry half of the tensor, up to the root and down again, in pieces. A rank sends at most 2 M (a
-# root M), a little more than in the ring, but the rounds grow only with log N (NCCL issue 457).</details>
+# that each carry half of the tensor, up to the root and down again, in pieces. A root sends M, and every
+# other rank sends at most 2 M, which is a little more than in the ring. But the rounds grow only with log N
+# (NCCL issue 457).</details>
 # <details><summary>Rabenseifner's all-reduce</summary>MPICH uses recursive doubling for short messages, and
 # for long ones an algorithm by Rabenseifner, which is also a reduce-scatter followed by an all-gather. In the
 # first half of its rounds, the messages have M/2, M/4, M/8, ... bytes, and in the second half they double
@@ -1226,7 +1229,7 @@ beside(all_to_all_cost, all_to_all_840)
 
 # %% [markdown]
 # **In production.** The call is `dist.all_to_all_single(output, input)`, with lists of sizes if the chunks
-# differ, as they do when experts are not equally popular.
+# differ in size, as they do when experts are not equally popular.
 #
 # **Break it.** To save memory, let the result overwrite the input, with `all_to_all(x, x)`. What can go
 # wrong, and when would it go unnoticed?
@@ -1245,9 +1248,9 @@ results(in_place)
 # %% [markdown]
 # <details><summary>After you have run it</summary>Rank 0 should hold 0, 10, 20, 30. There are three possible
 # outcomes. If the result is right, your function keeps a copy, so no memory is saved. If the result is wrong,
-# a chunk was overwritten before it had left. If the ledger complains, that is because with an even N there is
-# a round that sends and receives the same chunk. The mistake goes unnoticed when all test data are alike,
-# such as all ones. <code>torch.distributed</code> doesn't promise to notice at all.</details>
+# a chunk was overwritten before it had left. If the ledger complains, the reason is a round in which the same
+# chunk is sent and received. Every even N has such a round. The mistake goes unnoticed when all test data are
+# alike, such as all ones. <code>torch.distributed</code> doesn't promise to notice at all.</details>
 
 # %% [markdown]
 # ## 7 · Two kinds of wire *(optional)*
@@ -1538,9 +1541,9 @@ for reading, bandwidth in readings.items() if ready(seconds) else ():
 # | builds on | all of it |
 # | time | 10 minutes |
 #
-# **Predict.** Four algorithms run on four ranks of this machine, from 4 KB to 64 MB: your ring, your
-# recursive doubling, `gather_to_one` from §0, and PyTorch's own. Which is first at 4 KB, and which at 64 MB?
-# At which size do your ring and your recursive doubling take the same time?
+# **Predict.** Four algorithms run on four ranks of this machine, with tensors of 4 KB to 64 MB: your ring,
+# your recursive doubling, `gather_to_one` from §0, and PyTorch's own. Which is first at 4 KB, and which at 64
+# MB? At which size do your ring and your recursive doubling take the same time?
 #
 # **Measure.** A run begins when all ranks are ready and ends when the slowest rank is done. Only the best of
 # several runs counts, because any other work on the machine can only add to the time.
@@ -1698,11 +1701,11 @@ for name, times in measured.items():
 # %% [markdown]
 # Look at five things. They depend on your machine, so compare each sentence with your own figures.
 #
-# *The fit knew the answer, but ping-pong did not.* α and β of the race were chosen to suit these very curves,
-# so their crossover only describes the measurement. The crossover computed from ping-pong is a prediction. If
-# it is far off, the gap is the price of the assumption that every rank has its own wire. Ping-pong keeps two
-# ranks busy and has the memory to itself, whereas in the race four ranks copy and add at the same time. If
-# you compare both values of 1/β, you see that α and β depend on the load as well as the computer.
+# *The fit knew the answer, but ping-pong did not.* The fit chose α and β to suit these very curves, so their
+# crossover only describes the measurement. The crossover computed from ping-pong is a prediction. If it is
+# far off, the gap is the price of the assumption that every rank has its own wire. Ping-pong keeps two ranks
+# busy and has the memory to itself, whereas in the race four ranks copy and add at the same time. If you
+# compare both values of 1/β, you see that α and β depend on the load as well as on the computer.
 #
 # *On the left, only rounds count.* The ring has 6 and recursive doubling has 2, so with one α for both, the
 # ring takes three times as long. If your factor is not three, a round doesn't cost the same in both (see the
@@ -1722,9 +1725,9 @@ for name, times in measured.items():
 # *Recursive doubling might bend up at the end.* At 64 MB, the bytes decide. The ring sends 1.5 M and
 # recursive doubling 2 M, so the ring should take 1.5 / 2 = 0.75 of doubling's time. If the ring takes much
 # less, look at the memory, because doubling receives into a buffer as large as the tensor. If that buffer is
-# new in every call, it is fetched from the system each time, page by page, because glibc, the C library of
-# Linux, keeps no freed block of more than 32 MB for the next call (`man mallopt`, M_MMAP_THRESHOLD). α and β
-# don't account for memory.
+# new in every call, it is fetched from the system each time, page by page. The reason is that glibc, the C
+# library of Linux, keeps no freed block of more than 32 MB (`man mallopt`, M_MMAP_THRESHOLD). α and β don't
+# account for memory.
 #
 # **In production.** `nccl-tests` prints two bandwidths, and so do the last four lines above. The *algorithm
 # bandwidth* is M divided by the time. The *bus bandwidth* is the algorithm bandwidth times 2 (N−1)/N for an
