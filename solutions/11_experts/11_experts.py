@@ -739,9 +739,9 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 #
 # Take the first matrix printed in §4, which lists the rows from each rank to each rank, and ignore its
 # diagonal. In the dispatch, rank r sends the rows counted in *row* r of this matrix. In the combine, it sends
-# back a result for each row it received, and these are counted in *column* r. Backward repeats both exchanges
-# for the gradients, in the opposite direction. So a rank with popular experts sends a lot, even if none of
-# its own tokens leave it.
+# back a result for each row it received, and these rows are counted in *column* r. Backward repeats both
+# exchanges for the gradients, in the opposite direction. So a rank with popular experts sends a lot, even if
+# none of its own tokens leave it.
 #
 # **Predict.** On two ranks with two experts each, the counts are [[3, 1, 2, 0], [0, 5, 1, 1]]. How many
 # rows does rank 0 send, in all four exchanges together?
