@@ -8,16 +8,16 @@
 # replicas (03), and 8 ranks that share a layer (06). Notebook 08 added a fourth axis, which cuts sequences
 # that are too long for one rank.
 #
-# Here you combine three axes on 8 ranks, and all four on 16. You write a training step that gives the same
-# gradients on such a grid of ranks as in a single process. Then you calculate what the step costs: the bytes
-# per axis, the memory per GPU, and the seconds. You compare your predictions with published runs, and at the
-# end your functions choose a layout for 1,024 GPUs.
+# Here you combine three axes on 8 ranks, and all four on 16. You write a training step whose gradients on
+# such a grid of ranks equal the gradients of a single process. Then you calculate what the step costs: the
+# bytes per axis, the memory per GPU, and the seconds. You compare your predictions with published runs, and
+# at the end your functions choose a layout for 1,024 GPUs.
 #
 # | | |
 # |---|---|
 # | you will build | coordinates on a mesh; a training step over four axes; the norm of a gradient that is spread over the ranks; functions that predict bytes, memory and time on a cluster; a search for the best layout |
 # | you need | averages of gradients (notebook 03); layers cut over ranks (notebook 06); `run_schedule` (notebook 07); zigzag (notebook 08) |
-# | time | about three hours, with a break after §4; the *optional* parts (§10, and the ends of sections 2 to 5, 7 and 8) take an hour more |
+# | time | about three hours, with a break after §4; the *optional* parts take an hour more |
 # | points | 60, and 6 of extra credit |
 # | on a rented machine | you don't have to rent one, because two cores can run 16 ranks of a small GPT. On 8 GPUs, your step runs over NCCL. The section *On your GPUs* needs one GPU or more |
 #
@@ -42,7 +42,7 @@
 # | mesh | the ranks of a run, arranged as a grid with one axis for each way of cutting |
 # | pp, dp, cp, tp | the axes. pp cuts the model into stages, dp gives each replica different rows, cp cuts a sequence, and tp cuts a layer |
 # | group of an axis | ranks whose coordinates differ only on this axis |
-# | flattened group | ranks whose coordinates differ only on several axes, such as dp and cp, as one group |
+# | flattened group | one group of all ranks whose coordinates differ only on certain axes, such as dp and cp |
 # | innermost | the axis along which the numbers of the ranks are consecutive. It is listed last |
 # | term, sample | In §3, a term is a rank's share of a sum, and a sample is one of the values that are averaged. Elsewhere, a sample is a row of the batch |
 # | whole, cut | A parameter is whole if every rank of tp holds all of it, and cut if each holds only a part |
@@ -50,7 +50,7 @@
 # A mesh is written as a dict of sizes, with the outermost axis first: `{"pp": 2, "dp": 2, "tp": 2}`. If an
 # axis is missing, its size is 1.
 #
-# The cell after the imports defines tools for sections 1 to 4, which you don't have to read now. `on_mesh`
+# The cell after the imports, which you don't have to read now, defines tools for sections 1 to 4. `on_mesh`
 # starts the ranks of a mesh (8 by default). Each rank builds a small GPT in float64, cuts it over the axes,
 # and calls one of your functions. `alone` runs the same model in one process.
 
@@ -143,7 +143,7 @@ def part_of(whole, part, k):
 #
 # The next cell shows 16 GPUs on two nodes of eight. In a running notebook, you can click on a GPU. The ranks
 # of its groups then get the colours of the axes, and a table names the wire of each group. Change the order
-# of the axes, and watch how the wires change.
+# of the axes, and watch the wires.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.mesh_explorer import mesh_explorer
@@ -151,15 +151,15 @@ from course_lib.pictures.mesh_explorer import mesh_explorer
 mesh_explorer()
 
 # %% [markdown]
-# **Predict.** On the mesh pp 2, dp 2, tp 2, with which rank does rank 5 share its layers (tp)? With which
-# rank does it average gradients (dp)?
+# **Predict.** Take a mesh of pp 2, dp 2 and tp 2. With which rank does rank 5 share its layers (tp)? With
+# which rank does it average gradients (dp)?
 #
-# **Build.** From one rank to the next, the last axis varies fastest, like the last digit of a number.
-# `coordinates` returns a rank's coordinate on every axis. `axis_ranks` returns the rank's group on an axis,
-# which consists of the rank itself and all ranks that differ from it only on this axis. List them in the
-# order of their coordinates on the axis. For a tuple of axes, return the flattened group, in which the first
-# axis varies slowest. The code computes `own`, the coordinates of `rank`, and `everyone`, the coordinates of
-# all ranks.
+# **Build.** From one rank to the next, the coordinate on the last axis varies fastest, like the last digit of
+# a number. `coordinates` returns a rank's coordinate on every axis. `axis_ranks` returns the rank's group on
+# an axis, namely the rank itself and all ranks that differ from it only on this axis. List these ranks in the
+# order of their coordinates on the axis. For a tuple of axes, return the flattened group, in which the
+# tuple's first axis varies slowest. The code computes `own`, the coordinates of `rank`, and `everyone`, the
+# coordinates of all ranks.
 
 
 # %% nbgrader={"grade_id": "coordinates", "solution": true}
@@ -226,7 +226,7 @@ if ready(coordinates, axis_ranks):
     print("all ranks agree:", all(theirs == mine for r in ranks for theirs, mine in r.values()))
 
 # %% [markdown]
-# Rank 5 shares layers with rank 4, its neighbour, and averages gradients with rank 7.
+# Rank 5 shares layers with its neighbour rank 4, and averages gradients with rank 7.
 #
 # **Break it.** In the explorer above, every axis has 2 ranks. Reorder the axes until tp is in front. With
 # which rank does rank 5 now share its layers, and over which wire?
@@ -236,8 +236,8 @@ if ready(coordinates, axis_ranks):
 # costs.</details>
 #
 # **In production.** In PyTorch, you write `init_device_mesh("cuda", (16, 8, 8), mesh_dim_names=("pp", "dp",
-# "tp"))`. Then `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` is a flattened group. The
-# order of the other axes differs, but in Llama 3, Megatron-Core and torchtitan, tp is innermost.
+# "tp"))`. Then `mesh["tp"]` is this rank's group, and `mesh["pp", "dp"]._flatten()` is a flattened group. In
+# Llama 3, Megatron-Core and torchtitan, tp is innermost, but the order of the other axes differs.
 #
 # <details><summary>The three orders</summary>Llama 3 lists [TP, CP, PP, DP], innermost first (§3.3.2 of its
 # paper). Megatron-Core's default, <code>tp-cp-ep-dp-pp</code>, is also written innermost first, so pp is
@@ -259,17 +259,18 @@ if ready(coordinates, axis_ranks):
 # | difficulty, importance | 2 and 5 of 5 |
 # | points | 5 |
 #
-# Imagine the batch of a step as a sheet, with samples as rows and positions in the sequence as columns. Two
-# axes cut the sheet. dp divides the rows, since replicas read different samples. cp divides the columns,
-# since its ranks share a sequence. The other axes don't cut the sheet. Ranks of tp hold parts of one layer,
-# so they need the same input, and all stages of pp work on the same samples in turn.
+# Imagine the batch of a step as a sheet, with samples as rows and positions in the sequence as columns. Only
+# two axes cut the sheet. dp divides the rows, since replicas read different samples. cp divides the columns,
+# since its ranks share a sequence. Ranks of tp hold parts of one layer, so they need the same input, and all
+# stages of pp work on the same samples in turn.
 #
-# **Predict.** On a mesh of pp 16, dp 8, tp 8, each replica reads 4 rows. How many samples does a step read, 4
-# · 8 or 4 · 1,024?
+# **Predict.** On a mesh of pp 16, dp 8 and tp 8, each replica reads 4 rows. How many samples does a step
+# read, 4 · 8 or 4 · 1,024?
 #
 # **Build.** Each replica reads consecutive rows. Under a causal mask, late tokens need more work than early
 # ones, so positions are distributed in a zigzag. The sequence is cut into 2 · cp chunks, counted from 0, and
-# rank r of cp gets chunks r and 2 · cp − 1 − r. The function `cut`, the sizes and the coordinates are given.
+# rank r of cp gets chunk r and chunk 2 · cp − 1 − r. The function `cut`, the sizes and the coordinates are
+# given.
 
 
 # %% nbgrader={"grade_id": "my_part", "solution": true}
@@ -305,8 +306,8 @@ def my_part(
 # every replica, and <code>cut(seq, 2 * cp)</code> returns the chunks. A rank takes one entry of the first
 # list, and two entries of the second.</details>
 #
-# **Check.** You get half of the points if your function gives each rank of cp one block of positions, because
-# the ranks' work is then unequal. You also get half of them if replicas read the same rows.
+# **Check.** You get only half of the points if replicas read the same rows, or if each rank of cp gets one
+# block of positions, because the ranks' work is then unequal.
 
 # %% nbgrader={"grade_id": "my_part_check", "points": 5}
 report = check("10_four_dimensions/my_part", my_part)
@@ -316,8 +317,9 @@ report = check("10_four_dimensions/my_part", my_part, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** The cell uses your function to draw the sheet of 8 rows and 32 positions on dp 2, cp 2, tp 2.
-# Each square names the ranks that read it, and its colour shows which part of the sequence these ranks have.
+# **Measure.** The cell uses your function to draw the sheet of 8 rows and 32 positions on dp 2, cp 2 and
+# tp 2. Each square names the ranks that read it, and its colour shows which part of the sequence these
+# ranks have.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if ready(my_part):
@@ -382,8 +384,8 @@ for name, same in (("different rows", False), ("the same rows", True)):
     print(f"{name:15} loss {first:.2f} -> {last:.2f}, {samples} samples read")
 
 # %% [markdown]
-# Both losses fall. The loss of the second run ends a little higher, but it could also do so with another
-# seed. In this run, the two replicas did the same work, but the loss doesn't show it.
+# Both losses fall. The loss of the second run ends a little higher, but another seed could have the same
+# effect. In the second run, both replicas did the same work, but the loss doesn't show it.
 
 # %% [markdown]
 # ## 3 · Three axes in one step
@@ -402,32 +404,31 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # is a rank's gradient a *term* of a sum, or a *sample* of a mean?
 #
 # The loss of a batch is the mean over all its targets, so it is a sum over tokens, in which each token's loss
-# is divided by the same number. If every rank divides by this number, the gradients on the ranks of every
-# axis are terms:
+# is divided by the same number. If every rank divides by this number, its gradient is a term on every axis:
 #
 # | axis | the terms of its ranks come from | the terms are summed by |
 # |---|---|---|
 # | tp | one product, cut into parts | the layers |
-# | pp | a tied weight, which both ends use | `run_schedule` |
-# | cp | the same rows, for different tokens | you |
+# | pp | a tied weight, which the first and the last stage use | `run_schedule` |
+# | cp | different tokens of the same rows | you |
 # | dp | different rows | you |
 #
-# gradient = the sum, over all ranks of dp and cp, of ∂(sum of the rank's losses / targets of the batch)
+# gradient = the sum, over all ranks of dp and cp, of ∂(sum of the rank's losses / number of targets in the
+# batch)
 #
 # By default, `run_schedule` divides by the number of targets in its microbatches, so each replica gets the
-# mean over its own targets. This mean is a sample, and the mean of the samples is a different loss as soon as
-# the replicas have unequal numbers of targets (notebook 03, §4). Instead, count the targets of all replicas
-# first, and pass this number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"), count)`. A
-# target of -100 does not count, so a replica might have no target that counts.
+# mean over its own targets. This mean is a sample, and the mean of the samples differs from the batch's loss
+# as soon as the replicas have unequal numbers of targets (notebook 03, §4). Instead, count the targets of all
+# replicas first, and pass this number on: `run_schedule(stages, schedule, microbatches, mesh.group("pp"),
+# count)`. A target of -100 does not count, so a replica might have no target that counts.
 #
-# **Predict.** On pp 2, dp 2, tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
+# **Predict.** On pp 2, dp 2 and tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
 # collectives does rank 0 call over tp, including the embedding's sum? How many over dp?
 #
-# **Build.** Some parameters might have a gradient from an earlier call, which has already been reduced. The
-# given lines set such gradients aside, and add them back at the end. You write the lines in the middle.
-# `run_schedule` returns the parts of the loss by microbatch, and the given lines add them up.
-# `mesh.group(axis)` takes an axis or a tuple of axes. A missing axis has size 1. Create new tensors on
-# `mesh.device`.
+# **Build.** Some parameters might already have a gradient, which an earlier call has reduced. The given lines
+# set such gradients aside, and add them back at the end. You write the lines in the middle. `run_schedule`
+# returns a part of the loss for each microbatch, and the given lines add these parts up. `mesh.group(axis)`
+# takes an axis or a tuple of axes. A missing axis has size 1. Create new tensors on `mesh.device`.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -472,20 +473,20 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 
 # %% [markdown]
 # <details><summary>Hint: the schedule</summary><code>run_schedule(stages, schedule, microbatches,
-# mesh.group("pp"), count)</code> runs the forward and backward of all microbatches, adds tied terms, and
-# divides by the number <code>count</code>.</details>
+# mesh.group("pp"), count)</code> runs the forward and backward of all microbatches, adds up the two terms of
+# a tied weight, and divides by the number <code>count</code>.</details>
 # <details><summary>Hint: the targets of the batch</summary><code>(targets != -100).sum()</code>, added up
 # over the microbatches, is this replica's number of targets. Sum this number only over dp, because the ranks
 # of cp are given the same rows.</details>
 # <details><summary>Hint: one sum for two axes</summary>Summing over cp and then over dp is the same as
 # summing over the flattened group. You don't have to divide after this sum.</details>
 # <details><summary>Hint: a gradient is wrong</summary>Look at the factor by which the gradients are wrong. If
-# all gradients are n times too small, you took a mean of n ranks' terms. If they are too large, the schedule
-# divided by fewer targets than the batch has.</details>
+# all gradients are n times too small, you took a mean of n ranks' terms. If the gradients are too large, the
+# schedule divided by fewer targets than the batch has.</details>
 #
-# **Check.** The check compares your step on four meshes with one process, in float64. Replicas have unequal
-# numbers of targets, and in one case a replica has no target. In another case, each rank has two stages. The
-# check also counts the bytes on every axis.
+# **Check.** On four meshes, the check compares your step with a single process, in float64. Replicas have
+# unequal numbers of targets, and in one case a replica has no target. In another case, each rank has two
+# stages. The check also counts the bytes on every axis.
 
 # %% nbgrader={"grade_id": "hybrid_step_check", "points": 13}
 report = check("10_four_dimensions/hybrid_step", hybrid_step)
@@ -495,10 +496,9 @@ report = check("10_four_dimensions/hybrid_step", hybrid_step, cases="hidden")
 report.points(13)
 
 # %% [markdown]
-# **Measure.** The next cell runs your step on eight ranks and compares it with one process. It prints the
-# losses, and the largest error in any gradient on any rank, as a share of the largest gradient. The cell
-# after it draws the step, with every operation in the colour of its axis, and counts the operations of rank
-# 0.
+# **Measure.** The next cell runs your step on eight ranks and compares it with one process. It prints both
+# losses, and the largest error of any gradient, divided by the largest gradient. The cell after it draws the
+# step, with every operation in the colour of its axis, and counts the operations of rank 0.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -546,11 +546,11 @@ if run:
 # makes 36 sums over tp. Along pp, rank 0 sends an activation and receives a gradient for each of the 4
 # microbatches. The fifth send and receive are for the tied table. Over dp, the ranks count the targets first,
 # and add up the gradients at the end. The addition takes one call if you joined the gradients, or 34 calls if
-# you summed each parameter separately, but the bytes are the same. The last sum is for the loss.
+# you summed each gradient separately, but the bytes are the same. The last sum is for the loss.
 #
 # **Break it.** The next cell combines the gradients of all ranks of a stage, as `DistributedDataParallel`
 # would if you gave it these ranks as its group. The mesh returns the group of dp × tp whenever your function
-# asks for dp, even to count the targets. Which gradients will be wrong? Will the loss be wrong as well?
+# asks for dp, also when it counts the targets. Which gradients will be wrong? Will the loss also be wrong?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -586,35 +586,35 @@ if run:
         print("the mean of both ranks:", torch.allclose(mine, (wanted + other) / 2))
 
 # %% [markdown]
-# The loss is right, and so are the gradients of the norms. But the gradient of every cut matrix is now the
-# mean of *different* parts on two ranks, so the model would train badly. Before you trust a loss, compare
-# your gradients with the gradients of a single process.
+# The loss is right, and so are the gradients of the norm layers. But the gradient of every cut matrix is now
+# the mean of two *different* parts, so the model would train badly. Before you trust a loss, compare your
+# gradients with the gradients of a single process.
 #
 # **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
-# `PipelineStage` with `Schedule1F1B` runs the stages. If you combine these parts, you have to know two
-# things. `fully_shard` takes the mean over dp by itself, so you must divide the loss by only 1/dp of the
-# batch's targets. And the gradient of a tied head lacks a term, unless you add up the gradients of its two
-# copies yourself.
+# `PipelineStage` with `Schedule1F1B` runs the stages. Two things matter if you combine these parts.
+# `fully_shard` takes the mean over dp by itself, so you must divide the losses by the average number of
+# targets per replica. And the gradient of a tied head lacks a term, unless you add up the gradients of its
+# two copies yourself.
 #
 # <details><summary>How torchtitan and picotron divide</summary>torchtitan gives <code>fully_shard</code> dp
-# and cp as one flattened group, for the same reason for which you call a single all-reduce. It also counts
-# the targets of all ranks first (<code>global_valid_tokens</code>), and turns the division of
-# <code>fully_shard</code> off. picotron's pipeline (<code>pipeline_parallel.py</code>, 2025) takes the mean
-# over each microbatch and never divides by the number of microbatches <i>m</i>, so its gradients are m times
-# too large. AdamW hides this mistake, because its steps hardly change with the scale of a gradient.</details>
+# and cp as one flattened group, just as you sum over both axes in a single all-reduce. It also counts the
+# targets of all ranks first (<code>global_valid_tokens</code>), and turns off <code>fully_shard</code>'s own
+# division. picotron's pipeline (<code>pipeline_parallel.py</code>, 2025) takes the mean over each microbatch
+# and never divides by the number of microbatches <i>m</i>, so its gradients are m times too large. AdamW
+# hides this mistake, because its steps hardly depend on the scale of the gradients.</details>
 #
-# **Question.** What changes if you reduce over dp first, and then over cp, with 2 ranks each?
+# **Question.** What changes if you reduce over dp first, and then over cp, with 2 ranks on each axis?
 #
-# <details><summary>Answer</summary>No gradient changes, because both reductions are sums. But two all-reduces
-# over 2 ranks send 2 · 1/2 · 2 = 2 times the bytes of the gradients, whereas a single all-reduce over all 4
-# ranks sends only 2 · 3/4 = 1.5 times these bytes.</details>
+# <details><summary>Answer</summary>No gradient changes, because both reductions are sums. But each all-reduce
+# over 2 ranks sends 2 · 1/2 = 1 times the bytes of the gradients, so both together send twice these bytes. A
+# single all-reduce over all 4 ranks sends only 2 · 3/4 = 1.5 times these bytes.</details>
 
 # %% [markdown]
 # ### Optional: all four axes, on 16 ranks
 #
 # **Look.** The picture shows one step over all four axes. The bar of a sum over several axes is striped.
-# Which axis communicates most of the time, and which axis has an unstriped bar only once?
+# Which axes communicate inside the layers, and which axis has only a single unstriped bar?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -634,9 +634,9 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
 # tp communicates in every layer, cp in every attention, and pp between the stages. The long bars of pp are
-# the pipeline's bubble, in which the rank waits for a microbatch. The first striped bar is the barrier. Right
-# after it, the targets are counted over dp, in the only unstriped bar of dp. At the end, dp and cp share the
-# sum of the gradients, and the last striped bar is the sum of the loss over three axes.
+# the pipeline's bubble, in which the rank waits for a microbatch. The first striped bar is a barrier before
+# the step. Right after it, the targets are counted over dp, in the only unstriped bar of dp. At the end, dp
+# and cp share the sum of the gradients, and the last striped bar is the sum of the loss over three axes.
 
 # %% [markdown]
 # ## 4 · The norm of a gradient that no rank holds
@@ -810,7 +810,7 @@ if ready(clip_grad_norm):
 # %% [markdown]
 # The loss falls in both runs, and even further in the second run. There, each rank clips by its own norm,
 # which is smaller than the model's norm, so gradients are clipped less than you asked for. The loss doesn't
-# show that the copies drift apart with every step, and that the ranks of tp add up products of layers that no
+# show that the copies drift apart with every step, or that the ranks of tp add up products of layers that no
 # longer belong to *one* model.
 
 # %% [markdown]
@@ -824,12 +824,11 @@ if ready(clip_grad_norm):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Closed forms tell you *how many* bytes each axis sends, but the placement of the ranks decides over *which
-# wires* these bytes are sent. `one_step` runs the step of section 3 again, with a wider GPT in float32, on
-# eight ranks. In the picture, thick lines mark the border between two nodes of four.
+# Closed forms tell you *how many* bytes each axis sends, but *which wires* carry these bytes depends on the
+# placement of the ranks. `one_step` runs the step of section 3 again, with a wider GPT in float32, on eight
+# ranks. In the picture, thick lines mark the border between two nodes of four ranks.
 #
-# **Predict.** Before you run the cell, put the three axes in order. Which axis sends most, and which axis
-# least?
+# **Predict.** Before you run the cell, order the three axes by the bytes they send.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -857,26 +856,25 @@ hybrid_figures.nodes_figure(sent, per_node=4)
 # | pp | m · M to each of the stage's neighbours |
 # | dp | one all-reduce of the gradients of the rank's parameters, over the n = dp · cp replicas |
 #
-# The code counts the rest, namely the parameters of the rank, the bytes of cp, and the bytes that the
-# first and the last stage send in addition, `tp_ends` and `pp_ends`.
+# The code counts the rest, namely the parameters of the rank, the bytes of cp, and the bytes that the first
+# and the last stage send in addition (`tp_ends` and `pp_ends`).
 #
 # <details><summary>The parts that are given as code</summary>The first stage adds one all-reduce of M over tp
 # for each microbatch, for the embedding. The last stage adds two, one of M for the gradient of the head's
 # input, and one of 3 float32 numbers per token for the loss. With a tied table and more than one stage, the
 # first and the last stage also sum the table's gradient once per step, and each of them sends V/t · h
-# elements for it, where V is the number of rows of the table and h is the width.<br>If the layers have
-# GPT-2's parts, a rank has (12h² + 7h)/t cut and 6h whole parameters per layer (norms, and the biases added
-# after a sum). The first stage also has the table (V·h/t) and the positions (context·h). The last stage also
-# has the final norm (2h) and the head (V·h/t). A tied head is the table, so both stages have a copy of it.
-# But if one stage is both the first and the last, it has the tied table only once.<br>For cp, let K be the
-# bytes of keys
-# <i>and</i> values of the rank's tokens, for key_value_heads / t heads. For each layer here and each
-# microbatch, a rank sends (cp−1) · K in forward. In backward, it sends (cp−1) · K again, and cp · K for the
-# gradients. With cp = 1 it sends nothing.</details>
+# elements for this sum, where V is the number of rows of the table and h is the width.<br>If the layers have
+# GPT-2's parts, a rank has, for each layer, (12h² + 7h)/t cut parameters, and 6h whole parameters (norms, and
+# the biases added after a sum). The first stage also has the table (V·h/t) and the positions (context·h). The
+# last stage also has the final norm (2h) and the head (V·h/t). A tied head is the table, so both stages have
+# a copy of it. But if one stage is both the first and the last, it has the tied table only once.<br>For cp,
+# let K be the bytes of keys <i>and</i> values of the rank's tokens, for key_value_heads / t heads. For each
+# of its layers and each microbatch, a rank sends (cp−1) · K in forward. In backward, it sends (cp−1) · K
+# again, and cp · K for the gradients. With cp = 1 it sends nothing.</details>
 #
 # `wire` returns which link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group spans
-# stride · size ranks, and each node holds `per_node` ranks. The code computes `stride`, `size`, and `ranks`,
-# the number of ranks on the mesh.
+# stride · size ranks. Each node holds `per_node` ranks. The code computes `stride` and `size`, and the number
+# of ranks on the mesh (`ranks`).
 
 
 # %% nbgrader={"grade_id": "axis_bytes", "solution": true}
@@ -939,10 +937,10 @@ def wire(sizes, axis, per_node):
 
 
 # %% [markdown]
-# <details><summary>Hint: a node of 6</summary>With tp = 4 and nodes of 6, ranks 4 to 7 are one group, but 4
-# and 5 are in the first node, and 6 and 7 in the second. An axis of one rank stays in its node, and so do all
-# axes of a mesh that fits into a node. Otherwise a group stays in a node if stride · size divides the number
-# of GPUs per node.</details>
+# <details><summary>Hint: a node of 6</summary>With tp = 4 and nodes of 6 GPUs, ranks 4 to 7 are one group,
+# but ranks 4 and 5 are in the first node, and ranks 6 and 7 in the second. An axis of one rank stays in its
+# node, and so do all axes of a mesh that fits into a node. Otherwise a group stays in a node if stride · size
+# divides the number of GPUs per node.</details>
 
 # %% nbgrader={"grade_id": "axis_bytes_check", "points": 8}
 report = check("10_four_dimensions/axis_bytes", axis_bytes, wire)
@@ -952,8 +950,8 @@ report = check("10_four_dimensions/axis_bytes", axis_bytes, wire, cases="hidden"
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell prints your formula next to the ledger, for the first and the last rank of this mesh.
-# Over dp, the ledger counts 8 bytes more, because the replicas also add up their numbers of targets (§3).
+# **Measure.** For ranks 0 and 7, the cell prints the ledger's bytes next to your formula's bytes. Over dp,
+# the ledger counts 8 bytes more, because the replicas also add up their numbers of targets (§3).
 
 # %% tags=["skip-in-grading"]
 for rank, stage in ((0, 0), (7, 1)):
@@ -967,8 +965,8 @@ for rank, stage in ((0, 0), (7, 1)):
 
 # %% [markdown]
 # **Break it.** The cell runs the same step on slow emulated wires, with 1 ms and 100 MB/s inside a node of
-# two, and 10 ms and 10 MB/s between the nodes. For every operation, a rank sleeps as long as the operation
-# would take on its link. **Predict:** if tp moves to the front, how many times as long does the step take?
+# two ranks, but 10 ms and 10 MB/s between nodes. For every operation, a rank sleeps as long as the operation
+# would take on its link. **Predict:** if tp moves to the front, by which factor does the step take longer?
 # The cell takes about 20 seconds.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1007,18 +1005,18 @@ print(f"{slept[1] / slept[0]:.1f} times as long")
 #
 # <details><summary>Answer</summary>dp can, because a layer's gradient is ready while the backward of earlier
 # layers still runs. pp can, since another microbatch is computed while the message travels, and so can cp's
-# ring. tp cannot without more effort, because the next product needs the result of the sum.</details>
+# ring. tp cannot do so without more effort, because the next product needs the result of the sum.</details>
 
 # %% [markdown]
 # ### Optional: your step as rank 517 of 1,024
 #
 # You can also let your own program count a rank's bytes. `dry_run` runs `hybrid_step` unchanged, as one rank
-# of a large mesh. Float tensors have no values, and calls that need other ranks return immediately. So a dry
-# run can't measure time or detect wrong values, but bytes, calls, memory and FLOPs are the same as on the
-# real rank. The cell takes half a minute.
+# of a large mesh. In a dry run, float tensors have no values, and calls that need other ranks return
+# immediately. So it can't measure time or detect wrong values, but bytes, calls, memory and FLOPs are the
+# same as on the real rank. The cell takes half a minute.
 #
-# **Predict.** Rank 517 of pp 8, dp 16, tp 8 has 16 microbatches of one row, in float32. For how many
-# microbatches does it keep activations at the same time, at most?
+# **Predict.** On pp 8, dp 16 and tp 8, rank 517 has 16 microbatches of one row, in float32. For at most how
+# many microbatches does it keep activations at the same time?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import dry_run
@@ -1044,7 +1042,7 @@ if dry := tried(rank_517, hybrid_step):
 
 # %% [markdown]
 # The rank is on stage 4 (counted from 0) of 8, so it keeps the activations of min(16, 8 − 4) = 4
-# microbatches. The peak of the setup is 701 GB, because `stages_of` builds the whole model before
+# microbatches. The setup needs up to 701 GB of memory, because `stages_of` builds the whole model before
 # `mesh_stages` cuts it. No GPU has that much, so real programs build only a rank's part, or build the model
 # on the meta device.
 
@@ -1075,15 +1073,15 @@ LAYOUT = {
 GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% [markdown]
-# **Predict.** In a pipeline of 8 stages, each GPU has an eighth of the layers. Without a pipeline, a model
-# cut only by tp 8 keeps 34 GB of activations for one microbatch. How many GB does the first stage of the
+# **Predict.** In a pipeline of 8 stages, each GPU has an eighth of the layers. Without a pipeline, the same
+# model on tp 8 keeps 34 GB of activations for one microbatch. How many GB does the first stage of the
 # pipeline keep?
 #
 # **Build.** `memory_per_gpu` returns the memory of the states (which depends on the ZeRO stage) plus the
 # memory of the activations, in GB of 1e9 bytes. The code counts the bytes a layer keeps, so you write only
-# the states and the microbatches in flight. The letters are L layers, width h, a heads, s tokens and V rows
-# of the table. p, t and v are the layout's pp, tp and chunks, replicas = dp · cp, and m = batch / (dp ·
-# microbatch).
+# the states and the microbatches in flight. The model has *L* layers, width *h*, *a* heads, *s* tokens per
+# sequence, and *V* rows in its table. The letters *p*, *t* and *v* are the layout's pp, tp and chunks. We
+# write replicas = dp · cp, and m = batch / (dp · microbatch).
 #
 # | you write | bytes |
 # |---|---|
@@ -1097,10 +1095,10 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 # | given as code | bytes |
 # |---|---|
 # | sbh | microbatch · s/cp · h |
-# | recompute "none" | sbh (34 + 5as/h) / t with sequence parallelism, sbh (10 + (24 + 5as/h)/t) without |
+# | recompute "none" | with sequence parallelism, sbh (34 + 5as/h) / t. Without it, sbh (10 + (24 + 5as/h)/t) |
 # | "selective" | the same without 5as/h |
 # | "full" | 2 sbh, divided by t with sequence parallelism |
-# | activations | in flight · L/p · what a layer keeps. With "full", add the "none" of a single layer, because layers run again one at a time |
+# | activations | in flight · L/p · what a layer keeps. With "full", add what a single layer keeps with "none", because layers run again one at a time |
 #
 # </details>
 
@@ -1150,9 +1148,9 @@ report.points(6)
 
 
 # %% [markdown]
-# **Measure.** The cell compares the layout above with other options. The bar "plain" has ZeRO 0. Find the
-# option that needs more memory than the bar above it. The dashed line marks 76 GB, because NCCL and
-# fragmentation take some of the GPU's 80 GB.
+# **Measure.** The cell compares the layout above with other options. The bar "plain" has ZeRO 0. Find the bar
+# that is longer than the bar above it. The dashed line marks 76 GB, because NCCL and fragmentation take some
+# of the GPU's 80 GB.
 
 
 # %% tags=["skip-in-grading"]
@@ -1178,7 +1176,7 @@ if ready(memory_per_gpu):
 # The option with 4 chunks needs 2.2 GB more, because 8 + 7/4 = 9.75 microbatches are in flight instead of 8.
 #
 # **Break it.** With twice as many stages, each stage has half as many layers, so you might expect half of the
-# activations. The cell shows whether more stages save activations.
+# activations. The cell shows whether that is true.
 
 # %% tags=["skip-in-grading"]
 if ready(memory_per_gpu):
@@ -1187,8 +1185,8 @@ if ready(memory_per_gpu):
         print(f"pp {pp:2}: {states:5.1f} GB of states, {whole - states:5.1f} GB of activations")
 
 # %% [markdown]
-# The first stage keeps p microbatches of L/p layers, so p cancels, and the stage always keeps all 34 GB. In
-# other words, pipelining divides the states but not the activations.
+# The first stage keeps p microbatches for each of its L/p layers, so p cancels, and the stage always keeps
+# all 34 GB. Pipelining therefore divides the states but not the activations.
 #
 # **In production.** ZeRO-3 is rarely combined with a pipeline, because every layer would be gathered again
 # for each of the m microbatches. This is also why Llama 3's FSDP doesn't free gathered weights between
@@ -1238,44 +1236,47 @@ SELENE = {
 # TFLOP/s.</details>
 #
 # **Build.** You write three parts of `step_seconds`, namely the speeds, the ring, and the slot with the
-# pipeline. Matrix products reach F = flops · efficiency FLOP/s. Here `efficiency` (e in the next picture) is
-# their share of the peak, and it is the only constant that is fitted.
+# pipeline. Matrix products reach F = flops · efficiency, in FLOP/s. Here `efficiency` (e in the next picture)
+# is their share of the peak, and the only constant that is fitted.
 #
 # | you write | |
 # |---|---|
-# | fast, slow | bytes per second each way, of NVLink and of a GPU's network card |
+# | fast, slow | NVLink's speed and the speed of a GPU's network card, in bytes per second each way |
 # | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) seconds, since links reach 0.8 of the speed in their data sheets |
-# | slot | the time of L/p layers. Each takes `layer` (products and other operations) plus `waits` |
+# | slot | the time of L/p layers. Each layer takes `layer` (products and other operations) plus `waits` |
 # | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace |
 #
 # A step takes pipeline + replicas + optimizer seconds. The code has all other parts, which the fold explains.
 #
 # <details><summary>The parts that are given as code</summary>
 #
-# B = 0.8 · bandwidth is the speed of memory, tokens = microbatch · s/cp, and M is section 5's M in 16 bits, 2
-# · tokens · h bytes. (runs, scores, sums) is (3, 3, 4) without recomputation, because forward runs each
-# product once, and backward runs it twice. It is (3, 4, 4) for "selective" and (4, 4, 6) for "full", because
-# parts of forward are then run again.
+# B = 0.8 · bandwidth is the speed of memory, and tokens = microbatch · s/cp. As in section 5, M is the size
+# of the residual stream, which is 2 · tokens · h bytes in 16 bits. `runs` and `scores` count how often a
+# layer computes its matrix products and its attention scores, and `sums` counts its all-reduces over tp. The
+# triple (runs, scores, sums) is (3, 3, 4) without recomputation, because forward runs each product once, and
+# backward runs it twice. It is (3, 4, 4) for "selective" and (4, 4, 6) for "full", because parts of forward
+# are then run again.
 #
 # | part | seconds |
 # |---|---|
-# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of these ranks are in one node. A ring of X bytes runs over g ranks on NVLink, and then a ring of X/g bytes runs over n/g ranks on the network, because each GPU has its own card. If g does not divide n, put the fraction n/g into the ring's formula as it is |
+# | an all-reduce over n ranks, *stride* apart | g = min(n, max(1, per_node // stride)) of these ranks are in one node. First, a ring of X bytes runs over g ranks on NVLink. Then a ring runs over n/g ranks on the network, with only X/g bytes because each GPU has its own card. If g does not divide n, put the fraction n/g into the ring's formula as it is |
 # | products of a layer | (runs · 24 tokens h² + scores · 4 tokens s h) / t / F |
-# | the other operations | add three terms. (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B, which only sequence parallelism divides by t |
-# | waits of a layer | sums · all-reduce of M over tp (stride 1); 3/2 · all-reduce of 4 · microbatch · s · h / t bytes over cp (stride t) |
+# | the other operations | the sum of three terms: (40 + 16 (runs−3)) · tokens h / t / B; (20 + 9 (scores−3)) · tokens s a / t / B; and (44 + 22 (runs−3)) · tokens h / B. The last term is divided by t only with sequence parallelism |
+# | waits of a layer | sums · (an all-reduce of M over tp, with stride 1) + 3/2 · (an all-reduce of 4 · microbatch · s · h / t bytes over cp, with stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
 # | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if all p · dp · cp · t GPUs fit into a node. Otherwise take the network's values, because a pipeline is as fast as its slowest message. Without sequence parallelism, add half an all-reduce of M over tp |
-# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), P' as in section 6. With ZeRO-3, the all-reduce counts m · 3/2 times. Subtract the compute that hides it, m · (L/p · (products + other operations) + head), but take at least 0 |
+# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), with P' as in section 6. With ZeRO-3, the all-reduce counts m · 3/2 times. Subtract the compute that hides it, m · (L/p · (products + other operations) + head), but take at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
 # Two sizes differ from section 5. There, each rank of tp sends all of M to the next stage, but here it sends
-# only M/t, and the next stage gathers the parts along tp. And 4 · microbatch · s · h / t are the keys and
-# values of the whole sequence in 16 bits. Each rank of cp has 1/cp of them, which is section 5's K.
+# only M/t, and the next stage gathers the parts along tp. The second size, 4 · microbatch · s · h / t, is the
+# bytes of the keys and values of the whole sequence in 16 bits. Each rank of cp has 1/cp of these bytes,
+# which is section 5's K.
 #
-# The bytes of the other operations are our own count, for fused kernels in 16 bits. Each pair of numbers is
-# for forward and backward. Per element of the stream, norms move 4 and 6 bytes, whereas bias, dropout and
-# residual move 7 and 5 bytes. GELU moves 4 and 6 bytes for each of its 4h elements, and softmax with its
-# dropout moves 9 and 11 bytes per score.
+# The bytes of the other operations are our own count, for fused kernels in 16 bits. Below, the first number
+# of each pair is for forward, and the second is for backward. Per element of the residual stream, norms move
+# 4 and 6 bytes, whereas bias, dropout and residual move 7 and 5 bytes. GELU moves 4 and 6 bytes for each of
+# its 4h elements, and softmax with its dropout moves 9 and 11 bytes per score.
 #
 # </details>
 
@@ -1352,11 +1353,11 @@ report = check("10_four_dimensions/step_seconds", step_seconds, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell fits the efficiency on *one* row, the model with 76.1B parameters, and predicts the
+# **Measure.** The cell fits the efficiency on *one* row (the model with 76.1B parameters), and predicts the
 # nine other dots. The predictions are not blind. Since the paper does not print microbatches and chunks, we
-# use the values with which the model is fastest. For comparison, the cell also draws the simplest prediction,
-# in which every GPU reaches 140 TFLOP/s, as in the fitted row. FLOPs are counted as in the paper (equation
-# 3), with recomputation. The vertical axis begins at 120.
+# use the values for which the predicted step is shortest. For comparison, the cell also draws the simplest
+# prediction, in which every GPU reaches 140 TFLOP/s, as in the fitted row. FLOPs are counted as in the paper
+# (equation 3), with recomputation. The vertical axis begins at 120.
 
 
 # %% tags=["skip-in-grading"]
@@ -1388,7 +1389,7 @@ hybrid_figures.published_figure(DOTS, list(lines.items()), limits=(120, 180))
 # which include recomputation.
 
 # %% [markdown]
-# ### Optional: what a fit hides, and out of sample
+# ### Optional: what a fit hides, and predictions of other runs
 #
 # **Break it.** Suppose you leave recomputation out of the measured FLOPs. Each dot is then 3/4 as high, but
 # the fitted constant falls as well, which hides most of the mistake. So watch the largest error.
@@ -1401,10 +1402,10 @@ if ready(step_seconds):
     print(f"e = {lower:.3f} instead of {EFFICIENCY:.3f}; the largest error is {100 * off:.1f} %")
 
 # %% [markdown]
-# Does such a model predict other runs? In the next cell, the reference, which also models grouped keys and
-# flash attention, predicts the rows of table 2 (same paper, 384 to 2,240 GPUs), Llama 3 and MegaScale. Its
-# constant for the A100 is fitted to the 145.6B row of table 1. Its constant for the H100 is fitted to Llama
-# 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
+# Does such a model predict other runs? In the next cell, the reference predicts the steps of table 2 (same
+# paper, 384 to 2,240 GPUs), and of Llama 3 and MegaScale. It also models grouped keys and flash attention.
+# Its constant for the A100 is fitted to the 145.6B row of table 1. Its constant for the H100 is fitted to
+# Llama 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1440,8 +1441,8 @@ for table, constant in (
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. With 29 of them, a 175B-parameter model and 1,536
-# sequences can be cut evenly, and fit into 76 of the 80 GB if the options are right.
+# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 29 of them divide a 175B-parameter model and
+# 1,536 sequences evenly, and fit into 76 of the 80 GB if the options are right.
 #
 # **Predict.** Which sizes of pp, dp and tp does the fastest layout have?
 #
@@ -1450,22 +1451,21 @@ for table, constant in (
 #
 # <details><summary>The layouts it yields, and the layouts it leaves out</summary>
 #
-# It tries all divisions of `gpus` into pp, dp, cp and tp, with 1, 2 or 4 sequences per microbatch, with 1, 2
-# or 4 chunks, with ZeRO 0, 1 or 3, and with each kind of recomputation. "sequence" is True if tp > 1. The
-# function
-# leaves out
+# It tries all divisions of `gpus` into pp, dp, cp and tp. Each division is combined with 1, 2 or 4 sequences
+# per microbatch; with 1, 2 or 4 chunks; with ZeRO 0, 1 or 3; and with each kind of recomputation. The option
+# "sequence" is True if tp > 1. The function leaves out
 #
 # - cp > 1, if shape.context is less than 32,768,
-# - a division with a remainder: heads by tp; layers by pp · chunks; batch by dp · microbatch; context by tp,
-#   or by 2 · cp · tp if cp > 1 (zigzag),
+# - layouts in which one of these divisions leaves a remainder: heads by tp; layers by pp · chunks; batch by
+#   dp · microbatch; context by tp, or by 2 · cp · tp if cp > 1 (zigzag),
 # - ZeRO 3 with pp > 1,
 # - more than one chunk if pp = 1, or if batch / (dp · microbatch) is not a multiple of pp.
 #
 # </details>
 #
 # Drop the layouts that need more than gpu["memory"] − 4 GB, because NCCL and fragmentation take the rest.
-# Return the layout with the shortest step, or None if no layout fits. The check accepts a step up to 3 %
-# longer than the shortest.
+# Return the layout with the shortest step, or None if no layout fits. The check accepts a layout whose step
+# is up to 3 % longer than the shortest step.
 
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
@@ -1553,8 +1553,8 @@ if ready(best_layout):
 
 # %% [markdown]
 # The fastest layout has tp 4 every time, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because tp 8
-# loses more time when a node has fewer GPUs on NVLink. So "tp up to the node" is only a rule of thumb. Here
-# tp 4 is best, whether nodes have 8 GPUs or 2.
+# loses more time when a node has fewer GPUs on NVLink. So "tp up to the size of a node" is only a rule of
+# thumb. Here tp 4 is best, whether nodes have 8 GPUs or 2.
 #
 # **Look.** The library's advisor is a search like yours, with more options. It judges all layouts for the
 # model, GPUs, links and context you set at the top. Below, it shows bars for the best layouts, and says why
@@ -1568,9 +1568,10 @@ strategy_advisor()
 # %% [markdown]
 # pp grows. On Ethernet, 16 × 8 × 8 is the fastest layout, because pp sends the fewest bytes.
 #
-# **In production.** The model assumes that arithmetic hides ZeRO-3's messages. But table 2 of Narayanan et
-# al. lists 44 TFLOP/s for ZeRO-3 on 1,536 GPUs at microbatch 1, which is far less than such a model predicts.
-# So trust the advisor for pipelines, but measure before you trust it for ZeRO-3 across 100 nodes.
+# **In production.** The formula of section 7 assumes that arithmetic hides ZeRO-3's messages. But table 2 of
+# Narayanan et al. lists 44 TFLOP/s for ZeRO-3 on 1,536 GPUs at microbatch 1, which is far less than such a
+# formula predicts. So trust the advisor for pipelines, but measure before you trust it for ZeRO-3 across 100
+# nodes.
 #
 # **Question.** When is tp = 16 the right choice?
 #
@@ -1579,7 +1580,7 @@ strategy_advisor()
 # network (section 9, question 1).</details>
 
 # %% [markdown]
-# ### Optional: all divisions, and a popular table, judged
+# ### Optional: all divisions, and a popular table on trial
 #
 # **Look.** The plot shows all 29 divisions that fit, each with the options the advisor found fastest. Find
 # your fastest layout among the marks, whose shapes show the size of tp.
@@ -1596,9 +1597,9 @@ hybrid_figures.divisions_figure(verdicts, room=76)
 
 # %% [markdown]
 # A popular table recommends a kind of parallelism for each size of model. We test five of its rows, each for
-# one GPT on one cluster, and the first row for a second GPT as well. (The sixth row is ZeRO-Offload, which
-# the advisor doesn't know.) A recommendation counts as right if its best layout fits, and takes at most 1.1
-# times as long as the best layout of all. **Predict** how many of the six cases are right.
+# one GPT on one cluster, and the first row also for a second GPT. (The sixth row is ZeRO-Offload, which the
+# advisor doesn't know.) A recommendation counts as right if its best layout fits, and is at most 10 % slower
+# than the best layout of all. **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
 from course_lib.models import PUBLISHED
@@ -1648,12 +1649,13 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
-# By this model, five of the six cases are right. But one case does not prove the whole row. For example, with
-# 70B parameters, ZeRO-2 would keep 140 GB on every GPU (notebook 01), so the fourth row is not always right.
+# By the advisor's model, five of the six cases are right. But one case does not prove the whole row. For
+# example, with 70B parameters, ZeRO-2 would keep 140 GB on every GPU (notebook 01), so the row for 10-70B is
+# not always right.
 #
 # <details><summary>Why is the last case not the best?</summary>In the last case, the best layout has no
 # pipeline and uses ZeRO-2, which neither your search nor the advisor tries. ZeRO-2 sums the gradients of
-# every microbatch, and the model assumes that these sums are hidden as well.</details>
+# every microbatch, and the model assumes that arithmetic hides these sums as well.</details>
 
 # %% [markdown]
 # ## On your GPUs
@@ -1662,8 +1664,8 @@ for words, question, allowed, stages in CASES:
 # if there is one.*
 #
 # **Predict.** Start with one GPU. The cell calls your `step_seconds` for GPT-2 small, with size 1 on every
-# axis, §8's efficiency of 0.63 and the card's data sheet. The formula was fitted to models with billions of
-# parameters and fused kernels. Will its prediction be too short or too long for a model whose width is only
+# axis, §8's efficiency of 0.63 and the card's data sheet. The formula was fitted to models with fused kernels
+# and billions of parameters. Will its prediction be too short or too long for a model whose width is only
 # 768?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1720,7 +1722,7 @@ on_gpus = on_your_gpus(ON_ONE_AXIS)
 # How many *milliseconds* does one all-reduce of the residual stream take, by the formula of section 7?
 # (`answer_1`, a number)
 #
-# **2.** The table shows the first version of Llama 3's table 4:
+# **2.** Here is table 4 from the first version of Llama 3's paper:
 #
 # | GPUs | TP | CP | PP | DP | tokens of a sequence | TFLOP/s |
 # |---|---|---|---|---|---|---|
@@ -1731,14 +1733,14 @@ on_gpus = on_your_gpus(ON_ONE_AXIS)
 # The columns GPUs, TP, CP and PP are right, but one entry in the other columns cannot be right. Which number
 # should replace it? (`answer_2`)
 #
-# **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192, on pp 16 and dp 128. How many microbatches
-# of one sequence does each pipeline have? (`answer_3`)
+# **3.** A step has 16 M tokens (16 · 2^20) in sequences of 8,192 tokens, on pp 16 and dp 128. How many
+# microbatches of one sequence does each pipeline have? (`answer_3`)
 #
 # **4.** How long is the bubble of the step in question 3 at v = 1, as a fraction of the *ideal* time?
 # (`answer_4`)
 #
 # **5.** In the third row of the table, a GPU is only 5 % slower than in the second row, although cp is 16.
-# Why is the loss so small: "few keys", "nvlink", "small batch" or "no bubble"? (`answer_5`, a text)
+# Why is it only 5 % slower: "few keys", "nvlink", "small batch" or "no bubble"? (`answer_5`, a text)
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # milliseconds
@@ -1787,16 +1789,16 @@ report.points(4)
 # | entry | content |
 # |---|---|
 # | `["compute", seconds]` | the rank computes |
-# | `["all_reduce", group, nbytes]` | a sum over the ranks of `group`. It begins when the last of them has arrived, and ends for all at the same time |
+# | `["all_reduce", group, nbytes]` | a sum over the ranks of `group`. It begins when the last rank has arrived, and ends at the same time for all ranks |
 # | `["send", peer, nbytes]` | the rank continues immediately, while its message travels |
 # | `["recv", peer, nbytes]` | the rank continues when the next message from `peer` has arrived |
 #
-# Ranks fill nodes of `per_node` in order. `inside` and `across` are pairs (alpha, beta), for links inside a
-# node and between nodes. An operation takes alpha + bytes · beta on the slowest link its ranks need. It takes
-# only *one* alpha, as on the emulated wires of section 5. A message counts all its bytes, whereas a sum
-# counts 2(n−1)/n times its bytes. A rank has two links, inside and across. Each link carries the rank's
-# messages one after another, so the second message begins when the first has arrived. A sum does not queue,
-# so it neither waits for messages nor holds them up.
+# The ranks fill the nodes in order, with `per_node` ranks in each node. `inside` and `across` are pairs
+# (alpha, beta), for links inside a node and between nodes. An operation takes alpha + bytes · beta on the
+# slowest link its ranks need. It takes only *one* alpha, as on the emulated wires of section 5. A message
+# counts all its bytes, whereas a sum counts 2(n−1)/n times its bytes. A rank has two links, inside and
+# across. Each link carries the rank's messages one after another, so the second message begins when the first
+# has arrived. A sum does not queue, so it neither waits for messages nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}
@@ -1845,8 +1847,8 @@ def replay(records, per_node, inside, across):
 # %% [markdown]
 # <details><summary>Answer to the prediction</summary>They are done after 2.3 s. The sum begins at 2 s, when
 # rank 1 arrives. It takes 0.2 s for alpha, and 0.1 s for 2(n−1)/n · 100 kB = 100 kB.</details>
-# <details><summary>Hint: ranks that wait</summary>Let each rank run as far as it can, one after another, and
-# repeat this as long as any rank has moved. A rank stops before a receive whose message has not been sent
+# <details><summary>Hint: ranks that wait</summary>Let the ranks run one after another, each as far as it can,
+# and repeat this as long as any rank moves. A rank stops before a receive whose message has not been sent
 # yet, and before a sum whose members have not all arrived.</details>
 
 # %% nbgrader={"grade_id": "replay_check", "points": 0}
@@ -1859,8 +1861,8 @@ report = check("10_four_dimensions/replay", replay, cases="hidden")
 # %% [markdown]
 # **Measure.** The reference's replay takes the ledger of a run as its record. From a run *without* emulated
 # wires, it predicts how long section 5's steps would take on such wires. Then the cell runs the steps on
-# them. The alphas are five times as long as in section 5, so that a busy machine hardly matters. The cell
-# takes half a minute.
+# these wires. The alphas are five times as long as in section 5, so that a busy machine hardly matters. The
+# cell takes half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1895,13 +1897,13 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, measured {measured:.2f} s")
 
 # %% [markdown]
-# The ratio of the two orders' times is nearly the same, computed or measured. The compute between the
+# The computed and the measured times of the two orders have nearly the same ratio. The compute between the
 # operations is taken from the record, and its time varies if the machine is busy.
 #
-# **A thousand GPUs.** A mesh is symmetric, because all ranks of a stage do the same. So the clock has to
-# replay only one rank of each stage, even for 1,024 GPUs. The cell replays section 5's step on pp 2, dp 2, tp
-# 2 as if its groups had the sizes of pp 2, dp 64 and tp 8 on A100s. It gives tp and pp 1,500 times as many
-# bytes (a stream of 25 MB, half of GPT-3's stream), and leaves out the compute.
+# **A thousand GPUs.** All ranks of a stage do the same, so the clock has to replay only one rank of each
+# stage, even for 1,024 GPUs. The cell replays section 5's step on pp 2, dp 2 and tp 2 as if its groups had
+# the sizes of pp 2, dp 64 and tp 8 on A100s. It multiplies the bytes of tp and pp by 1,500 (to a stream of 25
+# MB, half of GPT-3's stream), and leaves out the compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -1919,7 +1921,7 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     print(f"{' x '.join(order)}: {again:.3f} s of communication")
 
 # %% [markdown]
-# With tp in front, the communication takes six times as long.
+# Moving tp to the front makes the communication take six times as long.
 #
 # **Long pipelines.** 64 stages and 512 microbatches make 65,536 actions, which the simulator of notebook 07
 # handles in a few seconds. The row of 1,008B in table 1 has this shape, and section 7's formula differs from
@@ -1942,16 +1944,17 @@ if ready(step_seconds):
 #
 # **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
 #
-# <details><summary>Answer</summary>It can never show a straggler, which is a rank that is slower than the
-# others, because it assumes that all ranks of a stage are equally fast. The model of section 7 assumes this
-# as well, which is one reason for its errors in MegaScale's last two rows.</details>
+# <details><summary>Answer</summary>It can never show a straggler (a rank that is slower than the others),
+# because it assumes that all ranks of a stage are equally fast. The model of section 7 assumes this as well,
+# which is one reason for its errors in MegaScale's last two rows.</details>
 
 # %% [markdown]
 # ## What you have built
 #
-# You have built a training step over four axes, whose gradients agree with one process to 15 digits, and the
-# norm of a gradient that no rank holds. You have also built a model of a cluster in four functions. With one
-# constant, fitted on one published step, the model is off by 7.2 % at most on the ten steps of table 1.
+# You have built a training step over four axes, whose gradients on a mesh and in one process agree to 15
+# digits, and the norm of a gradient that no rank holds. You have also built a model of a cluster in four
+# functions. With one constant, fitted on one published step, the model is off by at most 7.2 % on the ten
+# steps of table 1.
 #
 # | axis | cuts | sends | can hide its messages |
 # |---|---|---|---|
