@@ -4,12 +4,12 @@
 # **How is ZeRO-3 made fast, and how do PyTorch and DeepSpeed do it?**
 #
 # In notebook 04, ZeRO-3 reduced the states on each rank to 16P/N bytes. But ZeRO-3 sends 3 units of traffic
-# instead of 2, and a rank *waits* for every message. Leaving out more than a few of these messages would take
-# more memory. But we can change their *order*.
+# instead of 2, and a rank *waits* for every message. Sending far fewer messages would take more memory. But
+# we can change the *order* of the messages.
 #
 # So in this notebook you write the order down as a list of actions. You simulate this list, draw it, and then
 # run it on real ranks. At the end, you also record the actions of PyTorch's `fully_shard` as a list, and find
-# out which of your arguments correspond to its options.
+# the settings of your list that correspond to PyTorch's options.
 #
 # | | |
 # |---|---|
@@ -17,7 +17,7 @@
 # | you need | reduce-scatter and all-gather (notebook 02); hooks and slow motion (notebook 03 §3); units (notebook 04 §5) |
 # | time | three hours, with a break after §2. The *optional* parts take two more hours. They are §5 (with 8 of the points), §9, the end of §4, and most of §7 |
 # | points | 60, and 4 of extra credit |
-# | on a rented machine | You don't have to rent anything, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* trains a GPT on them |
+# | on a rented machine | You don't have to rent anything, because two cores are enough. On several GPUs, the same code runs over NCCL, and the section *On your GPUs* trains a GPT on them |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
@@ -38,12 +38,12 @@
 # |---|---|
 # | N, P, K | the number of ranks (n in the code), the number of parameters, and the number of microbatches in a step |
 # | unit | parameters that are gathered and freed together, usually a block. The *root* is the unit of all parameters outside the blocks |
-# | whole | A unit is whole on a rank from the start of its gather until it is freed. So a unit whose gather is still running counts as whole |
+# | whole | A unit is whole on a rank from the start of its gather until it is freed |
 # | gather, reduction | the all-gather of a unit's weights, and the reduce-scatter of its gradients (`reduce` in the code and the pictures) |
 # | reshard | to free a unit, so that each rank again holds only its shard of the unit |
 # | wire | the connection between the ranks. It carries one message at a time |
 # | hidden | A message is hidden if the rank computes while the message travels |
-# | exposed | A message is exposed if the rank waits for it and computes nothing. *Exposed time* is the time a rank spends in such waits |
+# | exposed | A message is exposed if the rank waits for it and computes nothing. *Exposed time* is the time of such waits |
 # | prefetch | to gather a unit before it is needed |
 #
 # As in notebook 04, one *unit of traffic* is (N−1)/N · P elements. Each rank sends this number of elements in
@@ -84,9 +84,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # you which block it belongs to.
 #
 # `slow_motion` imitates a cluster of two ranks, as notebook 03 did. The forward of a block takes 20 ms, its
-# backward 40 ms, and a gather or a reduce-scatter of a block 21 ms on average. During these times a rank only
-# sleeps. Because sleeping doesn't need a core, the times are nearly the same on every machine. But the ranks,
-# the tensors and the order of events are real.
+# backward 40 ms, and a gather or a reduce-scatter of a block 21 ms on average. During these times, a rank
+# only sleeps. Because sleeping doesn't need a core, the times are nearly the same on every machine. But the
+# ranks, the tensors and the order of events are real.
 
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
@@ -441,8 +441,8 @@ class Skipping(Network):
 # | difficulty, importance | 3 and 4 of 5 |
 # | points | 8 |
 #
-# Here is notebook 04's ZeRO-3 in slow motion. The upper row shows the arithmetic, and the lower row shows the
-# wire. Each number is the number of a block. Where a row is white, it is idle.
+# Here is notebook 04's ZeRO-3 in slow motion. The upper row shows the arithmetic, and the lower row the wire.
+# Each number is the number of a block. Where a row is white, it is idle.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -455,24 +455,24 @@ measured_lanes(run) if run else None
 # %% [markdown]
 # The two rows are never busy at the same time. Each of the eight blocks needs 20 + 40 = 60 ms of arithmetic
 # and three messages of 21 ms, for which the rank waits. So the step takes 8 · 60 = 480 ms for the arithmetic
-# and 24 · 21 = 504 ms for the messages, which makes 984 ms. But a GPU computes with its tensor cores, whereas
-# a network card sends its messages, so both could work at the same time. The step would then take little more
+# and 24 · 21 = 504 ms for the messages, which makes 984 ms. But a GPU computes with its tensor cores, and a
+# network card sends the messages. So both could work at the same time. The step would then take little more
 # than the 504 ms of its messages.
 #
-# When does the arithmetic last long enough to hide the messages? Take one unit of U parameters, n ranks, and
-# T tokens on each rank. While a rank computes the forward of one unit, it gathers the weights of the next
-# unit.
+# When does the arithmetic last long enough to hide the messages? Suppose that a unit has U parameters, and
+# that each of n ranks has T tokens. While a rank computes the forward of one unit, it gathers the weights of
+# the next unit.
 #
 # | | on the GPU | on the wire, per rank |
 # |---|---|---|
 # | forward of one unit | 2 U T FLOPs | (n−1)/n · U · itemsize bytes, for a gather |
 # | backward of one unit | 4 U T FLOPs | a gather, and a reduce-scatter of the gradients |
 #
-# **Predict.** How does the smallest T that hides the gather depend on U?
+# **Predict.** Let T be just large enough to hide the gather. How does this T depend on U?
 #
-# **Build.** `hides_from` returns this smallest T, at which the forward of a unit takes as long as the gather
-# of the next unit. `each_way` is the bandwidth of a rank in one direction, in bytes per second, and
-# `itemsize` is the size of an element in bytes.
+# **Build.** `hides_from` returns the T at which the forward of a unit takes as long as the gather of the next
+# unit. `each_way` is the bandwidth of a rank in one direction, in bytes per second, and `itemsize` is the
+# size of an element in bytes.
 #
 # `fsdp_bytes` returns the bytes a rank sends in a whole step with K microbatches. By default, FSDP gathers
 # every unit twice per microbatch and reduces its gradients once. Three other settings of `keep` send less but
@@ -482,7 +482,7 @@ measured_lanes(run) if run else None
 # |---|---|---|
 # | `None` | shards | two gathers and a reduction |
 # | `"gradients"` | shards and whole gradients | two gathers. Only the last microbatch reduces |
-# | `"weights between"` | whole gradients, and whole weights from a backward until the next forward has used them | one gather, for backward. The first microbatch also gathers for forward, so there are K + 1 gathers in total. Only the last microbatch reduces |
+# | `"weights between"` | whole gradients. After a backward, the weights also stay whole until the next forward has used them | one gather, for backward. The first microbatch also gathers for forward, so there are K + 1 gathers in total. Only the last microbatch reduces |
 # | `"weights"` | whole gradients, and whole weights all the time | no gather, except one in the first microbatch. Only the last microbatch reduces |
 #
 # With `reshard=False`, the weights stay whole between forward and backward. So in the first two rows, each
@@ -541,14 +541,14 @@ def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
 
 
 # %% [markdown]
-# <details><summary>Hint: T</summary>Write the two times, (n−1)/n · U · itemsize / bandwidth and 2 U T /
-# flops, and set them equal. U cancels, because it is on both sides.</details>
+# <details><summary>Hint: T</summary>Set the time of the gather, which is (n−1)/n · U · itemsize / bandwidth,
+# equal to the time of the forward, which is 2 U T / flops. U cancels, because it is on both sides.</details>
 # <details><summary>Hint: the microbatches</summary>The last column of the table says what each microbatch
 # does. Add up these gathers and reductions over the K microbatches. For example, the first two rows have 2K
-# gathers, or K with <code>reshard=False</code>.</details>
+# gathers, or only K with <code>reshard=False</code>.</details>
 # <details><summary>Hint: the sizes</summary><code>numel()</code> counts the elements of a parameter. The
 # block is <code>model.blocks[0]</code>, and all other parameters of <code>model.parameters()</code> belong to
-# the root. A tied head is listed only once there, so it is not counted twice.</details>
+# the root. A tied head appears only once in this list, so it is not counted twice.</details>
 #
 # **Check.**
 
@@ -596,10 +596,10 @@ said(where_they_cross)
 # float32 gradients, however, backward sends 6 bytes per parameter instead of 4, so T is 1.5 times as large.
 #
 # How much do the four settings of `keep` send? For K = 4 in float32, your `fsdp_bytes` counts 12 units of
-# traffic for the first row of the table, but only 2 for the last row. All four settings compute the same
-# gradients. But to send less, each rank has to keep whole gradients, and in the last two rows whole weights
-# as well. With `keep="weights"`, only the optimizer states remain sharded during a step, as in stage 1 of
-# ZeRO. (§7 measures all four settings.)
+# traffic with `keep=None`, but only 2 with `keep="weights"`. All four settings compute the same gradients.
+# But to send less, each rank has to keep whole gradients, and in the last two rows of the table also whole
+# weights. With `keep="weights"`, only the optimizer states remain sharded during a step, as in stage 1 of
+# ZeRO.
 #
 # **Break it.** NVIDIA's data sheet says that an H100 reaches 900 GB/s over NVLink. Put this number into
 # `hides_from`:
@@ -615,18 +615,20 @@ for each_way in (900e9, 450e9):
 #
 # **In production.** In the training of Llama 3 405B, 128 groups of GPUs share the 16M tokens of a step (table
 # 4 of its paper). So each group has 131,072 tokens, and each of its GPUs computes a part of the model for all
-# these tokens (notebook 10). Your T for a very large n on the InfiniBand network is only 7,912 tokens.
+# these tokens (notebook 10). But even for a very large n, your T on the InfiniBand network is only 7,912
+# tokens.
 #
 # <details><summary>Measured on 512 GPUs</summary>Zhao et al. used PyTorch FSDP to train a GPT with 175B
 # parameters on up to 512 A100s. With one sequence per GPU, they report more than 173 TFLOP/s per GPU, which
 # is 55 % of the peak. With two sequences, they report more than 186 TFLOP/s, which is 60 % (§5.4).</details>
 #
-# <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but this is
-# the number of the A100, for both directions together. Lecture 002 lists 600 GB/s, 32 GB/s and 200 Gb/s next
-# to each other. However, the first figure is the sum of both directions, the second is for one direction, and
-# the third is in bits. In one direction, these links carry 300, 32 and 25 GB/s. Lecture 003 describes FSDP as
-# "gather the parameters of one layer only when we need to compute the output of that layer". Taken literally,
-# this describes the picture at the top of this section, in which nothing is hidden.</details>
+# <details><summary>In the lectures</summary>Lecture 001 lists NVLink with 600 GB/s for the H100, but the A100
+# reaches this number, and only in both directions together. Lecture 002 lists 600 GB/s, 32 GB/s and 200 Gb/s
+# next to each other. However, the first figure is the sum of both directions, the second is for one
+# direction, and the third is in bits. In one direction, these links carry 300, 32 and 25 GB/s. Lecture 003
+# describes FSDP as "gather the parameters of one layer only when we need to compute the output of that
+# layer". Taken literally, this describes the picture at the top of this section, in which nothing is
+# hidden.</details>
 
 
 # %% [markdown]
@@ -644,14 +646,14 @@ for each_way in (900e9, 450e9):
 # actions down as a list. There are five kinds of action: `("gather", i)`, `("forward", i)`, `("free", i)`,
 # `("backward", i)` and `("reduce", i)`. Two *lanes* execute the actions, each in the order of the list. The
 # *compute* lane does the forwards and backwards, and the *wire* does the gathers and reductions. A free takes
-# no time. A forward or backward waits until its unit has been gathered. On this machine, the host itself
-# computes, and it can't issue anything while it computes. So a gather or a reduction begins only after all
-# computations listed before it. (On a GPU, the host runs ahead, as §3 explains. But even there, a gather has
-# to wait until enough memory is free.)
+# no time. A forward or a backward waits until its unit has been gathered. On this machine, the host itself
+# computes, and it can't issue anything while it computes. So a gather or a reduction begins only when all
+# computations listed before it have ended. On a GPU, the host runs ahead (§3). But even there, a gather has
+# to wait until enough memory is free.
 #
-# The list doesn't say when each action happens. But if you tell `simulate` how long each action takes, it
-# computes these times, and in §3 you measure them on real ranks. Like the step of §1, the step in the next
-# cell gathers nothing ahead. The cell prints the list of this step and draws its simulation.
+# The list doesn't say when each action happens. But `simulate` computes this from the durations of the
+# actions, and in §3 you measure it on real ranks. The next cell prints the list of the step of §1, which
+# gathers nothing ahead, and draws its simulation.
 
 # %% tags=["skip-in-grading"]
 from course_lib.fsdp import schedule as reference  # for the first picture; yours comes below
@@ -665,16 +667,16 @@ lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 # **Predict.** Take eight units. The forward of each unit takes 20 ms, its backward 40 ms, its gather 20 ms
 # and its reduction 20 ms. Consider three cases: (a) nothing is gathered ahead, (b) one unit is gathered
 # ahead, (c) all units are gathered ahead. In (b) and (c), the last unit also stays whole between forward and
-# backward. For each case, write down how long the step takes, and how many units are whole at the same time,
-# at most.
+# backward. For each case, write down how long the step takes, and the largest number of units whole at the
+# same time.
 #
 # **Build.** Write the two loops of `fsdp_schedule`, one for forward and one for backward, by these rules. The
 # stub defines `free`, and a `gather` that skips units which are already whole.
 #
 # - Forward runs through the units from the first to the last, and backward from the last to the first.
-# - Before a unit computes, first gather the unit itself. With prefetch p, then gather the next p units,
-#   beginning with the nearest. In forward, the next units have higher numbers, and in backward they have
-#   lower numbers.
+# - Before a unit computes, first gather the unit itself, and then the next p units, beginning with the
+#   nearest. Here, p is `forward_prefetch` or `backward_prefetch`. The next units have higher numbers in
+#   forward, and lower numbers in backward.
 # - If `reshard` is true, a unit is freed after its forward. With `keep_last`, the last unit is an exception
 #   and stays whole, because backward begins with it. Every unit is freed after its backward.
 # - Once a unit has been freed in backward, its gradients are reduced. If backward gathers anything ahead, the
@@ -779,7 +781,7 @@ lanes(one_ahead, SLOW, "your list, one ahead, in milliseconds", until=984) if on
 # because a gather takes 21 ms and the forward of a block only 20 ms. With the T tokens of §1, a forward would
 # take as long as a gather, and this wait would disappear.
 #
-# **Optional.** The next cell has sliders. You can choose a model, a number of tokens and a link, and the cell
+# **Optional.** With the sliders of the next cell, you choose a model, a number of tokens and a link. The cell
 # then computes the durations as in §1. Find the numbers of tokens at which the sentence above the picture
 # changes.
 
@@ -790,9 +792,9 @@ from course_lib.pictures.fsdp_explorer import fsdp_explorer
 fsdp_explorer() if one_ahead is None else fsdp_explorer(fsdp_schedule)
 
 # %% [markdown]
-# **Break it.** Take the list with one unit ahead, and move every gather of backward *after* the reduction, so
-# that reduce i comes before gather i−1. The bytes and the gradients stay the same. How many milliseconds does
-# this order cost? Write down a number first.
+# **Break it.** Take the list with one unit ahead, and move each gather of backward *behind* the next
+# reduction, so that reduce i comes before gather i−1. The bytes and the gradients stay the same. How many
+# milliseconds does this order cost? Write down a number first.
 
 
 # %% tags=["skip-in-grading"]
@@ -816,7 +818,7 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # model, and made a third model 5 % slower (§3.4.2, §5.3).</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 says: "Pre-fetch parameters for layer i+1 while
-# computing layer i". In backward, however, the layer to prefetch is i − 1.</details>
+# computing layer i". In backward, however, the layer to prefetch is layer i − 1.</details>
 
 
 # %% [markdown]
@@ -833,7 +835,7 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # Now you run the list on real ranks. But a training program doesn't contain such a list. The model's forward
 # calls the blocks, autograd computes the gradients, and your *hooks* issue the other actions at the right
 # moments. Your module works like notebook 04's `Zero3Module`, but its gathers are in flight while the rank
-# computes. The units and hooks are given, and your code orders their messages.
+# computes. The units and hooks are given, and your code decides the order of the messages.
 #
 # `units_of(module, group)` returns `(blocks, root)`. `blocks[i]` is the list of the units of block i, and
 # `root` is the list of the units of all other parameters, including parameters that two blocks share. Trained
@@ -849,8 +851,8 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 # | `unit.drop()` | also frees the memory, but first waits for the gather if it is in flight |
 # | `unit.reduce()` | takes the parameters' gradients (each `.grad` is None afterwards), starts their reduce-scatter, and returns a function. When you call this function later, it waits for the reduce-scatter and adds the mean to `unit.shard.grad`. For a frozen unit, nothing is sent |
 #
-# **Predict.** Take eight equal blocks on four ranks, in float32, with one block gathered ahead and the last
-# block kept. How many units of traffic does a step send? A *row of gradients* is one flat tensor with all
+# **Predict.** Take eight equal blocks in float32 on four ranks. One block is gathered ahead, and the last
+# block is kept. How many units of traffic does a step send? A *row of gradients* is one flat tensor with all
 # gradients of a block. How many such rows does a rank hold at the same time, at most?
 #
 # <details><summary>Answer</summary>Each block needs two gathers and one reduction, but the last block needs
@@ -868,14 +870,14 @@ lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead e
 #   and at most 1 + `backward_prefetch` in backward. No unit is whole after a backward, nor after a forward
 #   under `torch.no_grad()`.
 # - A rank waits for each reduce-scatter just before it starts the next reduce-scatter, and for the last
-#   reduce-scatter at the end of backward. It waits for every message that it has started. The root's
-#   gradients are reduced when all of them are ready.
+#   reduce-scatter at the end of backward. By the end of a step, it has waited for every message it started.
+#   The root's gradients are reduced when all of them are ready.
 # - All ranks must gather in the same order, so the order must not depend on the data of a rank. You can
 #   assume that all ranks run all blocks in the order of `module.blocks`, and that a gradient which is missing
 #   on one rank is missing on all ranks.
 #
-# A block might be listed twice in `module.blocks` or raise an error in forward, and two forwards might come
-# before one backward. The given lines already handle these three cases.
+# The given lines already handle three special cases: a block is listed twice in `module.blocks`, a block
+# raises an error in forward, or two forwards come before one backward.
 
 
 # %%
@@ -1001,12 +1003,14 @@ class PrefetchedModule(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: begin without overlap</summary>First let <code>use</code> only call
 # <code>wait()</code> for the units of block i, as its given lines do, and let <code>send</code> call
-# <code>unit.reduce()()</code>. Once <code>before</code> calls <code>send</code> and <code>use</code>, your
-# module does the same as the module of notebook 04, and passes those lines of the check that compare values.
-# Then add <code>start()</code> for the units ahead, and finally leave one reduction in flight.</details>
-# <details><summary>Hint: ahead</summary>Call <code>start()</code> for the units of the blocks i to i +
-# prefetch in forward, or i to i − prefetch in backward. Skip numbers below 0 and above the last block. The
-# given lines then call <code>wait()</code> for the units of block i.</details>
+# <code>unit.reduce()()</code>, which waits immediately. Once <code>before</code> calls <code>send</code> and
+# <code>use</code>, your module does the same as the module of notebook 04, and passes those lines of the
+# check that compare values. Then add <code>start()</code> for the units ahead, and finally leave one
+# reduction in flight.</details>
+# <details><summary>Hint: ahead</summary>Call <code>start()</code> for the units of block i and of the next
+# <code>prefetch</code> blocks, which have higher numbers in forward and lower numbers in backward. Skip
+# numbers below 0 and above the last block. The given lines then call <code>wait()</code> for the units of
+# block i.</details>
 # <details><summary>Hint: one reduction in flight</summary>Keep the function that <code>unit.reduce()</code>
 # returns. Call this function before the next <code>reduce()</code>, or after backward if no other reduction
 # follows.</details>
@@ -1021,8 +1025,8 @@ report = check("05_fsdp/prefetched_module", PrefetchedModule, cases="hidden")
 report.points(16)
 
 # %% [markdown]
-# **Measure.** The cell runs your module in slow motion and compares its times with your simulated lists. Does
-# the program do what the list says?
+# **Measure.** The cell runs your module in slow motion and compares its times with the simulated times of
+# your lists. Does the program do what the list says?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1048,12 +1052,12 @@ measured_lanes({name: measured[name] for name in shown}) if shown else None
 
 
 # %% [markdown]
-# The picture of the measured events looks like the picture of the list in §2. The measured times are up to 15
-# % longer than the simulated times, because the ranks also copy tensors and run hooks, and because the
-# machine might be busy. With nothing gathered ahead, your module is almost as slow as notebook 04's module,
-# so nearly the whole gain comes from the order.
+# The measured picture looks like the picture of the list in §2. The measured times are up to 15 % longer than
+# the simulated times, because the ranks also copy tensors and run hooks, and the machine might be busy. With
+# nothing gathered ahead, your module is almost as slow as notebook 04's module, so nearly the whole gain
+# comes from the order.
 #
-# **Break it**, in three ways. What do you expect to happen in each case?
+# **Break it**, in three ways. What do you expect in each case?
 #
 # 1. All units are gathered ahead. How many blocks are whole at the same time on a rank, at most?
 # 2. Rank 1 skips block 3. This can happen in a model that drops layers at random, or in a mixture of experts
@@ -1083,15 +1087,15 @@ for body in (skips, disagrees):
 # parallelism. In cases 2 and 3, the ranks call their collectives in different orders, so one rank gathers a
 # unit while the other rank gathers a different unit or reduces gradients. The course's ledger compares each
 # collective with the collectives of the other ranks, and raises an error that names the two collectives which
-# don't match. Without a ledger, the ranks might hang. Or the gathers of two different blocks might be
-# matched, if they have the same size. A rank would then compute with the weights of the wrong block, and no
-# error would be raised. Collectives have no names, so they are matched only by their order. This is why
-# <i>all ranks must call the same collectives in the same order</i>.</details>
+# don't match. Without a ledger, the ranks might hang. Or, if two blocks have the same size, the gather of one
+# block might be matched with the gather of the other block. A rank would then compute with the weights of the
+# wrong block, and no error would be raised. Collectives have no names, so they are matched only by their
+# order. This is why <i>all ranks must call the same collectives in the same order</i>.</details>
 #
-# **In production.** A GPU works through several queues side by side, which are called *streams*. FSDP2
-# gathers on one stream, reduces on a second and computes on a third, and *events* make one stream wait for
-# another. On a GPU, `unit.wait()` makes only the compute stream wait, and the host goes on. So while one
-# block computes, the host already starts the gather of the next block, even without a prefetch setting.
+# **In production.** A GPU works through several queues, called *streams*, at the same time. FSDP2 gathers on
+# one stream, reduces on a second and computes on a third, and *events* make one stream wait for another. On a
+# GPU, `unit.wait()` makes only the compute stream wait, and the host goes on. So while one block computes,
+# the host already starts the gather of the next block, even without a prefetch setting.
 #
 # <details><summary>Memory that two streams use</summary>When one stream frees a tensor, another stream might
 # still be reading it. FSDP1 told the allocator about the second stream (<code>record_stream</code>), and the
@@ -1114,18 +1118,17 @@ for body in (skips, disagrees):
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 8 |
 #
-# The optimizer adds small steps to weights in float32, which are called the *master* weights. But tensor
-# cores multiply in 16 bits. So each step needs both precisions, and a rank casts tensors before it sends
-# them:
+# The optimizer adds small steps to the *master* weights, which are in float32. But tensor cores multiply in
+# 16 bits. So a training step needs both precisions, and a rank casts tensors before it sends them:
 #
 # | | cast | on the wire |
 # |---|---|---|
 # | forward, backward | Cast the shard of the master weights to bfloat16, *then* all-gather it | 2 bytes per element |
 # | backward | Cast the row of bfloat16 gradients to float32, *then* reduce-scatter it. The mean arrives in float32 | 4 bytes per element |
 #
-# The cast of the weights halves the size of their messages, but the cast of the gradients doubles the size of
-# theirs. Is the second cast worth it? A number in bfloat16 has only 8 significant bits. So once a sum has
-# grown large, every term below 1/512 of the sum is lost, and so are some terms up to 1/256 of it:
+# The first cast halves the size of a message, but the second cast doubles it. Is the second cast worth its
+# price? A number in bfloat16 has only 8 significant bits. So once a sum has grown large, every term below
+# 1/512 of the sum is lost. Some terms between 1/512 and 1/256 of the sum are also lost:
 
 # %% tags=["skip-in-grading"]
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -1135,15 +1138,16 @@ for count in range(1, 513):
         print(f"the sum of {count} ones in bfloat16: {total.item():.0f}")
 
 # %% [markdown]
-# A ring adds the gradients of N ranks one after the other, just like this loop. If 512 ranks have gradients
-# around 1, the sum is off by 2 % if the ring adds in bfloat16, but only by 0.01 % if it adds in float32. (The
-# optional end of this section measures both errors.)
+# A ring adds the gradients of N ranks one after the other, just like the loop above. If the gradients of 512
+# ranks vary around 1, however, some of the rounding errors cancel. The sum is then off by 2 % with a ring in
+# bfloat16, and by only 0.01 % with a ring in float32. (The optional end of this section measures both
+# errors.)
 #
 # **Predict.** In a step of one microbatch, how many bytes does a rank send per parameter, apart from the
-# factor (N−1)/N? Give the number for everything in float32, for weights in bfloat16 with gradients in
-# float32, and for everything in bfloat16.
+# factor (N−1)/N? Give the number if (a) everything is in float32, (b) weights are in bfloat16 and gradients
+# in float32, or (c) everything is in bfloat16.
 #
-# <details><summary>Answer</summary>The three numbers are 4 + 4 + 4 = 12, 2 + 2 + 4 = 8, and 2 + 2 + 2 = 6
+# <details><summary>Answer</summary>A rank sends (a) 4 + 4 + 4 = 12, (b) 2 + 2 + 4 = 8, and (c) 2 + 2 + 2 = 6
 # bytes per parameter. Your <code>fsdp_bytes</code> gives the same results.</details>
 #
 # **Build.**
@@ -1194,7 +1198,7 @@ def reduce_scatter_mean(
 # the master weights keep all of their bits. Cast the gradients to <code>reduce_dtype</code>, reduce-scatter
 # them into <code>total</code>, and then copy <code>total</code> into <code>output</code>.</details>
 # <details><summary>Hint: when to divide</summary>Divide last, in the dtype of <code>output</code>. If you
-# divide 16-bit gradients before the sum, each of them is rounded once more, and in float16 small gradients
+# divide 16-bit gradients before the sum, each of them is rounded once more, and in float16, small gradients
 # even become zero.</details>
 #
 # **Check.**
@@ -1207,8 +1211,8 @@ report = check("05_fsdp/two_precisions", all_gather_cast, reduce_scatter_mean, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell runs your two functions on four ranks, as a step would call them, and compares the
-# mean with a mean in float64. The bytes per parameter are again given without the factor (N−1)/N.
+# **Measure.** The cell runs your two functions on four ranks, as a step would call them, and compares your
+# mean with a mean computed in float64. The bytes per parameter are again given without the factor (N−1)/N.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1222,10 +1226,10 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         )
 
 # %% [markdown]
-# (The error in float32 is exactly 0 here, because the sum of four numbers with 8 significant bits and of
-# similar size fits into the 24 bits of a float32.)
+# (The error in float32 is exactly 0 here. The four gradients have only 8 significant bits and are of similar
+# size, so their sum fits into the 24 bits of a float32.)
 #
-# **Break it.** Why does the optimizer need a master in float32? The cell starts with a weight of 1 and
+# **Break it.** Why does the optimizer need master weights in float32? The cell starts with a weight of 1 and
 # subtracts 1e-4 a hundred times, first in float32 and then in bfloat16.
 
 # %% tags=["skip-in-grading"]
@@ -1296,12 +1300,11 @@ figure
 
 # %% [markdown]
 # In a ring, the error grows with the number of ranks. In a tree, the error hardly grows, because a tree adds
-# numbers of similar size. But you normally can't choose between a ring and a tree, because the communication
-# library selects the algorithm. If the sum is in float32, each gradient is rounded only once, to 16 bits, and
-# these rounding errors average out.
+# numbers of similar size. But normally, the communication library chooses between a ring and a tree. If the
+# sum is in float32, each gradient is rounded only once, to 16 bits, and these rounding errors average out.
 #
-# The next cell runs a step of `fully_shard` without a policy and with two different policies. In which dtypes
-# do the ranks send, and which dtypes do they keep between steps?
+# The next cell runs a step of `fully_shard` without a policy and with two policies. In which dtypes do the
+# ranks send tensors, and in which dtypes do they keep shards and gradients between steps?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1345,26 +1348,26 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 #     N = 8, g = 4     shard groups     [0 1 2 3] [4 5 6 7]             neighbours share a model
 #                      replica groups   [0 4] [1 5] [2 6] [3 7]         replicas hold the same shard
 #
-# | | among | each rank sends |
+# | | among | elements each rank sends |
 # |---|---|---|
-# | all-gather for forward, and for backward | the g ranks of an island | 2 (g−1)/g P elements |
-# | reduce-scatter | the g ranks of an island | (g−1)/g P |
+# | all-gather for forward, and for backward | the g ranks of an island | 2 (g−1)/g · P |
+# | reduce-scatter | the g ranks of an island | (g−1)/g · P |
 # | all-reduce of the shard's gradient | the r = N/g replicas of the shard | 2 (r−1)/r · P/g |
 #
 # Only the messages of the last row leave an island, and they are small, because they carry only 1/g of the
 # gradient.
 #
-# **Predict.** Take two nodes of 4 GPUs. How much data leaves node 0 in a step, in units of P, (a) with full
-# sharding, in a ring of all 8 ranks, and (b) with islands of 4? And how many of the 16 bytes per parameter
-# does each rank keep in each case?
+# **Predict.** Take two nodes of 4 GPUs, and compare (a) full sharding, in a ring of all 8 ranks, with (b)
+# islands of 4. In each case, how much data leaves node 0 in a step, as a multiple of P? And how many of the
+# 16 bytes per parameter does a rank keep?
 #
 # <details><summary>Answer</summary>(a) In the ring, only one rank of node 0 sends to the other node. It sends
-# 7/8 P in each of the three collectives, which makes 3 · 7/8 P = 2.625 P. (b) Each of the four ranks sends 2
-# · 1/2 · P/4 to its replica, which is 1.0 P in total. With full sharding, a rank keeps 16/8 = 2 bytes per
-# parameter, and with islands 16/4 = 4 bytes. With two nodes of 8 GPUs, 2.81 P leaves node 0 with full
+# 7/8 P in each of the three collectives, which makes 3 · 7/8 P = 2.625 P. (b) Each of node 0's four ranks
+# sends 2 · 1/2 · P/4 to its replica, which is 1.0 P in total. With full sharding, a rank keeps 16/8 = 2 bytes
+# per parameter, and with islands 16/4 = 4 bytes. With two nodes of 8 GPUs, 2.81 P leaves node 0 with full
 # sharding, but still only 1.0 P with islands of 8.</details>
 #
-# **Build.** `hybrid_reduce` computes the mean over all N ranks, and the reduce-scatter comes before the
+# **Build.** To compute the mean over all N ranks, `hybrid_reduce` first calls a reduce-scatter and then an
 # all-reduce.
 
 
@@ -1403,8 +1406,8 @@ def hybrid_reduce(
 
 
 # %% [markdown]
-# <details><summary>Hint: slices</summary>Cut <code>list(range(world_size))</code> into pieces of length
-# <code>shard</code>. A slice with a step, <code>ranks[place::shard]</code>, gives one replica
+# <details><summary>Hint: slices</summary>The shard groups are slices of <code>list(range(world_size))</code>,
+# each of length <code>shard</code>. A slice with a step, <code>ranks[place::shard]</code>, gives one replica
 # group.</details>
 #
 # **Check.**
@@ -1417,8 +1420,9 @@ report = check("05_fsdp/hybrid", hybrid_groups, hybrid_reduce, cases="hidden")
 report.points(8)
 
 # %% [markdown]
-# **Measure.** The cell draws how much each of eight ranks sends to each other rank in a step, in units of P.
-# The frames mark the two nodes of four ranks. Compare the total above each picture with your prediction.
+# **Measure.** The cell draws how much each of eight ranks sends to each other rank in a step, as a multiple
+# of P. The frames mark the two nodes of four ranks. Compare the total above each picture with your
+# prediction.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1490,12 +1494,12 @@ written = said(plans)
 matrices(written) if written else None
 
 # %% [markdown]
-# With islands of 2, as much as 1.5 P leaves node 0. Now four replicas all-reduce half of the gradient in a
-# ring. There are two such rings, and each of them carries 2 · 3/4 · P/2 out of node 0. So an island should be
-# as large as a node.
+# With islands of 2, as much as 1.5 P leaves node 0. Four replicas all-reduce half of the gradient in a ring.
+# There are two such rings, and each carries 2 · 3/4 · P/2 out of node 0. So an island should be as large as a
+# node.
 #
 # **Break it.** Let neighbouring ranks be replicas of each other, so that ranks 0, 2, 4 and 6 form one island,
-# and ranks 1, 3, 5 and 7 form the other island. All values stay correct. But how much leaves node 0 now?
+# and ranks 1, 3, 5 and 7 form the other island. All values stay correct. But how much data leaves node 0 now?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1506,8 +1510,8 @@ matrices(
 
 # %% [markdown]
 # The ring of each island now crosses the border between the nodes and carries 3 · 3/4 P out of node 0, which
-# is 4.5 P in total instead of 1.0 P. The fast links inside a node now connect only replicas, which send each
-# other little data.
+# is 4.5 P for both rings together instead of 1.0 P. The fast links inside a node now connect only replicas,
+# which send each other little data.
 #
 # **In production.** For hybrid sharding, give `fully_shard` a two-dimensional mesh. It replicates along the
 # first dimension and shards along the second. In the output of the next cell, *keeps* counts only the float32
@@ -1546,10 +1550,10 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
     print(f"{name:25} keeps {ranks[0]:.0f} bytes a parameter, sends {total:.2f} P: {kinds}")
 
 # %% [markdown]
-# The last line shows another way to use islands. With `reshard_after_forward=2`, the weights are sharded over
-# all four ranks, but between forward and backward each rank holds half of every unit. So the gather for
-# backward needs only two neighbouring ranks. DeepSpeed's ZeRO++ offers the same idea under the name hpZ
-# (`zero_hpz_partition_size`), and DeepSpeed's MiCS offers islands (`mics_shard_size`).
+# The last line of the output shows another way to use islands. With `reshard_after_forward=2`, the weights
+# are sharded over all four ranks, but between forward and backward each rank holds half of every unit. So the
+# gather for backward needs only two neighbouring ranks. DeepSpeed's ZeRO++ offers the same idea under the
+# name hpZ (`zero_hpz_partition_size`), and DeepSpeed's MiCS offers islands (`mics_shard_size`).
 
 # %% [markdown]
 # ## 6 · One norm from N shards
@@ -1563,16 +1567,17 @@ for name, (ranks, operations) in several(with_mesh, MESHES).items():
 # | points | 4 |
 #
 # In the training of large models, gradients are clipped. If the norm of the whole gradient exceeds
-# `max_norm`, the whole gradient is scaled down until its norm is `max_norm`. No rank holds the whole gradient
-# any more. But the square of the norm is a sum over all elements, and each element is on exactly one rank.
+# `max_norm`, the whole gradient is scaled down until its norm is `max_norm`. With FSDP, no rank holds the
+# whole gradient. But the square of the norm is a sum over all elements, and each element is on exactly one
+# rank.
 #
 # **Predict.** Take a 70B model on 512 ranks. How many bytes must a rank send for the norm? And how many if
 # the model is sharded in islands of 8?
 #
 # <details><summary>Answer</summary>The ranks all-reduce one number in float32, so each rank sends 2 · 511/512
-# · 4 bytes, which is almost 8. With islands, only the 8 ranks of one island add up their squares, so each
-# rank sends 2 · 7/8 · 4 = 7 bytes. The other islands hold the same shards. If you also added their squares,
-# the norm would be √r times too large with r islands.</details>
+# · 4 bytes, which is almost 8 bytes. With islands, only the 8 ranks of one island add up their squares, so
+# each rank sends 2 · 7/8 · 4 = 7 bytes. The other islands hold the same shards. If you also added their
+# squares, the norm would be √r times too large with r islands.</details>
 #
 # **Build.**
 
@@ -1659,8 +1664,8 @@ if run:
 # ### The list inside `fully_shard`
 #
 # PyTorch's FSDP issues its actions from hooks, as your module does. The next cell calls `fully_shard` on each
-# block and then on the model. It does this with five different sets of options, and records the order of the
-# actions in a step. Then it searches for arguments with which your `fsdp_schedule` gives the same order.
+# block and then on the model, with five sets of options. For each set, the cell records the order of the
+# actions in a step, and searches for arguments with which your `fsdp_schedule` gives the same order.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1710,15 +1715,15 @@ for name, order in run[0].items() if run else ():
 
 # %% [markdown]
 # A correct `fsdp_schedule` produces all five orders. (If a line reports no arguments, check whether your list
-# gathers the unit that computes next before the units ahead of it.) By default (*as it comes*), forward
-# gathers nothing ahead, and backward gathers one unit ahead. Unit 7 is freed after its forward, and then
-# immediately gathered *again*.
+# first gathers the unit itself, and then the units ahead of it.) By default (*as it comes*), forward gathers
+# nothing ahead, and backward gathers one unit ahead. Unit 7 is freed after its forward, and then immediately
+# gathered *again*.
 #
 # On a GPU, forward prefetch is *implicit*, as long as the host is ahead of the GPU (§3).
 # `set_modules_to_forward_prefetch` makes the prefetch explicit, which helps if the host is slow.
 #
 # <details><summary>Resharding in torchtitan and Llama 3</summary>By default, torchtitan does not reshard the
-# last unit, which contains the last norm and the head, after its forward. With pipeline parallelism,
+# last unit after its forward. (This unit contains the last norm and the head.) With pipeline parallelism,
 # torchtitan reshards no unit after its forward. In the training of Llama 3 405B, no unit was resharded after
 # its forward either (§3.3.2 of its paper).</details>
 #
@@ -1729,9 +1734,9 @@ for name, order in run[0].items() if run else ():
 #
 # ### Optional: the bytes of K microbatches
 #
-# The next cell compares your `fsdp_bytes` (§1) with PyTorch's FSDP. It trains the `Network` from above with a
-# small head in float32 (so `weights=4, gradients=4`), with four microbatches per step on four ranks. The cell
-# takes up to half a minute.
+# The next cell compares your `fsdp_bytes` (§1) with PyTorch's FSDP. It trains the `Network` from above, with
+# a small head, on four ranks in float32 (so `weights=4, gradients=4`). Each step has four microbatches. The
+# cell takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1769,9 +1774,9 @@ for keep, (_, operations) in four.items():
 # ### Optional: the effect of each option
 #
 # The next cell prints the messages, the traffic and the memory of a step for each option, on four ranks in
-# float32 with AdamW. The column *units* lists the units of traffic. To find *most*, the cell measures the
-# bytes on a rank whenever forward leaves a block or backward enters one. It prints the largest value, divided
-# by the number of parameters. The cell takes up to half a minute.
+# float32 with AdamW. The column *units* lists the units of traffic. For the column *most*, the cell measures
+# the bytes on a rank whenever forward leaves a block or backward enters a block. It prints the largest value,
+# divided by the number of parameters. The cell takes up to half a minute.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1924,10 +1929,10 @@ for name, (ranks, operations) in visible.items():
 # </details>
 #
 # <details><summary>BACKWARD_POST</summary>This setting is a compromise between <code>BACKWARD_PRE</code> and
-# None. FSDP1 then gathers unit i − 1 after the backward of unit i, but before the reduction of unit i. So one
-# unit fewer is whole at the same time than with <code>BACKWARD_PRE</code>. The gathers of backward are
-# exposed, but the reductions are hidden. With None, the gather starts only when the unit is needed, after the
-# reduction of unit i, as in the <i>Break it</i> of §2.</details>
+# None. FSDP1 then gathers unit i − 1 after the backward of unit i, but before the reduction of unit i.
+# Compared with <code>BACKWARD_PRE</code>, one unit fewer is whole at the same time. The gathers of backward
+# are exposed, but the reductions are hidden. With None, the gather of unit i − 1 starts only when this unit
+# is needed, after the reduction of unit i, as in the <i>Break it</i> of §2.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 001 writes <code>sharding_strategy="FULL_SHARD"</code>,
 # but FSDP1 expects a member of the enumeration instead of a string. For overlap, the lecture sets
@@ -1999,11 +2004,12 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
 
 # %% [markdown]
-# Each rank's file holds headers and a quarter of the states, which take 12 bytes per parameter. While saving,
-# the ranks exchange only a plan with names and offsets. If you need a full state dict, for example to publish
-# the model, call `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
-# cpu_offload=True))`, which gathers one parameter after another. For shards like yours,
-# `course_lib.fsdp.save_checkpoint` writes files in the same format.
+# All states together take 12 bytes per parameter, and each rank's file holds headers and a quarter of them.
+# While saving, the ranks exchange only a plan with names and offsets. If you need a full state dict, for
+# example to publish the model, call `get_model_state_dict(model,
+# options=StateDictOptions(full_state_dict=True, cpu_offload=True))`, which gathers one parameter after
+# another. For flat shards, such as the shards of your module, `course_lib.fsdp.save_checkpoint` writes files
+# in the same format.
 #
 # ### Optional: DeepSpeed's configuration
 #
@@ -2069,7 +2075,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | `fp16` | A `loss_scale` of 0 makes the scale dynamic. The scale starts at 2^`initial_scale_power`, halves after `hysteresis` overflows, and doubles after `loss_scale_window` good steps (notebook 09). With `"bf16": {"enabled": true}`, you don't need a loss scale |
 # | `overlap_comm`, `reduce_bucket_size` | The ranks reduce gradients while backward goes on, as in your module |
 # | `stage3_prefetch_bucket_size` | your two prefetch arguments, but in elements instead of units |
-# | `stage3_max_live_parameters` | A unit is kept after forward as long as fewer elements than this number are whole. The setting is a compromise between your `reshard=True` and `False` |
+# | `stage3_max_live_parameters` | A unit stays whole after its forward if fewer elements are whole than this number. The setting is a compromise between your `reshard=True` and `False` |
 # | `pin_memory` | stores the data in pages that the operating system must not move, so that copies to the GPU can run at the same time as kernels |
 # | `gradient_clipping` | your `max_norm` |
 #
@@ -2077,10 +2083,10 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 #
 # <details><summary>Which lines do you need?</summary>If you have one node of 8 GPUs and the states fit with
 # ZeRO-3, take only <code>"stage": 3</code> and <code>"bf16"</code>. If you train on several nodes with a
-# pipeline, take stage 1. A pipeline adds up the gradients of many microbatches, and stages 2 and 3 would
-# reduce or gather for each microbatch. If the GPU has little memory, take stage 2 with
-# <code>offload_optimizer</code>. If even the 2 bytes per parameter for the weights are too many, take stage 3
-# with <code>offload_param</code>.</details>
+# pipeline, take stage 1. A pipeline adds up the gradients of many microbatches. In stage 2, each of these
+# microbatches would also need a reduction, and in stage 3 gathers as well. If the GPU has little memory, take
+# stage 2 with <code>offload_optimizer</code>. If even the 2 bytes per parameter for the weights are too many,
+# take stage 3 with <code>offload_param</code>.</details>
 #
 # ### Optional: which framework?
 #
@@ -2091,13 +2097,13 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 # | DDP | shards nothing | 16P bytes and the activations fit into each GPU. DDP has the least traffic, 2 units | notebook 03 |
 # | FSDP2 (PyTorch) | shards as in §1 to §6. Parameters remain named tensors, so you can combine it with tensor, context and pipeline parallelism, `torch.compile` and DCP | you want to write the training loop yourself, in PyTorch | PyTorch docs, `fully_shard`; Llama 3, §3.3 |
 # | DeepSpeed | ZeRO 1 to 3; offload to the host and to NVMe; 8- and 4-bit messages (ZeRO++) | you want to set everything in one configuration file, or need NVMe to hold the states | Rajbhandari et al. 2020, 2021; Wang et al. 2023 |
-# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and the models it provides suit you | Narayanan et al. 2021; Megatron Core guide |
-# | Accelerate (Hugging Face) | shards nothing itself. One configuration selects DDP, FSDP1, FSDP2 or DeepSpeed | you want to run the same loop with any of them | Accelerate docs, "FSDP1 vs FSDP2" |
+# | Megatron-LM / Core | tensor, sequence, pipeline, context and expert parallelism, with optimized kernels; ZeRO-1 as its *distributed optimizer*, and an FSDP of its own | you train transformers on thousands of GPUs, and the models it provides suit you | Narayanan et al. 2021; Megatron Core guide |
+# | Accelerate (Hugging Face) | shards nothing itself. One configuration selects DDP, FSDP1, FSDP2 or DeepSpeed | you want to run the same loop with any of these four | Accelerate docs, "FSDP1 vs FSDP2" |
 # | Lightning | shards nothing itself. It offers `DDPStrategy`, `FSDPStrategy` (FSDP1) and `DeepSpeedStrategy`. `ModelParallelStrategy` (experimental) gives you a mesh, and you apply `fully_shard` and tensor parallelism yourself | you also want a ready-made training loop | Lightning docs, `FSDPStrategy`, `ModelParallelStrategy` |
 #
 # </details>
 #
-# <details><summary>The same step in four of them</summary>
+# <details><summary>The same step in four frameworks</summary>
 #
 # ```python
 # # DDP: the optimizer updates the parameters of `model`, which every rank keeps whole.
@@ -2242,10 +2248,10 @@ alone = on_your_gpus(ONE_STEP)
 
 # %% [markdown]
 # **Predict.** If all messages were hidden, N GPUs would process N times as many tokens per second as one GPU.
-# DDP keeps its buckets in addition to the gradients, which takes 4 more bytes per parameter, whereas FSDP
-# keeps only 1/N of the weights and moments. (The peak memory occurs at the beginning of backward, before
-# there are gradients, so they do not count.) Are the messages of this model hidden on your GPUs? Compare the
-# result of your `hides_from` with the 8 · 1,024 = 8,192 tokens of a rank.
+# DDP needs 4 more bytes per parameter than one GPU, because it keeps buckets in addition to the gradients.
+# FSDP keeps only 1/N of the weights and moments. (Gradients don't count, because the peak memory occurs at
+# the beginning of backward, before there are any.) Are the messages of this model hidden on your GPUs?
+# Compare the result of your `hides_from` with the 8 · 1,024 = 8,192 tokens of a rank.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 PARAMETERS = 124_439_808
@@ -2281,12 +2287,13 @@ on_gpus = on_your_gpus(STEPS, predicted=if_all_hides)
 #
 # 1. Take 16 H100s that reach 40 % of 989 TFLOP/s and send 50 GB/s each. The weights are in 16 bits. How many
 #    **tokens** per GPU does a forward need to hide the gather of the next unit?
-# 2. Reduce-scatters are asynchronous, and nothing is gathered ahead. Why doesn't the step get shorter?
-#    `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in backward"`
+# 2. In a step that gathers nothing ahead, you make the reduce-scatters asynchronous. Why doesn't the step get
+#    shorter? `"gradients are not ready"`, `"the next gather queues behind them"` or `"every rank waits in
+#    backward"`
 # 3. LLaMA-7B has 32 blocks of 202,383,360 parameters. Each block is a unit, the weights are in bfloat16, and
 #    one unit is gathered ahead. How many **MB** of whole blocks does a rank hold, at most?
-# 4. With K = 8 microbatches, only the last one reduces (`keep="gradients"`). How many **units of traffic**
-#    does a step send, if all elements have the same size?
+# 4. With K = 8 microbatches, only the last microbatch reduces (`keep="gradients"`). How many **units of
+#    traffic** does a step send, if all elements have the same size?
 # 5. You have 64 GPUs in nodes of 8, with 50 GB/s between nodes, and 16P/8 bytes fit into a GPU in addition to
 #    the activations. Which sharding do you choose, `"full"` or `"hybrid"`?
 # 6. Which of these situations can lead to a deadlock, or to a mix-up of blocks? `"rank 0 prefetches two
@@ -2342,11 +2349,11 @@ report.points(6)
 # With 8 bits, we can send integers from −127 to 127, so we need a *scale* by which the receiver multiplies
 # them. If a whole shard had only one scale, its largest weight would determine this scale, and an outlier
 # would make all other weights imprecise. So each *block* of 256 weights (not a block of the model) has its
-# own scale, which is the largest magnitude in the block divided by 127. A scale is a float32, so it costs 4
+# own scale, which is the largest magnitude in the block, divided by 127. A scale is a float32, so it costs 4
 # bytes per block.
 #
-# **Predict.** How many bytes does a weight cost, including its part of the scale, and what is the largest
-# error of a weight in a block whose largest magnitude is 2?
+# **Predict.** How many bytes does a weight cost, including its part of the scale? And what is the largest
+# error of a weight if the largest magnitude in its block is 2?
 #
 # <details><summary>Answer</summary>A weight costs 1 + 4/256 = 1.016 bytes. The error is at most half of the
 # scale, which is 2/127/2 = 0.008.</details>
@@ -2450,9 +2457,9 @@ print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 
 # ## Scorecard
 #
 # The next cell compares the strategies by our three criteria (computation, memory and bytes sent). The
-# numbers are for one step of AdamW on four ranks with two samples each, and come from the runs in the last
-# part of §7. If you have skipped that part, skip the next cell as well. M stands for the 4P bytes of the
-# parameters. The computation is compared with the computation of one process that takes all eight samples.
+# numbers are for one step of AdamW on four ranks with two samples each, and come from the last part of §7. If
+# you have skipped that part, skip the next cell as well. M stands for the 4P bytes of the parameters. The
+# computation is compared with the computation of one process that takes all eight samples.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2482,9 +2489,9 @@ for name, (took, _) in measured.items():
 
 # %% [markdown]
 # <details><summary>The column <i>computation</i></summary>One process performs 54.9 operations per parameter,
-# of which 46.9 are for the layers, 7 for AdamW, and 1 for the mean of the gradients. Four replicas compute
-# AdamW's step and the mean four times, which adds 24 operations, so the ratio is 1.44. In
-# <code>fully_shard</code> the mean is part of the communication and isn't counted. So
+# of which 46.9 are for the layers, 7 for AdamW, and 1 for the mean of the gradients. Four replicas together
+# compute AdamW's step and the mean four times instead of once. This adds 3 · 8 = 24 operations, so the ratio
+# is 1.44. In <code>fully_shard</code>, the mean is part of the communication and isn't counted. So
 # <code>fully_shard</code> has 53.9 operations instead of 54.9, and the ratio is 0.982. With two islands,
 # <code>fully_shard</code> computes AdamW's step twice, so it has 60.9 operations, and the ratio is 1.11. The
 # ZeRO-3 of notebook 04 adds each rank's gradients into a buffer. This is one more operation on each of the
@@ -2499,7 +2506,7 @@ for name, (took, _) in measured.items():
 # (notebook 06) divides layers, and context parallelism (notebook 08) divides activations.
 #
 # **You have built** the step of ZeRO-3 as a list, a module that runs this list, collectives in two
-# precisions, islands, and the norm of a gradient in N pieces.
+# precisions, islands, and the norm of a gradient that is sharded over N ranks.
 #
 # **Read on.**
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*: §3.3 for the
@@ -2513,7 +2520,7 @@ for name, (took, _) in measured.items():
 # - `course_lib/fsdp/` contains the reference solutions. Read them after you have written your own, and begin
 #   with `schedule.py` and `module.py`.
 #
-# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
+# <details><summary>In the lectures</summary>The three criteria are from lecture 003.</details>
 
 # %% [markdown]
 # **How far are you?** The next cell lists the points of the checks that have run since this kernel started. In
