@@ -245,7 +245,7 @@ lengths = [
 plan_figures.forward_shares(PUBLISHED, lengths)
 
 # %% [markdown]
-# **Predict.** By how many percent is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
+# **Predict.** By what percentage is 6ND too low for GPT-3 with its sequences of 2,048 tokens? And for
 # Llama-3-8B with 8,192? You can read both answers off the bars.
 #
 # **Build.** Count only matrix products. The stub already computes how many numbers the matrices of one block
@@ -607,8 +607,8 @@ def activation_bytes(
 
 
 # %% [markdown]
-# <details><summary>Hint: from the table</summary>These rows are as wide as the model: two inputs of norms,
-# the inputs of attention and of the MLP, q, k, v and attention's output. Two rows are as wide as the MLP.
+# <details><summary>Hint: from the table</summary>These tensors are as wide as the model: both norms' inputs,
+# the inputs of attention and of the MLP, q, k, v and attention's output. Two tensors are as wide as the MLP.
 # Then add the few numbers per token.</details>
 #
 # **Check.**
@@ -828,7 +828,7 @@ for name, options in RUN.items():
 # | DeepSeek-V3, §3.3 | 13, for linear layers | 5 + 8/d (its §3.2) |
 #
 # </details>
-# <details><summary>In the lectures</summary>Four numbers in the lectures count different parts. Lecture 000
+# <details><summary>In the lectures</summary>Several numbers in the lectures count different parts. Lecture 000
 # says that a 7B model with Adam has optimizer states of ~28 GB, but this is the size of m and v in 16 bits,
 # without a master copy. Lecture 002 says that Adam needs 8 bytes per parameter, and that "1B = 10 GB". These
 # 10 bytes per parameter are m, v and 2 bytes of weights, without master copy and gradients. Lecture 003
@@ -1238,8 +1238,8 @@ plan_figures.layout_bars(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 #
 # You should take the cheapest layout that fits. With one microbatch per step, stages 1 and 2 send no more
 # bytes than replicas do (notebook 04). Stage 3 sends one and a half times as many, but much of this traffic
-# can be hidden (notebook 05). Checkpointing always costs a third more FLOPs. So the order of cost is stage 0,
-# 1, 2, 3 without checkpointing, then 0, 1, 2, 3 with it.
+# can be hidden (notebook 05). Checkpointing costs a third more FLOPs. So the order of cost is stage 0, 1, 2,
+# 3 without checkpointing, then 0, 1, 2, 3 with it.
 #
 # **Predict.** Which layout do you take for the 6.7B model and the 8 GPUs of the picture? And on a single GPU?
 #

@@ -1735,7 +1735,7 @@ for name, times in measured.items():
 # compare it with the data sheet for any N, and a wasteful algorithm shows up as a low number.
 #
 # On a machine with four GPUs, the race runs over NCCL without a change. There, also add `1 << 28` and `1 <<
-# 30` to `RACE_SIZES`, because 64 MB is little for NVLink.
+# 30` to `RACE_SIZES`, because 64 MB is small for NVLink.
 
 # %% [markdown]
 # ## On your GPUs

@@ -402,7 +402,7 @@ if ready(moe):
 # The two lists of sizes have different meanings. `input_split_sizes` says how many of *my* rows go to each
 # rank, while `output_split_sizes` says how many rows I receive from each rank. So if rank 0 writes 2 for rank
 # 1 into its `input_split_sizes`, rank 1 has to write 2 for rank 0 into its `output_split_sizes`. In the
-# following table, each line belongs to a rank and shows how many rows it has for rank 0, 1 and 2:
+# following table, each line belongs to a rank and shows its numbers of rows for ranks 0, 1 and 2:
 #
 # | | to 0 | to 1 | to 2 | `send` |
 # |---|---|---|---|---|
@@ -665,7 +665,7 @@ if run:
 
 # %% [markdown]
 # **Look.** This is the timeline of the layer. Each rank has five all-to-alls. The first sends the counts.
-# They take only 64 bytes, but their bar can be the longest, since a rank that begins early has to wait for
+# They take at most 64 bytes, but their bar can be the longest, since a rank that begins early has to wait for
 # the rank that begins last. The next two all-to-alls are dispatch and combine, and the last two belong to
 # backward. In the combine, the other three ranks have to wait for the popular rank, which has more rows to
 # compute. With 64 tokens this wait is too short to see. With real sizes, the popular rank has a white gap
@@ -1381,8 +1381,8 @@ if alone_run:
 # you save by sending tokens instead of gradients. *Memory*: Of the eight experts in a layer, each rank holds
 # the weights, gradients and AdamW states of only two.
 #
-# **You have built** a router that learns only through its weights; a mixture of experts on one rank and on
-# many; an exchange of unequal parts that autograd can follow; and two ways to keep the experts busy. From a
+# **You have built** a router that learns only through the weights it gives; a mixture of experts on one rank
+# and many; an exchange of unequal parts that autograd can follow; and two ways to keep experts busy. From a
 # histogram, you can also predict how many bytes each rank sends, and you know over which ranks each gradient
 # is summed.
 #
