@@ -425,14 +425,14 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
 # of the weights. ZeRO-2 is sometimes recommended for models of up to 70B, although the weights of a 70B model
 # take 140 GB on every GPU, however many GPUs there are.
 #
-# <details><summary>In the lectures</summary>Lecture 000 states "~28 GB" of optimizer states for 7B, which is
-# the size of m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture
-# 001 counts the 12 bytes, but presents 2 + 2 + 12 as PyTorch's numbers. In one place it calls the 12 bytes
-# "fp32 momentum + variance", although momentum and variance take only 8. The lecture shows parts of the table
-# for 7B, and recommends "FSDP or ZeRO-2" for 10 to 70B. For one GPU without parallelism it says "&lt;10B",
-# but 80 GB hold the model states of only 5B parameters. For 175B on 64 GPUs, its 5.5 GB are only the weights.
-# The lecture adds 10 to 50 GB of activations and concludes "out of memory", although even this total would
-# fit into 80 GB. In fact, each GPU holds 16P/N = 43.75 GB of model states, plus the activations, plus one
+# <details><summary>In the lectures</summary>Lecture 000 gives "~28 GB" for the optimizer state of 7B, the
+# size of m and v in 16 bits. Lecture 002 counts 8 bytes per parameter, without the master copy. Lecture 001
+# counts the 12 bytes, but presents 2 + 2 + 12 as PyTorch's numbers. In one place it calls the 12 bytes "fp32
+# momentum + variance", although momentum and variance take only 8. The lecture shows parts of the table for
+# 7B, and recommends "FSDP or ZeRO-2" for 10 to 70B. For one GPU without parallelism it says "&lt;10B", but 80
+# GB hold the model states of only 5B parameters. For 175B on 64 GPUs, its 5.5 GB are only the weights. The
+# lecture adds 10 to 50 GB of activations and concludes "out of memory", although even this total would fit
+# into 80 GB. In fact, each GPU holds 16P/N = 43.75 GB of model states, plus the activations, plus one
 # gathered block.</details>
 
 # %% [markdown]
@@ -737,8 +737,7 @@ memory_picture({"replicas": measured[0], "ZeRO-1": measured.get(1)})
 # in backward, the bars still climb by 4 bytes, from 7 to 11. Each rank keeps all gradients until the step,
 # although its optimizer updates only 1/N of the parameters. So send the gradients while backward is still
 # running. As soon as the gradients of a few neighbouring parameters (a *bucket*) are ready, reduce-scatter
-# them, keep your own shard, and free the rest. Then the gradients of all parameters never exist at the same
-# time.
+# them, keep your own shard, and free the rest. Then the gradients never all exist at the same time.
 #
 # **Predict.** In mixed precision, how many bytes does a rank now keep after backward? How high is the peak,
 # with buckets of B bytes?
@@ -1379,9 +1378,9 @@ except ValueError as error:
 # *No points. With GPUs this takes a few minutes. Without them, the cells show a recorded run, if there is
 # one.*
 #
-# **Predict.** Offload (§6) moves states to the host over PCIe. The prediction is the bandwidth of the card's
-# host link, taken from the data sheet. The cell measures four copies, to the host and to the GPU, each with
-# pageable and pinned memory. Which of these copies come close to the prediction?
+# **Predict.** Offload (§6) moves states to the host over PCIe. The cell predicts the bandwidth of the card's
+# host link from the data sheet. The cell measures four copies, to the host and to the GPU, each with pageable
+# and pinned memory. Which of these copies come close to the prediction?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1431,8 +1430,8 @@ on_gpus = on_your_gpus(STATES_BY_STAGE, predicted=left)
 # 2. How many **times** as many bytes does the other ZeRO-1 workflow of §3 (all-reduce, step, all-gather) send
 #    as yours?
 # 3. With eight microbatches per step, how many **times** as many bytes as ZeRO-1 does ZeRO-2 send?
-# 4. You train a 70B model with ZeRO-3 on 80 GB GPUs, and activations and buffers take 20 GB of each GPU. At
-#    least how many **GPUs** do you need?
+# 4. You train a 70B model with ZeRO-3 on 80 GB GPUs, and activations and buffers take 20 GB of each GPU. How
+#    many **GPUs** do you need at least?
 # 5. The 112 GB of a 7B model do not fit into your *one* 80 GB GPU. Which helps: `"stage 3"` or
 #    `"offload"`?
 # 6. After a block's forward you set `param.data = torch.empty(0)`, but the memory in use does not shrink.
@@ -2022,7 +2021,7 @@ for world_size in (2, 4):
 # %% [markdown]
 # Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, which is as much as the other workflow sends.
 # But with the ring, it sends only 2. (Linux also counts bytes that TCP sent again, so it can show a few
-# hundredths more.) The ring has no `async_op`. If your `Zero2Optimizer` does not use it, try
+# hundredths more.) Unless your `Zero2Optimizer` uses `async_op`, which the ring lacks, try
 # `over_the_ring(zero2)` as well.
 #
 # **Measure.** Do your `Zero3Module` and FSDP2 send the same bytes and compute the same values?
@@ -2062,11 +2061,11 @@ scorecard({"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3})
 # %% [markdown]
 # Four replicas do the optimizer's work four times, but ZeRO does it only once. (The extra 0.02 in its 1.02
 # are the divisions by N.) With more samples, this difference matters less, because only forward and backward
-# then take more FLOPs. Stage 1 brings 4 M down to 2.75 M without sending any more bytes. But stages 2 and 3
-# pay with traffic for the memory they save. With K microbatches, stage 1 sends 2 units, stage 2 sends K + 1,
-# and stage 3 sends 3K. However, no stage splits the *computation* of a layer. So the activations take as much
-# memory as before, and each rank still needs at least one sample. Tensor parallelism (notebook 06) splits
-# this computation.
+# then take more FLOPs. Stage 1 brings 4 M down to 2.75 M without sending any more bytes. But stage 3 pays
+# with traffic for the memory it saves, and so does stage 2 with several microbatches. With K microbatches,
+# stage 1 sends 2 units, stage 2 sends K + 1, and stage 3 sends 3K. However, no stage splits the *computation*
+# of a layer. So the activations take as much memory as before, and each rank still needs at least one sample.
+# Tensor parallelism (notebook 06) splits this computation.
 #
 # **You have built** ZeRO in three stages, and you know how much memory each stage takes and how many bytes it
 # sends.

@@ -667,8 +667,8 @@ lanes(as_in_04, SLOW, "nothing ahead, in milliseconds")
 # **Predict.** Take eight units. The forward of each unit takes 20 ms, its backward 40 ms, its gather 20 ms
 # and its reduction 20 ms. Consider three cases: (a) nothing is gathered ahead, (b) one unit is gathered
 # ahead, (c) all units are gathered ahead. In (b) and (c), the last unit also stays whole between forward and
-# backward. For each case, write down how long the step takes, and the largest number of units whole at the
-# same time.
+# backward. For each case, write down how long the step takes, and how many units are whole at the same time,
+# at most.
 #
 # **Build.** Write the two loops of `fsdp_schedule`, one for forward and one for backward, by these rules. The
 # stub defines `free`, and a `gather` that skips units which are already whole.
@@ -747,8 +747,8 @@ report = check("05_fsdp/fsdp_schedule", fsdp_schedule, cases="hidden")
 report.points(10)
 
 # %% [markdown]
-# **Measure.** The cell simulates your lists with the durations of the prediction, and then with the durations
-# of our slow motion. How good was your prediction?
+# **Measure.** The cell simulates your lists with the durations given under **Predict**, and then with those
+# of slow motion. How good was your prediction?
 
 # %% tags=["skip-in-grading"]
 SETTINGS = {
@@ -1250,7 +1250,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # reduce_dtype=torch.float32, buffer_dtype=torch.float16)</code> without a loss scaler. But small gradients
 # become zero in float16, so either use <code>ShardedGradScaler</code> or train in bfloat16. The option
 # <code>buffer_dtype</code> exists only in FSDP1. FSDP2's <code>MixedPrecisionPolicy</code> takes
-# <code>output_dtype</code> and <code>cast_forward_inputs</code> instead. Lecture 002 passes
+# <code>output_dtype</code> instead. Lecture 002 passes
 # <code>mixed_precision=True</code> to FSDP1, which expects a <code>MixedPrecision</code> object.</details>
 #
 # ### Optional: sums in 16 bits, and PyTorch's policy

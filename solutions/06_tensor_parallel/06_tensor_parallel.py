@@ -103,8 +103,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 #
 # The cell after that has tools for measuring. `passes` runs a layer forward and backward on every rank, with
 # the same weights and the same input on all of them. `alone` runs the layer in one process. `beside` compares
-# the ranks with this process, and `sent` says how many bytes a rank sent in forward and in backward. You
-# don't have to read the code of that cell, or of later cells that only measure or draw.
+# the ranks with that run, and `sent` says how many bytes a rank sent in forward and in backward. You don't
+# have to read the code of that cell, or of later cells that only measure or draw.
 
 
 # %%
@@ -986,7 +986,7 @@ def norm_before(x, scale, w1, w2, group: Group = None):
 # <details><summary>Hint: rows_then_columns</summary>The product with A is P, because A is cut by rows, but
 # gelu needs R.</details>
 # <details><summary>Hint: bias_behind</summary>b2 is R, so it must not be added to a term.</details>
-# <details><summary>Hint: norm_before</summary>Every rank computes the same norm, but uses its output for its
+# <details><summary>Hint: norm_before</summary>Every rank computes the same norm, but uses the output for its
 # own hidden features. Which tensor is used N times?</details>
 #
 # **Check.** The check runs the three blocks on real ranks. To run `axis_types` again, call
@@ -1676,9 +1676,10 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 # <details><summary>What happens if every rank takes a softmax of its own tokens? And if the largest logit is
 # not subtracted?</summary>If every rank takes the softmax over only its own tokens, the loss is too small,
 # because the tokens of one rank do not compete with the tokens of another. If the logits are small, the loss
-# is too small by about log N, which is 1.4 on 4 ranks. If the logits are large, it is too small by much more.
-# So training looks <i>better</i> than it is. If the largest logit is not subtracted, the loss is right until
-# a logit exceeds 88, because its exponential then overflows in float32.</details>
+# is too small by about log N, which is 1.4 on 4 ranks. If the logits are large and the prediction is wrong,
+# it is too small by much more. So training looks <i>better</i> than it is. If the largest logit is not
+# subtracted, the loss is right until a logit exceeds 88, because its exponential then overflows in
+# float32.</details>
 #
 # <details><summary>In production</summary>In PyTorch the loss is <code>F.cross_entropy</code> itself, inside
 # the context <code>with loss_parallel(): ...</code>, and the head is cut by

@@ -115,8 +115,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # The ranks start at step 0, because the seven finished steps were only in memory.</details>
 #
 # **Measure.** The cell starts the agents and prints a journal of what each process did and when. The line
-# `from 0 of 4 ranks` means that one of four ranks starts at step 0. The *starter* is the process that starts
-# the agents. The cell takes about six seconds.
+# `from 0 of 4 ranks` means that this rank, one of four, starts at step 0. The *starter* is the process that
+# starts the agents. The cell takes about six seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -263,7 +263,7 @@ def restore(run, state):
 # <details><summary>Hint: the copy</summary>Take <code>copy.deepcopy(run.model.state_dict())</code>, and do
 # the same for the optimizer and the scheduler.</details>
 #
-# **Check.** The check trains three steps, captures the run, trains on, and then restores the state into a new
+# **Check.** The check takes three steps, captures the run, goes on, and then restores the state into a new
 # run.
 
 # %% nbgrader={"grade_id": "capture_check", "points": 8}
@@ -899,7 +899,7 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # **Question.** Suppose δ goes to 0. What limits the goodput then? (Only the restarts do. The goodput can't
 # exceed M / (M + R).)
 #
-# *Take a break here if you like. Part B needs only the first cell of this notebook.*
+# *Take a break here if you like. Part B needs only the first cell of this notebook, and on a GPU also §6.*
 
 # %% [markdown]
 # ## B · It is slow
@@ -924,8 +924,8 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # `async_op=True`, the rank computes between `issued` and `waited`. Bytes that move while the rank computes
 # are **hidden**, because they cost the rank no time.
 #
-# **Look.** The cell draws three calls on three ranks. Grey is for moving bytes, framed white for waiting,
-# blue for computing, and hatched blue for computing while bytes move.
+# **Look.** The cell draws three calls on three ranks. White is for waiting, grey for moving bytes, blue for
+# computing, and hatched blue for computing while bytes move.
 
 
 # %% tags=["skip-in-grading"]
@@ -1270,8 +1270,8 @@ if ready(find_straggler):
 # removing them gained about 0.7 % of model FLOPs utilization (MFU, §6.3).
 #
 # **Question.** Why do you compare ranks only inside a group of dp or tp? (The stages of a pipeline reach a
-# collective at different times even if they are healthy. For example, the last stage is always late, because
-# it gets its first microbatch last.)
+# collective at different times even if they are healthy. For example, in the first forward the last stage is
+# late, because it gets its first microbatch last.)
 
 # %% [markdown]
 # ## 9 · Six symptoms, one lever each
@@ -1899,7 +1899,7 @@ if ready(local_steps):
 # **Read on.**
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.4 lists 419 interruptions by cause.
 # - Jiang et al. (2024), *MegaScale*: §5 and §6 describe slow machines and restarts.
-# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: the paper describes faults between two
+# - Pillai et al. (2014), *All File Systems Are Not Created Equal*: the paper describes crashes between two
 #   writes.
 # - Young (1974), *A first order approximation to the optimum checkpoint interval*: the paper derives your
 #   formula. Daly (2006) extends it to long saves.
