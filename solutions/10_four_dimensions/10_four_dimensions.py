@@ -633,10 +633,10 @@ print(f"loss {sixteen[0]:.6f}, one process {alone()[0]:.6f}")
 sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
-# tp communicates in every layer, cp in every attention, and pp between the stages. The long bars of pp are
-# the pipeline's bubble, in which the rank waits for a microbatch. The first striped bar is a barrier before
-# the step. Right after it, the targets are counted over dp, in the only unstriped bar of dp. At the end, dp
-# and cp share the sum of the gradients, and the last striped bar is the sum of the loss over three axes.
+# tp communicates in every layer, cp in attention, and pp between the stages. The long bars of pp are the
+# pipeline's bubble, in which the rank waits for a microbatch. The first striped bar is a barrier before the
+# step. Right after it, the targets are counted over dp, in the only unstriped bar of dp. At the end, dp and
+# cp share the sum of the gradients, and the last striped bar is the sum of the loss over three axes.
 
 # %% [markdown]
 # ## 4 · The norm of a gradient that no rank holds
@@ -655,7 +655,7 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 # add up the squares of the pieces, as long as each element counts once.
 #
 # The cell runs a step of the reference, and shows for three parameters which piece of the gradient each rank
-# holds. Equal numbers in a row mean equal pieces.
+# holds. Per row, equal numbers mean equal pieces.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_embedding.weight")
@@ -766,7 +766,7 @@ if ready(clip_grad_norm):
 # sums over the mesh. With pipelines, torchtitan then sums the squares over pp. Megatron-LM's
 # `get_main_grads_for_grad_norm` leaves out shared parameters and the copies on tp.
 #
-# **Question.** By which factor is the norm too large if you add the squares of all eight ranks, and no
+# **Question.** By what factor is the norm too large if you add the squares of all eight ranks, and no
 # parameter is tied or whole on tp?
 #
 # <details><summary>Answer</summary>Each element then counts dp = 2 times, so the factor is √2. Whole and tied
@@ -966,7 +966,7 @@ for rank, stage in ((0, 0), (7, 1)):
 # %% [markdown]
 # **Break it.** The cell runs the same step on slow emulated wires, with 1 ms and 100 MB/s inside a node of
 # two ranks, but 10 ms and 10 MB/s between nodes. For every operation, a rank sleeps as long as the operation
-# would take on its link. **Predict:** if tp moves to the front, by which factor does the step take longer?
+# would take on its link. **Predict:** if tp moves to the front, by what factor does the step take longer?
 # The cell takes about 20 seconds.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1194,7 +1194,7 @@ if ready(memory_per_gpu):
 #
 # **Question.** Does a pipeline save activations if m < p?
 #
-# <details><summary>Answer</summary>Yes, because then min(m, p) = m, so only m · L/p layers are kept. But a
+# <details><summary>Answer</summary>Yes, because then min(m, p) = m, so it keeps m/p of the 34 GB. But a
 # pipeline with fewer microbatches than stages idles for at least half of the time.</details>
 
 # %% [markdown]
@@ -1251,7 +1251,7 @@ SELENE = {
 # <details><summary>The parts that are given as code</summary>
 #
 # B = 0.8 · bandwidth is the speed of memory, and tokens = microbatch · s/cp. As in section 5, M is the size
-# of the residual stream, which is 2 · tokens · h bytes in 16 bits. `runs` and `scores` count how often a
+# of the residual stream, here 2 · tokens · h bytes (16 bits each). `runs` and `scores` count how often a
 # layer computes its matrix products and its attention scores, and `sums` counts its all-reduces over tp. The
 # triple (runs, scores, sums) is (3, 3, 4) without recomputation, because forward runs each product once, and
 # backward runs it twice. It is (3, 4, 4) for "selective" and (4, 4, 6) for "full", because parts of forward
@@ -1341,9 +1341,9 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 
 
 # %% [markdown]
-# <details><summary>Hint: the two traps of data sheets</summary>NVLink's 600 GB/s count both directions
+# <details><summary>Hint: the two traps of data sheets</summary>NVLink's 600 GB/s counts both directions
 # together, so a rank of a ring can send 300 GB/s. The speed of a network is given in bits per second, so 200
-# Gb/s are 25 GB/s each way.</details>
+# Gb/s is 25 GB/s each way.</details>
 
 # %% nbgrader={"grade_id": "step_seconds_check", "points": 7}
 report = check("10_four_dimensions/step_seconds", step_seconds)
@@ -1403,7 +1403,7 @@ if ready(step_seconds):
 
 # %% [markdown]
 # Does such a model predict other runs? In the next cell, the reference predicts the steps of table 2 (same
-# paper, 384 to 2,240 GPUs), and of Llama 3 and MegaScale. It also models grouped keys and flash attention.
+# paper, 384 to 2,240 GPUs), and of Llama 3 and MegaScale. It also has grouped queries and flash attention.
 # Its constant for the A100 is fitted to the 145.6B row of table 1. Its constant for the H100 is fitted to
 # Llama 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
 
@@ -1553,7 +1553,7 @@ if ready(best_layout):
 
 # %% [markdown]
 # The fastest layout has tp 4 every time, but its lead over 8 x 16 x 8 grows from 1 % to 22 %, because tp 8
-# loses more time when a node has fewer GPUs on NVLink. So "tp up to the size of a node" is only a rule of
+# loses more time when NVLink is slower or joins fewer GPUs. So "tp up to the size of a node" is only a rule of
 # thumb. Here tp 4 is best, whether nodes have 8 GPUs or 2.
 #
 # **Look.** The library's advisor is a search like yours, with more options. It judges all layouts for the
@@ -1897,13 +1897,13 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, measured {measured:.2f} s")
 
 # %% [markdown]
-# The computed and the measured times of the two orders have nearly the same ratio. The compute between the
-# operations is taken from the record, and its time varies if the machine is busy.
+# The two orders' times have nearly the same ratio, computed or measured. The compute between the operations
+# is taken from the record, and its time varies if the machine is busy.
 #
-# **A thousand GPUs.** All ranks of a stage do the same, so the clock has to replay only one rank of each
-# stage, even for 1,024 GPUs. The cell replays section 5's step on pp 2, dp 2 and tp 2 as if its groups had
-# the sizes of pp 2, dp 64 and tp 8 on A100s. It multiplies the bytes of tp and pp by 1,500 (to a stream of 25
-# MB, half of GPT-3's stream), and leaves out the compute.
+# **A thousand GPUs.** All ranks of a stage do the same work, so the clock has to replay just one per stage,
+# even for 1,024 GPUs. The cell replays section 5's step on pp 2, dp 2 and tp 2 as if its groups had the sizes
+# of pp 2, dp 64 and tp 8 on A100s. It multiplies the bytes of tp and pp by 1,500 (to a stream of 25 MB, half
+# of GPT-3's stream), and leaves out the compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -1924,8 +1924,8 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
 # Moving tp to the front makes the communication take six times as long.
 #
 # **Long pipelines.** 64 stages and 512 microbatches make 65,536 actions, which the simulator of notebook 07
-# handles in a few seconds. The row of 1,008B in table 1 has this shape, and section 7's formula differs from
-# the simulation by 1 %.
+# handles in a few seconds. The 1,008B row of table 1 has this shape, and section 7's formula differs from the
+# simulation by 1 %.
 
 # %% tags=["skip-in-grading"]
 trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)

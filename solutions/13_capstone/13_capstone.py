@@ -504,8 +504,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 #
 # **Measure.** The cell runs all fifteen layouts. For each layout, it stores the losses, the bytes rank 0
 # sends on each axis in the first step (from the ledger), and the peak of rank 0's memory in the second step,
-# because the optimizer gets its state only at the end of the first. The cell takes about 40 seconds on two
-# idle cores.
+# the first that begins with the optimizer's state. The cell takes about 40 seconds on two idle cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -710,7 +709,7 @@ report.points(3)
 # is wrong. Take the group from the mesh instead.</details>
 
 # %% [markdown]
-# All runs of this section use SGD, because AdamW hides a constant factor in the gradients (notebook 03).
+# The runs above use SGD, because AdamW hides a constant factor in the gradients (notebook 03).
 #
 # **In production.** Before a change is merged into torchtitan, the losses of the changed layout are compared
 # with the losses of a run without parallelism. In 16-bit runs, differences of about 1e-2 are accepted, but
@@ -821,8 +820,8 @@ if rank_517 := tried(as_rank_517, mine):
 
 # %% [markdown]
 # The column *dry run* shows what your program does, and the column *closed form* shows the results of the
-# formulas from notebooks 04, 06, 07 and 10. The row *numbers* counts the few bytes sent for the losses and
-# the numbers of targets. In the rows for parameters, kept activations and the bytes along the three axes, the
+# formulas from notebooks 04, 06, 07 and 10. The few bytes sent for the losses and the numbers of targets are
+# in the row *numbers*. In the rows for parameters, kept activations and the bytes along the three axes, the
 # two columns agree to the byte.
 #
 # But look at the row *peak of the setup*. `make_step` builds the whole model, and `mesh_stages` then throws
@@ -1032,9 +1031,9 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # %% [markdown]
 # A layout is better if its point is further down or further to the left, but no layout of four ranks is best
 # at everything. For example, *pp 4* sends the fewest bytes and needs little memory, but the map doesn't show
-# its bubble. With four microbatches, each stage is idle for 3/7 of the step. *tp* divides the activations,
-# but in return it sends bytes in every layer. In notebook 04, *ZeRO-2* sent 2 units of traffic and *ZeRO-3*
-# sent 3. Here they send more, because they send in every microbatch, and each replica has two microbatches.
+# its bubble. With four microbatches, each stage is idle for 3/7 of the step. *tp* divides the activations, at
+# the cost of sending bytes in every layer. In notebook 04, *ZeRO-2* sent 2 units of traffic and *ZeRO-3* sent
+# 3. Here they send more, because they send in every microbatch, and each replica has two microbatches.
 # *ZeRO-2* doesn't even save memory here. Its buckets hold 25 MiB by default, so one bucket holds all
 # gradients until the end of backward. In the run on one process, about three quarters of the peak are
 # activations. In your dry run of GPT-3, however, the states were larger than the activations, so the map of
@@ -1229,8 +1228,8 @@ home.cleanup()
 #   other libraries take 4 GB of each GPU.
 #
 # **Predict.** A rule of thumb says that you should use tp for all GPUs of a node, then as much pp as the
-# memory requires, and dp for the rest. How many times as long does a step take with this rule as with the
-# best layout for this cluster? And which axis should use the slow wire between nodes?
+# memory requires, and dp for the rest. By what factor is a step longer with this rule than with the best
+# layout for this cluster? And which axis should use the slow wire between nodes?
 #
 # <details><summary>Answer</summary>The rule gives tp 8 and dp 4, because the model then fits without pp. With
 # this layout, a step takes 2.9 times as long as with the best layout, since PCIe has a tenth of NVLink's
@@ -1402,7 +1401,7 @@ page.show("your_page")
 #
 # | run | inputs |
 # |---|---|
-# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s, take 175 billion parameters and 140 TFLOP/s per GPU. The 140 TFLOP/s include full recomputation (Narayanan et al. 2021, eq. 4) |
+# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s, take 175 billion parameters and 140 TFLOP/s per GPU. The 140 TFLOP/s includes full recomputation (Narayanan et al. 2021, eq. 4) |
 # | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second and GPU (Touvron et al. 2023, §2.4). The peak is 312 TFLOP/s |
 # | Llama-3-405B | On 16,384 H100s, the run reached 400 TFLOP/s per GPU with pp 16, dp 128, and 16 microbatches per replica, each of one sequence (Llama Team 2024, table 4). The dense bf16 peak is 989 TFLOP/s |
 # | Mixtral-8x7B | 32 layers of width 4,096, with 32 heads for queries and 8 for keys and values, each of width 128. A layer has 8 experts, each with three matrices of 4,096 x 14,336, and a token uses 2 of the experts. The embedding and the head have 32,000 rows each, one for each token of the vocabulary (Jiang et al. 2024, table 1) |
@@ -1450,7 +1449,7 @@ deepseek_tflops = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600) / 1e12
 
 # %% [markdown]
 # <details><summary>Hint: GPT-3's days</summary>With full recomputation, a GPU does 8 FLOPs per parameter and token, and
-# the 140 TFLOP/s include all of them.</details>
+# the 140 TFLOP/s includes all of them.</details>
 # <details><summary>Hint: Mixtral</summary>In each layer, only the experts exist eight times, while attention,
 # router and norms exist once. The two tables exist once in the whole model.</details>
 
