@@ -40,10 +40,10 @@
 #
 # | | |
 # |---|---|
-# | pp, dp, cp, tp | the axes of a mesh. Along them, ranks hold different layers (pipeline), different rows (data), different parts of the sequence (context), or parts of each matrix (tensor) |
+# | pp, dp, cp, tp | the axes of a mesh. Ranks along pp hold different layers (pipeline), along dp different rows (data), along cp different parts of the sequence (context), and along tp different parts of each matrix (tensor) |
 # | layout | the sizes of the axes, the rows per microbatch, the stages per rank, the stage of ZeRO, and whether tp cuts the sequence as well |
 # | replicas | the ranks of dp x cp. They all hold the same parameters, or, with ZeRO-3, one shard each |
-# | m, p, i | the number of microbatches per step, the number of ranks along pp, and the stage of a rank, counted from 0 |
+# | m, p, i | the number of microbatches a replica runs per step, the number of ranks along pp, and the stage of a rank, counted from 0 |
 # | v | the number of stages per rank in interleaved 1F1B. A layout calls it `chunks` |
 # | parity | Two layouts have parity if they train the same model, so that their losses agree up to rounding |
 
@@ -127,7 +127,7 @@ page = YourPage(  # §9 shows it, and each section adds its results
 # | 09 · Precision and memory | Activations that aren't kept are computed again in backward, and numbers with few bits are summed in a format with more bits. |
 # | 10 · Four dimensions | The gradients on the ranks of dp x cp are terms of one sum, so each rank divides its losses by the number of targets in the whole batch. |
 # | 11 · Experts | Each token is sent to k of E experts, so the traffic depends on the data. |
-# | 12 · In operation | A killed run can continue from its last save, provided that a save is either complete or does not exist at all. |
+# | 12 · In operation | A killed run can continue from its last save, provided that each save either is complete or does not exist at all. |
 #
 # </details>
 #
@@ -157,11 +157,11 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 # you step into it, no error is raised and all results are right, but you don't save the memory you wanted to
 # save.
 #
-# `fully_shard(module)` takes all parameters of the module that don't belong to a unit yet, and makes them one
-# unit. The call changes the module in place.
+# `fully_shard(module)` takes all of the module's parameters that don't belong to a unit yet, and makes them
+# one unit. The call changes the module in place.
 #
-# **Predict.** Suppose you call `fully_shard(model)` and nothing else. Which share of the whole model's bytes does a
-# rank hold in the middle of the forward? And is the loss right?
+# **Predict.** Suppose you call `fully_shard(model)` and nothing else. What share of the whole model's bytes
+# does a rank hold in the middle of the forward? And is the loss right?
 #
 # <details><summary>Answer</summary>The rank holds the bytes of the whole model, because the model is a single
 # unit, and this unit is gathered before the first layer runs. The loss is still right.</details>
@@ -198,8 +198,8 @@ def distribute(model: GPT, how: str) -> nn.Module:
 # becomes a unit of its own. End with the model, so that the parameters outside the blocks become the last
 # unit.</details>
 #
-# **Check.** The check trains three steps on one rank and on two, compares the losses with the losses of an
-# undistributed run, and counts the bytes that ranks send and hold.
+# **Check.** The check trains three steps on one rank and three on two ranks, checks the losses against an
+# undistributed run, and counts the bytes each rank sends and holds.
 
 # %% nbgrader={"grade_id": "distribute_check", "points": 5}
 report = check("13_capstone/distribute", distribute)
@@ -247,9 +247,9 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
-# The three losses agree up to rounding. On two idle cores, DDP reaches about one and a half times the tokens
-# per second of one rank. FSDP is slower than one rank, because this model is small and FSDP sends one and a
-# half times as many bytes as DDP, in many small messages.
+# The three losses agree up to rounding. On two idle cores, DDP trains about one and a half times as many
+# tokens per second as one rank. FSDP is slower than one rank, because this model is small and FSDP sends one
+# and a half times as many bytes as DDP, in many small messages.
 #
 # **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. The line
 # `GPT(MODEL)` allocates CPU memory for the whole model, and `.to` then needs as much GPU memory. A large
@@ -262,7 +262,7 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # freed, because it contains the last norm and the head, and backward begins with them.</details>
 #
 # <details><summary>In the lectures</summary>This section is the exercise of lecture 004, which takes a GPT
-# like nanoGPT's from one device to several, with DDP and with FSDP. But nanoGPT's MLP uses the exact GELU,
+# like nanoGPT from one device to several, with DDP and with FSDP. But nanoGPT's MLP uses the exact GELU,
 # whereas the course's MLP uses the tanh form. The values of these two functions differ by up to
 # 5e-4.</details>
 
@@ -287,8 +287,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # | 1 | schedule | pp, v, m | The schedule says which stages a rank holds |
 # | 2 | model, from seed 0 | | All ranks begin with the same whole model |
 # | 3 | stages, which `mesh_stages` cuts over tp, cp and pp | schedule | After the cut, a rank has only its own part of the model |
-# | 4 | ZeRO-3, which wraps the *stages* | stages | ZeRO-3 shards the parameters of the rank's own part of the model |
-# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | The optimizer must get the parameters that will be trained, and parts 3 and 4 replace parameters |
+# | 4 | ZeRO-3, which wraps the *stages* | stages | ZeRO-3 shards only the parameters left on the rank after the cut |
+# | 5 | optimizer, or `Zero1Optimizer`, `Zero2Optimizer` | parameters | Parts 3 and 4 replace parameters, and the optimizer must get the new parameters |
 #
 # Then you write the step itself. It takes the rank's microbatches, counts the targets of the whole batch, and
 # runs forward and backward according to the schedule. After that, it sums the gradients over the replicas,
@@ -323,9 +323,9 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 # gradient with ZeRO-2, where `.grad` is None as soon as backward is over?
 #
 # <details><summary>Answer</summary>The gradient is 1/4 of the right gradient, because the group has n = 4
-# ranks. If each rank's gradient is n times as large, the mean of the gradients is the sum you need. So divide
-# the number of targets by n before you pass it to <code>run_schedule</code>. This works for all stages of
-# ZeRO, since the factor n is then in the loss and therefore in every gradient. But the loss is now n times
+# ranks. If you make each rank's gradient n times as large, the mean of the gradients is the sum you need. So
+# divide the number of targets by n before you pass it to <code>run_schedule</code>. This works for all stages
+# of ZeRO, since the factor n is then in the loss and therefore in every gradient. But the loss is now n times
 # too large as well, so divide it by n before you return it.</details>
 #
 # **Build.** In the stub, the line before `return step` stores four attributes on the function `step`, because
@@ -408,9 +408,9 @@ def make_step(
 #     optimizer's step, cleared gradients
 #     return the loss of all stages and replicas</pre></details>
 #
-# **Check a.** This check runs layouts without ZeRO, in float64, on two to four ranks. It compares the losses
-# of several steps with the losses of one process, and checks the bytes sent on each axis. Some targets are
-# −100, so the replicas have different numbers of targets that count.
+# **Check a.** This check runs layouts without ZeRO, in float64, on two to four ranks. It runs several steps,
+# checks their losses against a run on one process, and counts the bytes sent on each axis. Some targets are
+# −100, so the replicas count different numbers of targets.
 
 # %% nbgrader={"grade_id": "make_step_check", "points": 8}
 report = check("13_capstone/make_step", make_step)
@@ -503,8 +503,9 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 # such a mistake.</details>
 #
 # **Measure.** The cell runs all fifteen layouts. For each layout, it stores the losses, the bytes rank 0
-# sends on each axis in the first step (from the ledger), and the peak of rank 0's memory in the second step,
-# the first that begins with the optimizer's state. The cell takes about 40 seconds on two idle cores.
+# sends on each axis in the first step (from the ledger), and the peak of rank 0's memory in the second step.
+# (The first step begins before the optimizer has any state.) The cell takes about 40 seconds on two idle
+# cores.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -585,12 +586,12 @@ def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
 
 
 # %% [markdown]
-# <details><summary>Hint: why once is not enough</summary>Mistakes can cancel. Suppose pp and dp each double a
-# gradient, and cp halves it, so that the three together double it. Without pp, the gradient is right, so the
-# failure needs pp. But once cp is removed, the failure doesn't need pp any more, because dp still doubles the
-# gradient. So an axis that was needed at first might not be needed later. Repeat the rounds until a whole
-# round removes nothing. In each round, call <code>fails</code> with a copy such as <code>{**left, axis:
-# 1}</code>, and keep the copy if it fails.</details>
+# <details><summary>Hint: why once is not enough</summary>Mistakes can cancel out. Suppose pp and dp each
+# double a gradient, and cp halves it, so that the three together double it. Without pp, the gradient is
+# right, so the failure needs pp. But once cp is removed, the failure doesn't need pp any more, because dp
+# still doubles the gradient. So an axis that was needed at first might not be needed later. Go through all
+# axes again and again, until a whole round removes none. In each round, call <code>fails</code> with a copy
+# such as <code>{**left, axis: 1}</code>, and keep the copy if it fails.</details>
 #
 # **Check.** The check makes up layouts that fail, and counts how often you call `fails`.
 
@@ -713,7 +714,7 @@ report.points(3)
 #
 # **In production.** Before a change is merged into torchtitan, the losses of the changed layout are compared
 # with the losses of a run without parallelism. In 16-bit runs, differences of about 1e-2 are accepted, but
-# such a bound would miss most mistakes of this section.
+# such a bound would miss most mistakes in this section.
 #
 # ### Optional: why SGD?
 #
@@ -780,12 +781,12 @@ for name, optimizer in (
 # have a shape and a dtype, but no values. Tensors of integers, however, do have values, because your program
 # makes decisions with them. So the calls and their order, the bytes, the memory and the FLOPs are the same as
 # on the real rank. But a dry run can't measure time, and it can't detect wrong values, for example if you
-# forgot a division. The comparison in §3 detects them.
+# forgot a division. The comparison in §3 detects wrong values.
 #
-# **Predict.** GPT-3 has 96 layers of width 12,288. Suppose 1,024 ranks form the mesh pp 8 x dp 16 x tp 8, and
-# each replica has 16 microbatches of one row with 2,048 tokens, in float32. You are rank 517. On which stage
-# are you? For how many microbatches do you keep activations at the same time, at most? And how many bytes of
-# activations do you send to the next stage for each microbatch?
+# **Predict.** GPT-3 has 96 layers of width 12,288. Suppose 1,024 ranks train it in float32 on the mesh pp 8 x
+# dp 16 x tp 8, and each replica has 16 microbatches of one row with 2,048 tokens. You are rank 517. On which
+# stage are you? For how many microbatches, at most, do you keep activations at the same time? And how many
+# bytes of activations do you send to the next stage for each microbatch?
 #
 # <details><summary>Answer</summary>517 = 4 · 128 + 0 · 8 + 5, so you are on stage 4. This stage keeps the
 # activations of at most min(16, 8 − 4) = 4 microbatches. The activations that leave a stage have 2,048 ·
@@ -820,19 +821,19 @@ if rank_517 := tried(as_rank_517, mine):
 
 # %% [markdown]
 # The column *dry run* shows what your program does, and the column *closed form* shows the results of the
-# formulas from notebooks 04, 06, 07 and 10. The few bytes sent for the losses and the numbers of targets are
-# in the row *numbers*. In the rows for parameters, kept activations and the bytes along the three axes, the
-# two columns agree to the byte.
+# formulas from notebooks 04, 06, 07 and 10. The row *numbers* contains the few bytes sent for losses and for
+# numbers of targets. In the rows for parameters, kept activations and the bytes along the three axes, the two
+# columns agree to the byte.
 #
 # But look at the row *peak of the setup*. `make_step` builds the whole model, and `mesh_stages` then throws
 # most of it away. So every rank would need 702 GB before the first step, and no GPU has that much. This is
 # why Megatron-LM builds only a rank's own part, and why other libraries build the model on the meta device.
 #
 # **Check.** The check makes dry runs of your step on the mesh pp 8 x dp 16 x tp 8, as ranks of different
-# stages. The model is a small GPT of 8 layers, and each replica has 8 microbatches. The check compares the
-# bytes by axis, the calls over the replicas, the parameters and the kept activations with the closed forms.
-# Each rank takes a few seconds. You can use a schedule other than 1F1B, as long as it keeps no more
-# activations than 1F1B.
+# stages. The model is a small GPT of 8 layers, and each replica has 8 microbatches. The check compares four
+# quantities with their closed forms: the bytes by axis, the calls over the replicas, the parameters and the
+# kept activations. Each rank takes a few seconds. You can use a schedule other than 1F1B, as long as it keeps
+# no more activations than 1F1B.
 
 # %% nbgrader={"grade_id": "dry_step_check", "points": 4}
 report = check("13_capstone/dry_step", make_step)
@@ -857,8 +858,8 @@ for name, program in SUSPECTS.items():
     print(f"{name}: {run[0][0][-1]:.15f}", {axis: nbytes[axis] for axis in ("pp", "dp", "tp")})
 
 # %% [markdown]
-# **Look.** Now each program runs as rank 517 of 1,024, with 16 microbatches per replica and a GPT of 16 layers. This
-# takes about 20 seconds. Read every row of the three tables, not just the calls.
+# **Look.** Now each program trains a GPT of 16 layers as rank 517 of 1,024, with 16 microbatches per replica.
+# This takes about 20 seconds. Read every row of the three tables, not just the calls.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -947,7 +948,7 @@ report.points(5)
 # The model has 875,264 parameters: 4 layers of 198,272 each, a table with 128 numbers for each of 256 tokens,
 # a table with 128 numbers for each of 128 positions, a last norm of 256, and a head of 32,768. tp cuts
 # everything except the norms, the table of positions, and the biases that are added after a sum, so 768
-# parameters of each layer stay whole. A step reads 8 rows of 128 tokens, and everything is float32.
+# parameters of each layer stay whole. A step reads 8 rows of 128 tokens, and everything is in float32.
 #
 # **Build.** Write five numbers for **rank 0 and one step**. You ran the layouts of the first three numbers in
 # §3, but no cell has run the last two layouts. You can write each number as an expression. Leave out the few
@@ -984,8 +985,8 @@ held = (2 * 198_272 + 32_768 + 128 * 128) / 4
 # reduce-scatter.</details>
 # <details><summary>Hint: tp</summary>A layer has two sums in forward and two in backward. The embedding adds one in
 # forward, since each rank has only a part of the table, and the head adds one in backward.</details>
-# <details><summary>Hint: v = 2</summary>Rank 0 holds the first and the third of four stages. List the activations and
-# the gradients that leave it.</details>
+# <details><summary>Hint: v = 2</summary>Rank 0 holds the first and the third of four stages. List the
+# activations and the gradients that leave this rank.</details>
 # <details><summary>Hint: replicas</summary>Add up the parameters of <i>one rank</i>, and then ask how many
 # ranks hold the same parameters.</details>
 
@@ -1017,8 +1018,8 @@ page.add("bytes of fifteen layouts", bars, by="measured in section 3, and your p
 
 # %% [markdown]
 # **Look.** The next picture is the map. It shows the peak of rank 0's memory against the bytes rank 0 sent,
-# with one point for each layout. The point's colour is the colour of the axis that sends the most bytes.
-# Follow the arrows from the point *one process*.
+# with one point for each layout. A point's colour shows which axis sends the most bytes. Follow the arrows
+# from the point *one process*.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 ARROWS = [("one process", name) for name in ("ddp 4", "pp 4", "cp 4", "tp 4")]
@@ -1033,10 +1034,10 @@ page.add("the map of the field", the_map, by="measured in section 3")
 # at everything. For example, *pp 4* sends the fewest bytes and needs little memory, but the map doesn't show
 # its bubble. With four microbatches, each stage is idle for 3/7 of the step. *tp* divides the activations, at
 # the cost of sending bytes in every layer. In notebook 04, *ZeRO-2* sent 2 units of traffic and *ZeRO-3* sent
-# 3. Here they send more, because they send in every microbatch, and each replica has two microbatches.
+# 3. Here they send more, because they communicate for every microbatch, and each replica has two microbatches.
 # *ZeRO-2* doesn't even save memory here. Its buckets hold 25 MiB by default, so one bucket holds all
-# gradients until the end of backward. In the run on one process, about three quarters of the peak are
-# activations. In your dry run of GPT-3, however, the states were larger than the activations, so the map of
+# gradients until the end of backward. In the run on one process, activations make up about three quarters of
+# the peak. In your dry run of GPT-3, however, the states were larger than the activations, so the map of
 # GPT-3 would look different.
 
 # %% [markdown]
@@ -1108,8 +1109,8 @@ def train(make, batches, steps: int, disk, every: int) -> list[float]:
 # <details><summary>Hint: when to save</summary>Save after a step if the number of finished steps is a multiple of
 # <code>every</code>, or equal to <code>steps</code>.</details>
 #
-# **Check.** The check kills your run during steps and during saves, calls it again, and compares all losses
-# with the losses of an undisturbed run, to the last bit.
+# **Check.** The check kills your run during steps and during saves, calls it again, and checks that all
+# losses equal the losses of an undisturbed run to the last bit.
 
 # %% nbgrader={"grade_id": "train_check", "points": 9}
 report = check("13_capstone/train", train)
@@ -1120,9 +1121,9 @@ report.points(9)
 
 # %% [markdown]
 # **Measure.** Two agents (notebook 12) start two ranks each, and the four ranks train on pp 2 x dp 2 with
-# ZeRO-1. On two machines, `torchrun` would start the ranks in the same way. The first of the cell's two runs
-# is undisturbed. In step 7 of the second run, rank 2 sends SIGKILL to itself. Both runs together take about
-# 20 seconds. You don't have to read the code of `on_four`, which calls your `train` on each rank.
+# ZeRO-1. On two machines, `torchrun` would start the ranks in the same way. The cell makes two runs. The
+# first is undisturbed, but in step 7 of the second run, rank 2 sends SIGKILL to itself. Both runs together
+# take about 20 seconds. You don't have to read the code of `on_four`, which calls your `train` on each rank.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1170,8 +1171,8 @@ print("the same losses, to the last bit:", survived == undisturbed)
 # %% [markdown]
 # ### Optional: long enough to learn
 #
-# Now let the model train long enough to learn something. 300 steps with AdamW take about a minute on four
-# ranks. Start the cell, and read the text of §7 while it runs. (You can also stop here for a break.)
+# Now let the model train long enough to learn something. On four ranks, 300 steps with AdamW take about a
+# minute. Start the cell, and read the text of §7 while it runs. (You can also stop here for a break.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 LONG = 300
@@ -1204,7 +1205,7 @@ home.cleanup()
 #
 # <details><summary>What did the kill cost?</summary>The kill cost 30 steps, because the run was killed in
 # step 130, and its last save was after 100 steps. The formula of notebook 12, τ = √(2 δ M), says how often
-# the run should have saved.</details>
+# the run should have saved, if δ is the time per save and M is the mean time between failures.</details>
 
 # %% [markdown]
 # ## 7 · The cluster that you are given
@@ -1275,7 +1276,7 @@ report.points(2)
 # ### Optional: in your own words
 #
 # An interviewer asks: "How would you train this model on this cluster, and why?" Write half a page below. No
-# check reads your text, but §9 puts it onto your page. Then compare your text with the questions below.
+# check reads your text, but §9 puts it onto your page. Then check your text against the questions below.
 #
 # <details><summary>Six questions about your text</summary>
 #
@@ -1303,7 +1304,7 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 # **Predict.** GPT-2 small with an untied head has 163M parameters, and training needs about 0.85 GFLOP per
 # token. With data parallelism, a rank holds 16 bytes per parameter in weights, gradients and moments, which
 # makes 2.6 GB. With ZeRO-3 on two GPUs, it holds half of these bytes. How many tokens per second does your
-# card's data sheet allow, and which share of them will one GPU reach?
+# card's data sheet allow, and what share of them will one GPU reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import transformer_flops, transformer_parameters
@@ -1337,10 +1338,10 @@ alone = on_your_gpus(ON_ONE, predicted=by_hand, make_step=mine)
 together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 
 # %% [markdown]
-# In rows with tokens per second, the last column is the MFU. In rows with the peak memory, the last column is
-# larger than 1, because the prediction leaves out the activations. All layouts have the same batch of 8 rows,
-# so you can compare their tokens per second. Which axis makes training faster on your machine, and which axis
-# would do so only with faster links?
+# In the rows for tokens per second, the last column is the MFU. In the rows for peak memory, the last column
+# is larger than 1, because the prediction leaves out the activations. All layouts have the same batch of 8
+# rows, so you can compare their tokens per second. Which axis makes training faster on your machine, and
+# which axis would do so only with faster links?
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1353,8 +1354,8 @@ together = on_your_gpus(ON_ALL, predicted=by_hand, source=False, make_step=mine)
 #
 # You can write a number as an expression.
 #
-# 1. A run on 1,024 GPUs has pp 8, dp 16, tp 8, a batch of 256 rows, and microbatches of one row. For what
-#    **share** of the step's time is a stage idle with 1F1B, if all stages are equally fast?
+# 1. A run on 1,024 GPUs has the mesh pp 8 x dp 16 x tp 8, a batch of 256 rows, and microbatches of one row.
+#    For what **share** of the step's time is a stage idle with 1F1B, if all stages are equally fast?
 # 2. A replica has m microbatches. Which stages of ZeRO send more bytes with m = 8 than with m = 1, in this course's
 #    implementations? `"a"`: only ZeRO-3. `"b"`: ZeRO-2 and ZeRO-3. `"c"`: all three. `"d"`: none of them.
 
@@ -1401,8 +1402,8 @@ page.show("your_page")
 #
 # | run | inputs |
 # |---|---|
-# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). As a plan for 1,024 A100s, take 175 billion parameters and 140 TFLOP/s per GPU. The 140 TFLOP/s includes full recomputation (Narayanan et al. 2021, eq. 4) |
-# | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second and GPU (Touvron et al. 2023, §2.4). The peak is 312 TFLOP/s |
+# | GPT-3 | 174.6 billion parameters, 300 billion tokens (Brown et al. 2020, table D.1). For `gpt3_days`, take 175 billion parameters, and 1,024 A100s at 140 TFLOP/s each. The 140 TFLOP/s includes full recomputation (Narayanan et al. 2021, eq. 4) |
+# | LLaMA-65B | 65.2 billion parameters, 1.4 trillion tokens, 2,048 A100s, 380 tokens per second per GPU (Touvron et al. 2023, §2.4). The peak is 312 TFLOP/s |
 # | Llama-3-405B | On 16,384 H100s, the run reached 400 TFLOP/s per GPU with pp 16, dp 128, and 16 microbatches per replica, each of one sequence (Llama Team 2024, table 4). The dense bf16 peak is 989 TFLOP/s |
 # | Mixtral-8x7B | 32 layers of width 4,096, with 32 heads for queries and 8 for keys and values, each of width 128. A layer has 8 experts, each with three matrices of 4,096 x 14,336, and a token uses 2 of the experts. The embedding and the head have 32,000 rows each, one for each token of the vocabulary (Jiang et al. 2024, table 1) |
 # | DeepSeek-V3 | 671 billion parameters (37 billion of them used per token), 14.8 trillion tokens, 2.664 million H800 hours of pre-training (DeepSeek-AI 2024, table 1 and §2) |
@@ -1480,8 +1481,8 @@ report = check(
 # |---|---|---|
 # | 000, 001, 002 | GPT-3 was trained as 8 x 12 x 32, as 8 x 8 x 16, or 96-way by 8-way | OpenAI published no layout. The paper names V100s, and model parallelism within matrix products and across layers (Brown et al., §2.3). Megatron-LM's own 175B benchmarks used tp 8 and pp 12 |
 # | 002 | "optimized for Azure", "dynamic loss scaling" | The paper mentions neither |
-# | 002 | LLaMA's tokenizer has a larger vocabulary, and the model has fewer non-linearities | LLaMA's tokenizer has 32,000 tokens, but GPT-3's has 50,257. LLaMA's SwiGLU multiplies two branches, whereas GPT-3's MLP has only one |
-# | 001 | 70 billion parameters on 64 H100s reach 2 to 3 tokens per second and GPU | At 40 % of the peak, they reach about 940, which is 0.4 · 989e12 / (6 · 70e9) |
+# | 002 | LLaMA's tokenizer has a larger vocabulary than GPT-3's, and the model has fewer non-linearities | LLaMA's tokenizer has 32,000 tokens, but GPT-3's has 50,257. LLaMA's SwiGLU multiplies two branches, whereas GPT-3's MLP has only one |
+# | 001 | A model of 70 billion parameters on 64 H100s reaches 2 to 3 tokens per second per GPU | At 40 % of the peak, it reaches about 940, which is 0.4 · 989e12 / (6 · 70e9) |
 # | 002 | Mixtral shares parameters across experts | The eight experts of a layer share nothing. Shared experts are part of DeepSeek's models |
 #
 # </details>
@@ -1501,8 +1502,8 @@ report = check(
 #   also tests parity.
 # - The Ultra-Scale Playbook (Hugging Face, 2025) measures layouts on up to 512 GPUs.
 # - Pope et al. (2022), *Efficiently Scaling Transformer Inference*, cuts the same layers for serving. This
-#   course only trains, but reinforcement learning from a model's own answers alternates between training and
-#   serving, so it needs a layout for each of the two.
+#   course covers only training, but reinforcement learning from a model's own answers alternates between
+#   training and serving, so it needs a layout for each of the two.
 # - `course_lib/trainer/` is best read after you have written your own step. Begin with `step.py`.
 # - `examples/train.py --mesh pp=2,dp=2,tp=2` trains with the same step on several machines, if `torchrun`
 #   starts it there.
