@@ -307,7 +307,7 @@ def my_part(
 # list, and two entries of the second.</details>
 #
 # **Check.** You get only half of the points if replicas read the same rows, or if each rank of cp gets one
-# block of positions, because the ranks' work is then unequal.
+# block of positions, which makes the ranks' work unequal.
 
 # %% nbgrader={"grade_id": "my_part_check", "points": 5}
 report = check("10_four_dimensions/my_part", my_part)
@@ -425,10 +425,10 @@ for name, same in (("different rows", False), ("the same rows", True)):
 # **Predict.** On pp 2, dp 2 and tp 2, a rank has 2 of 4 layers, and a step has 4 microbatches. How many
 # collectives does rank 0 call over tp, including the embedding's sum? How many over dp?
 #
-# **Build.** Some parameters might already have a gradient, which an earlier call has reduced. The given lines
-# set such gradients aside, and add them back at the end. You write the lines in the middle. `run_schedule`
-# returns a part of the loss for each microbatch, and the given lines add these parts up. `mesh.group(axis)`
-# takes an axis or a tuple of axes. A missing axis has size 1. Create new tensors on `mesh.device`.
+# **Build.** Some parameters might already have a gradient, which an earlier call has reduced. The code sets
+# such gradients aside, and adds them back at the end. You write the lines in the middle. `run_schedule`
+# returns a part of the loss for each microbatch, and the code adds these parts up. `mesh.group(axis)` takes
+# an axis or a tuple of axes. A missing axis has size 1. Create new tensors on `mesh.device`.
 
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
@@ -479,7 +479,7 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # over the microbatches, is this replica's number of targets. Sum this number only over dp, because the ranks
 # of cp are given the same rows.</details>
 # <details><summary>Hint: one sum for two axes</summary>Summing over cp and then over dp is the same as
-# summing over the flattened group. You don't have to divide after this sum.</details>
+# summing over the flattened group. Do not divide after this sum.</details>
 # <details><summary>Hint: a gradient is wrong</summary>Look at the factor by which the gradients are wrong. If
 # all gradients are n times too small, you took a mean of n ranks' terms. If the gradients are too large, the
 # schedule divided by fewer targets than the batch has.</details>
@@ -550,7 +550,7 @@ if run:
 #
 # **Break it.** The next cell combines the gradients of all ranks of a stage, as `DistributedDataParallel`
 # would if you gave it these ranks as its group. The mesh returns the group of dp × tp whenever your function
-# asks for dp, also when it counts the targets. Which gradients will be wrong? Will the loss also be wrong?
+# asks for dp, even when it counts the targets. Which gradients will be wrong? Will the loss also be wrong?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -590,9 +590,9 @@ if run:
 # the mean of two *different* parts, so the model would train badly. Before you trust a loss, compare your
 # gradients with the gradients of a single process.
 #
-# **In production.** PyTorch provides a part for each of the three axes. `init_device_mesh` names the groups,
+# **In production.** PyTorch provides a tool for each of the three axes. `init_device_mesh` names the groups,
 # `parallelize_module` cuts the layers, `fully_shard` makes replicas that shard their states, and
-# `PipelineStage` with `Schedule1F1B` runs the stages. Two things matter if you combine these parts.
+# `PipelineStage` with `Schedule1F1B` runs the stages. Two things matter if you combine these tools.
 # `fully_shard` takes the mean over dp by itself, so you must divide the losses by the average number of
 # targets per replica. And the gradient of a tied head lacks a term, unless you add up the gradients of its
 # two copies yourself.
@@ -634,7 +634,7 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
 # tp communicates in every layer, cp in attention, and pp between the stages. The long bars of pp are the
-# pipeline's bubble, in which the rank waits for a microbatch. The first striped bar is a barrier before the
+# pipeline's bubble, in which a rank waits for a microbatch. The first striped bar is a barrier before the
 # step. Right after it, the targets are counted over dp, in the only unstriped bar of dp. At the end, dp and
 # cp share the sum of the gradients, and the last striped bar is the sum of the loss over three axes.
 
@@ -655,7 +655,7 @@ sixteen.ledger.timeline(after="barrier", axes=FOUR)
 # add up the squares of the pieces, as long as each element counts once.
 #
 # The cell runs a step of the reference, and shows for three parameters which piece of the gradient each rank
-# holds. Per row, equal numbers mean equal pieces.
+# holds. Within a row, equal numbers mean equal pieces.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_embedding.weight")
@@ -872,7 +872,7 @@ hybrid_figures.nodes_figure(sent, per_node=4)
 # of its layers and each microbatch, a rank sends (cp−1) · K in forward. In backward, it sends (cp−1) · K
 # again, and cp · K for the gradients. With cp = 1 it sends nothing.</details>
 #
-# `wire` returns which link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group spans
+# `wire` returns the link an axis needs. Neighbours on an axis are *stride* ranks apart, so a group spans
 # stride · size ranks. Each node holds `per_node` ranks. The code computes `stride` and `size`, and the number
 # of ranks on the mesh (`ranks`).
 
@@ -966,8 +966,8 @@ for rank, stage in ((0, 0), (7, 1)):
 # %% [markdown]
 # **Break it.** The cell runs the same step on slow emulated wires, with 1 ms and 100 MB/s inside a node of
 # two ranks, but 10 ms and 10 MB/s between nodes. For every operation, a rank sleeps as long as the operation
-# would take on its link. **Predict:** if tp moves to the front, by what factor does the step take longer?
-# The cell takes about 20 seconds.
+# would take on its link. **Predict:** if tp moves to the front, by what factor does the step slow down? The
+# cell takes about 20 seconds.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import gpu
@@ -1004,8 +1004,9 @@ print(f"{slept[1] / slept[0]:.1f} times as long")
 # **Question.** Which of the four axes can hide its messages behind arithmetic, and which cannot?
 #
 # <details><summary>Answer</summary>dp can, because a layer's gradient is ready while the backward of earlier
-# layers still runs. pp can, since another microbatch is computed while the message travels, and so can cp's
-# ring. tp cannot do so without more effort, because the next product needs the result of the sum.</details>
+# layers still runs. pp can, since another microbatch is computed while the message travels. cp can as well,
+# behind attention. tp cannot do so without more effort, because the next product needs the result of the
+# sum.</details>
 
 # %% [markdown]
 # ### Optional: your step as rank 517 of 1,024
@@ -1015,8 +1016,8 @@ print(f"{slept[1] / slept[0]:.1f} times as long")
 # immediately. So it can't measure time or detect wrong values, but bytes, calls, memory and FLOPs are the
 # same as on the real rank. The cell takes half a minute.
 #
-# **Predict.** On pp 8, dp 16 and tp 8, rank 517 has 16 microbatches of one row, in float32. For at most how
-# many microbatches does it keep activations at the same time?
+# **Predict.** On pp 8, dp 16 and tp 8, rank 517 has 16 microbatches of one row, in float32. At the peak of
+# its memory, for how many microbatches does it keep activations?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import dry_run
@@ -1073,9 +1074,8 @@ LAYOUT = {
 GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% [markdown]
-# **Predict.** In a pipeline of 8 stages, each GPU has an eighth of the layers. Without a pipeline, the same
-# model on tp 8 keeps 34 GB of activations for one microbatch. How many GB does the first stage of the
-# pipeline keep?
+# **Predict.** In a pipeline of 8 stages, each GPU has an eighth of the layers. Without a pipeline, each GPU
+# of tp 8 would keep 34 GB of activations for one microbatch. How many GB does a GPU of the first stage keep?
 #
 # **Build.** `memory_per_gpu` returns the memory of the states (which depends on the ZeRO stage) plus the
 # memory of the activations, in GB of 1e9 bytes. The code counts the bytes a layer keeps, so you write only
@@ -1173,7 +1173,7 @@ if ready(memory_per_gpu):
     display(hybrid_figures.memory_bars(bars, room=76))
 
 # %% [markdown]
-# The option with 4 chunks needs 2.2 GB more, because 8 + 7/4 = 9.75 microbatches are in flight instead of 8.
+# Four chunks need 2.2 GB more than one chunk, because 8 + 7/4 = 9.75 microbatches are in flight instead of 8.
 #
 # **Break it.** With twice as many stages, each stage has half as many layers, so you might expect half of the
 # activations. The cell shows whether that is true.
@@ -1185,7 +1185,7 @@ if ready(memory_per_gpu):
         print(f"pp {pp:2}: {states:5.1f} GB of states, {whole - states:5.1f} GB of activations")
 
 # %% [markdown]
-# The first stage keeps p microbatches for each of its L/p layers, so p cancels, and the stage always keeps
+# The first stage keeps p microbatches for each of its L/p layers, so p cancels, and each of its GPUs keeps
 # all 34 GB. Pipelining therefore divides the states but not the activations.
 #
 # **In production.** ZeRO-3 is rarely combined with a pipeline, because every layer would be gathered again
@@ -1244,18 +1244,18 @@ SELENE = {
 # | fast, slow | NVLink's speed and the speed of a GPU's network card, in bytes per second each way |
 # | a ring over n ranks, X bytes | 2(n−1) α + 2(n−1)/n · X / (0.8 · bytes per second each way) seconds, since links reach 0.8 of the speed in their data sheets |
 # | slot | the time of L/p layers. Each layer takes `layer` (products and other operations) plus `waits` |
-# | pipeline | m · (slot + head + 2v messages) + (p−1) · (slot/v + 2 messages). The head counts m times, since the last stage sets the pace |
+# | pipeline | m · (slot + head + 2v · message) + (p−1) · (slot/v + 2 · message). The head counts m times, since the last stage sets the pace |
 #
 # A step takes pipeline + replicas + optimizer seconds. The code has all other parts, which the fold explains.
 #
 # <details><summary>The parts that are given as code</summary>
 #
 # B = 0.8 · bandwidth is the speed of memory, and tokens = microbatch · s/cp. As in section 5, M is the size
-# of the residual stream, here 2 · tokens · h bytes (16 bits each). `runs` and `scores` count how often a
-# layer computes its matrix products and its attention scores, and `sums` counts its all-reduces over tp. The
-# triple (runs, scores, sums) is (3, 3, 4) without recomputation, because forward runs each product once, and
-# backward runs it twice. It is (3, 4, 4) for "selective" and (4, 4, 6) for "full", because parts of forward
-# are then run again.
+# of the residual stream, here 2 · tokens · h bytes (16 bits per element). `runs` and `scores` count how often
+# a layer computes its matrix products and its attention scores, and `sums` counts its all-reduces over tp.
+# The triple (runs, scores, sums) is (3, 3, 4) without recomputation, because forward runs each product once,
+# and backward runs it twice. It is (3, 4, 4) for "selective" and (4, 4, 6) for "full", because parts of
+# forward are then run again.
 #
 # | part | seconds |
 # |---|---|
@@ -1265,18 +1265,18 @@ SELENE = {
 # | waits of a layer | sums · (an all-reduce of M over tp, with stride 1) + 3/2 · (an all-reduce of 4 · microbatch · s · h / t bytes over cp, with stride t) |
 # | head, on the last stage | (6 tokens h V / F + 16 tokens V / B) / t |
 # | a message between stages, if p > 1 | α + M/t / (0.8 · bytes per second each way). Take NVLink's values if all p · dp · cp · t GPUs fit into a node. Otherwise take the network's values, because a pipeline is as fast as its slowest message. Without sequence parallelism, add half an all-reduce of M over tp |
-# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), with P' as in section 6. With ZeRO-3, the all-reduce counts m · 3/2 times. Subtract the compute that hides it, m · (L/p · (products + other operations) + head), but take at least 0 |
+# | replicas | an all-reduce of 2 P' bytes over dp·cp (stride t), with P' as in section 6. With ZeRO-3, count the all-reduce m · 3/2 times, and subtract the compute that hides it, m · (L/p · (products + other operations) + head). The result is at least 0 |
 # | optimizer | 34 P' / B, divided by dp·cp if zero > 0 |
 #
 # Two sizes differ from section 5. There, each rank of tp sends all of M to the next stage, but here it sends
-# only M/t, and the next stage gathers the parts along tp. The second size, 4 · microbatch · s · h / t, is the
-# bytes of the keys and values of the whole sequence in 16 bits. Each rank of cp has 1/cp of these bytes,
+# only M/t, and the next stage gathers the parts along tp. The second size, 4 · microbatch · s · h / t, counts
+# the bytes of the keys and values of the whole sequence in 16 bits. Each rank of cp has 1/cp of these bytes,
 # which is section 5's K.
 #
-# The bytes of the other operations are our own count, for fused kernels in 16 bits. Below, the first number
-# of each pair is for forward, and the second is for backward. Per element of the residual stream, norms move
-# 4 and 6 bytes, whereas bias, dropout and residual move 7 and 5 bytes. GELU moves 4 and 6 bytes for each of
-# its 4h elements, and softmax with its dropout moves 9 and 11 bytes per score.
+# The bytes of the other operations are our own count, for fused kernels in 16 bits. In each pair below, the
+# first number is for forward, and the second is for backward. Per element of the residual stream, norms move
+# 4 and 6 bytes, whereas bias, dropout and residual move 7 and 5 bytes. GELU moves 4 and 6 bytes for each of a
+# token's 4h elements, and softmax with its dropout moves 9 and 11 bytes per score.
 #
 # </details>
 
@@ -1353,11 +1353,11 @@ report = check("10_four_dimensions/step_seconds", step_seconds, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The cell fits the efficiency on *one* row (the model with 76.1B parameters), and predicts the
-# nine other dots. The predictions are not blind. Since the paper does not print microbatches and chunks, we
-# use the values for which the predicted step is shortest. For comparison, the cell also draws the simplest
-# prediction, in which every GPU reaches 140 TFLOP/s, as in the fitted row. FLOPs are counted as in the paper
-# (equation 3), with recomputation. The vertical axis begins at 120.
+# **Measure.** The cell fits the efficiency to *one* row of table 1 (the model with 76.1B parameters), and
+# predicts the nine other rows. The predictions are not blind. Since the paper does not print microbatches and
+# chunks, we use the values for which the predicted step is shortest. For comparison, the cell also draws the
+# simplest prediction, in which every GPU reaches 140 TFLOP/s, as in the fitted row. FLOPs are counted as in
+# the paper (equation 3), with recomputation. The vertical axis begins at 120.
 
 
 # %% tags=["skip-in-grading"]
@@ -1403,9 +1403,10 @@ if ready(step_seconds):
 
 # %% [markdown]
 # Does such a model predict other runs? In the next cell, the reference predicts the steps of table 2 (same
-# paper, 384 to 2,240 GPUs), and of Llama 3 and MegaScale. It also has grouped queries and flash attention.
-# Its constant for the A100 is fitted to the 145.6B row of table 1. Its constant for the H100 is fitted to
-# Llama 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we assume 4.
+# paper, 384 to 2,240 GPUs), and of Llama 3 and MegaScale. It also handles grouped queries and flash
+# attention. Its constant for the A100 is fitted to the 145.6B row of table 1. Its constant for the H100 is
+# fitted to Llama 3's second row, so this row is not a prediction. Llama 3's paper does not state v, so we
+# assume 4.
 
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
@@ -1441,12 +1442,12 @@ for table, constant in (
 # | difficulty, importance | 2 and 4 of 5 |
 # | points | 4 |
 #
-# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. 29 of them divide a 175B-parameter model and
-# 1,536 sequences evenly, and fit into 76 of the 80 GB if the options are right.
+# There are 66 ways to divide 1,024 GPUs into pp, dp and tp. Only 29 of them divide a 175B-parameter model and
+# 1,536 sequences evenly, and fit into 76 of a GPU's 80 GB with the right options.
 #
 # **Predict.** Which sizes of pp, dp and tp does the fastest layout have?
 #
-# **Build.** `layouts()` is given. It yields all layouts into which the model and the batch can be cut, each a
+# **Build.** `layouts()` is given. It yields all layouts that divide the model and the batch evenly, each a
 # dict as in §6.
 #
 # <details><summary>The layouts it yields, and the layouts it leaves out</summary>
@@ -1556,7 +1557,7 @@ if ready(best_layout):
 # loses more time when NVLink is slower or joins fewer GPUs. So "tp up to the size of a node" is only a rule of
 # thumb. Here tp 4 is best, whether nodes have 8 GPUs or 2.
 #
-# **Look.** The library's advisor is a search like yours, with more options. It judges all layouts for the
+# **Look.** The course's advisor is a search like yours, with more options. It judges all layouts for the
 # model, GPUs, links and context you set at the top. Below, it shows bars for the best layouts, and says why
 # it dropped the others. Set the network to 10 Gb Ethernet. Which axis grows in the fastest layout?
 
@@ -1649,13 +1650,13 @@ for words, question, allowed, stages in CASES:
         print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
 
 # %% [markdown]
-# By the advisor's model, five of the six cases are right. But one case does not prove the whole row. For
-# example, with 70B parameters, ZeRO-2 would keep 140 GB on every GPU (notebook 01), so the row for 10-70B is
-# not always right.
+# According to the advisor's model, five of the six cases are right. But one case does not prove the whole
+# row. For example, with 70B parameters, ZeRO-2 would keep 140 GB on every GPU (notebook 01), so the row for
+# 10-70B is not always right.
 #
-# <details><summary>Why is the last case not the best?</summary>In the last case, the best layout has no
-# pipeline and uses ZeRO-2, which neither your search nor the advisor tries. ZeRO-2 sums the gradients of
-# every microbatch, and the model assumes that arithmetic hides these sums as well.</details>
+# <details><summary>Why is another layout faster in the last case?</summary>In the last case, the best layout
+# has no pipeline and uses ZeRO-2, which neither your search nor the advisor tries. ZeRO-2 sums the gradients
+# of every microbatch, and the model assumes that arithmetic hides these sums as well.</details>
 
 # %% [markdown]
 # ## On your GPUs
@@ -1718,8 +1719,8 @@ on_gpus = on_your_gpus(ON_ONE_AXIS)
 # | time | 13 minutes |
 # | points | 4 |
 #
-# **1.** GPT-3 runs with t = 16 on nodes of 8, with SELENE's links and one sequence of 2,048 tokens in bf16.
-# How many *milliseconds* does one all-reduce of the residual stream take, by the formula of section 7?
+# **1.** GPT-3 runs with t = 16 on nodes of 8 GPUs, with SELENE's links and one sequence of 2,048 tokens in
+# bf16. How many *milliseconds* does one all-reduce of the residual stream take, by the formula of section 7?
 # (`answer_1`, a number)
 #
 # **2.** Here is table 4 from the first version of Llama 3's paper:
@@ -1784,7 +1785,7 @@ report.points(4)
 # **Predict.** Rank 0 computes for 1 s and rank 1 for 2 s. Then they sum 100 kB, over a link with alpha 0.2 s
 # and beta 1 µs per byte. When are they done?
 #
-# **Build.** `records` holds a list of entries for each rank, in its order:
+# **Build.** `records` holds one list per rank, with that rank's entries in order:
 #
 # | entry | content |
 # |---|---|
@@ -1897,13 +1898,13 @@ for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, measured {measured:.2f} s")
 
 # %% [markdown]
-# The two orders' times have nearly the same ratio, computed or measured. The compute between the operations
-# is taken from the record, and its time varies if the machine is busy.
+# The ratio of the two orders' times is nearly the same, computed or measured. The compute between the
+# operations is taken from the record, and its time varies if the machine is busy.
 #
-# **A thousand GPUs.** All ranks of a stage do the same work, so the clock has to replay just one per stage,
-# even for 1,024 GPUs. The cell replays section 5's step on pp 2, dp 2 and tp 2 as if its groups had the sizes
-# of pp 2, dp 64 and tp 8 on A100s. It multiplies the bytes of tp and pp by 1,500 (to a stream of 25 MB, half
-# of GPT-3's stream), and leaves out the compute.
+# **A thousand GPUs.** All ranks of a stage do the same work, so the clock has to replay just one rank per
+# stage, even for 1,024 GPUs. The cell replays section 5's step on pp 2, dp 2 and tp 2 as if its groups had
+# the sizes pp 2, dp 64 and tp 8 on A100s. It multiplies the bytes of tp and pp by 1,500 (which makes the
+# stream 25 MB, half of GPT-3's stream), and leaves out the compute.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.planning import Layout
@@ -1937,9 +1938,9 @@ if ready(step_seconds):
     print(f"by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
 
 # %% [markdown]
-# <details><summary>One alpha for each round of a sum?</summary>If you give <code>replay</code> one alpha for
-# <i>each</i> of the 2(n−1) rounds of a sum, the check names the mistake. NCCL's ring takes all these alphas,
-# but the emulated wires count only one. A model has to count in the same way as the measurement it is
+# <details><summary>One alpha for each round of a sum?</summary>If your <code>replay</code> counts one alpha
+# for <i>each</i> of the 2(n−1) rounds of a sum, the check names the mistake. NCCL's ring takes all these
+# alphas, but the emulated wires count only one. A model has to count in the same way as the measurement it is
 # compared with.</details>
 #
 # **Question.** The clock needs only one rank of each stage. Which fault of a real cluster can it never show?
@@ -1951,9 +1952,9 @@ if ready(step_seconds):
 # %% [markdown]
 # ## What you have built
 #
-# You have built a training step over four axes, whose gradients on a mesh and in one process agree to 15
-# digits, and the norm of a gradient that no rank holds. You have also built a model of a cluster in four
-# functions. With one constant, fitted on one published step, the model is off by at most 7.2 % on the ten
+# You have built a training step over four axes, and the norm of a gradient that no rank holds. The step's
+# gradients on a mesh and in one process agree to 15 digits. You have also built a model of a cluster in four
+# functions. With one constant, fitted to one published step, the model is off by at most 7.2 % on the ten
 # steps of table 1.
 #
 # | axis | cuts | sends | can hide its messages |
@@ -1969,7 +1970,7 @@ if ready(step_seconds):
 #
 # **Read on.**
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM*. §3 explains the placement of axes, and table 1 lists your dots.
+#   Megatron-LM*. §3 explains the placement of axes, and table 1 lists the measured steps.
 # - Llama Team (2024), *The Llama 3 Herd of Models*. §3.3.2 describes four axes on 16,384 GPUs.
 # - Jiang et al. (2024), *MegaScale*, describes the stragglers your model leaves out.
 # - Austin et al. (2025), [*How to Scale Your Model*](https://jax-ml.github.io/scaling-book), explains meshes
