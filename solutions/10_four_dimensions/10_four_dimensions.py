@@ -3,7 +3,7 @@
 #
 # **How do you combine the axes, which wire should each axis use, and which layout suits which cluster?**
 #
-# A 175B-parameter model does not fit on one GPU, nor on a node of eight. One plan trains it on 1,024 GPUs,
+# A 175B-parameter model fits neither on one GPU nor on a node of eight. One plan trains it on 1,024 GPUs,
 # arranged as 8 × 16 × 8. Each of these numbers is the size of an axis you know: 8 stages (notebook 07), 16
 # replicas (03), and 8 ranks that share a layer (06). Notebook 08 added a fourth axis, which cuts sequences
 # that are too long for one rank.
@@ -1599,7 +1599,7 @@ hybrid_figures.divisions_figure(verdicts, room=76)
 # %% [markdown]
 # A popular table recommends a kind of parallelism for each size of model. We test five of its rows, each for
 # one GPT on one cluster, and the first row also for a second GPT. (The sixth row is ZeRO-Offload, which the
-# advisor doesn't know.) A recommendation counts as right if its best layout fits, and is at most 10 % slower
+# advisor doesn't know.) A recommendation counts as right if its best layout fits and is at most 10 % slower
 # than the best layout of all. **Predict** how many of the six cases are right.
 
 # %% tags=["skip-in-grading"]
