@@ -1291,9 +1291,9 @@ def every_nth(make, inward, outward):
     with torch.no_grad():
         for name in inward:
             for own in getattr(layer, name).parameters():
-                own.copy_(joined(own, 0)[rank::n])
+                own.copy_(joined(own.to(device()), 0)[rank::n])
         own = getattr(layer, outward).weight
-        own.copy_(joined(own, 1)[:, rank::n])
+        own.copy_(joined(own.to(device()), 1)[:, rank::n])
     return layer
 
 

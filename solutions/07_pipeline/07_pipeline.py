@@ -1065,7 +1065,7 @@ def tokens_only(schedule, blocking):
 
 for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, False)):
     schedule = made(generator, 2, 4)
-    if schedule and try_it(tokens_only, schedule, blocking, world_size=2):
+    if schedule and try_it(tokens_only, schedule, blocking, world_size=2, backend="gloo"):
         print(f"{generator.__name__}, {'send' if blocking else 'isend'}: done")
 
 # %% [markdown]

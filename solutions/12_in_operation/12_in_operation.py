@@ -738,7 +738,8 @@ def on_mesh(sizes, seed):
     mesh = Mesh(sizes)
     schedule = one_f_one_b(mesh.size("pp"), 2)
     torch.manual_seed(seed)
-    stages = mesh_stages(GPT(GPTConfig(context=32, layers=2, heads=4, width=64)), mesh, schedule)
+    model = GPT(GPTConfig(context=32, layers=2, heads=4, width=64)).to(device())
+    stages = mesh_stages(model, mesh, schedule)
     optimizer = torch.optim.AdamW(
         [param for _, param in parameters(stages)], lr=1e-3, foreach=False
     )

@@ -9,8 +9,9 @@ the check must not speak of NCCL. (`test_imitated_devices.py` runs right cells w
 are imitated.) If an exercise is about something, one wrong solution misses it, and the check says that it
 keeps half of the points at most.
 
-A run judges a quarter of a file's cells, drawn by its seed, with one at least that is right and one that misses
-the idea; COURSE_ALL_TESTS=1 judges all, and so does a change that touches the exercise (`tests/drawn.py`).
+A run judges a quarter of a file's cells, drawn by its seed, with one at least that is right and one that
+misses the idea; COURSE_ALL_TESTS=1 judges all, and so does a change that touches the exercise
+(`tests/drawn.py`).
 
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more. A
 wrong cell of some files, drawn in each run, is judged by all cases, and its score is compared with the stored

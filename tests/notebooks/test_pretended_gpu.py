@@ -41,6 +41,6 @@ def test_no_tensor_is_left_on_the_host(assignment: str) -> None:
         f"{cell.source[:200]}\n{json.dumps(output)[:2000]}"
         for cell in notebook.cells
         for output in cell.get("outputs", ())
-        if "OtherDevice" in json.dumps(output)
+        if output.output_type == "error" or "OtherDevice" in json.dumps(output)
     ]
     assert not mixed, "\n\n".join(mixed)
