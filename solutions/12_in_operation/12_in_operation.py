@@ -3,17 +3,16 @@
 #
 # **Is a run fast, is it healthy, and what happens when one of its ranks dies?**
 #
-# Llama 3 was trained on 16,384 GPUs. In a window of 54 days, the run was interrupted unexpectedly 419 times,
-# which is once every 3.1 hours (Llama Team 2024, §3.3.4). If GPUs elsewhere fail as often, a job with 1,024
-# GPUs fails once every 2.1 days. So every long run will be interrupted, and the question is what an
-# interruption costs.
+# Llama 3 was trained on 16,384 GPUs. Within 54 days, the run was interrupted unexpectedly 419 times, which is
+# once every 3.1 hours (Llama Team 2024, §3.3.4). If GPUs elsewhere fail as often, a job with 1,024 GPUs fails
+# once every 2.1 days. So every long run will be interrupted, and the question is what an interruption costs.
 #
 # In part A, a rank is really killed, and at first everything its run has computed is lost. So you write the
 # functions that let a run survive such a failure. They capture the run's state, save it so that an
 # interruption does no harm, load it on a different number of ranks, and compute the best time between two
-# saves. The check simulates a power failure after each operation of your save. In part B, no rank dies, but
-# the run is slow. There you find out where the time goes, which rank the others wait for, and how to make the
-# run faster.
+# saves. The check in §3 simulates a power failure after each operation of your save. In part B, no rank dies,
+# but the run is slow. There you find out where the time goes, which rank the others wait for, and how to make
+# the run faster.
 #
 # | | |
 # |---|---|
@@ -55,7 +54,7 @@
 # | part | a named piece of a checkpoint, stored as bytes |
 # | δ, τ | the seconds for which a save stops the run, and the seconds of work between two saves |
 # | M, R | the mean time between two failures of the job (MTBF), and the time for a restart, both in seconds |
-# | goodput | the share of the time that is spent on work the run keeps |
+# | goodput | the share of the time that is spent on work that isn't lost |
 # | dp, tp, pp | three ways to divide the work. With dp, ranks are replicas. With tp, they hold parts of each matrix (notebook 06). With pp, each rank holds some of the layers, called a *stage* (notebook 07) |
 # | microbatch, bubble | a part of a batch that travels through the stages, and the time in which a stage has no microbatch to work on |
 # | issued, waited, done | the times at which a rank called a collective, at which it began to wait for the result, and at which the collective was over |
@@ -115,8 +114,8 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # The ranks start at step 0, because the seven finished steps were only in memory.</details>
 #
 # **Measure.** The cell starts the agents and prints a journal of what each process did and when. The line
-# `from 0 of 4 ranks` means that this rank, one of four, starts at step 0. The *starter* is the process that
-# starts the agents. The cell takes about six seconds.
+# `from 0 of 4 ranks` means that the rank in this line, one of four, starts at step 0. The *starter* is the
+# process that starts the agents. The cell takes about six seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -147,8 +146,8 @@ journal(forgetful, but=("step", "saved"))
 
 # %% [markdown]
 # **Look.** The picture shows the same journal, with one process per row. A triangle marks the start of a
-# rank, and the cross marks the kill. Each dot is a step, which rank 0 records for all ranks. In the picture
-# of §4, vertical lines will mark the saves.
+# rank, and the cross marks the kill. Each dot is a step, which rank 0 records for all ranks. In §4, vertical
+# lines will mark the saves.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -211,7 +210,7 @@ display(timeline(forgetful, saves=False))
 # | in `run` | what it is | how it is read and set |
 # |---|---|---|
 # | `model`, `optimizer`, `scheduler` | objects whose states hold tensors, numbers and lists | `state_dict()`, `load_state_dict(...)` |
-# | `step` | the number of finished steps | a number |
+# | `step` | the number of finished steps | as an attribute |
 # | `generator` | the run's own generator | `get_state()`, `set_state(...)` |
 # | | the default generator of the CPU | `torch.get_rng_state()`, `torch.set_rng_state(...)` |
 #
@@ -276,8 +275,8 @@ report.points(8)
 
 # %% [markdown]
 # **Break it.** The cell captures a run after three steps and restores the state into fresh runs, first with
-# all entries, and then with one missing at a time. A fresh run keeps its own value of the missing entry. By
-# how much do the losses of its next five steps differ from the losses of the captured run?
+# all entries, and then with one entry missing at a time. A fresh run keeps its own value of the missing
+# entry. By how much do the losses of its next five steps differ from the losses of the captured run?
 
 
 # %% tags=["skip-in-grading"]
@@ -318,10 +317,10 @@ if ready(capture, restore):
         print(f"{label:18}: losses up to {apart:.1e} apart")
 
 # %% [markdown]
-# **In production.** A data loader usually has a state as well. Here it has none, because the number of the
-# step decides which rows are read. `torch.distributed.checkpoint` leaves the choice of entries to you,
-# because it saves only what is in your dict. Each rank also has its own generators, so the generators of
-# every rank must be saved.
+# **In production.** A data loader usually has a state as well. Here it has none, because the step's number
+# decides which rows are read. `torch.distributed.checkpoint` leaves the choice of entries to you, because it
+# saves only what is in your dict. Each rank also has its own generators, so the generators of every rank must
+# be saved.
 #
 # **Question.** Which entries could you leave out if the model had no dropout and the run had no generator of
 # its own?
@@ -342,10 +341,10 @@ if ready(capture, restore):
 # this section you write a save that leaves a whole checkpoint on the disk, no matter when the power fails.
 #
 # A program doesn't write directly to the disk. It writes to the **page cache**, which is memory of the
-# kernel, and the kernel copies this memory to the disk later, in an order of its own. `fsync` waits until the
-# bytes of a file are on the disk. But the *name* of a file is stored in its folder, so a new name is safe
-# only after an `fsync` of the folder. A `rename` happens in one step, so a name always refers to the whole
-# old file or the whole new one (POSIX, `rename`).
+# kernel, and the kernel copies this memory to the disk later, in its own order. `fsync` waits until the bytes
+# of a file are on the disk. But the *name* of a file is stored in its folder, so a new name is safe only
+# after an `fsync` of the folder. A `rename` happens in one step, so a name always refers to the whole old
+# file or the whole new one (POSIX, `rename`).
 #
 # The disk of this section is only a model in memory, with seven operations:
 #
@@ -384,8 +383,8 @@ for state in disk.after_power_failure():
 # manifest. In both cases there seems to be a new checkpoint, but it can't be loaded.</details>
 #
 # **Build.** Write the manifest last, under a name that `newest` ignores. Then a single rename completes the
-# checkpoint. Before each operation, ask yourself what must already be on the disk. Remember that an
-# interrupted save may have left files in the folder.
+# checkpoint. Before each operation, ask yourself what must already be on the disk. Also, an interrupted save
+# may have left files in the folder.
 
 
 # %% nbgrader={"grade_id": "commit", "solution": true}
@@ -452,8 +451,8 @@ report = check("12_in_operation/commit", commit, newest, cases="hidden")
 report.points(15)
 
 # %% [markdown]
-# **Measure.** The cell lets the power fail after each operation of two saves, and counts in how many states
-# of the disk `newest` then finds step 1, step 2 or nothing.
+# **Measure.** The cell lets the power fail after each operation of two saves, and counts the states of the
+# disk in which `newest` then finds step 1, step 2 or nothing.
 
 
 # %% tags=["skip-in-grading"]
@@ -485,9 +484,9 @@ if ready(commit, newest):
         )
 
 # %% [markdown]
-# **Break it.** At first, most programs save as in the next cell, which writes a new file and renames it over
-# the old one. Such a save passes every test that kills only the *program*, because the page cache survives
-# the kill. But what does it still need to survive a power failure?
+# **Break it.** In their first version, most programs save as in the next cell, which writes a new file and
+# renames it over the old one. Such a save passes every test that kills only the *program*, because the page
+# cache survives the kill. But what does the save still need to survive a power failure?
 
 
 # %% tags=["skip-in-grading"]
@@ -512,8 +511,8 @@ for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).
 # The new name can reach the disk before the bytes of the file, and then the loader raises an error. A sync of
 # the file before the rename prevents this.
 #
-# **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again,
-# and kills it with SIGKILL at random moments. Then it asks `newest` for a whole checkpoint.
+# **Look.** Your `commit` also works on a real folder. The cell starts a process that saves again and again.
+# It kills this process with SIGKILL at random moments, and then asks `newest` for a whole checkpoint.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if ready(commit, newest, capture, restore):
@@ -630,8 +629,8 @@ journal(smaller)
 # | difficulty, importance | 4 and 4 of 5 |
 # | points | 10 |
 #
-# Suppose a node is lost and doesn't come back, or twice as many nodes become free. Then the ranks that load
-# the checkpoint are not the ranks that saved it. So a file has to be described without reference to ranks. We
+# Suppose a node is lost and doesn't come back, or additional nodes become free. Then the ranks that load the
+# checkpoint are not the ranks that saved it. So a file has to be described without reference to ranks. We
 # describe what it holds as a **box**, which is a list of pairs (start, stop), one pair per dimension of the
 # whole tensor. For example, the second half of the columns of a matrix with 8 rows and 6 columns is [(0, 8),
 # (3, 6)]. With boxes, it no longer matters how the ranks were divided into pp, dp and tp.
@@ -726,10 +725,10 @@ if ready(read_plan):
 
 # %% [markdown]
 # **Measure.** Now a model is saved on four ranks (pp 2 × tp 2), and loaded on three ranks (dp 3).
-# `course_lib.mesh.held_boxes` gives each rank's boxes by name, and the library's `save_shards` and
-# `load_shards` do the rest. `save_shards` writes a file per piece and lets rank 0 commit once, and
-# `load_shards` plans its reads as you did. The cell prints the bytes written and read. Since each of the
-# three ranks is a replica, it reads everything the four ranks have written.
+# `course_lib.mesh.held_boxes` gives the names and boxes of each rank's tensors, and the library's
+# `save_shards` and `load_shards` do the rest. `save_shards` writes a file per box and lets rank 0 commit
+# once, and `load_shards` plans its reads as you did. The cell prints the bytes written and read. Since each
+# of the three ranks is a replica, it reads everything the four ranks have written.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -802,9 +801,9 @@ if saving and loading:
 # between the end of one save and the start of the next. A failure happens once every M seconds on average, at
 # a random time.
 #
-# First write down which share of the time you lose to saves, and which share to failures. Saves cost δ
-# seconds for every τ seconds of work. Once every M seconds, a failure costs *half* of an interval on average.
-# Then find the τ at which the sum of the two shares is smallest.
+# First write down what share of the time you lose to saves, and what share to failures. Saves cost δ seconds
+# for every τ seconds of work. Once every M seconds, a failure costs *half* of an interval on average. Then
+# find the τ at which the sum of the two shares is smallest.
 #
 # **Predict.** Suppose you use only half of the GPUs, so M doubles. Should you save half as often?
 #
@@ -838,7 +837,7 @@ report.points(4)
 
 
 # %% [markdown]
-# **Measure.** The **goodput** is the share of the time that is spent on work the run keeps. If failures
+# **Measure.** The **goodput** is the share of the time that is spent on work that isn't lost. If failures
 # happen at random times, the probability that τ + δ seconds pass without a failure is exp(−(τ + δ) / M).
 # After a failure, the run needs R seconds to start again. The cell plots the goodput against τ for δ = 60 s
 # and for δ = 2 s, both with M = 3 h and R = 600 s.
@@ -870,8 +869,8 @@ axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput",
 display(figure)
 
 # %% [markdown]
-# The curve is flat at its top. With half or twice the best interval, you lose about two percent more of the
-# time if δ = 60 s and half a percent if δ = 2 s, so you don't have to know δ and M well.
+# The curve is flat at its top. If you save at half or twice the best interval, you lose about two percent
+# more of the time for δ = 60 s, and half a percent for δ = 2 s. So you don't have to know δ and M precisely.
 #
 # **Look.** The cell kills a real process at random moments, as in §3, and measures its goodput. In this run,
 # seconds stand for hours. The formula gives a mean over many failures, but a single run with few kills can be
@@ -900,7 +899,8 @@ print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 # **Question.** Suppose δ goes to 0. What limits the goodput then? (Only the restarts do. The goodput can't
 # exceed M / (M + R).)
 #
-# *Take a break here if you like. Part B needs only the first cell of this notebook, and on a GPU also §6.*
+# *Take a break here if you like. Part B needs only the first cell of this notebook, and §6 if you have a
+# GPU.*
 
 # %% [markdown]
 # ## B · It is slow
@@ -1020,8 +1020,8 @@ def breakdown(calls, rank, start, end):
 
 
 # %% [markdown]
-# <details><summary>Hint: one call</summary>Let last be the largest <code>issued</code> among all ranks of this
-# call. The rank waits from <code>waited</code> to min(last, done), and bytes move from max(waited, last) to
+# <details><summary>Hint: one call</summary>Let last be the largest <code>issued</code> of this call on any
+# rank. The rank waits from <code>waited</code> to min(last, done), and bytes move from max(waited, last) to
 # done. If an interval ends before it begins, it is empty.</details>
 # <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
 # this rank is blocked. Count the seconds that lie in any of these intervals, and subtract those in which the
@@ -1101,8 +1101,8 @@ if shares:
     display(figure)
 
 # %% [markdown]
-# **Break it.** Suppose you buy a faster network for the third program. Even if bytes took no time at all, you
-# would save only the time for moving, and the ranks would wait as long as before.
+# **Break it.** Suppose you buy a faster network for the third program. Even if bytes took no time, you would
+# save only the time for moving, and the ranks would wait as long as before.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
@@ -1143,8 +1143,8 @@ if shares:
 #
 # > P(X ≥ m), with X binomial for c trials and probability 1/n.
 #
-# The probability that *some* rank is last at least m times is at most n times this tail. If this bound
-# doesn't exceed 1 − confidence, we rule out chance and call the rank a *straggler*.
+# The probability that *some* rank is last at least m times is at most n times this tail. If this bound is at
+# most 1 − confidence, we rule out chance and call the rank a *straggler*.
 
 
 # %%
@@ -1235,8 +1235,9 @@ for delay in (0.0, 0.005):
         print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
-# **Look.** For each collective, the cell shows how late each rank came, in milliseconds after the first rank.
-# White is 0 ms, and black is 8 ms or more. MegaScale's authors used such a heat map to find slow machines.
+# **Look.** For each collective, the cell's heat map shows how late each rank came, in milliseconds after the
+# first rank. White is 0 ms, and black is 8 ms or more. MegaScale's authors used such heat maps to find slow
+# machines.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if by_delay:
@@ -1305,7 +1306,7 @@ if ready(find_straggler):
 # another run, on 16 ranks that do the same work. In steps 53 to 58, moving takes a fifth of each step. By how
 # much would a network with twice the bandwidth shorten such a step? To check your prediction, set `step` to
 # 55 and choose the lever `faster network`. These steps are one of the run's five incidents. Find the lever
-# that ends another.
+# that ends another incident.
 
 # %% tags=["skip-in-grading"]
 from course_lib.pictures.operations_room import operations_room
@@ -1379,12 +1380,12 @@ report.points(4)
 #
 # *No points. With GPUs this takes a minute. Without them, the cell shows a recorded run if there is one.*
 #
-# **Predict.** A 2.1 GB state is saved from a GPU in three ways. The first way is a copy into the host's
-# pinned memory, whose pages stay where they are, so the GPU can write into them directly. The second is a
-# copy into ordinary memory of the host, and the third is a file with `fsync`. An asynchronous save stops the
-# run only for a copy, whereas any other save stops it until the file is on the disk. As a prediction, the
-# cell divides the bytes by the data sheet's speed for the link to the host. Which of the three ways comes
-# close to this prediction? By what factor is the best interval shorter with a copy than with a file?
+# **Predict.** A 2.1 GB state is saved from a GPU in three ways. The first is a copy into the host's pinned
+# memory, whose pages stay where they are, so the GPU can write into them directly. The second is a copy into
+# ordinary memory of the host, and the third is a file with `fsync`. An asynchronous save stops the run only
+# for a copy, whereas any other save stops it until the file is on the disk. As a prediction, the cell divides
+# the bytes by the data sheet's speed for the link to the host. Which of the three ways comes close to this
+# prediction? By what factor is the best interval shorter with a copy than with a file?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts.hardware import link
@@ -1476,7 +1477,7 @@ report.points(3)
 # 3.</details>
 #
 # **Build.** Your function returns the same three numbers on every rank. Two all-reduces are enough, because
-# the first can add the sums of all ranks, and the second can find the largest time.
+# the first can add up the losses and tokens of all ranks, and the second can find the largest time.
 
 
 # %% nbgrader={"grade_id": "step_metrics", "solution": true}
@@ -1598,8 +1599,8 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 # If two writes overlap, the older one can finish last. An error in the thread can get lost, and the program
 # can end while the thread is still writing.
 #
-# **Predict.** Suppose a save stops the run for δ = 2 s instead of 60 s. By which factor does the best
-# interval fall?
+# **Predict.** Suppose a save stops the run for δ = 2 s instead of 60 s. By what factor does the best interval
+# fall?
 #
 # <details><summary>Answer</summary>It falls by a factor of 5.5, which is the square root of 30.</details>
 
@@ -1652,7 +1653,7 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 # <details><summary>In production</summary>
 #
 # `torch.distributed.checkpoint.async_save` saves in this way. The thread that saves must not call
-# collectives, because it and the main thread could call theirs in a different order on each rank.
+# collectives, because the order of its calls and the main thread's calls could differ from rank to rank.
 #
 # </details>
 
@@ -1742,9 +1743,9 @@ report = check("12_in_operation/odd_ranks", odd_ranks, cases="hidden")
 # | outer gradient | g = mean over r of (θ − θᵣ) | one all-reduce |
 # | outer step | m ← μ m + g, then θ ← θ − η (g + μ m) | every rank computes the same step |
 #
-# H inner steps with their outer step are a *period*. The momentum m is zero at first, and it is kept from
-# period to period. The state of the inner optimizer stays on its rank, and it's neither sent nor reset. Since
-# each rank's movement counts the same, you minimize the mean loss over all targets only if you give the ranks
+# H inner steps and their outer step form a *period*. The momentum m is zero at first and is kept from period
+# to period. The state of the inner optimizer stays on its rank, and it's neither sent nor reset. Since each
+# rank's movement counts the same, you minimize the mean loss over all targets only if you give the ranks
 # equally large batches.
 #
 # **Predict.** A run has 7 steps, and H = 3. How many all-reduces does it make, and what share of data
@@ -1788,7 +1789,7 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 # <details><summary>Hint: one row</summary><code>nn.utils.parameters_to_vector(parameters)</code> makes a copy
 # of the parameters in one row, and <code>nn.utils.vector_to_parameters(row, parameters)</code> writes a row
 # back.</details>
-# <details><summary>Hint: a start that moves along</summary>After <code>vector_to_parameters(row, ...)</code>
+# <details><summary>Hint: a start that moves along</summary>After <code>vector_to_parameters(row, ...)</code>,
 # the parameters are views of the row, so the next inner step changes the row. Therefore pass a
 # <code>clone()</code> of the row.</details>
 
@@ -1801,8 +1802,8 @@ report = check("12_in_operation/local_steps", local_steps, cases="hidden")
 
 # %% [markdown]
 # **Measure.** The cell trains a small GPT on four nodes of one rank each, over an emulated wire with 10 ms
-# per operation and 10 MB/s. If the inner optimizer is SGD, H = 1, η = 1 and μ = 0, the method is data
-# parallelism.
+# per operation and 10 MB/s. The method is data parallelism if the inner optimizer is SGD, and if H = 1, η = 1
+# and μ = 0.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import launch
@@ -1864,16 +1865,16 @@ if ready(local_steps):
 # | four models that never talk | 0 | 2.61 to 2.66 |
 #
 # In 200 steps, local steps don't reach the loss of data parallelism. With H = 10, the published outer step
-# doesn't even reach the loss of models that never talk. There are three possible reasons:
+# doesn't even reach the loss of models that never talk. Three reasons are possible:
 #
-# - An outer momentum of 0.9 needs about 10 outer steps to build up, but with H = 10 this run has only 20.
+# - An outer momentum of 0.9 needs about 10 outer steps to build up. With H = 10, this is half of the run.
 #   Once the momentum has built up, the outer step is 7 times the mean movement, so it overshoots if the
 #   direction changes.
 # - The run is short. A single period in the paper (H = 500) is longer than the whole run.
 # - These figures come from one seed and one learning rate, and nothing was tuned.
 #
 # So don't take the table as a verdict on the method. Instead, take it as a reason to measure the loss
-# whenever you save bytes.
+# whenever you send fewer bytes.
 #
 # <details><summary>In production</summary>
 #
@@ -1884,9 +1885,9 @@ if ready(local_steps):
 #
 # </details>
 #
-# **Question.** Suppose the inner optimizer is AdamW, H = 1, η = 1 and μ = 0. Is the method data parallelism?
-# (No, because each rank's AdamW divides by the size of its own gradients, and the mean of four such steps
-# isn't the step of the mean gradient.)
+# **Question.** Suppose the inner optimizer is AdamW, and H = 1, η = 1 and μ = 0. Is the method then data
+# parallelism? (No, because each rank's AdamW divides by the size of its own gradients, and the mean of four
+# such steps isn't the step AdamW takes with the mean gradient.)
 
 # %% [markdown]
 # ## What you have built
