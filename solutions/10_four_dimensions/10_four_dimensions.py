@@ -474,7 +474,7 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
 # %% [markdown]
 # <details><summary>Hint: the schedule</summary><code>run_schedule(stages, schedule, microbatches,
 # mesh.group("pp"), count)</code> runs the forward and backward of all microbatches, adds up the two terms of
-# a tied weight, and divides by the number <code>count</code>.</details>
+# a tied weight, and divides the losses by <code>count</code>.</details>
 # <details><summary>Hint: the targets of the batch</summary><code>(targets != -100).sum()</code>, added up
 # over the microbatches, is this replica's number of targets. Sum this number only over dp, because the ranks
 # of cp are given the same rows.</details>
@@ -994,7 +994,7 @@ for order in (("pp", "dp", "tp"), ("tp", "pp", "dp")):
 print(f"{slept[1] / slept[0]:.1f} times as long")
 
 # %% [markdown]
-# The two runs have the same code, values and bytes. Only the *numbers* of the ranks differ, and therefore the
+# The two runs have the same code, values and bytes. Only the *numbering* of the ranks differs, and hence the
 # wire each sum uses. tp matters most, because it has the most operations, and nothing hides them.
 #
 # **In production.** For a 175B-parameter model on pp 8, dp 16 and tp 8, with one sequence of 2,048 tokens per
@@ -1796,10 +1796,10 @@ report.points(4)
 #
 # The ranks fill the nodes in order, with `per_node` ranks in each node. `inside` and `across` are pairs
 # (alpha, beta), for links inside a node and between nodes. An operation takes alpha + bytes · beta on the
-# slowest link its ranks need. It takes only *one* alpha, as on the emulated wires of section 5. A message
-# counts all its bytes, whereas a sum counts 2(n−1)/n times its bytes. A rank has two links, inside and
-# across. Each link carries the rank's messages one after another, so the second message begins when the first
-# has arrived. A sum does not queue, so it neither waits for messages nor holds them up.
+# slowest link its ranks need. It takes only *one* alpha, as on the emulated wires of section 5. A message's
+# bytes count once, and a sum's bytes count 2(n−1)/n times. A rank has two links, inside and across. Each link
+# carries the rank's messages one after another, so the second message begins when the first has arrived. A
+# sum does not queue, so it neither waits for messages nor holds them up.
 
 
 # %% nbgrader={"grade_id": "replay", "solution": true}

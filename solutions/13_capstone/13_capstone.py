@@ -1304,7 +1304,7 @@ page.add("how I would train it", in_your_words.strip(), by="you")
 # **Predict.** GPT-2 small with an untied head has 163M parameters, and training needs about 0.85 GFLOP per
 # token. With data parallelism, a rank holds 16 bytes per parameter in weights, gradients and moments, which
 # makes 2.6 GB. With ZeRO-3 on two GPUs, it holds half of these bytes. How many tokens per second does your
-# card's data sheet allow, and what share of them will one GPU reach?
+# card's data sheet allow, and what share of this will one GPU reach?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.facts import transformer_flops, transformer_parameters
