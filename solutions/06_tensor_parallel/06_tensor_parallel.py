@@ -1455,7 +1455,7 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# <details><summary>In production</summary>LLaMA 3 70B has 64 query heads, but only 8 key-value heads. On
+# <details><summary>In production</summary>Llama 3 70B has 64 query heads, but only 8 key-value heads. On
 # eight ranks, each rank has one key-value head, so no head needs copies, and attention is simple.</details>
 #
 # <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. This is
@@ -1473,7 +1473,7 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 # | points | 4 + 8 |
 #
 # The vocabulary is the longest dimension of a language model. (In this section, a *token* is an entry of the
-# vocabulary, whereas a place in the text is a *position*.) LLaMA 3's vocabulary has 128,256 tokens. At a
+# vocabulary, whereas a place in the text is a *position*.) Llama 3's vocabulary has 128,256 tokens. At a
 # width of 8,192, the embedding takes 2.1 GB in bf16, and so does the *head*, the matrix that computes the
 # logits. A microbatch of 8,192 positions has 8,192 × 128,256 logits, which take 4.2 GB in float32, and their
 # gradient takes another 4.2 GB. So let's cut the vocabulary.
@@ -2136,7 +2136,7 @@ report.points(3)
 # ranks lower it. A GPU also has such a ratio. An H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink
 # (each way), which is 2,198 FLOPs per byte. Over a network of 50 GB/s (400 Gb/s, one port for each GPU), the
 # ratio is 19,780. If the layer's ratio is above the GPU's ratio, computing takes more than half of the time.
-# For example, a whole layer of LLaMA 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above
+# For example, a whole layer of Llama 3 70B with 4,096 tokens has a ratio of 4,023 on 8 GPUs, which is above
 # the ratio of NVLink. On 16 GPUs, its ratio is only 1,877.
 #
 # The cell draws the time for the forward of this layer, with 4,096 tokens in bf16. Up to 8 GPUs are in one
@@ -2590,7 +2590,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # the current layer's weights, their gradients, and the row in which the gradients are sent. Tensor
 # parallelism sends only 0.27 M. With 5 or 6 times as many tokens, it would send as much as the replicas, 1.5
 # M, but it could hide little of this traffic behind computation. For comparison, the parameters of a layer of
-# LLaMA 3 70B take 1.7 GB in bf16, whereas one activation of 4,096 tokens takes 67 MB.</details>
+# Llama 3 70B take 1.7 GB in bf16, whereas one activation of 4,096 tokens takes 67 MB.</details>
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
 # You can now say how many bytes each layer sends in each direction, and up to how many ranks tensor

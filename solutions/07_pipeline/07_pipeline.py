@@ -7,7 +7,7 @@
 # frequent communication stops paying off at the edge of a node, because the link between nodes is at least
 # nine times slower than NVLink (50 GB/s for each GPU, against 450 GB/s). So let's cut the other way, across
 # the stack of layers. Rank 0 gets the first layers, rank 1 the next ones, and so on. Only one activation
-# crosses each border between ranks, and one gradient comes back. For 4,096 tokens of LLaMA 3 70B (width
+# crosses each border between ranks, and one gradient comes back. For 4,096 tokens of Llama 3 70B (width
 # 8,192, in bf16), the activation and the gradient take 67 MB each. Eight ranks with ten layers each have
 # seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four times in each of the 80
 # layers.
@@ -422,7 +422,7 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # because training suffers if the batch is too large, and GPUs idle if the microbatches are too small.
 #
 # **Break it.** Does m = 64 fit into memory? The line below your chart shows that every rank keeps the
-# activations of all m microbatches. Take a stage of ten layers of LLaMA 3 70B that 8 GPUs share as in
+# activations of all m microbatches. Take a stage of ten layers of Llama 3 70B that 8 GPUs share as in
 # notebook 06, with 4,096 tokens per microbatch, flash attention and bf16. Each microbatch needs 1.4 GB on a
 # GPU (34 s·b·h/t bytes per layer, for s tokens, b sequences, width h and t GPUs). With m = 64, these
 # activations take 91 GB. But an H100 has only 80 GB, of which weights, gradients and optimizer states take
@@ -1783,7 +1783,7 @@ figure if run else None
 # model's four layers and four for the softmax, but was only 3.7 times as fast as one GPU (Sutskever et al.
 # 2014, §3.5), which is 46 % of the ideal.</details>
 #
-# Let's ask again for LLaMA 3 70B, with one sequence of 4,096 tokens per microbatch. The 8 H100s of a node
+# Let's ask again for Llama 3 70B, with one sequence of 4,096 tokens per microbatch. The 8 H100s of a node
 # share every layer (notebook 06, with sequence parallelism), and p nodes form the pipeline. Assume that a GPU
 # reaches 40 % of its 989 TFLOP/s.
 #

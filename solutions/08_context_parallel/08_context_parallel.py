@@ -131,7 +131,7 @@ def said(prediction, *args, form=",.0f"):
 #
 # A layer keeps about s·b·h·(34 + 5as/h) bytes of activations for backward, in 16 bits (Korthikanti et al.
 # 2022, table 2). The second term, 5·a·b·s², counts the scores, their softmax and dropout. Only this term
-# grows with the *square* of the sequence length. LLaMA 3 70B has h = 8,192 and a = 64. The cell prints both
+# grows with the *square* of the sequence length. Llama 3 70B has h = 8,192 and a = 64. The cell prints both
 # terms for one sequence and one layer, before anything is sharded:
 
 # %% tags=["skip-in-grading"]
@@ -148,7 +148,7 @@ for seq in (4096, 32768, 131072, 1048576):
 # | axis | what it does to one long sequence |
 # |---|---|
 # | data parallelism, ZeRO | They do nothing, because each rank still has at least one whole sequence |
-# | tensor and sequence parallelism, t = 8 | They leave each GPU an eighth, which is 4.6 GB for each layer and 365 GB for all 80 layers. A group of more than 8 ranks does not fit into one node, and it has more ranks than the model has heads of keys (8 in LLaMA 3 70B) |
+# | tensor and sequence parallelism, t = 8 | They leave each GPU an eighth, which is 4.6 GB for each layer and 365 GB for all 80 layers. A group of more than 8 ranks does not fit into one node, and it has more ranks than the model has heads of keys (8 in Llama 3 70B) |
 # | pipeline, 1F1B | It does nothing. With p stages, rank 0 has 1/p of the layers, but keeps their activations for p microbatches at the same time (notebook 07) |
 # | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. This fits if a GPU has 40 GB left for activations, but it costs a third more computing. Eight times as many tokens would not fit |
 #
@@ -159,7 +159,7 @@ for seq in (4096, 32768, 131072, 1048576):
 # time it takes.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)",
-# where N counts tokens. That is right for the memory, but the computing is still O(N²).</details>
+# where N counts tokens. That is right for memory, but computation is still O(N²).</details>
 
 # %% [markdown]
 # ## 2 · A softmax in pieces
@@ -950,8 +950,8 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 # %% [markdown]
 # <details><summary>Hint: the sums of backward</summary>In each step, compute the block's dk and dv while the
-# sum from the ranks that had these keys before is on its way to this rank. Then wait for this sum, add to it,
-# and pass it on. The sum that arrives after the last step is for the rank's own keys.</details>
+# sum for these keys is on its way to this rank. Then wait for this sum, add to it, and pass it on. The sum
+# that arrives after the last step is for the rank's own keys.</details>
 # <details><summary>Hint: a step of backward</summary><pre># the next keys under way, as in forward
 # dkv = torch.zeros_like(in_float32(kv))
 # ...   # block_gradients of each pair of spans, into dq[:, rows], dkv[0][:, columns], dkv[1][:, columns]
@@ -1152,8 +1152,8 @@ if run:
 # yet when it writes text. The mistake is hard to notice, because all shapes are right, and on one rank all
 # tests pass.
 #
-# **In production.** Megatron-LM's context parallelism is such a ring (and computes its blocks with
-# FlashAttention), and so is `ring-flash-attention`. PyTorch's version is in §9.
+# **In production.** By default, Megatron-LM's context parallelism is such a ring (and computes its blocks
+# with FlashAttention), and so is `ring-flash-attention`. PyTorch's version is in §9.
 #
 # <details><summary>In the lectures</summary>The picture of the steps is from lecture 004. The lecture numbers
 # the four iterations 0, 1, 3, 4, and says that in each of them every GPU "computes attention with its portion
@@ -1500,7 +1500,7 @@ figure if curves else None
 # number change with N? Write `ulysses_bytes_sent` in §4. What limits N?
 #
 # <details><summary>Answer</summary>A rank holds 1/N of q, k, v and out, and sends (N−1)/N of what it holds.
-# So from two ranks on, each rank sends less as N grows. In a ring, by contrast, a rank sends (N−1)/N of <i>all</i>
+# So for N ≥ 2, each rank sends less as N grows. In a ring, by contrast, a rank sends (N−1)/N of <i>all</i>
 # keys and values, which is half of them with two ranks and nearly all with many. N must divide both the
 # number of heads of queries and the number of heads of keys, so N is at most the number of heads of
 # keys.</details>
@@ -1585,7 +1585,7 @@ report.points(9)
 # %% [markdown]
 # **Measure.** The cell runs 8 heads of queries and 4 heads of keys on four ranks. It compares the results
 # with the results of one process, and the bytes with your formula. Then it prints, from your formulas, how
-# many MB a rank sends for one layer of LLaMA 3 70B with 131,072 tokens.
+# many MB a rank sends for one layer of Llama 3 70B with 131,072 tokens.
 
 
 # %% tags=["skip-in-grading"]
@@ -1645,8 +1645,8 @@ if run:
 
 # %% [markdown]
 # **In production.** DeepSpeed provides `DistributedAttention`, and "USP" (Fang and Zhao 2024) combines
-# Ulysses with a ring. In Megatron-LM, `--cp-comm-type` chooses between Ulysses (`a2a`), a ring (`p2p`) and
-# both (`a2a+p2p`).
+# Ulysses with a ring. In Megatron-LM, `--cp-comm-type` chooses between a ring (`p2p`), an all-gather, Ulysses
+# (`a2a`), and a ring and Ulysses together (`a2a+p2p`).
 
 # %% [markdown]
 # ## 7 · When messages hide, and what you predicted
@@ -1805,8 +1805,8 @@ if run:
 # because its neighbour is late.)
 #
 # The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2).
-# The paper calls the smallest c that hides messages the *block* (printed in thousands of tokens). The paper's
-# second number is six times the block.
+# The paper calls the smallest c that hides messages the *block* (printed in thousands of tokens). The paper
+# also prints six times the block.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1847,8 +1847,7 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # | builds on | §3, §4 |
 # | time | 5 minutes |
 #
-# **Predict.** With N times the ranks, how many times as long can a sequence be, with tiles and with the N×N
-# matrix?
+# **Predict.** On N ranks, how many times as long can a sequence be as on one, with tiles and with the matrix?
 #
 # <details><summary>Answer</summary>With tiles it can be N times as long, because the memory is linear in the
 # tokens and divided among the ranks. With the matrix it can be about √N times as long, because the N ranks
@@ -1874,7 +1873,7 @@ for n in (1, 2, 4):
     print(f"{ranks} {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
 
 # %% [markdown]
-# The next cell applies the formula of §1 to all layers of LLaMA 3 70B. Here a "rank" is a node of 8 GPUs that
+# The next cell applies the formula of §1 to all layers of Llama 3 70B. Here a "rank" is a node of 8 GPUs that
 # share every layer (notebook 06). We assume that each GPU has 40 GB left for activations.
 
 # %% tags=["skip-in-grading"]

@@ -109,9 +109,9 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # **Predict.** This run saves nothing. How many of the four ranks are replaced, and at which step do they
 # start again?
 #
-# <details><summary>Answer</summary>All four are replaced. An agent that loses a rank ends its other ranks and
-# asks for a new rendezvous. The other agent has to take part in this rendezvous, so it also ends its ranks.
-# The ranks start at step 0, because the seven finished steps were only in memory.</details>
+# <details><summary>Answer</summary>All four are replaced. An agent that loses a rank stops its other ranks
+# and asks for a new rendezvous. The other agent has to take part in this rendezvous, so it also stops its
+# ranks. The ranks start at step 0, because the seven finished steps were only in memory.</details>
 #
 # **Measure.** The cell starts the agents and prints a journal of what each process did and when. The line
 # `from 0 of 4 ranks` means that the rank in this line, one of four, starts at step 0. The *starter* is the
@@ -184,7 +184,7 @@ display(timeline(forgetful, saves=False))
 # training (Jiang et al. 2024, §6).
 #
 # **Question.** The lab replaced four processes because one died. What would have happened if the other three
-# had gone on? (They would have waited in their next all-reduce for a rank that never came.)
+# had gone on? (Their next all-reduce would have failed or, over NCCL, waited until its timeout.)
 
 # %% [markdown]
 # ## 2 · What a run has to remember
@@ -976,9 +976,9 @@ display(draw_calls(EXAMPLE, 18))
 # 9 s. Rank 0 waited for it from 10 s on, and it was done at 11 s. How long did rank 0 wait for the last rank,
 # how long did bytes move, and how long were they hidden?
 #
-# <details><summary>Answer</summary>Rank 0 waited 0 s, because all ranks had already issued the call when it
-# began to wait. Bytes moved from 9 s to 11 s. They were hidden for the first of these two seconds, and rank 0
-# was blocked for the second one.</details>
+# <details><summary>Answer</summary>Rank 0 waited 0 s for the last rank, because by 10 s, all ranks had issued
+# the call. Bytes moved from 9 s to 11 s. They were hidden for the first of these two seconds, and rank 0 was
+# blocked for the second one.</details>
 #
 # **Build.** Find the interval of waiting and the interval of moving in the picture. If a call is already over
 # when its rank begins to wait, like the second call on rank 2, it costs this rank no time.
@@ -1021,8 +1021,8 @@ def breakdown(calls, rank, start, end):
 
 # %% [markdown]
 # <details><summary>Hint: one call</summary>Let last be the largest <code>issued</code> of this call on any
-# rank. The rank waits from <code>waited</code> to min(last, done), and bytes move from max(waited, last) to
-# done. If an interval ends before it begins, it is empty.</details>
+# rank. The rank waits from <code>waited</code> to min(last, done), and is blocked by moving bytes from
+# max(waited, last) to done. If an interval ends before it begins, it is empty.</details>
 # <details><summary>Hint: hidden</summary>Take all intervals from last to done, and all intervals in which
 # this rank is blocked. Count the seconds that lie in any of these intervals, and subtract those in which the
 # rank is blocked.</details>
