@@ -745,6 +745,7 @@ def on_mesh(sizes, seed):
 
     def step(number):
         rows = batch(library_text(), number, batch_size=12, length=32)
+        rows = tuple(tokens.to(device()) for tokens in rows)
         return train_step(stages, schedule, rows, 2, mesh, optimizer, 1.0)[0]
 
     return stages, optimizer, step
