@@ -130,7 +130,7 @@ class Pretend(TorchDispatchMode):
 def by_the_engine() -> bool:
     """Whether C++ runs a backward here, without a function in Python between."""
     frame: Any = sys._getframe(2)
-    while frame.f_code.co_name in ("__torch_dispatch__", "__call__"):  # of a mode that counts, its operation
+    while frame.f_code.co_name in ("__torch_dispatch__", "__call__"):  # of a mode that counts
         frame = frame.f_back
     return frame.f_code.co_name == "_engine_run_backward"
 
@@ -317,7 +317,7 @@ def offered(checks: bool = False, by_default: bool = False) -> Iterator[None]:
         if options["backend"] != NAME:
             return run.run_ranks(entry, header, buffers, **options)
         options["backend"] = "gloo"
-        launched = entry == "course_lib.runtime.call:call"  # else a check, with a list for each rank
+        launched = entry == "course_lib.runtime.call:call"  # else a check, whose buffers are a list
         if by_default and launched and b"fully_shard" in bytes(buffers[0]):
             return run.run_ranks(entry, header, buffers, **options)
         headers = header if isinstance(header, list) else [header] * options["world_size"]
