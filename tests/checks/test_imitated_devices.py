@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.sample.mutants import MUTANTS, read_mutants
+from autograder.sample.mutants import MUTANTS, Mutant, read_mutants
 from course_lib.checks.judge import judge
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report
@@ -54,6 +54,19 @@ def test_right_answers_leave_nothing_on_the_host(
             report, printed = judged(name, answer, seed)
         failed = [title for title in failed_lines(report) if not title.startswith(DEVICE)]
         assert not failed, f"{answer.title}\n{printed}"
+
+
+def test_a_tensor_on_the_host_fails_there_and_only_there(seed: int) -> None:
+    sums = (
+        "def global_mean(values):\n    total = torch.tensor([values.sum().item(), len(values)])\n"
+    )
+    text = f"{sums}    dist.all_reduce(total)\n    return total[0] / total[1]\n"
+    answer = Mutant("global_mean", True, "a sum and a count on the host", text, "")
+    report, printed = judged("00_first_ranks/global_mean", answer, seed)
+    assert report.score == 1, printed
+    with gpu_like.offered(checks=True):
+        report, printed = judged("00_first_ranks/global_mean", answer, seed)
+    assert failed_lines(report) and "OtherDevice" in printed
 
 
 @pytest.mark.skipif(not os.environ.get(drawn.ALL), reason="takes minutes: make test-all")
