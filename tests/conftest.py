@@ -37,6 +37,8 @@ os.environ["COURSE_TEST_SEED"] = str(SEED)  # the workers of `pytest -n` draw fr
 def pytest_configure(config: pytest.Config) -> None:
     from tests import drawn
 
+    # In the background of a shell a program ignores SIGINT, and so does all that it starts. Tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # the workers inherit it
         named = config.args_source is pytest.Config.ArgsSource.ARGS
         os.environ[drawn.NAMED] = "1" if named else ""
@@ -329,6 +331,15 @@ def the_environment_is_as_it_was() -> Iterator[None]:
     before = environment()
     yield
     assert environment() == before, "os.environ is not as it was before this test"
+
+
+@pytest.fixture(autouse=True)
+def the_interrupt_is_as_it_was() -> Iterator[None]:
+    """After a test that leaves another handler behind, the interrupts of the tests after it go astray."""
+    yield
+    handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert handler is signal.default_int_handler, f"this test leaves {handler!r} for SIGINT"
 
 
 @pytest.fixture(scope="session", autouse=True)

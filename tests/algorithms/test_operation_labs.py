@@ -163,8 +163,7 @@ def test_nothing_is_left_when_the_program_is_ended(
     number: signal.Signals, tmp_path: Path, assert_no_orphans: NoOrphans
 ) -> None:
     program = (
-        # A suite that a shell runs in the background ignores Ctrl-C, and its processes inherit that.
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import sys\n"
         "from tests.algorithms.test_operation_labs import hangs, run_agents\n"
         "run_agents(hangs, sys.argv[1], timeout=300)"
     )

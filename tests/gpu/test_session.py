@@ -257,7 +257,6 @@ def test_a_part_that_runs_past_its_limit_is_ended_with_all_that_it_started(
         "except KeyboardInterrupt: print('written down')"
     )
     log = tmp_path / "log"
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as the session does, see there
     began = time.monotonic()
     ended, _ = gpu_session.run_logged([sys.executable, "-c", code], log, 10.0, dict(os.environ))
     assert ended is None and time.monotonic() - began < 10 + gpu_session.LAST_CHANCE

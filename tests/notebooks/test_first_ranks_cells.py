@@ -17,8 +17,6 @@ PROGRAM = """
 import os, signal, time
 from pathlib import Path
 
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 {tool}
 
 WAITS = '''

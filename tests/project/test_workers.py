@@ -63,8 +63,6 @@ def suite(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # a process in the background of a shell inherits an ignored SIGINT
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return start

@@ -51,7 +51,6 @@ from course_lib.runtime import pools
 
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)  # `nohup make test` hands an ignored SIGHUP down
-signal.signal(signal.SIGINT, signal.default_int_handler)  # and `make test &` an ignored SIGINT
 
 def tell(*words):
     print(*words, flush=True)
