@@ -818,8 +818,7 @@ seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 # *bounded*, because they start at M for N = 2 and approach 2 M without ever reaching it. The number of
 # rounds, however, grows with N without limit. For 14 GB, the time grows by only 16 % from 64 ranks to 4,096,
 # so over this range the saying nearly holds. For 10 KB, the time grows in proportion to N − 1, because nearly
-# all of it is latency. For 25 MB, the bytes dominate if there are few ranks, and the latency dominates if
-# there are many.
+# all of it is latency. For 25 MB, which of the two terms is larger depends on N.
 #
 # **Build.** Your function works in place and must handle *any* size: 10 elements over 4 ranks, 2 elements
 # over 3, or none at all. You can call your functions from §2 and §3, or write the ring in one piece, on the
@@ -1782,7 +1781,7 @@ if on_gpus and on_gpus.here and ready(ring_all_reduce):
 #
 # 1. A job on 64 ranks sums 70 GB of gradients with a ring, on links that carry 50 GB/s each way. What is the
 #    least time, in **seconds**, that the bytes alone need?
-# 2. The ring is now 512 ranks long and sums 10 KB, with α = 10 µs. What takes nearly all of its time,
+# 2. The ring is now 512 ranks long and sums 10 MB, with α = 10 µs. What takes nearly all of its time,
 #    `"latency"` or `"bandwidth"`?
 # 3. A ring that passes on *whole tensors* for N − 1 rounds, adding what arrives, also gives the right sum.
 #    How many **times** the least possible bytes does each of sixteen ranks send?
@@ -1795,7 +1794,7 @@ answer_3 = ...  # times
 answer_4 = ...  # GB/s
 ### BEGIN SOLUTION
 answer_1 = 2 * 63 / 64 * 70e9 / 50e9
-answer_2 = "latency"  # 1,022 rounds of 10 µs are 10 ms; 20 KB at 50 GB/s are 0.4 µs
+answer_2 = "latency"  # 1,022 rounds of 10 µs are 10 ms; 20 MB at 50 GB/s are 0.4 ms
 answer_3 = 15 / (2 * 15 / 16)
 answer_4 = 4 / 0.1 * 2 * 7 / 8
 ### END SOLUTION

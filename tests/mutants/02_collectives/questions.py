@@ -22,7 +22,7 @@ answer_2 = "latency"
 answer_3 = 8
 answer_4 = 70
 
-# %% wrong: bandwidth for 10 KB
+# %% wrong: bandwidth for 10 MB
 # is: slip
 # says: 1,022 rounds
 answer_1 = 2 * 63 / 64 * 70 / 50
