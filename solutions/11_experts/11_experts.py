@@ -1104,8 +1104,9 @@ for rank in range(4):
 # The second mistake is possible if each rank's loss is the mean over its own tokens, because all gradients
 # then have to be divided by 4, the number of ranks. It seems natural to divide each gradient by the number of
 # ranks over which it is summed, but for an expert's gradient this number is only 2. Divided by 2, the
-# expert's gradient is `ep` times too large. AdamW hides the mistake, since it divides each gradient by the
-# usual size of that gradient. A comment in torchtitan's code warns of this trap.
+# expert's gradient is therefore too large. The loss does not always show this mistake, because an optimizer
+# can cancel a constant factor in the gradients (notebook 03). A comment in torchtitan's code warns of this
+# trap.
 
 # %% [markdown]
 # ## On your GPUs
