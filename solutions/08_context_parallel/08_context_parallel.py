@@ -15,7 +15,7 @@
 # |---|---|
 # | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
 # | you need | from notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
-# | time | three hours, with a break after §3; the *optional* parts (§6, which has 9 of the points, §8 and §9) take half an hour more |
+# | time | three hours, with a break after §3; the *optional* parts (§6 with 9 of the points, §8, and §9) take half an hour more |
 # | points | 60 |
 # | on a rented machine | nothing to rent, because two cores are enough. On several GPUs the same code runs over NCCL, and the section *On your GPUs* shows what only GPUs can show |
 #
@@ -155,8 +155,8 @@ for seq in (4096, 32768, 131072, 1048576):
 # Time is another reason for a new axis. A batch has a fixed number of *tokens*. For example, 16.8 million
 # tokens make only 128 sequences of 131,072, so at most 128 replicas have work. Llama 3 405B was trained for
 # its long context on 16,384 GPUs: 8 for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8
-# replicas (Llama 3, table 4). Sharing a sequence among 16 ranks cuts both each rank's activations and the
-# time it takes.
+# replicas (Llama 3, table 4). Sharing a sequence among 16 ranks cuts each rank's activations, and also the
+# time for a sequence.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)",
 # where N counts tokens. That is right for memory, but computation is still O(N²).</details>
@@ -340,9 +340,9 @@ for size in (12, 6, 3, 1):
 # Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. Values that are all 1 are a good test of any attention, because
 # the output must then be 1, whatever the scores are.
 #
-# **In production.** Every algorithm that computes attention in parts contains the merge you wrote, for
-# example FlashAttention, ring attention, and decoding with a long cache (Flash-Decoding). This is why kernels
-# return lse, for example as the second result of `aten::_scaled_dot_product_flash_attention`.
+# **In production.** The merge you wrote is part of FlashAttention, ring attention, decoding with a long cache
+# (Flash-Decoding), and every other algorithm that computes attention in parts. This is why kernels return
+# lse, for example as the second result of `aten::_scaled_dot_product_flash_attention`.
 
 # %% [markdown]
 # ## 3 · Attention in tiles
@@ -374,7 +374,7 @@ for size in (12, 6, 3, 1):
 # | s = q kᵀ / √d | dq += ds k / √d and dk += dsᵀ q / √d |
 #
 # You don't need an extra pass over the tiles to compute δ, because Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ
-# = **g · out**. So compute δ before the loop, as one number for each query and head (Dao 2023,
+# = **g · out**. So compute δ before the loops, as one number for each query and head (Dao 2023,
 # FlashAttention-2, §3.1.2).
 #
 # **Predict.** How much has to be kept for backward, in units of the size of q (with as many heads of keys as
@@ -544,7 +544,7 @@ figure if memory else None
 
 # %% [markdown]
 # Each time the number of tokens doubles, the peak of full attention grows by a factor that approaches four.
-# The peak of your attention grows by less than two, because the few MB of one tile don't grow.
+# The peak of your attention does not even double, because the few MB of one tile don't grow.
 #
 # **Break it.** The cell runs the same loops without your `torch.autograd.Function`. Autograd then derives
 # backward by itself, so the gradients are still right. But how much does autograd keep for backward, in units
@@ -590,8 +590,8 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 # exponentials, which makes 64 units. (The remaining units are the inputs of each product and merge.) Tiles
 # therefore save memory only if backward computes them again.
 #
-# **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
-# and one of its kernels for CPUs works in tiles. This kernel is fast because a tile fits into the processor's
+# **In production.** `F.scaled_dot_product_attention` chooses a kernel by device, dtype and shape, and one of
+# PyTorch's kernels for CPUs works in tiles. This kernel is fast because a tile fits into the processor's
 # caches (on a GPU, into the fast memory of one multiprocessor). The cell compares the kernel with your
 # function and full attention, forward and backward, with 2,048 tokens on one thread:
 
@@ -669,8 +669,8 @@ for name, (seconds, apart) in zip(
 #   can skip positions, as in `[range(0, 12, 3)]`. The mask depends on positions in the *whole* sequence, so
 #   give `block_attention` the ranges made by `tiles(layout[rank])` for the queries and by
 #   `tiles(layout[owner])` for the keys, where `owner` is the rank that owns the keys of this step. If a
-#   causal mask hides all scores of a pair of spans, skip the pair instead of computing and masking it.
-#   Skipped keys still travel on to the next rank.
+#   causal mask hides all scores of a span of queries with a span of keys, skip this pair instead of masking
+#   it. Skipped keys still travel on to the next rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
 # - Ranks can hold different numbers of tokens, so the tensor for arriving keys must have room for all their
 #   owner's tokens.
@@ -683,7 +683,7 @@ for name, (seconds, apart) in zip(
 #   of ranks. But *send* keys and values in the dtype of the inputs, because float32 would double the bytes.
 #   Round `out` once, at the end, but do not round `lse`.
 # - With one rank, send nothing.
-# - If you write your own function instead of `block_attention`, let it also call `SEEN.append((began,
+# - If you write your own function instead of `block_attention`, it must also call `SEEN.append((began,
 #   time.perf_counter(), queries, keys))`, because the pictures here and in §5 are drawn from `SEEN`.
 
 
@@ -797,8 +797,8 @@ report.points(8)
 # <code>ring-flash-attention</code> send the sum N times, as your ring does.</details>
 #
 # **Predict.** Write `ring_bytes_sent`. Keys and values have 16 bits here, but sums of gradients travel in
-# float32, so the sums have twice as many bytes. Do not round the result. The other three functions are for
-# §5, §6 and §7, so come back to them later.
+# float32, so the sums have twice as many bytes. Do not round the result. The other three functions below are
+# for §5, §6 and §7, so come back to them later.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -858,8 +858,8 @@ def hiding_block(
 
 # %% [markdown]
 # **Build backward.** Write a `torch.autograd.Function`, as in §3. Its forward calls `ring_forward`, and its
-# backward computes δ first, as before. The function `block_gradients`, which is given, computes the table of
-# §3 for one block.
+# backward computes δ first, as before. The function `block_gradients`, which is given, applies the table of
+# §3 to one block.
 #
 # - Save q, k, v, out and lse, but not the keys and values of other ranks.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
@@ -867,7 +867,7 @@ def hiding_block(
 #   your share to it and pass it on.
 # - Skip the pairs of spans that forward skips.
 # - Keep all sums in at least float32 (`in_float32`), including the sums you send.
-# - backward returns one value for each argument of forward, and None for an argument that is not a tensor.
+# - For each argument of forward, backward returns a gradient, or None if the argument is not a tensor.
 
 
 # %%
@@ -1045,8 +1045,8 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The next cell draws the ring from the first two runs. Each row belongs to a rank with its queries, and each
-# column to the keys of one rank. A dashed frame is a block that arrived but was skipped, so the rank idles in
+# The next cell draws the ring from the first two runs. Each row contains the queries of one rank, and each
+# column the keys of one rank. A dashed frame is a block that arrived but was skipped, so the rank idles in
 # this step. Below each step you see the bytes sent.
 
 
@@ -1152,8 +1152,8 @@ if run:
 # yet when it writes text. The mistake is hard to notice, because all shapes are right, and on one rank all
 # tests pass.
 #
-# **In production.** By default, Megatron-LM's context parallelism is such a ring (and computes its blocks
-# with FlashAttention), and so is `ring-flash-attention`. PyTorch's version is in §9.
+# **In production.** By default, Megatron-LM's context parallelism is such a ring, which computes its blocks
+# with FlashAttention. So is `ring-flash-attention`. PyTorch's version is in §9.
 #
 # <details><summary>In the lectures</summary>The picture of the steps is from lecture 004. The lecture numbers
 # the four iterations 0, 1, 3, 4, and says that in each of them every GPU "computes attention with its portion
@@ -1176,8 +1176,8 @@ if run:
 # **Predict.** The ranks hold long parts of equal length, in the contiguous layout. The unit of time is the
 # time for one block. A block on the diagonal takes half a unit, because only half of its scores are needed.
 # How long does the ring take, and for what share of this time does rank r idle? Return this share from
-# `causal_idle_share` (in §4). And how many times as long does the ring take as it would with equal work on
-# all ranks?
+# `causal_idle_share` (in §4). And compared with equal work on all ranks, how many times as long does the ring
+# take?
 #
 # <details><summary>Answer</summary>The last rank works all the time, on N − 1 whole blocks and one on the
 # diagonal, so the ring takes N − 1/2 units of time. Rank r works for r + 1/2 units, so it idles for (N − 1 −
@@ -1202,7 +1202,7 @@ if run:
 #
 # **Build.** Cut the sequence into 2N chunks. Rank r gets chunk r and chunk 2N − 1 − r, in this order. The
 # helper `chunks(length, n)` makes n consecutive ranges, and if n does not divide the length, the first ones
-# are longer by one. For short sequences, the helper `without_empty(spans)` leaves out chunks without tokens.
+# are longer by one. For short sequences, the helper `without_empty(spans)` leaves out empty chunks.
 
 
 # %% tags=["skip-in-grading"]
@@ -1312,8 +1312,8 @@ if "contiguous" in table:
 idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
-# The results and the bytes are the same in all layouts. But contiguous takes 1.74 times as long as equal work
-# would (1.75 for long parts, as you predicted), whereas zigzag takes 1.00 times as long.
+# The results and the bytes are the same in all layouts. But the contiguous layout takes 1.74 times as long as
+# equal work would (1.75 for long parts, as you predicted), whereas zigzag takes 1.00 times as long.
 #
 # How do the layouts compare in seconds? The next cell runs forward and backward on two ranks with a core
 # each, with 2,048 tokens. It also adds up the blocks that the busiest rank of each step computes. Blocks on
@@ -1469,7 +1469,7 @@ figure if curves else None
 # Llama 3 was also trained with zigzag, in 2 × 16 chunks.
 #
 # <details><summary>Did Llama 3's keys go around?</summary>They did not. With 8 heads of keys for 128 heads of
-# queries, the keys are small, so Llama 3 gathered them with an all-gather. The all-gather also made it
+# queries, the keys are small, so the ranks gathered them with an all-gather. The all-gather also made it
 # simpler to use other masks, such as masks that keep documents apart (Llama 3, §3.3.2).</details>
 
 # %% [markdown]
@@ -1484,8 +1484,8 @@ figure if curves else None
 # | points | 9; §7 gives the points for the prediction |
 #
 # Ulysses divides attention in another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Each head computes
-# attention independently of the other heads, so ranks can trade tokens for heads. Each rank gives away most
-# heads of its own tokens, and gets all tokens for a few heads. Then it computes attention on its own, with
+# attention independently of the other heads, so ranks can trade tokens for heads. Each rank sends away its
+# own tokens for most heads, and gets all tokens for a few heads. Then it computes attention on its own, with
 # any kernel, and finally the ranks trade back.
 #
 # | | before the all-to-all | after the all-to-all |
@@ -1569,7 +1569,7 @@ def ulysses_attention(q, k, v, causal=False, group: Group = None):
 
 # %% [markdown]
 # <details><summary>Hint: the exchange</summary><code>torch.stack(x.chunk(n, dim=2))</code> has the pieces for
-# rank 0, 1, ... along dimension 0. After the all-to-all, <code>torch.cat(arriving.unbind(), dim=1)</code>
+# ranks 0, 1, ... along dimension 0. After the all-to-all, <code>torch.cat(arriving.unbind(), dim=1)</code>
 # puts the tokens of rank 0 first. On the way back, cut along dimension 1 and join along dimension 2. (You
 # can't use <code>dist.all_to_all</code>, which takes lists, because gloo does not support it.)</details>
 #
@@ -1614,11 +1614,11 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries, Ulysses sends far less with four or more ranks. With few heads of
-# keys, a ring carries few keys around, while Ulysses also exchanges q and the output, which don't shrink. So
-# up to 8 ranks, the ring sends less in forward. In backward, however, the ring sends more, because the keys
-# go around again and the sums of gradients travel N times, in float32. (But a ring's messages can hide behind
-# computing, whereas an all-to-all can't.)
+# With as many heads of keys as of queries, Ulysses sends far less than a ring on four or more ranks. With few
+# heads of keys, a ring carries few keys around, while Ulysses also exchanges q and the output, which don't
+# shrink. So up to 8 ranks, the ring sends less in forward. In backward, however, the ring sends more, because
+# the keys go around again and the sums of gradients travel N times, in float32. (But a ring's messages can
+# hide behind computing, whereas an all-to-all can't.)
 #
 # **Break it.** What happens with two heads of keys on four ranks?
 
@@ -1627,7 +1627,7 @@ _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
 # What can you do with more ranks than heads of keys? You can repeat heads until there are enough of them, but
-# then you also send the copies. Or you combine Ulysses with a ring. Then groups of u ranks inside a node
+# then you also send the copies. Or you can combine Ulysses with a ring. Then groups of u ranks inside a node
 # trade tokens for heads, and the N/u groups form a ring across nodes. `ulysses_ring_attention` does this, and
 # so takes two groups instead of one:
 
@@ -1645,8 +1645,8 @@ if run:
 
 # %% [markdown]
 # **In production.** DeepSpeed provides `DistributedAttention`, and "USP" (Fang and Zhao 2024) combines
-# Ulysses with a ring. In Megatron-LM, `--cp-comm-type` chooses between a ring (`p2p`), an all-gather, Ulysses
-# (`a2a`), and a ring and Ulysses together (`a2a+p2p`).
+# Ulysses with a ring. In Megatron-LM, `--cp-comm-type` chooses a ring (`p2p`), an all-gather, Ulysses
+# (`a2a`), or Ulysses with a ring (`a2a+p2p`).
 
 # %% [markdown]
 # ## 7 · When messages hide, and what you predicted
@@ -1665,7 +1665,7 @@ if run:
 #
 # > computing: 4 · c² · width FLOPs; sending: 2 · c · kv_width · 2 bytes
 #
-# Computing grows with c², but sending only with c, so **long enough parts always hide the message.**
+# Computing grows with c², but sending only with c, so **with enough tokens, the message is always hidden.**
 #
 # **Predict.** Above which c is the message hidden? Answer for three cases: with as many heads of keys as of
 # queries; with fewer heads of keys; and under a causal mask in zigzag, which needs half of each block's
@@ -1805,8 +1805,8 @@ if run:
 # because its neighbour is late.)
 #
 # The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2).
-# The paper calls the smallest c that hides messages the *block* (printed in thousands of tokens). The paper
-# also prints six times the block.
+# The paper calls the smallest c that hides messages the *block*, and also prints six times the block. Both
+# are printed in thousands of tokens.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1847,11 +1847,12 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # | builds on | §3, §4 |
 # | time | 5 minutes |
 #
-# **Predict.** On N ranks, how many times as long can a sequence be as on one, with tiles and with the matrix?
+# **Predict.** By what factor does the longest sequence grow from one rank to N, with tiles and with the
+# matrix?
 #
-# <details><summary>Answer</summary>With tiles it can be N times as long, because the memory is linear in the
-# tokens and divided among the ranks. With the matrix it can be about √N times as long, because the N ranks
-# share memory that grows with the square of the tokens.</details>
+# <details><summary>Answer</summary>With tiles, the sequence can be N times as long, because the memory is
+# linear in the tokens and divided among the ranks. With the matrix, it can be about √N times as long, because
+# the N ranks share memory that grows with the square of the tokens.</details>
 #
 # **Measure.** The cell prints the bytes your ring keeps for backward on each rank, with 1,024 tokens in
 # float32, next to the computed size of q, k, v, out and lse.
@@ -1900,7 +1901,7 @@ figure
 
 # %% [markdown]
 # With the matrix, the longest sequence grows only a little faster than √N, by a factor of 4.4 from 1 to 16
-# nodes. But with tiles, the limit grows in proportion, because N times as many machines hold N times as many
+# nodes. But with tiles, it grows in proportion to N, because N times as many machines hold N times as many
 # tokens. The FLOPs of attention, however, grow with the square of the length. With eight times the ranks,
 # attention to a sequence eight times as long therefore takes eight times as long.
 
@@ -1913,10 +1914,10 @@ figure
 # | builds on | §4 |
 # | time | 5 minutes |
 #
-# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors you name into the ranks' parts, in
-# place. Inside its `with` block, it replaces `scaled_dot_product_attention` (SDPA) with a version that spans
-# the ranks, so your model needs no change. By default, it assumes a causal mask and deals tokens out in
-# zigzag. It gathers keys and values instead of sending them around, unless you change this with
+# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors you name into one part for each
+# rank, in place. Inside its `with` block, it replaces `scaled_dot_product_attention` (SDPA) with a version
+# that spans the ranks, so your model needs no change. By default, it assumes a causal mask and deals tokens
+# out in zigzag. It gathers keys and values instead of sending them around, unless you change this with
 # `set_rotate_method`.
 #
 # This version is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask,
@@ -2018,8 +2019,8 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 # fit on every card.
 #
 # **Predict.** The cell times a block of the ring and its message between two GPUs. Above which length does
-# the block take longer than the message? The cell predicts each row from two speeds measured in the longest
-# row, FLOP/s for blocks and bytes/s for messages. So the prediction leaves out α and the time to start a
+# the block take longer than the message? The cell predicts each row from two speeds measured with the most
+# tokens, FLOP/s for blocks and bytes/s for messages. So the prediction leaves out α and the time to start a
 # kernel. The cell also gives these two speeds to `hiding_block`.
 
 
@@ -2049,14 +2050,14 @@ if ring_run:
 #
 # You can write a number as an expression.
 #
-# 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long as with
-#    equal work on all ranks does a ring take?
-# 2. There are 16 ranks. How many **times** does each of them pass keys and values on in forward?
+# 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long does a
+#    ring take as with equal work on all ranks?
+# 2. A ring has 16 ranks. How many **times** does each rank pass keys and values on in forward?
 # 3. An A100 computes 312 TFLOP/s in 16 bits and sends 100 Gb/s (12.5 GB/s each way). There are as many heads
 #    of keys as of queries, and no mask. How many **tokens** must a rank hold so that the ring hides its
 #    messages in forward?
 # 4. A model has 32 heads of queries, and 8 of keys and values. At most how many **ranks** can share a
-#    sequence by Ulysses, without repeating keys?
+#    sequence with Ulysses, if no heads are repeated?
 # 5. Under a causal mask, you switch from the contiguous layout to zigzag, and your kernels compute no masked
 #    score. What gets smaller: `"the time of the slowest rank"`, `"the bytes sent"` or `"the number of scores
 #    that all ranks compute"`?
@@ -2198,9 +2199,9 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # because your <code>tiled_attention</code> puts these 128 tokens into one tile, and masks half of
 # it.</details>
 #
-# *Memory.* Every rank holds all of the weights, gradients, m and v (ZeRO or tensor parallelism would divide
-# them, and can be combined with context parallelism). Only the activations are divided, which matters little
-# for 128 tokens, but a great deal for 131,072.
+# *Memory.* With context parallelism, every rank holds all of the weights, gradients, m and v (ZeRO or tensor
+# parallelism would divide them, and can be added). Only the activations are divided, which matters little for
+# 128 tokens, but a great deal for 131,072.
 #
 # *Bytes.* A rank sends 2(N−1)/N of M for the all-reduce of the gradients, plus the bytes of attention. The
 # card does not show the benefit of zigzag, which is less idle time.
