@@ -150,7 +150,7 @@ for seq in (4096, 32768, 131072, 1048576):
 # | data parallelism, ZeRO | They do nothing, because each rank still has at least one whole sequence |
 # | tensor and sequence parallelism, t = 8 | They leave each GPU an eighth, which is 4.6 GB for each layer and 365 GB for all 80 layers. A group of more than 8 ranks does not fit into one node, and it has more ranks than the model has heads of keys (8 in Llama 3 70B) |
 # | pipeline, 1F1B | It does nothing. With p stages, rank 0 has 1/p of the layers, but keeps their activations for p microbatches at the same time (notebook 07) |
-# | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. This fits if a GPU has 40 GB left for activations, but it costs a third more computing. Eight times as many tokens would not fit |
+# | recomputing everything | It leaves 2·s·b·h bytes for each layer. With t = 8, that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. This fits if a GPU has 40 GB left for activations, but it costs a third more computing. Eight times as many tokens would not fit |
 #
 # Time is another reason for a new axis. A batch has a fixed number of *tokens*. For example, 16.8 million
 # tokens make only 128 sequences of 131,072, so at most 128 replicas have work. Llama 3 405B was trained for
@@ -394,9 +394,9 @@ for size in (12, 6, 3, 1):
 #   in the sequence. Here `spans` is `[range(seq)]`, whereas in §4 a rank can have two spans.
 # - Under a causal mask, `queries[-1] < keys[0]` means that no query of the tile sees any of its keys, so skip
 #   the tile.
-# - Keep sums in at least float32, even for bf16 inputs. Create `out` and the three gradients with
-#   `torch.zeros_like(in_float32(q))` and the like, and `lse` in the same dtype. At the end, round `out` and
-#   the gradients to the dtype of the inputs, but do not round `lse`.
+# - Keep sums in at least float32, even for bf16 inputs. Create `out` and the three gradients with calls like
+#   `torch.zeros_like(in_float32(q))`, and `lse` in the same dtype. At the end, round `out` and the gradients
+#   to the dtype of the inputs, but do not round `lse`.
 # - Give only q, k, v, out and lse to `save_for_backward`, and nothing that belongs to a tile.
 
 
@@ -593,7 +593,7 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 # **In production.** `F.scaled_dot_product_attention` chooses a kernel by device, dtype and shape, and one of
 # PyTorch's kernels for CPUs works in tiles. This kernel is fast because a tile fits into the processor's
 # caches (on a GPU, into the fast memory of one multiprocessor). The cell compares the kernel with your
-# function and full attention, forward and backward, with 2,048 tokens on one thread:
+# function and full attention, forward and backward, for 2,048 tokens on one thread:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -631,8 +631,8 @@ for name, (seconds, apart) in zip(
 # <code>attn_implementation="flash_attention_2"</code>, whereas <code>F.scaled_dot_product_attention</code>
 # chooses it by itself.</details>
 #
-# <details><summary>In the lectures</summary>Lecture 001 says that FlashAttention is 2 to 4 times as fast as
-# attention with the matrix, on a GPU.</details>
+# <details><summary>In the lectures</summary>Lecture 001 says that on a GPU, FlashAttention is 2 to 4 times as
+# fast as attention with the matrix.</details>
 
 # %% [markdown]
 # ## 4 · The ring
@@ -1176,8 +1176,7 @@ if run:
 # **Predict.** The ranks hold long parts of equal length, in the contiguous layout. The unit of time is the
 # time for one block. A block on the diagonal takes half a unit, because only half of its scores are needed.
 # How long does the ring take, and for what share of this time does rank r idle? Return this share from
-# `causal_idle_share` (in §4). And compared with equal work on all ranks, how many times as long does the ring
-# take?
+# `causal_idle_share`. And compared with equal work on all ranks, how many times as long does the ring take?
 #
 # <details><summary>Answer</summary>The last rank works all the time, on N − 1 whole blocks and one on the
 # diagonal, so the ring takes N − 1/2 units of time. Rank r works for r + 1/2 units, so it idles for (N − 1 −
@@ -1316,7 +1315,7 @@ idle_picture(table, 16 * 16) if table else None
 # equal work would (1.75 for long parts, as you predicted), whereas zigzag takes 1.00 times as long.
 #
 # How do the layouts compare in seconds? The next cell runs forward and backward on two ranks with a core
-# each, with 2,048 tokens. It also adds up the blocks that the busiest rank of each step computes. Blocks on
+# each, for 2,048 tokens. It also adds up the blocks that the busiest rank of each step computes. Blocks on
 # the diagonal count in full, because your code computes all of their scores. The ledger shows for how long
 # each rank was blocked, because it waited for a message or, at the end, for the other rank. In the contiguous
 # layout, for what share of the time will rank 0 be blocked?
@@ -1667,15 +1666,15 @@ if run:
 #
 # Computing grows with c², but sending only with c, so **with enough tokens, the message is always hidden.**
 #
-# **Predict.** Above which c is the message hidden? Answer for three cases: with as many heads of keys as of
+# **Predict.** Above what c is the message hidden? Answer for three cases: with as many heads of keys as of
 # queries; with fewer heads of keys; and under a causal mask in zigzag, which needs half of each block's
 # scores. An A100 computes 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below
 # `ring_bytes_sent` in §4.)
 #
 # <details><summary>Answer</summary>With F FLOP/s and B bytes/s, both times are equal if 4 · c² · width / F =
-# 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries
+# 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries,
 # that is 312e12 / 300e9 = 1,040 tokens, which is simply the number of FLOPs the GPU computes while it sends a
-# byte. With fewer heads of keys there are fewer bytes, so c falls in proportion. Under a causal mask a rank
+# byte. With fewer heads of keys there are fewer bytes, so c falls in proportion. Under a causal mask, a rank
 # computes half as much, so twice as many tokens are needed. (Backward computes 2.5 times as much as forward
 # and sends three times as many bytes, so it needs 1.2 times as many tokens.)</details>
 #
@@ -1772,7 +1771,7 @@ figure
 # %% [markdown]
 # A CPU computes so slowly that few tokens are enough to hide the time for the *bytes*, often fewer than the
 # 32 with which the curves begin. But the formula leaves out all times that do not grow with c, namely α for a
-# message, and the time Python takes to start the operations of a block. On the left of the figure, where both
+# message and the time Python takes to start the operations of a block. On the left of the figure, where both
 # curves are flat, these times dominate.
 #
 # The next cell measures your ring on two ranks. For what share of forward is rank 0 blocked by messages?
@@ -1875,7 +1874,7 @@ for n in (1, 2, 4):
 
 # %% [markdown]
 # The next cell applies the formula of §1 to all layers of Llama 3 70B. Here a "rank" is a node of 8 GPUs that
-# share every layer (notebook 06). We assume that each GPU has 40 GB left for activations.
+# share every layer (notebook 06). We assume each GPU has 40 GB left for activations.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import longest_sequence
@@ -1993,8 +1992,8 @@ except RankError as error:
 #
 # **Predict.** Three kernels compute the same attention. One stores the whole matrix of scores, but the other
 # two, *memory-efficient* and *flash*, do not. With twice as many tokens, a kernel computes 4 times as many
-# FLOPs. By what factor does its peak memory grow, with the matrix and without it? The cell predicts each
-# kernel's rows from its first row and these factors.
+# FLOPs. By what factor does its peak memory grow, with the matrix and without it? In its table, the cell
+# predicts each kernel's rows from the first one and these factors.
 #
 # <details><summary>Answer</summary>The matrix has 4 times as many scores, so the bytes grow by a factor of
 # nearly 4. Without the matrix, the bytes only double, as q, k, v and the output do. With all three kernels,
@@ -2018,7 +2017,7 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 # A dash means that a kernel did not run. A T4 has no flash kernel, and the matrix of 16,384 tokens does not
 # fit on every card.
 #
-# **Predict.** The cell times a block of the ring and its message between two GPUs. Above which length does
+# **Predict.** The cell times a block of the ring and its message between two GPUs. Above how many tokens does
 # the block take longer than the message? The cell predicts each row from two speeds measured with the most
 # tokens, FLOP/s for blocks and bytes/s for messages. So the prediction leaves out α and the time to start a
 # kernel. The cell also gives these two speeds to `hiding_block`.
