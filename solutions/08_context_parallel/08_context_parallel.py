@@ -40,7 +40,7 @@
 # | N | the number of ranks that share a sequence; in code `n` |
 # | N×N | the matrix of scores between all pairs of tokens. In this name N counts *tokens*, so the matrix is `seq` × `seq` |
 # | c | the number of tokens one rank holds |
-# | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3, however, s is a score, and in §3 p is the softmax of the scores |
+# | s, h, a, b | in the formulas of §1, §6 and §8: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022). In §2 and §3, s is a score, and in §3 p is the softmax of the scores |
 # | q, k, v | tensors of shape (batch, seq, heads, head_dim). k and v can have fewer heads, `kv_heads`. In formulas, d is head_dim |
 # | lse | one number for each query and head: log Σ exp(its scores) |
 # | block | either a rank's keys and values, or the scores of some queries with some keys. A *tile* (§3) is a block of a chosen size |
@@ -667,10 +667,10 @@ for name, (seconds, apart) in zip(
 #
 # - `layout[r]` lists the spans of rank r. There can be one span, as in `[range(0, 4)]`, or two, and a span
 #   can skip positions, as in `[range(0, 12, 3)]`. The mask depends on positions in the *whole* sequence, so
-#   give `block_attention` the ranges made by `tiles(layout[rank])` for the queries and by
-#   `tiles(layout[owner])` for the keys, where `owner` is the rank that owns the keys of this step. If a
-#   causal mask hides all scores of a span of queries with a span of keys, skip this pair instead of masking
-#   it. Skipped keys still travel on to the next rank.
+#   give `block_attention` ranges of these positions. They come from `tiles(layout[rank])` for queries, and
+#   from `tiles(layout[owner])` for keys, where `owner` is the rank that owns this step's keys. If a causal
+#   mask hides all scores of a span of queries with a span of keys, skip this pair instead of masking it.
+#   Skipped keys still travel on to the next rank.
 # - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
 # - Ranks can hold different numbers of tokens, so the tensor for arriving keys must have room for all their
 #   owner's tokens.
@@ -1461,8 +1461,8 @@ figure if curves else None
 
 # %% [markdown]
 # The loss still falls, because a small model at first learns mostly without attention, and the queries'
-# gradients are right. The loss can even end a little lower than with the right code, so compare *gradients*
-# with one process before you train.
+# gradients are right. The loss can even end a little lower than with the right code, so check *gradients*
+# against one process before you train.
 #
 # **In production.** Megatron-LM uses zigzag whenever context parallelism is on (`get_batch_on_this_cp_rank`).
 # Llama 3 was also trained with zigzag, in 2 × 16 chunks.
@@ -1850,8 +1850,8 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # matrix?
 #
 # <details><summary>Answer</summary>With tiles, the sequence can be N times as long, because the memory is
-# linear in the tokens and divided among the ranks. With the matrix, it can be about √N times as long, because
-# the N ranks share memory that grows with the square of the tokens.</details>
+# linear in the number of tokens and divided among the ranks. With the matrix, it can be about √N times as
+# long, because the N ranks share memory that grows with the square of this number.</details>
 #
 # **Measure.** The cell prints the bytes your ring keeps for backward on each rank, with 1,024 tokens in
 # float32, next to the computed size of q, k, v, out and lse.
@@ -1992,8 +1992,8 @@ except RankError as error:
 #
 # **Predict.** Three kernels compute the same attention. One stores the whole matrix of scores, but the other
 # two, *memory-efficient* and *flash*, do not. With twice as many tokens, a kernel computes 4 times as many
-# FLOPs. By what factor does its peak memory grow, with the matrix and without it? In its table, the cell
-# predicts each kernel's rows from the first one and these factors.
+# FLOPs. By what factor does its peak memory grow, with the matrix and without it? The cell's table predicts
+# each kernel's rows from that kernel's first row and these factors.
 #
 # <details><summary>Answer</summary>The matrix has 4 times as many scores, so the bytes grow by a factor of
 # nearly 4. Without the matrix, the bytes only double, as q, k, v and the output do. With all three kernels,
@@ -2017,10 +2017,10 @@ on_gpus = on_your_gpus(ATTENTION, predicted=grown)
 # A dash means that a kernel did not run. A T4 has no flash kernel, and the matrix of 16,384 tokens does not
 # fit on every card.
 #
-# **Predict.** The cell times a block of the ring and its message between two GPUs. Above how many tokens does
-# the block take longer than the message? The cell predicts each row from two speeds measured with the most
-# tokens, FLOP/s for blocks and bytes/s for messages. So the prediction leaves out α and the time to start a
-# kernel. The cell also gives these two speeds to `hiding_block`.
+# **Predict.** The cell times a block of the ring and its message between two GPUs. Above what number of
+# tokens does the block take longer than the message? The cell predicts each row from the two speeds measured
+# with the most tokens, FLOP/s for blocks and bytes/s for messages. So the prediction leaves out α and the
+# time to start a kernel. The cell also gives both speeds to `hiding_block`.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2050,7 +2050,7 @@ if ring_run:
 # You can write a number as an expression.
 #
 # 1. 8 ranks hold long parts in the contiguous layout, under a causal mask. How many **times** as long does a
-#    ring take as with equal work on all ranks?
+#    ring take as it would with equal work on all ranks?
 # 2. A ring has 16 ranks. How many **times** does each rank pass keys and values on in forward?
 # 3. An A100 computes 312 TFLOP/s in 16 bits and sends 100 Gb/s (12.5 GB/s each way). There are as many heads
 #    of keys as of queries, and no mask. How many **tokens** must a rank hold so that the ring hides its
