@@ -116,7 +116,7 @@ optimizer.step()""",
     Recipe(
         "deepseek-v3", scaled_bytes(128, 128), 4, 4, 4,
         """master = [p.detach().float() for p in linear_weights]
-weights = [to_fp8(m, block=(128, 128)) for m in master]  # one float32 scale a block
+weights = [to_fp8(m, block=(128, 128)) for m in master]  # one float32 scale per block
 main_grad = [torch.zeros_like(m) for m in master]
 exp_avg, exp_avg_sq = ([m.bfloat16() for m in main_grad] for _ in range(2))""",
         "DeepSeek-V3, section 3.3 and figure 6",

@@ -15,7 +15,7 @@ from course_lib.runtime.backend import device
 
 
 def call_and_work(width: int) -> list[Row]:
-    """When the call of a product returns, and when the product is done."""
+    """When the call of a product returns, and when the product is ready."""
     a = torch.randn(width, width, device=device())
     for _ in range(3):  # the first calls load what they need
         product = a @ a
@@ -27,10 +27,10 @@ def call_and_work(width: int) -> list[Row]:
     done = time.perf_counter() - began
     began = time.perf_counter()
     product = a @ a
-    product[0, 0].item()  # a number for the host, so it has to wait
+    product[0, 0].item()  # gives the host a number, so it has to wait
     return [
         Row("the call returns after", returned, "s"),
-        Row("the product is there after", done, "s"),
+        Row("the product is ready after", done, "s"),
         Row("a call, and .item() of its result", time.perf_counter() - began, "s"),
     ]
 
