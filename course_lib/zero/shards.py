@@ -37,12 +37,12 @@ def flatten_and_shard(params: Iterable[torch.Tensor], n: int) -> list[torch.Tens
     if n < 1:
         raise ValueError(f"n is a number of ranks, at least 1, not {n}")
     if not tensors:
-        raise ValueError("params is empty: there is nothing to cut into shards")
+        raise ValueError("params is empty, so there is nothing to cut into shards")
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) > 1:
         mixture = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise ValueError(
-            f"params are {mixture}: a flat buffer has one dtype and one device. Call once for each kind."
+            f"params are {mixture}, but a flat buffer has one dtype and one device. Call once for each kind."
         )
     total = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(padded(total, n))
