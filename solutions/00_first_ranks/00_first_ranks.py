@@ -124,7 +124,7 @@ print("in the notebook:", counter)
 
 # %% nbgrader={"grade_id": "hello", "solution": true}
 def hello() -> tuple[int, int, str]:
-    """This rank's number, the world size, and this rank's device as text: (1, 4, "cpu")."""
+    """This rank's number, the world size, and its device as text, such as (1, 4, "cpu")."""
     ### BEGIN SOLUTION
     return dist.get_rank(), dist.get_world_size(), str(device())
     ### END SOLUTION
@@ -292,14 +292,14 @@ run.ledger.timeline()
 
 # %% nbgrader={"grade_id": "message_prediction", "solution": true}
 def exchange_messages(n: int) -> int:
-    """Messages that `n` ranks send together in one exchange with rank ^ 1. A swap counts as two."""
+    """Number of messages in one exchange with rank ^ 1 on `n` ranks. A swap is two messages."""
     ### BEGIN SOLUTION
     return 2 * (n // 2)
     ### END SOLUTION
 
 
 def ring_shift_messages(n: int) -> int:
-    """Messages that `n` ranks send together in one ring shift. A rank sends none to itself."""
+    """Number of messages in one ring shift on `n` ranks. A rank sends none to itself."""
     ### BEGIN SOLUTION
     return n if n > 1 else 0
     ### END SOLUTION
@@ -391,7 +391,7 @@ report.points(1)
 
 # %% tags=["skip-in-grading"]
 def rank_number(algorithm, numel=1000):
-    """Every rank holds its own number; what does it hold afterwards?"""
+    """Return the number this rank holds after `algorithm`, if it held its own number before."""
     mine = torch.full((numel,), float(dist.get_rank()), device=device())
     result = algorithm(mine)
     return int((mine if result is None else result)[0])
@@ -471,7 +471,7 @@ def three_shifts():
     return film
 
 
-# on the CPU, because the film shows only four numbers per rank
+# on the CPU, because the film shows only four elements per rank
 run = launch(three_shifts, world_size=4, backend="gloo") if ready(ring_shift) else None
 stepper(run.ledger, run) if run else None
 
@@ -634,8 +634,8 @@ print(f"α = {link.alpha * 1e6:,.0f} microseconds, 1/β = {link.bandwidth / 1e9:
 if knee < max(sizes):
     print(f"Up to {knee / 1e3:,.0f} KB, α is the larger part of a message's time.")
 else:
-    print("The large messages took hardly longer than the small ones, so this run does not show β.")
-    print("Close whatever else is running, and measure again.")
+    print("The large messages hardly took longer than the small ones, so this run does not show β.")
+    print("Close all other programs, and measure again.")
 
 # %% [markdown]
 # A message with 4,096 times as many bytes takes nowhere near 4,096 times as long, because both sizes are to
@@ -691,7 +691,7 @@ import textwrap
 
 
 def run_and_read(program, **options):
-    """Launch a program that fails on three ranks, print its diagnosis, return its ledger."""
+    """Launch a program that fails, on three ranks. Print its diagnosis, and return its ledger."""
     try:
         # on the CPU, because the text explains the diagnoses of such runs
         run = launch(program, world_size=3, backend="gloo", **options)
@@ -699,7 +699,7 @@ def run_and_read(program, **options):
         for line in str(error).splitlines():
             print(textwrap.fill(line, 98, subsequent_indent="    "))
         return error.ledger
-    print("It ran through, so this is no longer the broken program.")
+    print("The program has finished, so it is no longer the broken program.")
     return run.ledger
 
 
@@ -741,7 +741,7 @@ ledger.timeline()
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
 def neighbour_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The left neighbour's values + `tensor` + the right neighbour's,
+    """Return the left neighbour's tensor + `tensor` + the right neighbour's tensor,
     on a circle of two or more ranks.
 
     tensor: any shape, contiguous, not changed; the same shape and dtype on every rank.
@@ -831,8 +831,8 @@ def collect(results: torch.Tensor) -> torch.Tensor | None:
     """Return all ranks' results in one 1-D tensor, in order of rank, on rank 0; None on the others.
 
     results: 1-D, of any length, which may differ from rank to rank; the same dtype everywhere.
-    Any operation of `torch.distributed` may be used. A message may have no elements. Every
-    message is on the device of `results`.
+    You can use any operation of `torch.distributed`, and a message can have no elements.
+    Every tensor you send or receive is on the device of `results`.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -1068,7 +1068,7 @@ ledger = run_and_read(farewell)
 
 # %% nbgrader={"grade_id": "diagnoses", "solution": true}
 # Replace the dots.
-waits_for = {  # program: {rank: the rank that it waits for}
+waits_for = {  # program: {rank: the rank it waits for}
     "neighbour_sum": {0: ..., 1: ..., 2: ...},
     "collect": {0: ...},
     "global_mean": {0: ..., 2: ...},
@@ -1235,7 +1235,7 @@ def torchrun(script, world_size, **environment):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         job = subprocess.Popen(
             [*command, f"--nproc-per-node={world_size}", str(path)],
-            # TMPDIR: when a rank fails, torchrun leaves a folder of logs there.
+            # If a rank fails, torchrun leaves a folder of logs in TMPDIR.
             env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
