@@ -81,7 +81,7 @@ from course_lib.pictures.colours import BACKWARD, FAINT, FORWARD, INK, WEIGHT_GR
 from course_lib.scorecard import Row, Scorecard, costs
 from course_lib.unfinished import said, try_it
 
-warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
+warnings.simplefilter("ignore", FutureWarning)  # of two collectives that PyTorch 2.13 renames
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
@@ -143,7 +143,8 @@ def train(make, steps=2, microbatches=1, samples=2):
         if output.requires_grad:
             output.register_hook(lambda grad: most.append(held()))
 
-    for block in network.blocks:  # make()'s hooks run first, so backward sees a gathered block
+    # make's hooks run first, so `look` sees a gathered block in backward
+    for block in network.blocks:
         block.register_forward_hook(look)
     generator = torch.Generator().manual_seed(100 + rank)
     data = [torch.randn(2, samples, WIDTH, generator=generator) for _ in range(microbatches)]
@@ -164,7 +165,7 @@ def train(make, steps=2, microbatches=1, samples=2):
 
 def sent(run, rank=0, since=-1):
     """Return the bytes a rank sent after barrier `since` (-1 is the last),
-    in units of (N-1)/N P floats."""
+    in units of traffic, (N-1)/N P float32 elements."""
     operations = run.ledger.operations(rank)
     begin = [i for i, operation in enumerate(operations) if operation.op == "barrier"][since]
     n = run.ledger.world_size
@@ -185,7 +186,7 @@ def show(name, make, expected, world_size=4, **options):
 
 
 def in_buckets(params, bucket_bytes):
-    """Return the trained parameters in lists of up to that many bytes, from last to first."""
+    """Return the trained parameters in lists of up to `bucket_bytes`, from last to first."""
     buckets, room = [], 0
     for param in reversed([param for param in params if param.requires_grad]):
         if param.nbytes > room:
@@ -197,7 +198,7 @@ def in_buckets(params, bucket_bytes):
 
 
 def in_units(module):
-    """Return a pair for each unit, of the module it belongs to and its parameters."""
+    """Return a pair for each unit, the module to which it belongs and its parameters."""
     owner = {}
     for block in dict.fromkeys(module.blocks):  # each block once
         for param in block.parameters():
@@ -214,7 +215,7 @@ def in_units(module):
 def memory_picture(runs):
     """Draw the bytes per parameter at every measurement of the last step on rank 0,
     with one panel for each run of `train`."""
-    runs = {name: run for name, run in runs.items() if run}  # None if not written yet
+    runs = {name: run for name, run in runs.items() if run}  # without stages that are not written
     figure = picture(9.0, 2.2)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for axes, (name, run) in zip(panels, runs.items(), strict=True):
@@ -266,7 +267,8 @@ def scorecard(stages):
     return Scorecard(rows, unit=4 * P, flops_alone=alone)
 
 
-FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes per parameter, after backward
+# bytes per parameter after backward, on 4 ranks
+FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}
 LOOKS = {
     "weights": {"color": FORWARD, "edgecolor": "white"},
     "gradients": {"color": BACKWARD, "hatch": "///", "edgecolor": "white"},
@@ -375,14 +377,14 @@ def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) ->
     """Return the bytes of model states on each of n ranks, for mixed-precision Adam.
 
     The total is 16 bytes per parameter. params and n can be any numbers, since nothing is
-    rounded or padded. stage: 0 (replicas), 1, 2 or 3. offload: see above. The check sets it
-    from stage 1 on.
+    rounded or padded. stage: 0 (replicas), 1, 2 or 3. offload: as explained above. The check
+    sets it from stage 1 on.
     """
     ### BEGIN SOLUTION
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"stage is 0 (replicas), 1, 2 or 3, not {stage!r}")
     if n < 1 or params < 0:
-        raise ValueError(f"n is at least 1 and params at least 0; here n = {n}, params = {params}")
+        raise ValueError(f"n must be at least 1 and params at least 0, not {n} and {params}")
     states = STATES / n if stage >= 1 else STATES
     gradients = GRADIENTS / n if stage >= 2 else GRADIENTS
     weights = WEIGHTS / n if stage >= 3 else WEIGHTS
@@ -412,7 +414,7 @@ report.points(6)
 # GPUs. Compare its last line with figure 1 of the ZeRO paper, which shows 120, 31.4, 16.6 and 1.9 GB.
 
 # %% tags=["skip-in-grading"]
-with contextlib.suppress(NotImplementedError):  # prints nothing before you have written it
+with contextlib.suppress(NotImplementedError):  # nothing is printed before you have written it
     for stage in range(4):
         there = memory_per_rank(7e9, 8, stage) / 1e9
         away = f"{memory_per_rank(7e9, 8, stage, True) / 1e9:6.2f} GB" if stage else "     -"
@@ -486,12 +488,12 @@ def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
     if n < 1:
         raise ValueError(f"n is a number of ranks, at least 1, not {n}")
     if not tensors:
-        raise ValueError("params is empty: there is nothing to cut into shards")
+        raise ValueError("params is empty, so there is nothing to cut into shards")
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) > 1:
         kinds_named = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise ValueError(
-            f"params are {kinds_named}: a flat buffer has one dtype and one device. Call once for each kind."
+            f"params are {kinds_named}, but a flat buffer has one dtype and one device. Call once for each kind."
         )
     total = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(padded(total, n))
@@ -599,14 +601,14 @@ memory_picture({"replicas": measured[0]})
 
 # %%
 def flat_gradient(params, n):
-    """Return the gradients of `params` in a row, as `flatten_and_shard` has it before the cut.
+    """Return the gradients of `params` in one row, padded for n ranks as in `flatten_and_shard`.
     A missing gradient counts as zeros."""
     grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
     return torch.cat(flatten_and_shard(grads, n))
 
 
 def views(row, params):
-    """Return a view of the row for each parameter, in the parameter's shape."""
+    """Return, for each parameter, a view of its part of the row, in the parameter's shape."""
     pieces, begin = [], 0
     for param in params:
         pieces.append(row[begin : begin + param.numel()].view(param.shape))
@@ -666,7 +668,7 @@ class Zero1Optimizer:
         ### END SOLUTION
 
     def zero_grad(self):
-        """Forget the gradients."""
+        """Set the gradients of all parameters to None."""
         for param in self.params:
             param.grad = None
 
@@ -776,7 +778,7 @@ def after_backward(function):
 ### BEGIN SOLUTION
 def add_mean(params, shard, group):
     """Add this rank's part of the mean gradient to `shard.grad`,
-    and forget the parameters' gradients."""
+    and set the parameters' gradients to None."""
     whole = flat_gradient(params, dist.get_world_size(group))
     for param in params:
         param.grad = None
@@ -836,7 +838,7 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def send_the_rest(self):
-        """Called when backward is over."""
+        """Called when backward is over. Send the remaining buckets."""
         while self.turn < len(self.buckets):
             self.send()
         self.turn = None
@@ -1014,8 +1016,8 @@ class Unit:
         ### END SOLUTION
 
     def reduce(self):
-        """Add the mean of the parameters' gradients to the shard's gradient,
-        and forget the gradients of the parameters."""
+        """Add this rank's part of the mean gradient to the shard's gradient,
+        and set the gradients of the parameters to None."""
         ### BEGIN SOLUTION
         add_mean(self.params, self.shard, self.group)
         ### END SOLUTION
@@ -1065,7 +1067,7 @@ report.points(7)
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
 class Zero3Module(nn.Module):
-    """`module` with its parameters sharded over `group`, gathered unit by unit where they are used.
+    """`module` with its parameters sharded over `group`, gathered unit by unit when they are used.
 
     A rank keeps 1/N of the parameters, gradients and optimizer state, and a full unit or two at a
     time. A forward and a backward together send 3 (N-1)/N of the parameters.
@@ -1116,8 +1118,8 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def end(self):
-        """Called when backward is over. Two kinds of units are left, units with a parameter that
-        got no gradient, and frozen units."""
+        """Called when backward is over. Two kinds of units are still gathered, units with a
+        parameter that got no gradient, and frozen units."""
         for unit in self.units:
             if unit in self.unsent:
                 unit.reduce()
@@ -1133,7 +1135,7 @@ class Zero3Module(nn.Module):
         return iter([unit.shard for unit in self.units])
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return every parameter in full, by its name in the module. All ranks call this."""
+        """Return every parameter in full, by its name in the module. All ranks must call this."""
         whole = {}
         for unit in self.units:
             unit.gather()
@@ -1278,7 +1280,7 @@ with tempfile.TemporaryDirectory() as folder:
 if run:
     for rank, (nbytes, kept) in enumerate(run):
         print(
-            f"rank {rank}: {nbytes / (P / 2):.2f} bytes per parameter of its shard; in files: {kept}"
+            f"rank {rank}: {nbytes / (P / 2):.2f} bytes per parameter of its shard, in files: {kept}"
         )
 
 # %% [markdown]
@@ -1340,12 +1342,12 @@ config = json.loads("""
 
 # %%
 def arguments(zero):
-    """Return (class, its arguments) for zero_optimization in a DeepSpeed configuration."""
+    """Return (name of the class, arguments) for zero_optimization in a DeepSpeed configuration."""
     stage = zero.get("stage", 0)
     away = zero.get("offload_optimizer", {}).get("device", "none") != "none"
     if "offload_param" in zero and stage != 3:
         raise ValueError(
-            "offload_param needs stage 3: below it the parameters are whole on every rank"
+            "offload_param needs stage 3, because in lower stages every rank has all parameters"
         )
     names = {0: "replicas", 1: "Zero1Optimizer", 2: "Zero2Optimizer", 3: "Zero3Module"}
     extra = {"offload": "cpu"} if away else {}
@@ -1404,7 +1406,7 @@ def left(of, run):
         (8, 1),
         (4, 2),
         (4, 3),
-    )  # bytes per parameter, and the first stage that cuts them
+    )  # bytes per parameter, and the first stage that shards them
     shares = (nbytes / (of["ranks"] if of["stage"] >= stage else 1) for nbytes, stage in cut_from)
     return of["params"] * sum(shares)
 
@@ -1670,9 +1672,9 @@ matrix = torch.randn(24, 96, generator=generator, dtype=torch.float64)
 whole = orthogonalize(matrix)
 halves = torch.cat([orthogonalize(half) for half in matrix.chunk(2)])
 print(f"difference: {(whole - halves).norm() / whole.norm():.1%} of the right update")
-for name, update in (("the whole", whole), ("the halves", halves)):
+for name, update in (("whole", whole), ("halves", halves)):
     values = torch.linalg.svdvals(update)
-    print(f"{name:10}: singular values from {values.min():.2f} to {values.max():.2f}")
+    print(f"{name:7} singular values from {values.min():.2f} to {values.max():.2f}")
 
 # %% [markdown]
 # **Look.** The update is off by a third of its size, because every element of the orthogonalized matrix
@@ -1706,10 +1708,10 @@ for name, update in (("the whole", whole), ("the halves", halves)):
 
 # %% nbgrader={"grade_id": "deal", "solution": true}
 def deal(shapes: list[tuple[int, int]], n: int) -> list[list[int]]:
-    """Return, for each of n ranks, the numbers of the matrices it owns, as indices into `shapes`.
+    """Return, for each of n ranks, a list of the matrices it owns, as indices into `shapes`.
 
-    shapes: (rows, columns) of each matrix. Each number is in one list. A rank without a matrix
-    has an empty list.
+    shapes: (rows, columns) of each matrix. Each index is in exactly one list. A rank without a
+    matrix has an empty list.
     """
     ### BEGIN SOLUTION
     sizes = [rows * columns for rows, columns in shapes]
@@ -1777,7 +1779,7 @@ def muon_step(
 
     params: matrices, the same on all ranks, but each has this rank's own gradient in .grad.
     momenta: M of this rank's matrices by number, empty before the first step. Keep M there.
-    owned: owned[r] has the numbers of the matrices of rank r of the group, perhaps none.
+    owned: owned[r] lists the numbers of the matrices of rank r of the group, perhaps none.
     orthogonalize(matrix): returns a new matrix. Call it only for this rank's matrices.
     """
     ### BEGIN SOLUTION
@@ -1785,7 +1787,7 @@ def muon_step(
     rows = params[0].new_zeros(n, max(sum(params[k].numel() for k in own) for own in owned))
 
     def places(row, own):
-        """Yield the number of each matrix in a row, and the view of the row that holds it."""
+        """Yield the number of each matrix in a row, and the part of the row that holds it."""
         begin = 0
         for k in own:
             yield k, row[begin : begin + params[k].numel()].view(params[k].shape)
@@ -1831,7 +1833,7 @@ report = check("04_zero/muon_step", muon_step, cases="hidden")
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def muon_on_ranks(steps=3):
-    """Return the matrices after some steps, and the elements of momentum on this rank."""
+    """Return the matrices after some steps, and the number of momentum elements on this rank."""
     rank, n = dist.get_rank(), dist.get_world_size()
     network = Network(seed=0).double().to(device())
     params = [block.linear.weight for block in network.blocks]
@@ -1958,7 +1960,9 @@ for name, make in (("yours", zero1), ("PyTorch's", torchs)):
     run = try_it(step_in_two, make)
     if run:
         both, step = sent(run, since=-2), sent(run)
-        print(f"{name:10} backward {both - step:.2f}, step {step:.2f}, together {both:.2f}")
+        print(
+            f"{name:10} units in backward {both - step:.2f}, in step {step:.2f}, together {both:.2f}"
+        )
 ours, theirs = try_it(row, zero1), try_it(row, torchs)
 if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
@@ -1983,7 +1987,7 @@ def over_the_ring(make):
     """Return `make` with reduce-scatters and all-gathers on the ring of notebook 02."""
 
     def made(model):
-        from course_lib import collectives as ring  # paste your own functions, if you have them
+        from course_lib import collectives as ring  # or your own functions
 
         dist.reduce_scatter_tensor = lambda output, input, op=None, group=None: ring.reduce_scatter(
             output, input, group
@@ -2016,7 +2020,9 @@ for world_size in (2, 4):
         run = try_it(on_the_wire, make, world_size=world_size, backend="gloo")
         if run:
             booked = sent(run, since=-2)
-            print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
+            print(
+                f"{world_size} ranks, {name:20} booked {booked:.2f} units, on the wire {max(run):.2f}"
+            )
 
 # %% [markdown]
 # Over gloo, your ZeRO-1 sends 3 units with PyTorch's functions, which is as much as the other workflow sends.
