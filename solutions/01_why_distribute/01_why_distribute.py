@@ -139,11 +139,11 @@ plan_figures.parameter_shares(PUBLISHED)
 
 # %% nbgrader={"grade_id": "parameters", "solution": true}
 def parameters(config: GPTConfig) -> dict[str, int]:
-    """How many numbers the model has, by "embedding", "attention", "mlp", "norms" and "head"."""
+    """Number of parameters in each part: "embedding", "attention", "mlp", "norms" and "head"."""
     h, f, bias = config.width, config.mlp_width, config.bias  # bias counts as 1 or 0 in a product
     queries = config.heads * config.head_dim
     keys = config.key_value_heads * config.head_dim
-    norm = h * (2 if config.norm == "layer" and bias else 1)  # numbers of each norm
+    norm = h * (2 if config.norm == "layer" and bias else 1)  # parameters of each norm
     table = config.vocab_size * h
     embedding = table + (config.context * h if config.positions == "learned" else 0)
     ### BEGIN SOLUTION
@@ -198,7 +198,7 @@ for name in ("GPT-2 small", "Llama-3-8B"):
     if parts := said(parameters, config):
         right = sum(parts.values())
         wrong = right - parts["head"] + config.vocab_size * config.width
-        print(f"{name:12} {right:14,}   with a head of its own {wrong:14,}: {wrong / right:.2f}x")
+        print(f"{name:12} {right:14,}   with a separate head {wrong:14,} ({wrong / right:.2f}x)")
 
 # %% [markdown]
 # In Llama-3-8B, the embedding and the head together have 1.05 billion parameters, which is 13 %. In a large
@@ -266,14 +266,14 @@ def step_flops(
     config: GPTConfig, batch: int, seq: int, *,
     backward: bool = True, causal: bool = False, recompute: bool = False,
 ) -> int:  # fmt: skip
-    """FLOPs of the products of matrices in one step over `batch` sequences of `seq` tokens.
+    """FLOPs of the matrix products in one step over `batch` sequences of `seq` tokens.
 
     causal: masked scores do not count. recompute: each block's forward runs once more in backward.
     """
     h, d = config.width, config.head_dim
     matrices = 2 * h * config.heads * d + 2 * h * config.key_value_heads * d  # of one block
     matrices += (3 if config.mlp == "swiglu" else 2) * h * config.mlp_width
-    pairs = seq * (seq + 1) // 2 if causal else seq**2  # of a query and a key, in one sequence
+    pairs = seq * (seq + 1) // 2 if causal else seq**2  # query-key pairs, per head and sequence
     ### BEGIN SOLUTION
     block = 2 * batch * seq * matrices + 4 * batch * pairs * config.heads * d
     blocks = config.layers * block
@@ -340,7 +340,7 @@ for name, (config, batch, seq) in flops_of.items():
 
 # %% tags=["skip-in-grading"]
 def multiplied(config):
-    """N, from the FLOPs of one token without its scores."""
+    """N, from the FLOPs of one token without the two products of attention."""
     return (step_flops(config, 1, 1, backward=False) - 4 * config.width * config.layers) // 2
 
 
@@ -429,7 +429,7 @@ def two_steps(config, batch, seq):
 timeline, P = two_steps(replace(SMALL, layers=3), batch=2, seq=256)
 last, peak = timeline.moments[-1].bytes, timeline.peak
 for kind in ("weights", "gradients", "optimizer"):
-    print(f"{kind:10} {last[kind] / P:7.4f} bytes a parameter at the end")
+    print(f"{kind:10} {last[kind] / P:7.4f} bytes per parameter at the end")
 shares = ", ".join(f"{kind} {n / peak.total:.0%}" for kind, n in peak.bytes.items() if n)
 print(f"the peak, {peak.total / 1e6:.2f} MB, occurs in {peak.phase}: {shares}")
 memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 tokens, float32")
@@ -462,20 +462,20 @@ memory_figure(timeline, f"two steps of a GPT with {P:,} parameters, 2 x 256 toke
 
 # %% nbgrader={"grade_id": "saved_bytes", "solution": true}
 class SavedBytes:
-    """Context manager: the bytes that autograd keeps for backward of the operations inside.
+    """Context manager that counts the bytes autograd keeps for the backward of operations inside.
 
     module: its parameters and buffers do not count.
     total: bytes so far, each storage once.
     by_module: dict, bytes by the name of the innermost submodule that was running when a storage
     was first kept, "" for the module itself.
 
-    Both can be read after the block. Tensors are neither copied nor held once backward is over.
+    Both can still be read after the block. No tensor is copied, and none is held after the block.
     """
 
     def __init__(self, module: nn.Module):
         self.module, self.total, self.by_module = module, 0, {}
-        self.known = {}  # storages by their address, those of parameters and buffers included
-        self.running = []  # the names of the submodules whose forward runs now, the innermost last
+        self.known = {}  # storages by address, parameters and buffers included
+        self.running = []  # names of the submodules whose forward is running, innermost last
         self.handles = []
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
 
@@ -486,11 +486,11 @@ class SavedBytes:
         self.by_module[name] = self.by_module.get(name, 0) + nbytes
 
     def pack(self, tensor):
-        """Called in forward with each tensor that autograd keeps; returns it."""
+        """Autograd calls this in forward with each tensor it keeps. Return the tensor."""
         ### BEGIN SOLUTION
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.known:
-            self.known[storage.data_ptr()] = storage  # held, so that its address stays its own
+            self.known[storage.data_ptr()] = storage  # held, so that no other gets its address
             self.count(storage.nbytes())
         return tensor
         ### END SOLUTION
@@ -516,7 +516,7 @@ class SavedBytes:
         self.hooks.__exit__(*error)
         for handle in self.handles:
             handle.remove()
-        self.known.clear()  # frees the storages, because numbers are enough from here on
+        self.known.clear()  # frees the storages, because only the counts are needed now
 
 
 # %% [markdown]
@@ -544,7 +544,7 @@ report.points(8)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def kept_by(config, batch, seq, backend=SDPBackend.FLASH_ATTENTION, blocks=slice(None)):
-    """Your meter around a forward of the blocks: (total, by_module)."""
+    """Return (total, by_module) of your meter around a forward of the blocks."""
     torch.manual_seed(0)
     chosen = GPT(config).blocks[blocks]
     x = torch.randn(batch, seq, config.width, requires_grad=True)
@@ -595,11 +595,11 @@ def activation_bytes(
 ) -> float:  # fmt: skip
     """Bytes that all blocks together keep for backward."""
     tokens = batch * seq
-    inputs = config.layers * tokens * config.width * itemsize  # of the blocks: kept if checkpointed
+    inputs = config.layers * tokens * config.width * itemsize  # the blocks' inputs, in bytes
     ### BEGIN SOLUTION
     if checkpoint:
         return inputs
-    statistics = 2 * 2  # a mean and a deviation, for each of two norms
+    statistics = 2 * 2  # a mean and a scale for each of two norms
     layer = tokens * (8 * config.width + 2 * config.mlp_width + statistics) * itemsize
     layer += tokens * config.heads * (4 if flash else seq * itemsize)
     return config.layers * layer
@@ -687,7 +687,7 @@ for name, (yours, recompute) in options.items():
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def evaluate(collect):
-    """Peak bytes of eight forwards whose losses go into a list."""
+    """Peak bytes of eight forwards whose losses are collected in a list."""
     torch.manual_seed(0)
     model = GPT(PRESETS["0.1M"]).to(device())
     losses = []
@@ -753,7 +753,7 @@ for recipe in RECIPES:
 
 # %% nbgrader={"grade_id": "recipes", "solution": true}
 def recipe_bytes(name: str) -> tuple[float, float, float, float]:
-    """(weights, gradients, master copy, moments) of the recipe, in bytes a parameter."""
+    """(weights, gradients, master copy, moments) of the recipe, in bytes per parameter."""
     recipes = {"float32": (4, 4, 0, 8), "zero": (2, 2, 4, 8), "sgd": (4, 4, 0, 4)}
     ### BEGIN SOLUTION
     recipes |= {
@@ -792,7 +792,7 @@ tried(lambda: plan_figures.recipe_bars(recipe_bytes, billions=6.74, room=80), re
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def one_step(dtype=torch.float32, **recipe):
-    """Bytes a parameter after one step: (weights, gradients, master copy, moments)."""
+    """Bytes per parameter after one step, as (weights, gradients, master copy, moments)."""
     torch.manual_seed(0)
     tokens = torch.randint(256, (2, 64), device=device())
     return planning.recipe_states(GPT(PRESETS["0.1M"]).to(device(), dtype), tokens, **recipe)
@@ -843,7 +843,7 @@ for name, options in RUN.items():
 # bytes are left, and what does the step do to a weight near 1?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-print("bytes a parameter:", sum(one_step(torch.bfloat16, autocast=True)))
+print("bytes per parameter:", sum(one_step(torch.bfloat16, autocast=True)))
 for dtype in (torch.float32, torch.bfloat16):
     weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 1001).to(dtype))
     before = weight.detach().clone()
@@ -899,7 +899,7 @@ plan_figures.reach([H100, A100])
 def matmul_seconds(
     m: int, k: int, n: int, flops: float, bandwidth: float, itemsize: float = 2
 ) -> float:
-    """The least seconds of the product (m, k) @ (k, n)."""
+    """Least time of (m, k) @ (k, n), in seconds. flops: FLOP/s. bandwidth: bytes/s."""
     ### BEGIN SOLUTION
     moved = (m * k + k * n + m * n) * itemsize
     return max(2 * m * k * n / flops, moved / bandwidth)
@@ -938,7 +938,7 @@ for card in (A100, H100, gpu("B200")):
     if (edge := said(ridge, card.flops, card.bandwidth)) and said(least_tokens, 1, 1):
         tokens = least_tokens(card.flops, card.bandwidth)
         print(
-            f"{card.name:9} ridge {edge:4.0f} FLOPs a byte, bound by arithmetic from {tokens:.0f} tokens"
+            f"{card.name:9} ridge {edge:4.0f} FLOPs per byte, bound by arithmetic from {tokens:.0f} tokens"
         )
 
 # %% [markdown]
@@ -955,7 +955,7 @@ for card in (A100, H100, gpu("B200")):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def timed(function, clock=time.thread_time):
-    """Seconds in which this thread had a core. Time in which another program
+    """Return the seconds this thread spent on a core. Time in which another program
     has the core does not count."""
     began = clock()
     function()
@@ -963,8 +963,8 @@ def timed(function, clock=time.thread_time):
 
 
 def this_machine(rounds=3):
-    """Peak FLOP/s, bytes/s, and the least seconds of products by m,
-    all in float32 on one thread."""
+    """Return the FLOP/s of square products by size, bytes/s, and the least seconds of products
+    by m, all in float32 on one thread."""
     weight, vector = torch.randn(4096, 4096), torch.randn(4096)
     squares = {size: torch.randn(size, size) for size in (8, 128, 256, 512, 1024, 2048)}
     rows = {m: torch.randn(m, 4096) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
@@ -993,7 +993,7 @@ peak = max(square.values())
 print(f"peak {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
 if ready(ridge, least_tokens):
     print(
-        f"ridge {ridge(peak, bandwidth):.1f} FLOPs a byte, "
+        f"ridge {ridge(peak, bandwidth):.1f} FLOPs per byte, "
         f"bound by arithmetic from {least_tokens(peak, bandwidth, 4):.0f} tokens"
     )
 
@@ -1009,9 +1009,9 @@ tried(lambda: plan_figures.under_the_roof(matmul_seconds, peak, bandwidth, secon
 # time:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-print(f"8 x 8: {square[8] / 1e9:.2f} GFLOP/s of {peak / 1e9:.0f}", end="")
+print(f"8 x 8: {square[8] / 1e9:.2f} GFLOP/s, at a peak of {peak / 1e9:.0f}", end="")
 if promised := said(matmul_seconds, 8, 8, 8, peak, bandwidth, 4):
-    print(f"; the roof promises {2 * 8**3 / promised / 1e9:.0f}")
+    print(f", but the roof predicts {2 * 8**3 / promised / 1e9:.0f}")
 
 # %% [markdown]
 # Most of the time is spent on the call instead of the arithmetic. The call passes through Python, PyTorch's
@@ -1063,15 +1063,15 @@ def days(params: float, tokens: float, gpus: int, flops: float, mfu: float = 0.4
 
 
 def tokens_per_second_per_gpu(params: float, flops: float, mfu: float) -> float:
-    """Tokens that one GPU trains in a second."""
+    """Tokens per second that a GPU with a peak of `flops` FLOP/s trains on."""
     ### BEGIN SOLUTION
     return flops * mfu / (6 * params)
     ### END SOLUTION
 
 
 def compute_optimal(budget: float, law: tuple[float, ...]) -> tuple[float, float]:
-    """(parameters, tokens) with the least loss that cost `budget` FLOPs,
-    6 for each pair of them."""
+    """The (parameters, tokens) of least loss by `law` = (E, A, B, α, β),
+    with 6 · parameters · tokens = `budget` FLOPs."""
     ### BEGIN SOLUTION
     _, a, b, alpha, beta = law
     params = (alpha * a / (beta * b) * (budget / 6) ** beta) ** (1 / (alpha + beta))
@@ -1173,7 +1173,7 @@ for name, law in LAWS.items():
         n, d = best
         exponents = f"α {law.alpha}, β {law.beta}"
         print(
-            f"{name:12} {exponents:20} {n / 1e9:5.1f}B, {d / 1e12:.2f}T tokens: {d / n:5.1f} a parameter"
+            f"{name:12} {exponents:20} {n / 1e9:5.1f}B, {d / 1e12:.2f}T tokens, {d / n:5.1f} per parameter"
         )
 plan_figures.along_the_budget()
 
@@ -1219,7 +1219,8 @@ tried(lambda: plan_figures.laws_and_models(compute_optimal), compute_optimal)
 from course_lib.pictures.memory_figures import strategy_map
 
 GPT_7B = GPTConfig(50257, 2048, layers=32, heads=32, width=4096)  # Brown et al. 2020, table 2.1
-GPT_13B = GPTConfig(50257, 8192, layers=40, heads=40, width=5120)  # of a width that 40 divides
+# There, the 13B model has width 5140, but 40 heads need a multiple of 40.
+GPT_13B = GPTConfig(50257, 8192, layers=40, heads=40, width=5120)
 plan_figures.layout_bars(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 
 # %% [markdown]
@@ -1253,7 +1254,7 @@ plan_figures.layout_bars(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 def first_that_fits(
     config: GPTConfig, gpus: int, room: float, batch: int, seq: int
 ) -> tuple[int, bool] | None:
-    """The cheapest layout (stage, checkpoint) whose bill is at most `room` on each of the GPUs."""
+    """The cheapest layout (stage, checkpoint) whose bill is at most `room` bytes per GPU, or None."""
     count = sum(parameters(config).values())
     with_another = sum(parameters(replace(config, layers=config.layers + 1)).values())
     block = with_another - count
@@ -1327,7 +1328,7 @@ drawn
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.calculator import calculator
 
-calculator(measured=globals().get("timeline"))  # of §3, if it has run
+calculator(measured=globals().get("timeline"))  # the run of §3, if its cell has run
 
 # %% [markdown]
 # With stage 3 two sequences fit, in 71.7 of the 80 GB. Three sequences need 99 GB, and stages 0 to 2 have
@@ -1346,7 +1347,7 @@ def changed_answers():
         for gpus, a, b in zip(drawn.gpus, row_a, row_b, strict=True)
         if a != b
     ]
-    print(f"{len(fields)} of {len(drawn.labels) * len(drawn.gpus)} answers differ, for example")
+    print(f"{len(fields)} of {len(drawn.labels) * len(drawn.gpus)} answers differ, for example:")
     for model, gpus, a, b in fields[:4]:
         print(f"  {model} on {gpus} GPUs: {a} with 80 GB, {b} with 70 GB")
 
@@ -1483,21 +1484,21 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 def verdict():
-    config, tokens = PUBLISHED["Llama-2-70B"], 1.4e12  # the tokens of Chinchilla
+    config, tokens = PUBLISHED["Llama-2-70B"], 1.4e12  # as many as Chinchilla
     count = sum(parameters(config).values())
     speed = tokens_per_second_per_gpu(70e9, H100.flops, 0.4)
     batch = next(b for b in (64, 32, 16, 8, 4, 2, 1) if first_that_fits(config, 64, 70e9, b, 4096))
     layout = first_that_fits(config, 64, 70e9, batch, 4096)
     print(f"parameters: {count / 1e9:.1f}B, but GPT-3, whose scale the plan claims, has 175B")
-    print(f"model states, stage 3 over all 64 GPUs: {16 * count / 64 / 1e9:.1f} GB on each")
-    print(f"checkpoints of a microbatch: {answer_1:.1f} GB on each, of 80")
+    print(f"model states, stage 3 over all 64 GPUs: {16 * count / 64 / 1e9:.1f} GB on each GPU")
+    print(f"checkpoints of a microbatch: {answer_1:.1f} GB on each GPU, which has 80 GB")
     print(
         f"tokens/s/GPU: yours {speed:.0f}, which is {speed / 3:.0f} to {speed / 2:.0f} times the plan's"
     )
     for share, what in ((0.4 * 3 / speed, "3 tokens/s/GPU"), (0.4, "40 %")):
         years = days(70e9, tokens, 64, H100.flops, share) / 365.25
         print(f"Chinchilla's 1.4T tokens on 64 H100s at {what}: {years:,.1f} years")
-    print(f"pure sharding, 70 GB: {batch} sequences of 4,096 tokens on each of 64, layout {layout}")
+    print(f"no layer split, 70 GB: {batch} sequences of 4,096 tokens per GPU, layout {layout}")
 
 
 if answer_1 is not ...:
@@ -1538,7 +1539,7 @@ if answer_1 is not ...:
 
 # %% nbgrader={"grade_id": "crossover", "solution": true}
 def crossover(law1: tuple[float, ...], law2: tuple[float, ...]) -> float:
-    """The budget from which on the laws' parameters differ by a factor of 2 or more."""
+    """The budget in FLOPs from which on the laws' N differ by a factor of 2 or more."""
     ### BEGIN SOLUTION
     at_unit = math.log(compute_optimal(6.0, law1)[0] / compute_optimal(6.0, law2)[0])
     slope = law1[4] / (law1[3] + law1[4]) - law2[4] / (law2[3] + law2[4])
@@ -1564,7 +1565,7 @@ report = check("01_why_distribute/crossover", crossover, cases="hidden")
 for first, second in (("printed", "replication"), ("TeX source", "replication")):
     if budget := said(crossover, LAWS[first], LAWS[second]):
         print(
-            f"{first} and {second}: from {budget:.2g} FLOPs on, {budget / CHINCHILLA:.2g} of Chinchilla's budget"
+            f"{first} and {second}: from {budget:.2g} FLOPs on, {budget / CHINCHILLA:.2g}x Chinchilla's budget"
         )
 
 # %% [markdown]
@@ -1586,8 +1587,8 @@ for first, second in (("printed", "replication"), ("TeX source", "replication"))
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def one_replica(batch):
-    """One step of AdamW: the FLOPs and the peak of this rank,
-    and the bytes of its states after it."""
+    """Take one step of AdamW. Return this rank's costs (FLOPs, peak),
+    and the bytes of its model states after the step."""
     torch.manual_seed(0)
     model = GPT(SMALL).to(device())
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
