@@ -92,7 +92,7 @@ from course_lib.unfinished import ready, say_once, try_it
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %%
-NBYTES = 3360  # 840 float32: divisible by 2, 3, 4, 5, 7 and 8
+NBYTES = 3360  # 840 float32 elements, and 840 is divisible by 2, 3, 4, 5 and 8
 
 
 def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
@@ -105,7 +105,9 @@ def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
         except NotImplementedError:
             pair = ("?", "?")
         if not isinstance(pair, tuple) or len(pair) != 2:
-            print(f"{cost.__name__}({n}, {NBYTES}) gives {pair}, not a pair (bytes, rounds)")
+            print(
+                f"{cost.__name__}({n}, {NBYTES}) returned {pair} instead of a pair (bytes, rounds)."
+            )
             return
         said, said_rounds = (part if part == "?" else f"{part:,.0f}" for part in pair)
         try:
@@ -120,7 +122,7 @@ def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
 
 
 def results(exchange):
-    """Run something that might fail on four ranks, and print each result, or why it failed."""
+    """Run `exchange`, which might fail, on four ranks. Print each result, or why the run failed."""
     for rank, result in enumerate(try_it(exchange) or []):
         print(f"rank {rank}: {result}")
 
@@ -141,7 +143,7 @@ def results(exchange):
 
 # %% tags=["skip-in-grading"]
 def gather_to_one(tensor):
-    """Sum `tensor` over all ranks, in place: everybody to rank 0 and back."""
+    """Sum `tensor` over all ranks, in place. Rank 0 receives all tensors and sends back the sum."""
     rank, n = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         part = torch.empty_like(tensor)
@@ -157,7 +159,7 @@ def gather_to_one(tensor):
 
 def sum_4_mb(algorithm):
     tensor = torch.ones(1_000_000, device=device())
-    dist.barrier()  # all ranks are ready, and the picture begins here
+    dist.barrier()  # the picture begins here, when all ranks are ready
     algorithm(tensor)
     return tensor[0].item()
 
@@ -235,7 +237,7 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # Write the pair in the cell below the film.
 
 # %% tags=["skip-in-grading"]
-from course_lib import collectives as reference  # for the pictures; your own versions come below
+from course_lib import collectives as reference  # for the films, before you have your own
 
 
 def film_broadcast(algorithm):
@@ -392,13 +394,13 @@ def wire_bytes():
         with connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent, Linux 4.19
+                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent, since Linux 4.19
     return total
 
 
 def on_the_wire(collective, numel=1 << 20):
-    """How many times M this rank sends in `collective(full, part)`,
-    if M is the size of the full tensor, and M/N the size of a part."""
+    """Return the bytes this rank sends in `collective(full, part)`, as a multiple of M.
+    The full tensor has M bytes, and a part has M/N."""
     full = torch.ones(numel, device=device())
     part = torch.ones(numel // dist.get_world_size(), device=device())
     dist.barrier()
@@ -490,7 +492,7 @@ def exchange(outgoing, to, arriving, source, group):
 
 
 def pass_on(outgoing, arriving, group):
-    """One round of a ring: `outgoing` goes to the right, `arriving` comes from the left."""
+    """One round of a ring: send `outgoing` to the right, receive `arriving` from the left."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     exchange(outgoing, (rank + 1) % n, arriving, (rank - 1) % n, group)
 
@@ -634,8 +636,8 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def gather_chunks(chunks, complete, group):
-    """Send chunk `complete` on, then each chunk that arrives, along the ring:
-    every rank gets all chunks."""
+    """Pass chunk `complete`, and then each chunk that arrives, along the ring,
+    so that every rank gets all chunks."""
     n = dist.get_world_size(group)
     for k in range(n - 1):
         pass_on(chunks[(complete - k) % n], chunks[(complete - k - 1) % n], group)
@@ -758,7 +760,7 @@ def ring_bytes_sent(n: int, nbytes: int) -> float:
 
 
 def ring_rounds(n: int) -> int:
-    """Rounds, one after the other."""
+    """Rounds of a ring all-reduce over `n` ranks."""
     ### BEGIN SOLUTION
     return 2 * (n - 1)
     ### END SOLUTION
@@ -779,7 +781,7 @@ report.points(2)
 # size of the pieces in which PyTorch's `DistributedDataParallel` sends gradients, as notebook 03 shows.)
 
 # %% tags=["skip-in-grading"]
-ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
+ALPHA, BETA = 10e-6, 1 / 50e9  # a 400 Gb/s port, in one direction
 
 
 def seconds_by_ranks():
@@ -797,7 +799,7 @@ def seconds_by_ranks():
     axes.set_xlabel("ranks")
     axes.set_ylabel("seconds")
     axes.set_title(
-        "one ring all-reduce, 50 GB/s each way, 10 µs a message", loc="left", fontsize=10
+        "one ring all-reduce, 50 GB/s each way, 10 µs per message", loc="left", fontsize=10
     )
     axes.grid(True, alpha=0.3)
     axes.legend(frameon=False)
@@ -835,9 +837,9 @@ seconds_by_ranks() if ready(ring_bytes_sent, ring_rounds) else None
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
 def reduce_chunks(chunks, group):
-    """Add up all ranks' chunks: afterwards rank r holds the sum of chunk r + 1."""
+    """Add up all ranks' chunks, so that rank r holds the complete sum of chunk r + 1."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    scratch = torch.empty_like(chunks[0])  # the longest
+    scratch = torch.empty_like(chunks[0])  # as long as the longest chunk
     for k in range(n - 1):
         own = chunks[(rank - k - 1) % n]
         arriving = scratch[: own.numel()]
@@ -934,7 +936,7 @@ def ring_from_the_wrong_chunk(tensor: torch.Tensor, group: Group = None) -> None
     flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(n)
     reduce_chunks(chunks, group)
-    gather_chunks(chunks, rank, group)  # but rank + 1 is the chunk that is complete
+    gather_chunks(chunks, rank, group)  # the mistake: chunk rank + 1 is complete
     tensor.copy_(flat.view_as(tensor))
     ### END SOLUTION
 
@@ -1019,9 +1021,9 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
     """Sum `tensor` over the ranks of `group`, in place, by recursive doubling.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    N a power of two: each rank sends M log2 N bytes, in log2 N rounds. Any other N: one round
-    before and one after for the ranks that are left over. That makes floor(log2 N) + 2 rounds, and
-    the busiest rank sends M (floor(log2 N) + 1) bytes.
+    If N is a power of two, each rank sends M log2 N bytes, in log2 N rounds. For any other N, the
+    ranks that are left over need one round before and one after. That makes floor(log2 N) + 2
+    rounds, and the busiest rank sends M (floor(log2 N) + 1) bytes.
     The result has the same bits on every rank.
     """
     ### BEGIN SOLUTION
@@ -1029,7 +1031,7 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
     core = 1 << (n.bit_length() - 1)
     total = tensor.contiguous()
     arriving = torch.empty_like(total)
-    if rank >= core:  # a rank that is left over: give, then get the sum
+    if rank >= core:  # a rank that is left over sends, and then receives the sum
         dist.send(total, group=group, group_dst=rank - core)
         dist.recv(total, group=group, group_src=rank - core)
     else:
@@ -1165,8 +1167,8 @@ stepper(run.ledger, run)
 
 # %% nbgrader={"grade_id": "all_to_all_cost", "solution": true}
 def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
-    """(bytes that each rank sends, rounds) of a pairwise all-to-all;
-    nbytes = bytes of one rank's input."""
+    """(bytes that each rank sends, rounds) of a pairwise all-to-all,
+    in which each rank's input has `nbytes`."""
     ### BEGIN SOLUTION
     return (n - 1) / n * nbytes, n - 1
     ### END SOLUTION
@@ -1186,11 +1188,11 @@ def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 def all_to_all(output: torch.Tensor, input: torch.Tensor, group: Group = None) -> None:
-    """Send chunk d of `input` to rank d; chunk s of `output` comes from rank s.
+    """Send chunk d of `input` to rank d, and receive chunk s of `output` from rank s.
 
     input, output: (N*k, ...), cut along dim 0 into N equal chunks; contiguous or not; `input` is
     unchanged. Works like dist.all_to_all_single with equal splits.
-    Each rank sends N-1 messages, (N-1)/N of the input's bytes. Its own chunk is copied.
+    Each rank sends N-1 messages, together (N-1)/N of the input's bytes. Its own chunk is copied.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -1322,7 +1324,7 @@ def hierarchical_bytes(per_node: int, nodes: int, nbytes: int) -> tuple[float, f
 
 
 def hierarchical_all_reduce(tensor: torch.Tensor, intra_group: Group, inter_group: Group) -> None:
-    """Sum `tensor` over all nodes, in place: inside the node, across nodes, inside the node.
+    """Sum `tensor` over all ranks, in place, in three steps: inside nodes, across, and inside.
 
     tensor: any shape and size; the same shape and dtype on every rank.
     intra_group: the g ranks of this rank's node. inter_group: the n ranks with the same
@@ -1453,21 +1455,21 @@ def predicted(algorithm: str, n: int, nbytes: float) -> tuple[float, int]:
 
 
 def bytes_sent_per_rank(algorithm: str, n: int, nbytes: float) -> float:
-    """Bytes that the busiest rank sends."""
+    """Bytes that the busiest of `n` ranks sends in `algorithm`."""
     ### BEGIN SOLUTION
     return predicted(algorithm, n, nbytes)[0]
     ### END SOLUTION
 
 
 def rounds(algorithm: str, n: int) -> int:
-    """Rounds, one after the other."""
+    """Rounds of `algorithm` on `n` ranks."""
     ### BEGIN SOLUTION
     return predicted(algorithm, n, 0)[1]
     ### END SOLUTION
 
 
 def seconds(algorithm: str, n: int, nbytes: float, alpha: float, beta: float) -> float:
-    """rounds * alpha + bytes * beta."""
+    """Seconds that `algorithm` takes, which are rounds * alpha + bytes * beta."""
     ### BEGIN SOLUTION
     return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
     ### END SOLUTION
@@ -1553,7 +1555,7 @@ RACE_SIZES = [1024 * 4**k for k in range(1, 9)]  # 4 KB to 64 MB
 
 
 def stopwatch(algorithms, sizes):
-    """On each rank: {name: [the seconds of each repetition, for each size]}."""
+    """Return {name: a list for each size, with the seconds of each repetition on this rank}."""
     times = {name: [] for name in algorithms}
     for nbytes in sizes:
         tensor = torch.zeros(nbytes // 4, device=device())
@@ -1604,8 +1606,8 @@ RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
 
 
 def fit(measured):
-    """(alpha, beta) with the least sum of squared relative errors over the ring
-    and the doubling."""
+    """(alpha, beta) with the least sum of squared relative errors over the times of the ring
+    and of recursive doubling."""
     rows = [
         [rounds(name, RACE_RANKS) / t, bytes_sent_per_rank(name, RACE_RANKS, nbytes) / t]
         for name in (RING, DOUBLING)
@@ -1620,7 +1622,7 @@ def fit(measured):
 
 if measured and ready(rounds, bytes_sent_per_rank):
     alpha, beta = fit(measured)
-    print(f"in the race: alpha {1e6 * alpha:.0f} µs a round, 1/beta {1e-9 / beta:.2f} GB/s")
+    print(f"in the race: alpha {1e6 * alpha:.0f} µs per round, 1/beta {1e-9 / beta:.2f} GB/s")
 
 (small, latency), *_, (large, duration) = doctor.measure_link().table  # ping-pong of two ranks
 print(
@@ -1640,9 +1642,7 @@ def race_figure():
         axes.loglog(RACE_SIZES, times, marker + "-", color=colour, ms=5, lw=1.2, label=name)
         if name in (RING, DOUBLING):
             model = [seconds(name, RACE_RANKS, nbytes, alpha, beta) for nbytes in RACE_SIZES]
-            axes.loglog(
-                RACE_SIZES, model, "--", color=colour, lw=1.2, label="    your formula for it"
-            )
+            axes.loglog(RACE_SIZES, model, "--", color=colour, lw=1.2, label="    your formula")
     if RACE_SIZES[0] < predicted_at < RACE_SIZES[-1]:
         axes.axvline(
             predicted_at, color="#6E6E6E", linestyle=":", label="crossover of the fitted lines"
@@ -1680,7 +1680,7 @@ def crossovers():
     expected = crossover(RACE_RANKS, latency, duration / large)
     print(
         f"At {text(RACE_SIZES[0])} your ring takes {ratios[0]:.1f} times as long as your recursive doubling, "
-        f"at {text(RACE_SIZES[-1])} {ratios[-1]:.1f} times.\n"
+        f"and at {text(RACE_SIZES[-1])} {ratios[-1]:.1f} times.\n"
         f"Crossover, predicted from ping-pong's alpha and beta: {text(expected)}\n"
         f"Crossover of the lines fitted to the race:           {text(predicted_at)}\n"
         f"Crossover, measured: {region}"
