@@ -113,7 +113,7 @@ def one_step(wrap, width=64, count=16, before=0):
     for step in range(before + 1):
         model.zero_grad()
         if step == before:
-            dist.barrier()  # bytes are counted from here on
+            dist.barrier()  # `sent_after_barrier` counts from here on
         nn.functional.mse_loss(model(x), y).backward()
         if hasattr(model, "finish_gradient_synchronization"):
             model.finish_gradient_synchronization()
@@ -121,8 +121,8 @@ def one_step(wrap, width=64, count=16, before=0):
 
 
 def predicted(prediction, *args):
-    """Return the number from your prediction. If it returns no number yet, print a sentence
-    and return None."""
+    """Return the number from your prediction. If the prediction gives no number yet,
+    print a sentence and return None."""
     name = prediction.__name__
     if not ready(prediction):
         return None
@@ -130,7 +130,7 @@ def predicted(prediction, *args):
     if isinstance(number, int | float):
         return number
     call = f"{name}({', '.join(map(str, args))})"
-    print(f"{call} returned {number}, not a number: does {name} end with a `return`?")
+    print(f"{call} returned {number}, which is not a number. Does {name} end with a `return`?")
 
 
 def said(prediction, *args):
@@ -161,7 +161,7 @@ def said(prediction, *args):
 
 # %% tags=["skip-in-grading"]
 def master_step(model):
-    """Send the weights out and the gradients in, as nn.DataParallel does."""
+    """Send rank 0's weights to all ranks, and all gradients to rank 0, as nn.DataParallel does."""
     for p in model.parameters():
         dist.broadcast(p.detach(), 0)
     x, y = samples(dist.get_rank(), 16)
@@ -258,7 +258,7 @@ def dealt(sampler, n, world_size, epochs):
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_title(f"{n} samples: which of {world_size} ranks sees it", fontsize=10)
+    axes.set_title(f"which of {world_size} ranks sees each of {n} samples", fontsize=10)
     return figure
 
 
@@ -336,7 +336,7 @@ cases = ((10, 4), (12, 4), (3, 8), (50_000, 64))
 for n, world_size in cases if ready(shard_indices, samples_each) else ():
     shards = [shard_indices(n, rank, world_size) for rank in range(world_size)]
     if None in shards:
-        print("shard_indices returned None, not a list: does it end with a `return`?")
+        print("shard_indices returned None instead of a list. Does it end with a `return`?")
         break
     twice = sum(map(len, shards)) - len({index for shard in shards for index in shard})
     print(
@@ -374,7 +374,8 @@ from torch.utils.data import DistributedSampler
 for epoch in (0, 1):
     theirs = DistributedSampler(range(10), num_replicas=4, rank=1)
     theirs.set_epoch(epoch)
-    print(f"epoch {epoch}, rank 1: {list(theirs)}, ours {reference.shard_indices(10, 1, 4, epoch)}")
+    ours = reference.shard_indices(10, 1, 4, epoch)
+    print(f"epoch {epoch}, rank 1: PyTorch's {list(theirs)}, ours {ours}")
 
 # %% [markdown]
 # ## 2 · Replicas that stay in step
@@ -440,7 +441,7 @@ def one_step_drawn(wrap, title):
     axes.invert_yaxis()
     axes.set_xlabel("ms since the barrier")
     axes.set_title(title, fontsize=10, loc="left")
-    named = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # each name once
+    named = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # each label once
     place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 3, "frameon": False}
     axes.legend(named.values(), named.keys(), fontsize=8, **place)
     return figure
@@ -463,7 +464,7 @@ one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, 
 def gradient_bytes_sent(
     n: int, gradient_bytes: float, microbatches: int = 1, no_sync: bool = True
 ) -> float:
-    """Return the bytes each of n ranks sends in a step, with ring all-reduces."""
+    """Return the bytes each of n ranks sends in a step of `microbatches`, with ring all-reduces."""
     ### BEGIN SOLUTION
     return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
     ### END SOLUTION
@@ -578,7 +579,7 @@ class Forgetful(NaiveDataParallel):
 
 
 def losses(wrap, optimizer, steps=40):
-    """Return the loss on the same data before every step."""
+    """Return this rank's loss before every step, always on the same data."""
     rank = dist.get_rank()
     model = wrap(network(rank, depth=3))
     # 32 is not a typo. The loss is a mean over 64 outputs, so its gradients are small.
@@ -600,7 +601,7 @@ for optimizer in ("SGD", "AdamW"):
     runs = [try_it(losses, wrap, optimizer) for wrap in (NaiveDataParallel, Forgetful)]
     if None not in runs:
         right, wrong = (run[0][-1] for run in runs)
-        print(f"{optimizer:6} mean {right:.5f}   sum {wrong:.5f}")
+        print(f"{optimizer:6} last loss: mean {right:.5f}   sum {wrong:.5f}")
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>AdamW divides the running mean of the gradient by the root
@@ -735,7 +736,7 @@ def exposed_seconds(backward: float, communication: float, buckets: int) -> floa
 
 
 def scaling_efficiency(compute: float, exposed: float) -> float:
-    """Return the share of ideal speed if ranks compute for `compute` seconds and wait `exposed`."""
+    """Return the share of a step spent computing. `compute` and `exposed` are in seconds."""
     ### BEGIN SOLUTION
     return compute / (compute + exposed)
     ### END SOLUTION
@@ -847,7 +848,7 @@ class BucketedDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """In here, backward only adds to `.grad`. The next backward outside sends the total."""
+        """Inside, backward only adds to `.grad`. The next backward outside sends the total."""
         ### BEGIN SOLUTION
         self.synchronises = False
         try:
@@ -858,14 +859,14 @@ class BucketedDataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Wait for the buckets, and replace every `.grad` with its mean over the ranks.
+        """Send the rest, wait for all buckets, and replace every `.grad` with its mean over ranks.
 
         As in NaiveDataParallel, every parameter that requires a gradient has a `.grad` afterwards.
         Send 2 (N-1)/N times the gradients' bytes in total, with one all-reduce per bucket.
         """
         ### BEGIN SOLUTION
         for missing in self.missing:
-            missing.clear()  # no gradient on this rank, so send zeros
+            missing.clear()  # no more gradients will arrive
         self._launch()
         n = dist.get_world_size(self.group)
         for bucket, (flat, work) in zip(self.buckets, self.under_way, strict=True):
@@ -993,7 +994,7 @@ if run is not None:
     figure = picture(7.5, 2.2)
     axes = figure.subplots()
     for name, (_, parts) in contestants.items():
-        compute, exposed = min((rank[name] for rank in run), key=lambda t: t[1])  # the latest rank
+        compute, exposed = min((rank[name] for rank in run), key=lambda t: t[1])  # the last rank
         axes.barh(name, 1000 * compute, color=BACKWARD, hatch="///", edgecolor="white")
         axes.barh(name, 1000 * exposed, left=1000 * compute, color=COMMUNICATION)
         print(f"{name:23} exposed {1000 * exposed:5.1f} ms", end=", ")
@@ -1156,7 +1157,7 @@ def unequal(counted):
 for counted in (False, True):
     off = launch(unequal, counted, world_size=2)[0]
     print(
-        "summed, by the count of all:" if counted else "mean of means:",
+        "sum / number of all samples:" if counted else "mean of means:",
         "right" if off < 1e-5 else "wrong",
     )
 
@@ -1202,7 +1203,8 @@ axes.plot(torch.linspace(0, 100, len(share)), 100 * share, color=RANKS[0])
 axes.set_xlabel("largest elements, % of all")
 axes.set_ylabel("% of the squared norm")
 axes.grid(True, alpha=0.3)
-print(f"1 % of the elements hold {100 * share[len(share) // 100].item():.0f} % of the squared norm")
+percent = 100 * share[len(share) // 100].item()
+print(f"The largest 1 % of the elements hold {percent:.0f} % of the squared norm")
 figure
 
 # %% [markdown]
@@ -1233,7 +1235,7 @@ for n in (2, 8, 64, 100, 512):
     )
     if whole is None or not pairs:
         break
-    print(f"1 % on {n:3} ranks: {whole / pairs:6.2f} times less than an all-reduce")
+    print(f"{n:3} ranks: an all-reduce sends {whole / pairs:5.2f} times as much as top-k at 1 %")
 
 # %% [markdown]
 # You will often read that top-k sends 10 to 100 times less. At 1 %, however, it sends only 50 times less on
@@ -1457,9 +1459,9 @@ axes.semilogy(
     (dequantize(*quantize(values)) - values).abs()[0] + 1e-5,
     color=RANKS[0],
     lw=0.6,
-    label="one scale per 256",
+    label="one scale per 256 elements",
 )
-axes.set_xlabel("element; number 700 is 300, the others are of order 1")
+axes.set_xlabel("element (element 700 is 300, the others are of order 1)")
 axes.set_ylabel("error")
 axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8)
 figure
@@ -1482,7 +1484,7 @@ figure
 
 # %% tags=["skip-in-grading"]
 def eight_bit_run():
-    """Return input, tensors of the collectives, and mean of an int8_all_reduce of six elements."""
+    """Return the input, the tensors of the collectives, and the mean, for six elements in int8."""
     from course_lib.compression import int8_all_reduce as library
 
     passed = []
@@ -1496,7 +1498,8 @@ def eight_bit_run():
 
     for name in ("all_to_all_single", "all_gather_single", "all_gather_into_tensor"):
         if hasattr(dist, name):
-            setattr(dist, name, watched(getattr(dist, name)))  # in ranks, which end with the cell
+            # only in these ranks, which end with the run
+            setattr(dist, name, watched(getattr(dist, name)))
     tensor = torch.randn(6, generator=torch.Generator().manual_seed(dist.get_rank()))
     asked = tensor.tolist()
     library(tensor, torch.zeros(6))
@@ -1523,8 +1526,9 @@ axes = figure.subplots()
 SHARD = 4.6  # width of two elements, their scale, and a gap
 ASKED, SENT, GOT, MEAN, RESULT = 0.0, 8.0, 24.6, 39.2, 46.6
 arrow = {"arrowstyle": "->", "lw": 0.8}
+# on the CPU, because the picture needs only a few elements
 for rank, (asked, (sent, got, own, _), result) in enumerate(
-    launch(eight_bit_run, world_size=3, backend="gloo")  # a few numbers, for a picture
+    launch(eight_bit_run, world_size=3, backend="gloo")
 ):
     draw_cells(axes, ASKED, rank, [f"{x:.1f}" for x in asked], RANKS[rank], wide=1.2)
     draw_eights(axes, MEAN, rank, own[0], COMPLETE)
@@ -1551,9 +1555,9 @@ for left, title in (
     low = title.startswith("all-")
     axes.text(left, 2.62 if low else -0.45, title, fontsize=8, style="italic" if low else "normal")
 for rank in range(3):
-    axes.barh(0, 0, color=RANKS[rank], label=f"numbers of rank {rank}")
+    axes.barh(0, 0, color=RANKS[rank], label=f"elements of rank {rank}")
 axes.barh(0, 0, color=COMPLETE, label="mean of all ranks")
-axes.barh(0, 0, color=tint(COMPLETE), label="light: a scale, float32")
+axes.barh(0, 0, color=tint(COMPLETE), label="light: a float32 scale")
 axes.set(xlim=(-0.3, 54.0), ylim=(2.75, -0.8), xticks=[], yticks=range(3))
 axes.set_yticklabels([f"rank {rank}" for rank in range(3)])
 axes.tick_params(length=0)
@@ -1744,8 +1748,8 @@ for bandwidth, n in itertools.product(NAMED, (8, 64)):
     if None in shares:
         break
     print(
-        f"{NAMED[bandwidth]:8} {n:2} ranks: {wired:6.2f} s on the wire; "
-        f"efficiency {shares[0]:.2f} after backward, {shares[1]:.2f} overlapped"
+        f"{NAMED[bandwidth]:8} {n:2} ranks: {wired:6.2f} s on the wire, "
+        f"efficiency {shares[0]:.2f} if sent after backward, {shares[1]:.2f} if overlapped"
     )
 
 # %% [markdown]
@@ -1920,7 +1924,7 @@ figure
 
 # %% nbgrader={"grade_id": "powersgd", "solution": true}
 class PowerSGD:
-    """Averages gradients over the ranks of `group`, with matrices as P Q^T of `rank` columns.
+    """Averages gradients over the ranks of `group`. A matrix is sent as P and Q of `rank` columns.
 
     all_reduce(gradients) overwrites each tensor of a list, which has the same shapes in the same
     order in every step. A matrix larger than `rank` in both dimensions becomes P Q^T, while any
@@ -1938,7 +1942,7 @@ class PowerSGD:
 
     @torch.no_grad()
     def all_reduce(self, gradients: list[torch.Tensor]) -> None:
-        """Overwrite each gradient with its mean over the ranks, as P Q^T for matrices."""
+        """Overwrite each gradient with its mean over the ranks, or a matrix with P Q^T."""
         ### BEGIN SOLUTION
         for k, gradient in enumerate(gradients):
             if gradient.dim() != 2 or min(gradient.shape) <= self.rank:
