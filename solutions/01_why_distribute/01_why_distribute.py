@@ -1254,7 +1254,7 @@ plan_figures.layout_bars(GPT_7B, gpus=8, batch=4, seq=2048, room=80e9)
 def first_that_fits(
     config: GPTConfig, gpus: int, room: float, batch: int, seq: int
 ) -> tuple[int, bool] | None:
-    """The cheapest layout (stage, checkpoint) whose bill is at most `room` bytes per GPU, or None."""
+    """The cheapest (stage, checkpoint) with a bill of at most `room` bytes per GPU, or None."""
     count = sum(parameters(config).values())
     with_another = sum(parameters(replace(config, layers=config.layers + 1)).values())
     block = with_another - count
