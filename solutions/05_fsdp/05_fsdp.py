@@ -91,17 +91,18 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 # %%
 WIDTH, HIDDEN, DEPTH = 128, 256, 8
 FIRST = 2 * WIDTH * HIDDEN + HIDDEN + WIDTH  # parameters of block 0
-MORE = 4 * (2 * WIDTH + 1)  # each block has this many more than the block before
+MORE = 4 * (2 * WIDTH + 1)  # each block has this many more parameters than the block before
 P = DEPTH * FIRST + MORE * DEPTH * (DEPTH - 1) // 2
-PACE, WIRE = 0.020, 6.6e6  # seconds of a block's forward; bytes a second
-MESSAGE = 4 * P / DEPTH / 2 / WIRE  # seconds of a gather on two ranks, for a block of mean size
-SLOW = Times(forward=20, backward=40, gather=21, reduce=21)  # the same in milliseconds
-HEAD = 64
-HEADED = P + HEAD * (WIDTH + 1)  # parameters with a head of that size
+PACE, WIRE = 0.020, 6.6e6  # seconds per forward of a block; bytes per second
+MESSAGE = 4 * P / DEPTH / 2 / WIRE  # seconds per gather on two ranks, for a block of average size
+SLOW = Times(forward=20, backward=40, gather=21, reduce=21)  # the same times in milliseconds
+HEAD = 64  # outputs of a head
+HEADED = P + HEAD * (WIDTH + 1)  # parameters of a network with such a head
 
 
 class Block(nn.Module):
-    """Two layers and a residual. Its forward takes `pace` seconds, its backward twice as many."""
+    """Two linear layers and a residual connection. The forward takes `pace` seconds, and the
+    backward takes twice as long."""
 
     def __init__(self, index, pace=0.0, events=None):
         super().__init__()
@@ -136,7 +137,7 @@ class Network(nn.Module):
 
 
 def one_by_one(body, cases, aloud):
-    """In a rank: body(*arguments) for each case; two barriers follow each of them."""
+    """Call body(*arguments) for each case on this rank, with two barriers after each call."""
     results = {}
     for name, arguments in cases.items():
         results[name] = body(*arguments)
@@ -148,10 +149,10 @@ def one_by_one(body, cases, aloud):
 
 
 def several(body, cases, world_size=4, aloud=False):
-    """By name: the ranks' results of body(*arguments),
-    and the operations of rank 0 after its last barrier.
+    """By name of the case: all ranks' results of body(*arguments), and the operations of rank 0
+    after the last barrier in `body`.
 
-    All cases run in the same ranks, one after the other. aloud: rank 0 says when a case is done.
+    All cases run on the same ranks, one after the other. aloud: rank 0 says when a case is done.
     """
     run = try_it(one_by_one, body, cases, aloud, world_size=world_size, timeout=300)
     parts, part = [], []
@@ -173,7 +174,7 @@ def bytes_in(operations):
 
 
 def said(function, *args, **kwargs):
-    """The result of a function of yours, or None before you have written it."""
+    """The result of your function, or None if you have not written it yet."""
     with contextlib.suppress(NotImplementedError):
         return function(*args, **kwargs)
 
@@ -183,12 +184,12 @@ def text_of(number, form=",.0f"):
 
 
 def planned(*arguments):
-    """Your list for eight units and these arguments, or None before §2 is written."""
+    """Your list for eight units and these arguments, or None if you have not written §2 yet."""
     return said(fsdp_schedule, DEPTH, *arguments) if "fsdp_schedule" in globals() else None
 
 
 def made(*arguments):
-    """The same, or None after a sentence that says why not."""
+    """Your list if it is valid. Otherwise, print what is wrong and return None."""
     schedule = planned(*arguments)
     if schedule is None:
         return say_once("`fsdp_schedule` is not written yet.")
@@ -197,7 +198,7 @@ def made(*arguments):
 
 
 def zero3(network):
-    """The library's ZeRO-3, which waits for each message as yours did in notebook 04."""
+    """The reference's ZeRO-3, which waits for each message, as your module did in notebook 04."""
     from course_lib.zero import Zero3Module
 
     def reduce_scatter(output, input, group):
@@ -207,7 +208,7 @@ def zero3(network):
 
 
 def ahead(forward, backward, reshard=True):
-    """A function that wraps a network in your module of §3."""
+    """A function that wraps a network in your module from §3."""
 
     def make(network):
         return PrefetchedModule(
@@ -221,11 +222,11 @@ def ahead(forward, backward, reshard=True):
 
 
 def sharded(model, units=None, **options):
-    """PyTorch's FSDP around each block, then around the model."""
+    """Apply `fully_shard` to each block (or to each of `units`), and then to the model."""
     from torch.distributed.fsdp import fully_shard
 
     if torch.__version__ < "2.7" and next(model.parameters()).is_cpu:
-        raise RuntimeError("PyTorch 2.6 runs fully_shard on GPUs alone")
+        raise RuntimeError("PyTorch 2.6 runs fully_shard only on GPUs")
     for unit in model.blocks if units is None else units:
         fully_shard(unit, **options)
     return fully_shard(model, **options)
@@ -233,7 +234,7 @@ def sharded(model, units=None, **options):
 
 # %%
 class Arrival:
-    """The handle of a message that arrives at a given time, not sooner."""
+    """The handle of a message that arrives at the time `at`, and no earlier."""
 
     def __init__(self, work, at):
         self.work, self.at = work, at
@@ -244,8 +245,7 @@ class Arrival:
 
 
 def record_messages(events, bandwidth=math.inf):
-    """From now on this rank's gathers and reductions go over one wire,
-    and are written into `events`."""
+    """Let all gathers and reductions of this rank share one wire, and record them in `events`."""
     kinds = {"all_gather_single": "gather", "reduce_scatter_single": "reduce"}
     kinds |= {"_allgather_base": "gather", "_reduce_scatter_base": "reduce"}  # before PyTorch 2.13
     free = 0.0
@@ -290,16 +290,18 @@ def fastest_steps(makes, pace, bandwidth, steps, depth):
 
 
 def slow_motion(makes, pace=PACE, bandwidth=WIRE, steps=4, depth=DEPTH, world_size=2):
-    """By name: (milliseconds, events) of the fastest step of the model each
-    of `makes` returns."""
+    """By name: (milliseconds, events) of rank 0's fastest step of each model.
+
+    makes: by name, a function that wraps a Network in a model.
+    """
     arguments = makes, pace, bandwidth, steps, depth
-    # on the CPU, because the wire is a host that sleeps
+    # gloo, because the host imitates the wire by sleeping
     run = try_it(fastest_steps, *arguments, world_size=world_size, backend="gloo")
     return run[0] if run else {}
 
 
 def gather_behind_reduce(schedule):
-    """The same actions; in backward the gather of unit i - 1 comes after the reduce of unit i."""
+    """The same actions, but in backward, reduce i comes before gather i - 1."""
     actions = list(schedule)
     for unit in reversed(range(DEPTH - 1)):
         last = max(place for place, action in enumerate(actions) if action == ("gather", unit))
@@ -314,7 +316,7 @@ def a_step(network, **options):
 
 
 def whole_at_once(prefetch):
-    """The most blocks that are whole at the same time, in a step of this rank."""
+    """The largest number of blocks that are whole at the same time, in a step on this rank."""
     network = Network().to(device())
     model = PrefetchedModule(network, forward_prefetch=prefetch, backward_prefetch=prefetch)
     counts = []
@@ -325,7 +327,7 @@ def whole_at_once(prefetch):
         )
 
     for block in model.module.blocks:
-        block.register_forward_pre_hook(look)  # after your own, which gathers
+        block.register_forward_pre_hook(look)  # runs after your hook, which gathers
     model(torch.randn(2, WIDTH, device=device())).square().mean().backward()
     return max(counts)
 
@@ -354,11 +356,12 @@ def arguments_for(order):
         if [action for action in schedule if action[0] != "free"] == order:
             prefetches = f"forward_prefetch={forward}, backward_prefetch={backward}"
             return f"{prefetches}, reshard={reshard}, keep_last={last}"
-    return "no arguments of yours"
+    return "no arguments give this order"
 
 
 def norms():
-    """(norm of this rank's shards, yours, PyTorch's, norm after yours)."""
+    """The norm of this rank's shards, the whole norm from your function and from PyTorch's, and
+    the whole norm after your clipping."""
     model = sharded(Network(head=HEAD).to(device()))
     torch.manual_seed(dist.get_rank())
     model(torch.randn(4, WIDTH, device=device())).square().mean().backward()
@@ -412,8 +415,8 @@ def shares(took, events):
 
 
 def foretold(arguments):
-    """Milliseconds of your list in the simulation; without arguments,
-    those of a step that hides nothing."""
+    """The simulated milliseconds of your list. If `arguments` is None, the milliseconds of a step
+    that hides nothing."""
     if arguments is None:
         return 3 * DEPTH * (PACE + MESSAGE) * 1000
     schedule = made(*arguments)
@@ -421,7 +424,7 @@ def foretold(arguments):
 
 
 class Skipping(Network):
-    """Rank 1 leaves block 3 out."""
+    """A network in which rank 1 skips block 3."""
 
     def forward(self, x):
         for index, block in enumerate(self.blocks):
@@ -497,12 +500,12 @@ def fsdp_bytes(
     params: float, n: int, microbatches: int = 1, *, weights: float = 2, gradients: float = 4,
     reshard: bool = True, keep: str | None = None,
 ) -> float:  # fmt: skip
-    """Bytes that each of n ranks sends in a step of K microbatches.
+    """Bytes each of n ranks sends in a step of K microbatches.
 
-    params: elements of all units. weights, gradients: bytes of an element in a gather,
-    in a reduce-scatter.
+    params: the number of elements in all units together.
+    weights, gradients: bytes per element in a gather, and in a reduce-scatter.
     reshard: whether units are freed after forward, and gathered again for backward.
-    keep: None, "gradients", "weights between" or "weights": see the table above.
+    keep: None, "gradients", "weights between" or "weights" (see the table above).
     """
     gathers = reductions = 0  # of all microbatches together
     k = microbatches
@@ -519,9 +522,10 @@ def fsdp_bytes(
 
 
 def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> float:
-    """The tokens of a rank with which a unit's forward lasts as long as the next unit's gather.
+    """Tokens per rank at which a unit's forward takes as long as the gather of the next unit.
 
-    flops: the FLOPs per second that the GPU reaches. each_way: bytes a rank sends per second.
+    n: the number of ranks. flops: the FLOPs per second the GPU reaches. each_way: the bytes per
+    second a rank sends. itemsize: bytes per element.
     """
     ### BEGIN SOLUTION
     return (n - 1) / n * itemsize / 2 * flops / each_way
@@ -529,7 +533,7 @@ def hides_from(n: int, flops: float, each_way: float, itemsize: float = 2) -> fl
 
 
 def unit_bytes(config: GPTConfig, itemsize: int = 2) -> tuple[int, int]:
-    """Bytes of one block, and of the root: embeddings, last norm,
+    """Bytes of one block, and bytes of the root, which consists of the embeddings, the last norm,
     and the head unless it is tied."""
     with torch.device("meta"):  # shapes without memory
         model = GPT(replace(config, layers=1))
@@ -579,10 +583,10 @@ LINKS = {"8 GPUs, NVLink": (8, NVLINK), "64 GPUs, network": (64, NETWORK)}
 
 def where_they_cross():
     block, root = unit_bytes(LLAMA)
-    print(f"a block has {block / 1e6:.0f} MB, the root {root / 1e6:.0f} MB")
+    print(f"a block takes {block / 1e6:.0f} MB, and the root {root / 1e6:.0f} MB")
     least = {name: hides_from(n, SPEED, each_way) for name, (n, each_way) in LINKS.items()}
     for name, tokens in least.items():
-        print(f"{name}: hidden from {tokens:,.0f} tokens per GPU on")
+        print(f"{name}: the gather is hidden if a GPU has at least {tokens:,.0f} tokens")
     return crossing(block, SPEED, LINKS, least)
 
 
@@ -693,15 +697,15 @@ def fsdp_schedule(
 ) -> list[tuple[str, int]]:
     """The actions of a step, in the order in which the host issues them.
 
-    An action is ("gather", i), ("forward", i), ("free", i), ("backward", i) or ("reduce", i); units
-    are numbered in the order of forward. If `reshard`, at most 1 + forward_prefetch units are whole
-    at the same time in forward, and 1 + backward_prefetch in backward.
+    An action is ("gather", i), ("forward", i), ("free", i), ("backward", i) or ("reduce", i). Units
+    are numbered from 0, in the order of forward. If `reshard` is true, at most 1 + forward_prefetch
+    units are whole at the same time in forward, and at most 1 + backward_prefetch in backward.
     """
     actions: list[tuple[str, int]] = []
     whole: set[int] = set()
 
     def gather(ahead):
-        """Gather the units of a range, except those that are whole or don't exist."""
+        """Gather the units of a range, except units that are already whole or don't exist."""
         for unit in ahead:
             if unit in range(units) and unit not in whole:
                 whole.add(unit)
@@ -802,7 +806,7 @@ if one_ahead:
     late = gather_behind_reduce(one_ahead)
     for name, schedule in (("gather first", one_ahead), ("reduce first", late)):
         print(f"{name}: {simulate(schedule, SLOW).total:.1f} ms")
-lanes(late, SLOW, "the reduce first, in milliseconds", until=984) if one_ahead else None
+lanes(late, SLOW, "reduce first, in milliseconds", until=984) if one_ahead else None
 
 # %% [markdown]
 # Nearly two thirds of the gain is gone, because the gather of the next unit queues behind a reduction that
@@ -885,17 +889,19 @@ from course_lib.fsdp import units_of
 
 
 def after_backward(function):
-    """Call `function()` when the backward that is running now is over.
-    Call this from a hook of that backward."""
+    """Call `function()` at the end of the backward that is running now.
+
+    Use after_backward only inside a hook that this backward runs.
+    """
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 # %% nbgrader={"grade_id": "prefetched_module", "solution": true}
 class PrefetchedModule(nn.Module):
-    """`module` with its parameters sharded over `group`; units are gathered before they are needed.
+    """`module` with its parameters sharded over `group`. Units are gathered before they are needed.
 
-    Sends, for a step, a reduction and two gathers of each block, but only one gather of the last.
-    With reshard_after_forward=False, one gather of each.
+    A step sends one reduction and two gathers per block, but only one gather of the last block and
+    of the root. With reshard_after_forward=False, it sends only one gather of every block.
     """
 
     def __init__(
@@ -907,8 +913,8 @@ class PrefetchedModule(nn.Module):
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
         self.blocks, self.root = units_of(module, group)  # self.blocks[i]: the units of block i
         self.units = list(dict.fromkeys(itertools.chain(*self.blocks, self.root)))
-        self.finish = lambda: None  # the function of the last unit.reduce()
-        for block in dict.fromkeys(module.blocks):  # each once, if one is listed twice
+        self.finish = lambda: None  # the function that the last unit.reduce() returned
+        for block in dict.fromkeys(module.blocks):  # a block that is listed twice gets one hook
             block.register_forward_pre_hook(lambda *_: self.enter())
             block.register_forward_hook(lambda _, args, output: self.leave(output))
 
@@ -934,16 +940,16 @@ class PrefetchedModule(nn.Module):
         self.use(self.i, 1, self.forward_prefetch)
 
     def begin(self):
-        """Backward begins: the gradient of the module's output is here."""
-        if not self.in_backward:  # two forwards may end in one backward
+        """Backward begins, because the gradient of the module's output is ready."""
+        if not self.in_backward:  # one backward can follow two forwards
             self.in_backward = True
             after_backward(self.end)
             for unit in self.root:
                 unit.wait()
 
     def use(self, i, direction, prefetch):
-        """Ask for block i and for `prefetch` blocks after it in this direction (1: upwards,
-        -1: downwards), as far as there are any. Then wait for block i."""
+        """Start the gathers of block i and of the next `prefetch` blocks in this direction (1 for
+        higher numbers, -1 for lower numbers), if these blocks exist. Then wait for block i."""
         ### BEGIN SOLUTION
         for k in range(i, i + direction * (prefetch + 1), direction):
             for unit in self.blocks[k] if 0 <= k < len(self.blocks) else ():
@@ -953,9 +959,9 @@ class PrefetchedModule(nn.Module):
             unit.wait()
 
     def leave(self, output):
-        """The forward of block self.i is over: free it, or keep it. If a backward will come,
-        let `self.before(i)` be called when the gradient of this output is here."""
-        i = self.i  # a name of its own, because self.i goes on before the hook is called
+        """The forward of block self.i is over, so free the block or keep it. If a backward will
+        follow, register a hook that calls `self.before(i)` when this output's gradient is ready."""
+        i = self.i  # a copy, because self.i will have changed when the hook is called
         kept = not self.reshard or i == len(self.blocks) - 1
         if not (kept and output.requires_grad):
             for unit in self.blocks[i]:
@@ -964,8 +970,8 @@ class PrefetchedModule(nn.Module):
             output.register_hook(lambda gradient: self.before(i))
 
     def before(self, i):
-        """The backward of block i comes next. So all gradients of the block above are here, and
-        its units, self.current, can leave."""
+        """The backward of block i comes next, so all gradients of the block above are ready. The
+        units of the block above are in `self.current`, and you can send them now."""
         ### BEGIN SOLUTION
         self.send(self.current)
         self.use(i, -1, self.backward_prefetch)
@@ -973,17 +979,17 @@ class PrefetchedModule(nn.Module):
         self.current = self.blocks[i]
 
     def send(self, units):
-        """Backward has left these units: free them, and begin their reductions."""
+        """Backward has finished with these units, so free them and start their reductions."""
         for unit in units:
             unit.free()
             ### BEGIN SOLUTION
             if unit.shard.requires_grad:
-                self.finish()  # the reduction before this one
+                self.finish()  # wait for the previous reduction
                 self.finish = unit.reduce()
             ### END SOLUTION
 
     def end(self):
-        """Backward is over, so all gradients are here, including the root's."""
+        """Backward is over, so all gradients are ready, including the gradients of the root."""
         self.send(self.current)
         self.send(self.root)
         self.finish()
@@ -1030,8 +1036,8 @@ report.points(16)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-REAL = {  # name: (class, arguments of the schedule)
-    "ZeRO-3 (04), every message waited for": (zero3, None),
+REAL = {  # name: (function that wraps a network, arguments of fsdp_schedule)
+    "ZeRO-3 (04), waits for every message": (zero3, None),
     "yours, nothing ahead": (ahead(0, 0), (0, 0, True, True)),
     "yours, one ahead": (ahead(1, 1), (1, 1, True, True)),
     "yours, two ahead": (ahead(2, 2), (2, 2, True, True)),
@@ -1040,14 +1046,14 @@ REAL = {  # name: (class, arguments of the schedule)
 
 
 measured = slow_motion({name: make for name, (make, _) in REAL.items()})
-whole = measured["ZeRO-3 (04), every message waited for"][0] if measured else 1
+whole = measured["ZeRO-3 (04), waits for every message"][0] if measured else 1
 for name, (took, _) in measured.items():
     expected = foretold(REAL[name][1])
     ratio = text_of(expected and took / expected, ".2f")
-    print(f"{name:40} {took / whole:5.0%} of the time; {ratio} of the simulated time")
+    print(f"{name:37} {took / whole:5.0%} of ZeRO-3's time, {ratio} of the simulated time")
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-shown = [name for name in measured if "waited" in name or "one ahead" in name]
+shown = [name for name in measured if "waits" in name or "one ahead" in name]
 measured_lanes({name: measured[name] for name in shown}) if shown else None
 
 
@@ -1077,7 +1083,7 @@ def disagrees():
 for prefetch in (1, DEPTH):
     run = try_it(whole_at_once, prefetch, world_size=2)
     if run:
-        print(f"prefetch {prefetch}: {run[0]} blocks whole at once")
+        print(f"prefetch {prefetch}: {run[0]} blocks whole at the same time")
 for body in (skips, disagrees):
     print(f"--- {body.__name__}")
     try_it(body, world_size=2, backend="gloo")  # the sentence is the same on GPUs
@@ -1155,11 +1161,10 @@ for count in range(1, 513):
 
 # %% nbgrader={"grade_id": "two_precisions", "solution": true}
 def all_gather_cast(output: torch.Tensor, shard: torch.Tensor, group: Group = None) -> None:
-    """Write all ranks' shards into `output`. They travel in the dtype of `output`.
+    """Write all ranks' shards into `output`. The shards travel in the dtype of `output`.
 
-    shard: s elements in float32, the same size on every rank. It is left alone. output: N s
-    elements of any floating dtype; it is overwritten. Sends (N-1) s elements of output's dtype,
-    in one all-gather.
+    shard: s elements in float32, the same s on every rank, not modified. output: N s elements of
+    any floating dtype, overwritten. Sends (N-1) s elements of output's dtype, in one all-gather.
     """
     ### BEGIN SOLUTION
     dist.all_gather_into_tensor(
@@ -1176,13 +1181,13 @@ def reduce_scatter_mean(
 ) -> None:
     """Write this rank's part of the mean of all ranks' `grads` into `output`.
 
-    grads: N s elements of any floating dtype. They are left alone. output: s elements in float32;
-    TypeError if it has 16 bits, since the mean would be rounded again. Gradients travel and are
-    added in `reduce_dtype`. Sends (N-1) s elements of this dtype, in one reduce-scatter.
+    grads: N s elements of any floating dtype, not modified. output: s elements in float32, or
+    TypeError, because 16 bits would round the mean again. Gradients travel and are added in
+    `reduce_dtype`. Sends (N-1) s elements of this dtype, in one reduce-scatter.
     """
     if output.dtype not in (torch.float32, torch.float64):
         raise TypeError(
-            f"output is {output.dtype}: the mean goes to the optimizer, in torch.float32"
+            f"output is {output.dtype}, but the optimizer needs the mean in torch.float32"
         )
     total = torch.empty(output.shape, dtype=reduce_dtype, device=output.device)
     ### BEGIN SOLUTION
@@ -1222,7 +1227,7 @@ for reduce_dtype in (torch.float32, torch.bfloat16):
         operations = run.ledger.operations(0)
         kinds = ", ".join(f"{each.op} in {each.dtype}" for each in operations)
         print(
-            f"{bytes_in(operations) / 3000:.0f} bytes a parameter ({kinds}), error {max(run):.1e}"
+            f"{bytes_in(operations) / 3000:.0f} bytes per parameter ({kinds}), error {max(run):.1e}"
         )
 
 # %% [markdown]
@@ -1309,7 +1314,10 @@ figure
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def by_policy(*dtypes):
-    """A step of fully_shard with this MixedPrecisionPolicy, after a step that does not count."""
+    """The dtypes of a shard and its gradient after two steps of `fully_shard` with this policy.
+
+    The messages are counted only in the second step.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     model = sharded(Network().to(device()), mp_policy=MixedPrecisionPolicy(*dtypes))
@@ -1326,7 +1334,7 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
     kinds = ", ".join(
         f"{op} {dtype}" for op, dtype in {each.op: each.dtype for each in operations}.items()
     )
-    print(f"{name:20} {bytes_in(operations) / (3 / 4 * P):5.2f} bytes a parameter: {kinds}")
+    print(f"{name:20} {bytes_in(operations) / (3 / 4 * P):5.2f} bytes per parameter: {kinds}")
     print(f"{'':20} between steps: shards {ranks[0][0]}, gradients {ranks[0][1]}")
 
 # %% [markdown]
@@ -1373,16 +1381,16 @@ for name, (ranks, operations) in several(by_policy, POLICIES).items():
 
 # %% nbgrader={"grade_id": "hybrid", "solution": true}
 def hybrid_groups(world_size: int, shard: int) -> tuple[list[list[int]], list[list[int]]]:
-    """(shard_groups, replica_groups): lists of ranks. Neighbours share a model,
-    equal places hold one shard.
+    """(shard_groups, replica_groups), as lists of lists of ranks. Each `shard` neighbouring ranks
+    share a copy of the model, and ranks at the same position in their islands hold the same shard.
 
-    Groups and their ranks are in ascending order. ValueError if `shard` does not
-    divide `world_size`.
+    Groups and their ranks are in ascending order. ValueError if `shard` does not divide
+    `world_size`.
     """
     ### BEGIN SOLUTION
     if shard < 1 or world_size < 1 or world_size % shard:
         raise ValueError(
-            f"shard={shard} must divide world_size={world_size}: islands have one size"
+            f"shard={shard} must divide world_size={world_size}, because all islands have the same size"
         )
     ranks = list(range(world_size))
     islands = [ranks[first : first + shard] for first in range(0, world_size, shard)]
@@ -1395,8 +1403,8 @@ def hybrid_reduce(
 ) -> None:
     """Write this rank's part of the mean over all N ranks of `grads` into `output`.
 
-    grads: g s elements, left alone. output: s elements of the same dtype, the same on all replicas
-    afterwards. Sends (g-1) s elements inside the island, then 2 (r-1)/r s to the replicas.
+    grads: g s elements, not modified. output: s elements of the same dtype, overwritten, and equal
+    on all replicas. Sends (g-1) s elements inside the island, then 2 (r-1)/r s to the replicas.
     """
     ### BEGIN SOLUTION
     dist.reduce_scatter_tensor(output, grads, group=shard_group)
@@ -1445,7 +1453,7 @@ def messages_of_a_step(islands, replicas, size=800):
 
 
 def matrices(plans, size=800, nodes=2):
-    """A matrix for each plan, and how much leaves node 0."""
+    """Draw the traffic between ranks for each plan, and how much of it leaves node 0."""
     runs = {
         name: try_it(messages_of_a_step, *groups, world_size=8) for name, groups in plans.items()
     }
@@ -1469,7 +1477,7 @@ def matrices(plans, size=800, nodes=2):
                 color=BACKWARD, linewidth=2,
             )  # fmt: skip
         leaves = matrix[:per_node, per_node:].sum()
-        axes.set_title(f"{name}:\n{leaves:.3g} P leave node 0", fontsize=9, loc="left")
+        axes.set_title(f"{name}:\n{leaves:.3g} P leaves node 0", fontsize=9, loc="left")
         axes.set_xlabel("receiving rank", fontsize=8)
         axes.set_ylabel("sending rank", fontsize=8)
         axes.set_xticks(range(ranks))
@@ -1520,7 +1528,10 @@ matrices(
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def with_mesh(shape=None, reshard=True):
-    """A step of fully_shard on a mesh of this shape, after a step that does not count."""
+    """Bytes of weights per parameter a rank keeps, after two steps of `fully_shard` on this mesh.
+
+    The messages are counted only in the second step.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     options = {"reshard_after_forward": reshard}
@@ -1538,16 +1549,16 @@ MESHES = {
     "full sharding": (),
     "2 islands of 2": ((2, 2),),
     "4 islands of 1": ((4, 1),),
-    "to 2 ranks after forward": (None, 2),
+    "reshard_after_forward=2": (None, 2),
 }
 for name, (ranks, operations) in several(with_mesh, MESHES).items():
     groups = {}
     for each in operations:
-        key = f"{each.op} of {len(each.group)}"
+        key = f"{each.op} over {len(each.group)} ranks"
         groups[key] = groups.get(key, 0) + each.bytes_sent / (4 * P)
     kinds = ", ".join(f"{key} {share:.2f} P" for key, share in groups.items())
     total = bytes_in(operations) / (4 * P)
-    print(f"{name:25} keeps {ranks[0]:.0f} bytes a parameter, sends {total:.2f} P: {kinds}")
+    print(f"{name:24} keeps {ranks[0]:.0f} bytes per parameter, sends {total:.2f} P: {kinds}")
 
 # %% [markdown]
 # The last line of the output shows another way to use islands. With `reshard_after_forward=2`, the weights
@@ -1589,11 +1600,10 @@ def clip_grad_norm_(
 ) -> float:
     """Scale all gradients by min(1, max_norm / norm), where norm is the norm of the whole gradient.
 
-    shards: this rank's tensors, with their gradients in `.grad`, which are scaled in place;
-    a `.grad` that is None counts as zeros. group: the ranks that hold the other shards.
-    replica_group: ranks that hold the same shards as this one, which must not count twice. Returns
-    the norm before scaling, the same on all ranks.
-    One all-reduce of 4 bytes.
+    shards: this rank's tensors. Their gradients in `.grad` are scaled in place, and a `.grad` that
+    is None counts as zeros. group: the ranks that hold the other shards. replica_group: ranks that
+    hold the same shards as this rank, which must not count twice. Returns the norm before scaling,
+    which is the same on all ranks. Sends one all-reduce of 4 bytes.
     """
     shards = list(shards)
     gradients = [shard.grad for shard in shards if shard.grad is not None]
@@ -1636,10 +1646,10 @@ run = try_it(norms)
 if run:
     own, (_, yours, theirs, after) = [rank[0] for rank in run], run[0]
     print("norms of the ranks' own shards:", ", ".join(f"{norm:.3f}" for norm in own))
-    print("each by itself would scale by: ", ", ".join(f"{0.5 / norm:.3f}" for norm in own))
+    print("factors from these norms:      ", ", ".join(f"{0.5 / norm:.3f}" for norm in own))
     print(f"all ranks should scale by {0.5 / yours:.3f}")
     root = math.sqrt(sum(norm**2 for norm in own))
-    print(f"root of the sum of squares: {root:.3f}; yours {yours:.3f}, PyTorch's {theirs:.3f}")
+    print(f"whole norm from these norms: {root:.3f}, yours: {yours:.3f}, PyTorch's: {theirs:.3f}")
     print(f"after clipping to 0.5: {after:.3f}")
     for name, sizes in sent_for_norms(run).items():
         print(f"{name}: all-reduces of", ", ".join(f"{size} bytes" for size in sizes))
@@ -1702,11 +1712,11 @@ def backward_two_ahead(model):
 OPTIONS = {
     "as it comes": as_it_comes,
     "reshard_after_forward=False": not_resharded,
-    "the same, for the last block alone": last_kept,
+    "the same, only for the last block": last_kept,
     "set_modules_to_forward_prefetch, one": forward_ahead,
     "set_modules_to_backward_prefetch, two": backward_two_ahead,
 }
-# on the CPU, because its groups let their methods be replaced
+# gloo, because the methods of its groups can be replaced
 run = try_it(orders, OPTIONS, world_size=2, backend="gloo")
 for name, order in run[0].items() if run else ():
     if name == "as it comes":
@@ -1744,7 +1754,7 @@ KEEPS = (None, "gradients", "weights between", "weights")
 
 
 def accumulated(keep, microbatches=4):
-    """Two steps of fully_shard; the second comes after the last barrier."""
+    """Two steps of `fully_shard`, of which only the second is counted."""
     options = {"reshard_after_forward": False} if keep == "weights" else {}
     model = sharded(Network(head=HEAD).to(device()), **options)
     for _ in range(2):
@@ -1781,8 +1791,8 @@ for keep, (_, operations) in four.items():
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def held():
-    """Bytes of the tensors on this rank that were not there before the training."""
-    time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
+    """Bytes of all tensors on this rank that were created after the training began."""
+    time.sleep(0.003)  # until gloo's threads release the tensors of their last operation
     storages = {}
     for item in gc.get_objects():
         if issubclass(type(item), torch.Tensor) and not hasattr(item, "_local_tensor"):
@@ -1793,9 +1803,9 @@ def held():
 
 
 def train(make, microbatches=1, samples=2, steps=2):
-    """Train on this rank's own data; `make(network)` gives a model, or a model and its optimizer.
+    """Train on this rank's own data. `make(network)` returns a model, or a model and its optimizer.
 
-    If the model has `last(is_last)`, this is called before each microbatch.
+    If the model has a method `last(is_last)`, it is called before each microbatch.
     """
     gc.collect()
     gc.freeze()  # existing tensors do not count
@@ -1803,7 +1813,7 @@ def train(make, microbatches=1, samples=2, steps=2):
     made = make(network)
     model, optimizer = made if isinstance(made, tuple) else (made, None)
     params = [param for param in model.parameters() if hasattr(param, "to_local")]  # DTensors
-    shards = [nn.Parameter(param.detach().to_local()) for param in params]  # counted as shards
+    shards = [nn.Parameter(param.detach().to_local()) for param in params]  # `held` counts these
     own = shards or model.parameters()
     optimizer = optimizer or torch.optim.AdamW(own, lr=1e-3, foreach=False)
 
@@ -1956,7 +1966,7 @@ for name, (ranks, operations) in visible.items():
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def trained_and_saved(folder):
-    """The whole parameters, by name."""
+    """Take a step and save the states. Returns the whole parameters, by name."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -1972,8 +1982,8 @@ def trained_and_saved(folder):
 
 
 def loaded(folder):
-    """The whole parameters of a model that had other ones,
-    and the number of its optimizer's states."""
+    """Load the states into a model with other weights. Returns its whole parameters, by name, and
+    the number of parameters its optimizer has states for."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -1997,11 +2007,11 @@ with tempfile.TemporaryDirectory() as folder:
         begun = max(k for k, each in enumerate(operations) if each.op == "barrier")
         largest = max(each.nbytes for each in operations[begun:]) / 1e6
         print(
-            f"largest message while saving: {largest:.2f} MB, of {12 * HEADED / 1e6:.2f} MB of states"
+            f"largest message while saving: {largest:.2f} MB; all states: {12 * HEADED / 1e6:.2f} MB"
         )
         again, states = launch(loaded, folder, world_size=2)[0]
         equal = all(torch.equal(again[name], whole) for name, whole in saved[0].items())
-        print(f"equal to the bit: {equal}; the optimizer has states of {states} parameters")
+        print(f"bitwise equal: {equal}; the optimizer has states for {states} parameters")
 
 # %% [markdown]
 # All states together take 12 bytes per parameter, and each rank's file holds headers and a quarter of them.
@@ -2039,13 +2049,13 @@ DEEPSPEED = {
 
 
 def read(configuration, ranks, block):
-    """The configuration in this notebook's words; block: parameters of a block."""
+    """Translate the configuration into this notebook's terms. block: parameters per block."""
     zero = configuration["zero_optimization"]
     k = configuration.get("gradient_accumulation_steps", 1)
     each, rest = divmod(configuration["train_batch_size"], ranks * k)
     if rest:
         raise ValueError(f"train_batch_size is not a multiple of {ranks} ranks x {k} microbatches")
-    yield "samples in a microbatch of a rank", each
+    yield "samples per microbatch and rank", each
     yield "microbatches, K", k
     yield "fsdp_bytes, keep", None
     ahead = (
@@ -2055,7 +2065,7 @@ def read(configuration, ranks, block):
     )
     yield "blocks gathered ahead", f"{ahead:.1f}"
     yield (
-        "blocks whole at once, at most",
+        "blocks whole at the same time, most",
         f"{zero.get('stage3_max_live_parameters', 1e9) / block:.1f}",
     )
     yield "clip_grad_norm_, max_norm", configuration.get("gradient_clipping", 0)
@@ -2163,7 +2173,7 @@ for what, value in read(DEEPSPEED, ranks=8, block=202_383_360):  # a block of LL
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Replicas(torch.optim.AdamW):
-    """Notebook 03 without its overlap: the mean of all gradients, and every rank takes the step."""
+    """Data parallelism without overlap: average all gradients, then take the step on every rank."""
 
     def step(self):
         for param in self.param_groups[0]["params"]:
@@ -2201,7 +2211,7 @@ def trade_off():
         right = name not in BESIDE
         place = {"xytext": (8, 4) if right else BESIDE[name], "textcoords": "offset points"}
         axes.annotate(name, (units, most), **place, fontsize=8)
-    axes.set(xlabel="units of traffic in a step", ylabel="most bytes a parameter")
+    axes.set(xlabel="units of traffic per step", ylabel="peak bytes per parameter")
     axes.text(1.85, 0.6, "better: down and left", fontsize=8, color=QUIET)
     axes.set(xlim=(1.8, 3.6), ylim=(0, 19))
     axes.grid(True, alpha=0.3)
@@ -2258,7 +2268,7 @@ PARAMETERS = 124_439_808
 
 
 def if_all_hides(of, run):
-    same = alone and alone.machine["gpu"] == run.machine["gpu"]  # a record may be of another one
+    same = alone and alone.machine["gpu"] == run.machine["gpu"]  # a record can be of another GPU
     on_one = {row.of["kind"]: row.value for row in alone.rows} if same else {}
     if of["kind"] == "peak" and on_one:
         saved = 12 * PARAMETERS * (1 - 1 / of["ranks"])
@@ -2368,10 +2378,10 @@ def all_gather_int8(
 ) -> None:
     """Write all ranks' shards into `output`, each rounded to 8 bits in blocks of `block` elements.
 
-    shard: s elements of any floating dtype, the same size on every rank; left alone. output: N s
-    elements; overwritten, with the same bits on all ranks. A new block begins with each shard;
-    the last one may be short. An element is off by at most half of its block's scale. Sends (N-1)
-    (s + 4 ceil(s/block)) bytes.
+    shard: s elements of any floating dtype, the same s on every rank, not modified. output: N s
+    elements, overwritten, with the same bits on all ranks. Each shard begins a new block, and its
+    last block can be short. The error of an element is at most half of its block's scale. Sends
+    (N-1) (s + 4 ceil(s/block)) bytes.
     """
     ### BEGIN SOLUTION
     n, size = dist.get_world_size(group), shard.numel()
@@ -2431,7 +2441,8 @@ for block, (ranks, operations) in several(
     in_blocks, {size: (size,) for size in (64, 256, 2048, 16384)}
 ).items():
     print(
-        f"blocks of {block:6}: {bytes_in(operations) / (3 * 16384):.3f} bytes a weight, error {ranks[0]:.2%}"
+        f"blocks of {block:5}: {bytes_in(operations) / (3 * 16384):.3f} bytes per weight, "
+        f"error {ranks[0]:.2%}"
     )
 
 # %% [markdown]
@@ -2441,7 +2452,7 @@ for block, (ranks, operations) in several(
 
 # %% tags=["skip-in-grading"]
 terms = torch.full((8,), 115, dtype=torch.int8)
-print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " and in full:", 8 * 115)
+print("8 x 115 in int8:", sum(terms[1:], terms[0]).item(), " exactly:", 8 * 115)
 
 # %% [markdown]
 # The sum does not fit into the 8 bits of its terms. And if two blocks have different scales, their integers
@@ -2485,7 +2496,7 @@ score() if "runs" in globals() else say_once("The scorecard needs the runs in th
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, (took, _) in measured.items():
-    print(f"{name:40} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
+    print(f"{name:37} {1 - 3 * DEPTH * PACE * 1000 / took:4.0%} exposed")
 
 # %% [markdown]
 # <details><summary>The column <i>computation</i></summary>One process performs 54.9 operations per parameter,
