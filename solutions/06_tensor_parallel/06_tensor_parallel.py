@@ -109,17 +109,19 @@ Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %%
 def part(x, dim, group: Group = None):
-    """This rank's part of `x` along `dim`."""
+    """A copy of this rank's part of `x` along `dim`."""
     return x.detach().tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)].clone()
 
 
 def joined(x, dim, group: Group = None, size=None):
-    """All ranks' parts, joined along `dim`. size: the size of the whole, needed if
-    parts can be unequal."""
+    """All ranks' parts, joined along `dim`. size: the size of the joined `dim`, needed if the parts
+    can be unequal."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     sizes = [x.shape[dim]] * n if size is None else [size // n + (r < size % n) for r in range(n)]
     if x.shape[dim] != sizes[dist.get_rank(group)]:
-        raise ValueError(f"a part of {x.shape[dim]}, but size={size} on {n} ranks makes {sizes}")
+        raise ValueError(
+            f"this part has size {x.shape[dim]}, but {n} ranks cut {size} into {sizes}"
+        )
     padded = x.movedim(dim, 0).contiguous()
     padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])])
     pieces = padded.new_empty(n * max(sizes), *padded.shape[1:])
@@ -129,8 +131,8 @@ def joined(x, dim, group: Group = None, size=None):
 
 
 def summed_part(x, dim, group: Group = None):
-    """This rank's part, along `dim`, of the sum of all ranks' `x`;
-    its size must be a multiple of N."""
+    """This rank's part, along `dim`, of the sum of all ranks' `x`. The size of `dim` must be a
+    multiple of N."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     if x.shape[dim] % n:
         raise ValueError(f"{x.shape[dim]} positions cannot be shared equally by {n} ranks")
@@ -142,8 +144,8 @@ def summed_part(x, dim, group: Group = None):
 
 # %%
 class Saved:
-    """A context that counts the bytes forward keeps for backward, but each piece
-    of memory only once."""
+    """A context that counts the bytes forward keeps for backward. Each piece of memory counts only
+    once, and the tensors in `apart_from` do not count."""
 
     def __init__(self, apart_from=()):
         self.known = {tensor.untyped_storage().data_ptr() for tensor in apart_from}
@@ -161,7 +163,7 @@ class Saved:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.known:
             self.known.add(storage.data_ptr())
-            self.alive.append(tensor.detach())  # or else freed memory is given out again
+            self.alive.append(tensor.detach())  # so that no other tensor gets the same address
             self.nbytes += storage.nbytes()
         return tensor
 
@@ -182,7 +184,7 @@ def passes(make, shape=(2, 32, 64), cut=False):
     with Saved(layer.parameters()) as saved:
         y = layer(x)
     dist.barrier()
-    # Any loss would do, if it is the same on all ranks, or (cut) if each rank has a part of it.
+    # Any loss would do if it is the same on all ranks or, with `cut`, if each rank has a term of it.
     (y * weights).sum().backward()
     dist.barrier()
     return {
@@ -205,18 +207,18 @@ def sent(run, rank=0):
 
 
 def alone(make, **options):
-    """The results of one process."""
+    """The results of `passes` in one process."""
     return launch(passes, make, world_size=1, **options)[0]
 
 
 def furthest(a, b):
-    """The largest difference between a and b, divided by the largest number of b."""
+    """The largest difference between a and b, divided by the largest magnitude in b."""
     return float((a - b).abs().max() / b.abs().max())
 
 
 def beside(name, make, whole, world_size=4, **options):
-    """Compare output and gradient of x with one process, and print the bytes sent
-    and the share held."""
+    """Compare the output and the gradient of x with one process. Print the bytes a rank sent, and
+    its share of the parameters."""
     run = try_it(passes, make, world_size=world_size, **options)
     if run is None:
         return None
@@ -224,14 +226,14 @@ def beside(name, make, whole, world_size=4, **options):
     apart = [furthest(run[0][key], single[key]) for key in ("y", "x.grad")]
     right = "equal to one process" if max(apart) < 1e-5 else f"off by {max(apart):.2g}"
     print(
-        f"{name}: {right}; sent forward {forward:,.0f}, backward {backward:,.0f} bytes;"
-        f" parameters {run[0]['held'] / single['held']:.3f} of the whole"
+        f"{name}: {right}; bytes sent: {forward:,.0f} forward, {backward:,.0f} backward;"
+        f" share of the parameters: {run[0]['held'] / single['held']:.3f}"
     )
     return run
 
 
 def said(prediction, *args):
-    """The result of a prediction of yours, as text."""
+    """The result of your prediction, as text."""
     try:
         number = prediction(*args)
     except NotImplementedError:
@@ -332,15 +334,16 @@ class _AllReduceIdentity(torch.autograd.Function):
 
 
 def identity_all_reduce(x, group: Group = None):
-    """Into a region. Forward: x. Backward: the gradients of all ranks added up."""
+    """Into a region. Forward: x itself. Backward: the sum of all ranks' gradients, in a new
+    tensor."""
     ### BEGIN SOLUTION
     return _IdentityAllReduce.apply(x, group)
     ### END SOLUTION
 
 
 def all_reduce_identity(x, group: Group = None):
-    """Out of a region. Forward: the sum over the ranks, in a new tensor.
-    Backward: the gradient itself."""
+    """Out of a region. Forward: the sum of all ranks' x, in a new tensor. Backward: the gradient
+    itself."""
     ### BEGIN SOLUTION
     return _AllReduceIdentity.apply(x, group)
     ### END SOLUTION
@@ -469,7 +472,7 @@ class Conjugate(torch.autograd.Function):
 
 
 def gather_parts(x, size, group: Group = None):
-    """Forward: all ranks' features, joined to `size` of them. Backward: this rank's part."""
+    """Forward: all ranks' features, joined, `size` in total. Backward: this rank's part of them."""
     return Conjugate.apply(
         x, lambda x: joined(x, -1, group, size), lambda grad: part(grad, -1, group)
     )
@@ -487,10 +490,9 @@ def own_features(x, group: Group = None):
 class ColumnParallelLinear(nn.Module):
     """nn.Linear whose output features are cut over the ranks of `group`.
 
-    forward: x (..., in_features), replicated; returns the rank's part of (..., out_features), or
-    all of it if gather_output is set. Forward sends nothing, or (N-1)/N of the output if
-    gather_output is set.
-    Backward sends 2 (N-1)/N of x.
+    forward takes a replicated x (..., in_features), and returns the rank's part of
+    (..., out_features), or all of it if gather_output is set. Forward sends nothing, or (N-1)/N of
+    the output if gather_output is set. Backward sends 2 (N-1)/N of x.
     """
 
     def __init__(
@@ -593,9 +595,9 @@ _ = beside(
 class RowParallelLinear(nn.Module):
     """nn.Linear whose input features are cut over the ranks of `group`.
 
-    forward: x, the rank's part of (..., in_features), or all of it if input_is_parallel is False;
-    returns (..., out_features), replicated. Forward sends 2 (N-1)/N of the output. Backward sends
-    nothing, or (N-1)/N of x if input_is_parallel is False.
+    forward takes the rank's part of x (..., in_features), or all of x if input_is_parallel is
+    False, and returns (..., out_features), replicated. Forward sends 2 (N-1)/N of the output.
+    Backward sends nothing, or (N-1)/N of x if input_is_parallel is False.
     """
 
     def __init__(
@@ -675,7 +677,10 @@ _ = beside(
 
 # %%
 class ParallelMLP(nn.Module):
-    """down(gelu(up(x))): up by columns, down by rows. Nothing is sent between them."""
+    """down(gelu(up(x))), with `up` cut by columns and `down` by rows.
+
+    Nothing is sent between the two.
+    """
 
     def __init__(self, width, hidden, group: Group = None):
         super().__init__()
@@ -703,7 +708,7 @@ TOKENS, WIDTH, HIDDEN = 32, 64, 256
 
 def stages(make):
     """This rank's tensors, in the order of forward:
-    (name, shape here, shape of the whole, whether a term)."""
+    (name, shape here, shape of the whole, whether it is a term)."""
     torch.manual_seed(0)
     mlp, held = make(WIDTH, HIDDEN).to(device()), []
 
@@ -729,7 +734,7 @@ def stages(make):
 
 
 def draw(run, title):
-    """Ranks are rows, forward runs right; operations and bytes come from the ledger."""
+    """Draw ranks as rows, and forward from left to right. The ledger provides the bytes."""
     n, unit = run.ledger.world_size, 4 * TOKENS * WIDTH
     talk = iter([operation for operation in run.ledger.operations(0) if operation.bytes_sent])
     figure = picture(9.5, 1.3 * n + 0.9)
@@ -739,7 +744,7 @@ def draw(run, title):
         if name == "send":
             operation = next(talk)
             axes.barh((n - 1) / 2, 0.35, n - 0.15, left, color=COMMUNICATION, edgecolor=INK, lw=0.5)
-            text = f"{operation.op.replace('_', '-')}\n{operation.bytes_sent / unit:.2g} M each"
+            text = f"{operation.op.replace('_', '-')}\n{operation.bytes_sent / unit:.2g} M per rank"
             axes.text(left + 0.17, -0.6, text, ha="center", va="bottom", fontsize=8)
             left += 0.6
             continue
@@ -799,8 +804,10 @@ draw(run, "columns, then rows") if run else None
 
 # %%
 def block(x, w1, w2, b2, group: Group = None):
-    """x: (tokens, width); w1 and w2 are the rank's parts of weights (out, in).
-    Returns what you are asked about."""
+    """x: (tokens, width). w1 and w2: this rank's parts of the weights, as (out, in). b2: (width,).
+
+    Returns u, h, z, s and the output y.
+    """
     u = identity_all_reduce(x, group)
     h = F.gelu(F.linear(u, w1))  # A by columns
     z = F.linear(h, w2)  # B by rows
@@ -866,7 +873,7 @@ report.points(3)
 
 # %% tags=["skip-in-grading"]
 def show_kinds(block):
-    """Print the kinds on both axes, forward and backward."""
+    """Print the kinds of the block's tensors on both axes, forward and backward."""
     x, w1, w2, b2 = (torch.randn(s, requires_grad=True) for s in ((6, 8), (4, 8), (8, 4), 8))
     with axis_types(dp=2, tp=2) as types:
         types.set(x, dp=S(0), tp=R)
@@ -888,7 +895,10 @@ def show_kinds(block):
 
 
 def first_mistake(block, y=R, **inputs):
-    """inputs: shapes on a rank, and kinds on tp. y: the kind of the output."""
+    """Run `block` with axis_types, which stops at the first mistake.
+
+    inputs: by name, the shape on a rank and the kind on tp. y: the kind of the output on tp.
+    """
     with axis_types(tp=2) as types:
         tensors = [
             types.set(torch.randn(shape, requires_grad=True), tp=kind)
@@ -903,7 +913,7 @@ def first_mistake(block, y=R, **inputs):
 
 
 def ask(rows_then_columns, bias_behind, norm_before):
-    """Print what the types say about each block."""
+    """Print the first mistake that axis_types finds in each block."""
     by_rows = {"x": ((6, 4), S(1)), "w1": ((12, 4), S(1)), "w2": ((4, 12), S(0))}
     whole, ends = {"x": ((6, 8), R)}, {"w1": ((4, 8), S(0)), "w2": ((8, 4), S(1))}
     for name, types in (
@@ -1017,9 +1027,9 @@ report.points(5)
 
 # %% nbgrader={"grade_id": "layer_bytes_sent", "solution": true}
 def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None = None) -> float:
-    """Bytes that each of n ranks sends for one layer, attention and MLP, in one direction.
+    """Bytes each of n ranks sends for one layer, attention and MLP, in one direction.
 
-    nbytes: M, of one whole activation (batch, seq, width). direction: "forward" or "backward".
+    nbytes: M, the bytes of one whole activation. direction: "forward" or "backward".
     sequence: None, "keep" or "regather" (§7).
     """
     ### BEGIN SOLUTION
@@ -1038,7 +1048,7 @@ def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None
 for n in (2, 3, 4):
     if beside(f"{n} ranks", lambda: ParallelMLP(64, 256), lambda: MLP(64, 256), n):
         print(
-            f"    predicted for a layer, two of these: {said(layer_bytes_sent, n, 16384, 'forward')}"
+            f"    predicted for a layer, twice as many: {said(layer_bytes_sent, n, 16384, 'forward')}"
         )
 
 # %% [markdown]
@@ -1127,7 +1137,7 @@ theirs_run = try_it(compared, planned, world_size=2) if ours else None
 if theirs_run:
     for name in ("y", "x.grad"):
         print(f"{name:7} differs by {furthest(theirs_run[0][name], ours[0][name]):.1e}")
-    print("yours sends", sent(ours), "bytes, theirs", sent(theirs_run))
+    print("bytes sent (forward, backward): yours", sent(ours), "and PyTorch's", sent(theirs_run))
 
 # %% [markdown]
 # <details><summary>Why not always DTensors?</summary>Both versions send the same number of bytes. With
@@ -1181,8 +1191,8 @@ if theirs_run:
 
 # %%
 def causal_attention(q, k, v, dropout=0.0):
-    """q (batch, seq, heads, head_dim), k and v with as many heads or fewer;
-    returns (batch, seq, heads * head_dim)."""
+    """Attention of q (batch, seq, heads, head_dim) to k and v, which can have fewer heads. Returns
+    (batch, seq, heads * head_dim)."""
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(
@@ -1192,8 +1202,10 @@ def causal_attention(q, k, v, dropout=0.0):
 
 
 def heads_of(x, linear, head_dim):
-    """A layer's output as heads, (batch, seq, heads, head_dim), by its own weight and bias.
-    Calling the ColumnParallelLinear itself would let x into the region again."""
+    """Apply the layer's weight and bias to x. Returns (batch, seq, heads of this rank, head_dim).
+
+    Calling the ColumnParallelLinear itself would let x into the region again.
+    """
     return F.linear(x, linear.weight, linear.bias).unflatten(-1, (-1, head_dim))
 
 
@@ -1201,8 +1213,8 @@ def heads_of(x, linear, head_dim):
 class ParallelHeads(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
 
-    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x
-    in each direction.
+    forward takes and returns (batch, seq, width), replicated. Sends 2 (N-1)/N of x in each
+    direction.
     """
 
     def __init__(self, width, heads, bias=True, group: Group = None):
@@ -1211,7 +1223,7 @@ class ParallelHeads(nn.Module):
         ### BEGIN SOLUTION
         n = dist.get_world_size(group)
         if width % heads or heads % n:
-            raise ValueError(f"width={width}, heads={heads}: {n} ranks cannot share them equally")
+            raise ValueError(f"{n} ranks cannot share width={width} and heads={heads} equally")
         self.query, self.key, self.value = (
             ColumnParallelLinear(width, width, bias, group=group) for _ in range(3)
         )
@@ -1250,7 +1262,7 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 class Layer(nn.Module):
-    """A transformer's layer, made of a given attention and MLP; the norms are on every rank."""
+    """A transformer layer, made of the given attention and MLP. Its norms are replicated."""
 
     def __init__(self, attention, mlp, width=64):
         super().__init__()
@@ -1286,7 +1298,7 @@ if run:
 
 # %% tags=["skip-in-grading"]
 def every_nth(make, inward, outward):
-    """The layer with every N-th feature on a rank."""
+    """The layer, with the features r, r + N, r + 2N, ... on rank r."""
     layer, n, rank = make(), dist.get_world_size(), dist.get_rank()
     with torch.no_grad():
         for name in inward:
@@ -1315,7 +1327,7 @@ for make, inward, outward in (
         off = furthest(strided[0]["y"], right[0]["y"])
         print(
             f"{make.__name__:9}",
-            "the same" if off < 1e-5 else f"off by {off:.0%} of the largest number",
+            "the same" if off < 1e-5 else f"off by {off:.0%} of the largest element",
         )
 
 
@@ -1362,8 +1374,8 @@ for make, inward, outward in (
 
 # %%
 def grid(copies, group: Group = None):
-    """This rank's two groups: the `copies` neighbours with the same head;
-    one rank for each head."""
+    """This rank's groups (same, across): the `copies` neighbours that hold the same head, and one
+    rank for each head."""
     ranks, rank = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank(group)
     first = rank // copies * copies
     same = dist.new_group(ranks[first : first + copies], use_local_synchronization=True)
@@ -1373,7 +1385,8 @@ def grid(copies, group: Group = None):
 
 @contextlib.contextmanager
 def own_random_state(group: Group = None):
-    """Inside, random numbers differ from rank to rank; afterwards all ranks draw the same again."""
+    """Inside this context, each rank draws its own random numbers. Afterwards, all ranks draw the
+    same random numbers again."""
     seed = int(torch.randint(2**62, ())) + dist.get_rank(group)
     devices = [torch.cuda.current_device()] if device().type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -1385,9 +1398,9 @@ def own_random_state(group: Group = None):
 class ParallelSelfAttention(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
 
-    forward: x (batch, seq, width), replicated; returns the same. Sends 2 (N-1)/N of x
-    in each direction.
-    If several ranks hold the same key-value head, backward also sums its weights' gradients.
+    forward takes and returns (batch, seq, width), replicated. Sends 2 (N-1)/N of x in each
+    direction. If several ranks hold the same key-value head, backward also sums the gradients of
+    the head's parameters over these ranks.
     """
 
     def __init__(
@@ -1398,8 +1411,8 @@ class ParallelSelfAttention(nn.Module):
         n, kv_heads = dist.get_world_size(group), kv_heads or heads
         if width % heads or heads % kv_heads or heads % n or (kv_heads % n and n % kv_heads):
             raise ValueError(
-                f"heads={heads}, kv_heads={kv_heads}: {n} ranks cannot share them equally; heads must be a "
-                "multiple of the ranks, kv_heads a multiple or a divisor"
+                f"{n} ranks cannot share heads={heads} and kv_heads={kv_heads} equally. heads must be a "
+                f"multiple of {n}, and kv_heads a multiple or a divisor of {n}"
             )
         self.group, self.head_dim, self.dropout = group, width // heads, dropout
         copies = max(1, n // kv_heads)
@@ -1423,8 +1436,7 @@ class ParallelSelfAttention(nn.Module):
         return self.out(out)
 
     def _parameters_of(self, linear):
-        """Weight and bias for keys or values; their gradients are summed where
-        several ranks hold them."""
+        """Weight and bias of the layer. If several ranks hold them, backward sums the gradients."""
         both = linear.weight, linear.bias
         if self.same is None:
             return both
@@ -1495,8 +1507,8 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 
 # %%
 def local_index(tokens, vocab_size, group: Group = None):
-    """Where tokens are among this rank's part of the vocabulary, and whether they are here;
-    the index is 0 for a token of another rank."""
+    """(index, here), in the shape of `tokens`: the index of each token in this rank's part of the
+    vocabulary, and whether it is in this part. The index is 0 for a token of another rank."""
     own = part(torch.arange(vocab_size, device=tokens.device), 0, group)
     here = (tokens >= own[0]) & (tokens <= own[-1])
     return (tokens - own[0]).where(here, 0), here
@@ -1506,9 +1518,9 @@ def local_index(tokens, vocab_size, group: Group = None):
 class VocabParallelEmbedding(nn.Module):
     """nn.Embedding whose rows are cut over the ranks of `group`.
 
-    forward: tokens (...), the same on all ranks; returns (..., embedding_dim), whole. Any sizes:
-    parts are cut as torch.tensor_split does. Sends 2 (N-1)/N of the output forward, and
-    nothing backward.
+    forward takes tokens (...), the same on all ranks, and returns (..., embedding_dim), replicated.
+    N does not have to divide num_embeddings. Sends 2 (N-1)/N of the output forward, and nothing
+    backward.
     """
 
     def __init__(self, num_embeddings, embedding_dim, group: Group = None):
@@ -1562,7 +1574,7 @@ report.points(4)
 
 # %% nbgrader={"grade_id": "loss_bytes_sent", "solution": true}
 def loss_bytes_sent(n: int, tokens: int) -> float:
-    """Bytes that each of n ranks sends for the loss, forward and backward together."""
+    """Bytes each of n ranks sends for the loss of `tokens` targets, in forward and backward."""
     ### BEGIN SOLUTION
     return 2 * (n - 1) / n * 3 * 4 * tokens
     ### END SOLUTION
@@ -1593,7 +1605,7 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 def vocab_parallel_cross_entropy(
     logits, target, group: Group = None, *, vocab_size: int, ignore_index: int = -100
 ):
-    """F.cross_entropy of logits that are cut over the ranks by the vocabulary."""
+    """F.cross_entropy of logits whose last dimension, the vocabulary, is cut over the ranks."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # at least float32
     index, here = local_index(target, vocab_size, group)
     counts = target != ignore_index
@@ -1639,7 +1651,7 @@ report.points(8)
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def loss_of(how, tokens=512, vocabulary=8192):
     generator = torch.Generator().manual_seed(0)
-    # Drawn only to be cut, and before the counting begins.
+    # The whole logits are drawn only to be cut, before `costs` begins to count.
     whole = 4 * torch.randn(tokens, vocabulary, generator=generator)
     target = torch.randint(vocabulary, (tokens,), generator=generator)
     logits = part(whole, -1).to(device()).requires_grad_()
@@ -1663,11 +1675,11 @@ for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
     if run:
         loss, expected, peak = run[0]
         print(
-            f"{name:8} loss {loss:.4f}, one process {expected:.4f}; at most {peak:.0f} MiB alive;",
+            f"{name:8} loss {loss:.4f}, one process {expected:.4f}; peak memory {peak:.0f} MiB;",
             end=" ",
         )
         print(f"sent {run.ledger.bytes_sent(0):,} bytes")
-print("predicted for yours:", said(loss_bytes_sent, 4, 512))
+print("predicted for yours:", said(loss_bytes_sent, 4, 512), "bytes")
 
 # %% [markdown]
 # With your loss, a rank sends less than a thousandth of the bytes that gathering sends. It also never holds
@@ -1737,8 +1749,8 @@ print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% nbgrader={"grade_id": "sequence_parallel", "solution": true}
 def all_gather_reduce_scatter(x, group: Group = None, dim: int = -2):
-    """Into a region, from parts of the sequence. Forward: all parts.
-    Backward: part of the gradient sum."""
+    """Into a region, from parts of the sequence. Forward: all ranks' parts, joined along `dim`.
+    Backward: this rank's part of the sum of all ranks' gradients."""
     ### BEGIN SOLUTION
     return Conjugate.apply(
         x, lambda x: joined(x, dim, group), lambda grad: summed_part(grad, dim, group)
@@ -1747,7 +1759,8 @@ def all_gather_reduce_scatter(x, group: Group = None, dim: int = -2):
 
 
 def reduce_scatter_all_gather(x, group: Group = None, dim: int = -2):
-    """Out of a region, to parts of the sequence. Forward: part of the sum. Backward: all parts."""
+    """Out of a region, to parts of the sequence. Forward: this rank's part of the sum of all ranks'
+    x. Backward: all ranks' gradients, joined along `dim`."""
     ### BEGIN SOLUTION
     return Conjugate.apply(
         x, lambda x: summed_part(x, dim, group), lambda grad: joined(grad, dim, group)
@@ -1756,8 +1769,8 @@ def reduce_scatter_all_gather(x, group: Group = None, dim: int = -2):
 
 
 class SequenceParallelNorm(nn.Module):
-    """An nn.LayerNorm on the rank's part of the sequence;
-    its parameters' gradients are summed over ranks."""
+    """An nn.LayerNorm on the rank's part of the sequence. The gradients of its parameters are
+    summed over the ranks."""
 
     def __init__(self, norm: nn.LayerNorm, group: Group = None):
         super().__init__()
@@ -1806,7 +1819,8 @@ report.points(8)
 
 # %% tags=["skip-in-grading"]
 def sequence_stages():
-    """This rank's tensors from one piece of the stream to the next, in the form of `stages`."""
+    """This rank's tensors, from the residual stream before the MLP to the stream after it, in the
+    form of `stages`."""
     torch.manual_seed(0)
     mlp = ParallelMLP(WIDTH, HIDDEN).to(device())
     norm = SequenceParallelNorm(nn.LayerNorm(WIDTH)).to(device())
@@ -1864,9 +1878,9 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% nbgrader={"grade_id": "layer_saved_bytes", "solution": true}
 def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> float:
-    """Bytes that a layer keeps for backward on each of n ranks.
+    """Bytes a layer keeps for backward on each of n ranks.
 
-    nbytes: M, of one whole activation. sequence: None, "keep" or "regather".
+    nbytes: M, the bytes of one whole activation. sequence: None, "keep" or "regather".
     """
     ### BEGIN SOLUTION
     whole = {None: 4, "keep": 2, "regather": 0}[sequence]
@@ -1885,8 +1899,8 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 
 # %% tags=["skip-in-grading"]
 class GatheredLinear(torch.autograd.Function):
-    """Linear layers of a gathered x. It keeps only the rank's part of x,
-    and gathers again in backward."""
+    """Linear layers applied to a gathered x. Forward keeps only the rank's part of x, and backward
+    gathers x again."""
 
     @staticmethod
     def forward(ctx, x, *parameters):
@@ -1908,8 +1922,8 @@ class GatheredLinear(torch.autograd.Function):
 
 
 def entered(x, linears, sequence):
-    """Apply column-parallel layers to a part of the sequence;
-    returns outputs for the whole sequence."""
+    """Apply column-parallel layers to a part of the sequence. Returns their outputs for the whole
+    sequence."""
     if sequence == "regather":
         return GatheredLinear.apply(
             x, *(p for linear in linears for p in (linear.weight, linear.bias))
@@ -1919,8 +1933,8 @@ def entered(x, linears, sequence):
 
 
 def left(y, linear):
-    """A row-parallel layer that returns a part of the sequence;
-    each rank adds the bias to its own tokens."""
+    """Apply a row-parallel layer. Returns a part of the sequence, to which each rank adds the bias
+    itself."""
     y = reduce_scatter_all_gather(F.linear(y, linear.weight))
     return y + identity_all_reduce(linear.bias)
 
@@ -2012,11 +2026,17 @@ for row, (form, whole) in enumerate(WHOLE.items()):
     kept_nbytes = single["saved"] if form == "one process" else kept.get(form)
     if kept_nbytes:
         (measured,) = axes.plot(
-            kept_nbytes / 65536, row, "o", color=INK, markersize=4, label="your own run"
+            kept_nbytes / 65536, row, "o", color=INK, markersize=4, label="measured"
         )
         axes.text(begin + 0.35, row, f"{kept_nbytes / 65536:.2f} M", va="center", fontsize=8)
 axes.set_yticks(
-    range(4), ["one process", "tensor parallel", 'and sequence, "keep"', 'and sequence, "regather"']
+    range(4),
+    [
+        "one process",
+        "tensor parallel",
+        'sequence parallel, "keep"',
+        'sequence parallel, "regather"',
+    ],
 )
 axes.set(xlim=(0, 18.5), xticks=range(0, 17, 2), xlabel="kept for backward, in M")
 looks = [
@@ -2070,7 +2090,7 @@ for name, norm in (
     run = try_it(drift, norm)
     if run:
         apart = max((result - run[0]).abs().max().item() for result in run)
-        print(f"{name:20} after two steps the ranks' weights differ by {apart:.1e}")
+        print(f"{name:20} after two steps, the ranks' weights differ by at most {apart:.1e}")
 
 # %% [markdown]
 # With `nn.LayerNorm`, the copies of the weight drift apart, so the four ranks no longer train the same model.
@@ -2166,7 +2186,7 @@ FLOPS = 2 * SEQ * (attention_parameters(LLAMA) + mlp_parameters(LLAMA)) + attent
 
 
 def layer_times(n, one_port=False):
-    """(computing, talking): seconds of one layer's forward on n GPUs, 8 in a node."""
+    """(computing, talking): seconds for the forward of a layer on n GPUs, with 8 GPUs per node."""
     computing = FLOPS / n / H100
     if n <= 8:
         return computing, 2 * seconds("ring_all_reduce", n, M, NVLINK_ALPHA, NVLINK)
@@ -2188,7 +2208,7 @@ for row, (_, (computing, talking)) in enumerate(rows):
         row, 1e3 * talking, left=1e3 * computing, color=COMMUNICATION, edgecolor=INK, lw=0.5, label=names[1]
     )  # fmt: skip
     total = computing + talking
-    text = f"{computing / total:.0%} computing, {rows[0][1][0] / total:.1f} times as fast as one"
+    text = f"{computing / total:.0%} computing, {rows[0][1][0] / total:.1f} times as fast as 1 GPU"
     axes.text(1e3 * total + 0.08, row, text, va="center", fontsize=8)
 axes.set_yticks(range(len(rows)), [name for name, _ in rows])
 axes.set(xlim=(0, 10.5), xlabel="ms for the forward of a layer")
@@ -2248,7 +2268,10 @@ figure
 # %%
 @torch.no_grad()
 def with_weights(parallel, whole, group: Group = None):
-    """`parallel`, with its parts of the parameters of `whole`, cut if their shapes differ."""
+    """Copy this rank's parts of the parameters of `whole` into `parallel`, and return `parallel`.
+
+    A parameter is cut only if the shapes differ.
+    """
     for name, own in parallel.named_parameters():
         full = whole.get_parameter(name)
         for dim in range(full.dim()):
@@ -2260,8 +2283,8 @@ def with_weights(parallel, whole, group: Group = None):
 
 # %% nbgrader={"grade_id": "swap", "solution": true}
 def parallelize_mlps(model, group: Group = None):
-    """Replace the layers of every block's MLP by parallel ones with the same weights;
-    returns the model."""
+    """Replace the layers of every block's MLP by parallel layers with the same weights. Returns the
+    model."""
     ### BEGIN SOLUTION
     for block in model.blocks:
         for name in ("gate", "up", "down"):
@@ -2300,7 +2323,7 @@ CONFIG = PRESETS["0.1M"]
 
 
 def learn(change, loss_of=next_token_loss, steps=50):
-    """Losses of a GPT changed by `change`."""
+    """Train a GPT changed by `change`, and return the loss of each step."""
     torch.manual_seed(0)
     model = change(GPT(CONFIG).to(device()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -2326,8 +2349,8 @@ for n in (2, 4):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class InBlock(nn.Module):
-    """Takes the positions a GPT's block passes, but ignores them, because the
-    embedding has added them."""
+    """An attention for a GPT's block. It ignores the positions that the block passes, because the
+    embedding has already added them."""
 
     def __init__(self, attention):
         super().__init__()
@@ -2363,7 +2386,9 @@ for colour, dashes, (name, losses) in zip(
     RANKS, ("-", "--", "-.", ":"), curves.items(), strict=False
 ):
     apart = max(abs(a - b) for a, b in zip(losses, curves["one rank"], strict=True))
-    print(f"{name:22} last loss {losses[-1]:.4f}, differs from one rank by at most {apart:.0e}")
+    print(
+        f"{name:22} last loss {losses[-1]:.4f}; losses differ from one rank by at most {apart:.0e}"
+    )
     axes.plot(losses, dashes, label=name, color=colour)
 axes.set(xlabel="step", ylabel="loss, nats per byte")
 axes.grid(True, alpha=0.3)
@@ -2554,7 +2579,7 @@ card = {
 
 
 def row_of(name, run):
-    """One line of the card, with the bytes sent after the last barrier."""
+    """A row of the card, with the bytes sent after the last barrier."""
     begin = [
         i for i, operation in enumerate(run.ledger.operations(0)) if operation.op == "barrier"
     ][-1]
