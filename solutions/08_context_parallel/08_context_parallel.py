@@ -97,7 +97,10 @@ def drawn(seq, heads=4, kv_heads=2, head_dim=16, dtype=torch.float64):
 
 
 def gradients(attend, *tensors, **options):
-    """Return the output of attend(q, k, v) and the gradients of q, k and v."""
+    """Return the output of attend(q, k, v) and the gradients of q, k and v.
+
+    tensors: q, k, v, and the gradient of the output.
+    """
     *inputs, grad = tensors
     q, k, v = (x.detach().clone().requires_grad_() for x in inputs)
     out = attend(q, k, v, **options)
@@ -106,7 +109,7 @@ def gradients(attend, *tensors, **options):
 
 
 def furthest(computed, exact):
-    """Return the worst tensor's largest difference, divided by its largest magnitude in `exact`."""
+    """Return the largest difference in any tensor, over the largest magnitude of this tensor."""
     pairs = zip(computed, exact, strict=True)
     return max(float((got_now - two).abs().max() / two.abs().max()) for got_now, two in pairs)
 
@@ -136,7 +139,7 @@ def said(prediction, *args, form=",.0f"):
 
 # %% tags=["skip-in-grading"]
 WIDTH, HEADS, LAYERS = 8192, 64, 80
-print("  tokens   34 s b h    5 a s² b   GB for each layer")
+print("  tokens   34 s b h    5 a s² b   GB per layer")
 for seq in (4096, 32768, 131072, 1048576):
     print(f"{seq:8,}{34 * seq * WIDTH / 1e9:11,.1f}{5 * HEADS * seq**2 / 1e9:12,.1f}")
 
@@ -265,9 +268,9 @@ def online_softmax_merge(out, lse, block_out, block_lse):
     """Return (out, lse) of attention to the keys of both parts, as new tensors.
 
     out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: (...), the
-    log of the sum of exp(score) over the part's keys. If a query has seen no key of a part, its lse
-    is -inf and its out is 0. Gradients reach all four tensors. They are 0 for a part with no seen
-    key, finite if neither part has such a key, and never nan.
+    log of the sum of exp(score) over the part's keys. If a query sees no key of a part, the part's
+    lse is -inf and its out is 0. Gradients reach all four tensors. They are 0 for a part with no
+    seen key, finite if neither part has a seen key, and never nan.
     """
     ### BEGIN SOLUTION
     lowest = torch.finfo(lse.dtype).min  # instead of -inf, so that differences stay numbers
@@ -317,7 +320,7 @@ q, k, v, _ = drawn(12)
 for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else ():
     out = in_blocks(online_softmax_merge, q, k, v, starts, 3)
     right = furthest([out], [full_attention(q, k, v)]) < 1e-12
-    print(f"keys from {starts}: {'equal to attention in one piece' if right else 'something else'}")
+    print(f"blocks {starts}: {'equal' if right else 'NOT equal'} to attention in one piece")
 
 # %% [markdown]
 # **Break it.** In the classic mistake, the new block gets the right weight, but the old out is not multiplied
@@ -514,7 +517,7 @@ report.points(12)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def peaks(attend, lengths):
-    """Return the most MB alive on this rank, for a sequence of each of these lengths."""
+    """Return this rank's peak memory in MB, for a sequence of each of these lengths."""
     measured_bytes = []
     for seq in lengths:
         tensors = drawn(seq, 2, 2, 64, torch.float32)
@@ -535,7 +538,7 @@ figure = picture(5.5, 2.4)
 axes = figure.subplots()
 for (name, curve), colour, mark in zip(memory.items(), RANKS, "os", strict=False):
     axes.loglog(LENGTHS[: len(curve)], curve, mark + "-", color=colour, label=name, ms=4)
-axes.set(xlabel="tokens", ylabel="MB alive at most")
+axes.set(xlabel="tokens", ylabel="peak memory, MB")
 axes.set_xticks(LENGTHS, [f"{seq:,}" for seq in LENGTHS])
 axes.minorticks_off()
 axes.grid(True, alpha=0.3)
@@ -553,7 +556,7 @@ figure if memory else None
 
 # %% tags=["skip-in-grading"]
 def kept_bytes(attend, *tensors, **options):
-    """Count the bytes a forward keeps for backward, with each piece of memory once."""
+    """Return the bytes a forward keeps for backward, counting each piece of memory once."""
     q, k, v = (x.detach().clone().requires_grad_() for x in tensors[:3])
     alive = {}
 
@@ -606,7 +609,7 @@ def sdpa(q, k, v, causal=False):
 
 
 def compared(attends, seq=2048, repeats=3):
-    """Return (seconds, largest difference from the results of the first function) for each."""
+    """Return, for each function, its seconds and its largest difference from the first function."""
     torch.set_num_threads(1)
     tensors, results, measured = drawn(seq, 2, 2, 64, torch.float32), [], []
     for attend in attends:
@@ -735,7 +738,7 @@ def _wait(works):
 
 
 def _seen(mine, theirs, causal):
-    """Yield two slices and two ranges for each pair of spans, unless the mask hides all of it."""
+    """Yield two slices and two ranges for each pair of spans that the mask does not hide fully."""
     for rows, queries in tiles(mine):
         for columns, keys in tiles(theirs):
             if not causal or queries[-1] >= keys[0]:
@@ -829,8 +832,8 @@ def ulysses_bytes_sent(
 ) -> float:
     """Return the bytes each of n ranks sends in one Ulysses attention, forward or backward (§6).
 
-    tokens: the tokens of the whole sequence. width: heads * head_dim of q and the output. kv_width:
-    the same for k and v. itemsize: bytes per element.
+    tokens: the number of tokens in the whole sequence. width: heads * head_dim. kv_width:
+    kv_heads * head_dim. itemsize: bytes per element.
     """
     ### BEGIN SOLUTION
     return (n - 1) / n * tokens / n * (2 * width + 2 * kv_width) * itemsize
@@ -844,11 +847,12 @@ def hiding_block(
     kv_width: int,
     causal: bool = False,
 ) -> float:
-    """Return the fewest tokens on each rank with which a ring hides its messages in forward (§7).
+    """Return the smallest number of tokens per rank with which a ring hides its messages in forward
+    (§7), not rounded.
 
-    Inputs are in 16 bits. The result is a real number, not rounded. bytes_per_second: the rate at
-    which a rank sends while it receives as much. causal: whether a step computes only half of the
-    scores, as in zigzag. Leave out the latency of a message.
+    Inputs are in 16 bits. bytes_per_second: the rate at which a rank sends, while it also receives
+    at this rate. width, kv_width: heads * head_dim, and kv_heads * head_dim. causal: whether a step
+    computes only half of the scores, as in zigzag. Leave out the latency of a message.
     """
     ### BEGIN SOLUTION
     block = flops_per_second / bytes_per_second * kv_width / width
@@ -979,7 +983,7 @@ report.points(7)
 def attended(
     attend, seq=16, make_layout=None, causal=False, heads=4, kv_heads=2, dtype=torch.float64
 ):
-    """Return this rank's part of output and gradients, and the blocks block_attention computed."""
+    """Return this rank's parts of output and gradients, and the blocks it computed in forward."""
     n = dist.get_world_size()
     layout = (make_layout or contiguous)(seq, n)
     options = {"layout": layout} if make_layout else {}
@@ -1006,7 +1010,7 @@ def sent(run, rank=0):
 
 
 def whole(parts, layout):
-    """Join the parts, rank r's in parts[r], to the whole tensor in the order of the sequence."""
+    """Join parts[r] of each rank r to the whole tensor, in the order of the sequence."""
     order = torch.tensor([at for spans in layout for span in spans for at in span])
     together = torch.cat(parts, dim=1)
     result = torch.empty_like(together)
@@ -1029,7 +1033,7 @@ def compared_with_one(run, seq=16, make_layout=contiguous, causal=False, heads=4
     for name, computed, other in zip(names, results, exact, strict=True):
         if not furthest([computed], [other]) < 1e-10:
             wrong.append(name)
-    return f"NOT those of one process: {', '.join(wrong)}" if wrong else EQUAL
+    return f"NOT equal to one process in {', '.join(wrong)}" if wrong else EQUAL
 
 
 full = try_it(attended, ring_attention)
@@ -1062,9 +1066,8 @@ def step_by_step(full, masked, seq=16):
     forward = [send for send in masked.ledger.operations() if send.op == "send"]
     ends = {r: masked.ledger.operations(r, "barrier")[1].issued for r in range(n)}
     forward = [send for send in forward if send.issued < ends[send.rank]]
-    part = sum(
-        tensor.nbytes for tensor in full[0]["parts"][2:]
-    )  # dk and dv are as large as k and v
+    # dk and dv, which are as large as k and v
+    part = sum(tensor.nbytes for tensor in full[0]["parts"][2:])
     transfers = sum(send.nbytes for send in forward) / (n * part)
     onwards = "+" if forward and (forward[0].peer - forward[0].rank) % n == 1 else "-"
     figure = picture(2.3 * n, 2.6)
@@ -1079,10 +1082,9 @@ def step_by_step(full, masked, seq=16):
             look = {"fc": RANKS[keys % len(RANKS)]} if done else {"fc": "none", "ls": "--"}
             axes.add_patch(Rectangle((keys + 0.08, rank + 0.08), 0.84, 0.84, ec=INK, lw=1, **look))
         working = sum(came[rank][step] in used[rank] for rank in range(n))
-        axes.set_title(f"step {step}: {working} of {n} work", fontsize=9)
-        text = (
-            f"then {n} × {part:,} B, r to r {onwards} 1" if step < transfers else "nothing is sent"
-        )
+        axes.set_title(f"step {step}: {working} of {n} ranks work", fontsize=9)
+        sends = f"rank r sends {part:,} B to r {onwards} 1"
+        text = sends if step < transfers else "nothing is sent"
         axes.set_xlabel(text, fontsize=8)
         axes.set(xlim=(-0.05, n + 0.05), ylim=(n + 0.05, -0.05), aspect="equal")
         axes.set_xticks([])
@@ -1104,7 +1106,7 @@ def step_by_step(full, masked, seq=16):
 
 
 def noted_all(run, seq=16):
-    """Return whether every rank of a run without a mask noted blocks for keys of all positions."""
+    """Return whether each rank, in a run without a mask, recorded blocks for all keys."""
     return all(
         {at for _, keys in rank_run["seen"] for at in keys} == set(range(seq)) for rank_run in run
     )
@@ -1143,7 +1145,7 @@ if run:
     q, k, v, _ = drawn(16)
     off = (torch.cat(list(run), dim=1) - full_attention(q, k, v, causal=True)).abs().amax((0, 2, 3))
     right = [token for token in range(16) if off[token] < 1e-10]
-    print(f"right: {right}; token 0 is off by {off[0]:.2f}")
+    print(f"tokens with the right output: {right}; token 0 is off by {off[0]:.2f}")
 
 # %% [markdown]
 # Token i of a part saw tokens 0 to i of *every* part. So all tokens of rank 0 looked into the future, and all
@@ -1254,7 +1256,7 @@ def seen_scores(run, layout):
 
 
 def slowdown(scores):
-    """Add up the work of each step's busiest rank, and divide it by the mean work of a rank."""
+    """Add up the work of the busiest rank in each step, and divide it by the mean work."""
     return sum(map(max, scores)) / (sum(map(sum, scores)) / len(scores))
 
 
@@ -1278,11 +1280,13 @@ def idle_picture(table, block):
         names = [f"rank {rank}" for rank in range(len(scores))]
         axes.set_yticks(range(len(scores)), names, fontsize=7)
         axes.set_title(
-            f"{name}: {slowdown(scores):.2f} times as long as equal work", fontsize=9, loc="left"
+            f"{name}: {slowdown(scores):.2f} times as long as with equal work",
+            fontsize=9,
+            loc="left",
         )
         axes.tick_params(length=0, labelbottom=row == len(table) - 1)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xlabel("blocks" if row == len(table) - 1 else "", fontsize=8)
+        axes.set_xlabel("time, in blocks" if row == len(table) - 1 else "", fontsize=8)
     looks = [Patch(fc=FORWARD, label="works"), Patch(fc="white", ec=QUIET, label="waits")]
     figure.legend(handles=looks, loc="upper right", ncols=2, frameon=False, fontsize=8)
     figure.subplots_adjust(hspace=0.6)
@@ -1295,9 +1299,9 @@ for name, make in (("contiguous", contiguous), ("striped", striped), ("zigzag", 
     if run:
         right = compared_with_one(run, 64, make, causal=True)
         dealt.append(name)
-        print(f"{name}: {right}; a rank sent {sent(run)[0]:,.0f} bytes forward")
+        print(f"{name}: {right}; a rank sent {sent(run)[0]:,.0f} bytes in forward")
         if right != EQUAL:
-            print("    not in the figure: idle times of a run with wrong results mean nothing")
+            print("    not in the figure, because idle times of wrong results mean nothing")
         elif all(rank_run["seen"] for rank_run in run):
             table[name] = seen_scores(run, make(64, 4))
         else:
@@ -1323,7 +1327,7 @@ idle_picture(table, 16 * 16) if table else None
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def timed(make_layouts, seq=2048, repeats=4):
-    """Time causal rings on this rank. Return {name: (seconds, scores computed in each step)}."""
+    """Time rings with a causal mask. Return {name: (seconds, scores computed here per step)}."""
     torch.set_num_threads(1)
     rank, n, timings = dist.get_rank(), dist.get_world_size(), {}
     for name, make in make_layouts.items():
@@ -1361,9 +1365,10 @@ for i, name in enumerate(LAYOUTS if run else ()):
     milliseconds = 1e3 * max(rank_run[name][0] for rank_run in run)
     busiest = sum(map(max, zip(*(rank_run[name][1] for rank_run in run), strict=True)))
     shares = [sorted(blocked_shares(run, rank)[4 * i : 4 * i + 4])[1] for rank in range(2)]
-    blocks = f"computed one after the other: {busiest / 1024**2:.2f} blocks; " if busiest else ""
+    blocks = f"{busiest / 1024**2:.2f} blocks one after the other; " if busiest else ""
     print(
-        f"{name:10} {milliseconds:6.0f} ms; {blocks}blocked: rank 0 {shares[0]:.0%}, rank 1 {shares[1]:.0%}"
+        f"{name:10} {milliseconds:6.0f} ms; {blocks}"
+        f"rank 0 was blocked for {shares[0]:.0%} of the time, rank 1 for {shares[1]:.0%}"
     )
 
 # %% [markdown]
@@ -1400,7 +1405,7 @@ CONFIG = PRESETS["0.1M"]
 
 
 def learn(attention, make_layout, steps=25):
-    """Return the losses of a GPT, which is on one rank if attention is None."""
+    """Train a GPT, on one rank if attention is None, and return its losses."""
     from course_lib.context_parallel.gpt import ContextParallelGPT
 
     torch.manual_seed(0)
@@ -1423,7 +1428,7 @@ def learn(attention, make_layout, steps=25):
 
 
 def from_the_next_rank(grad):
-    """Undo the last message, so that this rank has the gradient of the next rank's keys."""
+    """Undo the last transfer, so that this rank has the gradient of the next rank's keys."""
     rank, n = dist.get_rank(), dist.get_world_size()
     other = torch.empty_like(grad, memory_format=torch.contiguous_format)
     ends = ((dist.isend, grad.contiguous(), (rank - 1) % n), (dist.irecv, other, (rank + 1) % n))
@@ -1440,15 +1445,17 @@ def left_behind(q, k, v, layout):
     return ring_attention(q, k, v, causal=True, layout=layout)
 
 
-plans = {"one rank": (None, 1), "your ring on 4": (partial(ring_attention, causal=True), 4)}
-plans["its gradients left behind"] = (left_behind, 4)
+plans = {"one rank": (None, 1), "your ring on 4 ranks": (partial(ring_attention, causal=True), 4)}
+plans["without the last transfer"] = (left_behind, 4)
 curves = {}
 for name, (attention, ranks) in plans.items():
     run = try_it(learn, attention, zigzag, world_size=ranks) if "zigzag" in dealt else None
     if run:
         curves[name] = run[0]
         apart = max(abs(a - b) for a, b in zip(run[0], curves["one rank"], strict=True))
-        print(f"{name:26} last loss {run[0][-1]:.3f}, at most {apart:.0e} from one rank's")
+        print(
+            f"{name:26} last loss {run[0][-1]:.3f}; losses differ from one rank by at most {apart:.0e}"
+        )
 figure = picture(6.5, 2.6)
 axes = figure.subplots()
 for (name, losses), colour, dashes in zip(curves.items(), RANKS, ("-", "--", ":"), strict=False):
@@ -1558,7 +1565,7 @@ def ulysses_attention(q, k, v, causal=False, group: Group = None):
     n, heads, kv_heads = dist.get_world_size(group), q.shape[2], k.shape[2]
     if heads % n or kv_heads % n:
         raise ValueError(
-            f"{heads} heads and {kv_heads} of keys on {n} ranks: each rank needs equally many of both"
+            f"{n} ranks cannot share {heads} heads of queries and {kv_heads} heads of keys equally"
         )
     q, k, v = (_AllToAll.apply(x, 2, 1, group) for x in (q, k, v))
     out = tiled_attention(q, k, v, causal=causal)
@@ -1598,7 +1605,7 @@ if run:
 
 def megabytes(n, kv_heads):
     """Return the MB a rank sends in a ring's forward, in its backward, and each way in Ulysses,
-    with 64 heads of 128."""
+    with 64 heads of 128 features."""
     tokens, kv_width = 131072, 128 * kv_heads
     kv_bytes = 2 * 2 * tokens / n * kv_width
     ring = [ring_bytes_sent(n, kv_bytes, direction) for direction in ("forward", "backward")]
@@ -1606,11 +1613,11 @@ def megabytes(n, kv_heads):
 
 
 for kv_heads in (64, 8):
-    print(f"\n{kv_heads:2} heads of keys     ring forward    ring backward    Ulysses, each")
+    print(f"\nMB, {kv_heads:2} heads of keys   ring forward    ring backward   Ulysses, each way")
     for n in (2, 4, 8, 16, 32, 64) if ready(ring_bytes_sent, ulysses_bytes_sent) else ():
         row = megabytes(n, kv_heads)
         note = "" if kv_heads % n == 0 else "   more ranks than heads of keys"
-        print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
+        print(f"{n:4} ranks        " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
 # With as many heads of keys as of queries, Ulysses sends far less than a ring on four or more ranks. With few
@@ -1714,7 +1721,7 @@ OWN_WIDTH = 2 * 64
 
 
 def block_seconds(lengths, repeats=5):
-    """Return, for each length c, the fewest seconds for attention of c queries to c keys."""
+    """Return, for each length c, the shortest time in seconds for a block of c queries and keys."""
     torch.set_num_threads(1)
     measured_seconds = []
     for c in lengths:
@@ -1748,14 +1755,14 @@ axes.loglog(
     "o-",
     color=FORWARD,
     ms=4,
-    label="a block computed",
+    label="computing a block",
 )
 axes.loglog(
     PARTS,
     [1e3 * link.seconds(nbytes) for nbytes in message],
     "--",
     color=QUIET,
-    label="α + β · its bytes",
+    label="sending it, α + β · bytes",
 )
 if ready(hiding_block):
     block = hiding_block(flops, link.bandwidth / 2, OWN_WIDTH, OWN_WIDTH)
@@ -1788,7 +1795,7 @@ def rings(lengths):
         dist.barrier()
 
 
-run = try_it(rings, (PARTS[0], *PARTS), world_size=2)  # the first makes connections
+run = try_it(rings, (PARTS[0], *PARTS), world_size=2)  # the first forward opens the connections
 if run:
     operations = run.ledger.operations(0)
     at = [i for i, operation in enumerate(operations) if operation.op == "barrier"]
@@ -1796,7 +1803,7 @@ if run:
         seconds = operations[end].issued - operations[begin].completed
         blocked = sum(operation.blocked for operation in operations[begin + 1 : end])
         print(
-            f"{c:5} tokens per rank: {1e3 * seconds:7.1f} ms, {blocked / seconds:4.0%} of it blocked"
+            f"{c:5} tokens per rank: {1e3 * seconds:7.1f} ms, blocked for {blocked / seconds:4.0%} of it"
         )
 
 # %% [markdown]
@@ -1870,7 +1877,7 @@ for n in (1, 2, 4):
         break
     foretold = 1024 / n * ((2 * 4 + 2 * 2) * 16 * 4 + 4 * 4)
     ranks = "1 rank: " if n == 1 else f"{n} ranks:"
-    print(f"{ranks} {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
+    print(f"{ranks} {max(run):7,} bytes kept on each rank, computed {foretold:,.0f}")
 
 # %% [markdown]
 # The next cell applies the formula of §1 to all layers of Llama 3 70B. Here a "rank" is a node of 8 GPUs that
@@ -1927,7 +1934,7 @@ figure
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def theirs(causal=False):
-    """Return how far PyTorch's output and dq are from yours on this rank, in one layout."""
+    """Return how far PyTorch's output and dq are from yours, on this rank, in the same layout."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -1967,7 +1974,7 @@ if run:
             f"{operation.op} ({operation.bytes_sent:,.0f} B)"
             for operation in operations[begin + 1 : end]
         ]
-        print(f"theirs, {name}: {', '.join(done)}")
+        print(f"PyTorch's {name}: {', '.join(done)}")
 
 # %% [markdown]
 # <details><summary>What does PyTorch's version send, compared with your ring?</summary>In forward, PyTorch
@@ -2171,7 +2178,7 @@ card = {
 
 
 def row_of(name, run):
-    """Return one line of the card, with the bytes sent after the last barrier."""
+    """Return a row of the card, with the bytes sent after the last barrier."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
