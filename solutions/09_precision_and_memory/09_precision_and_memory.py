@@ -101,7 +101,8 @@ SMALL = GPTConfig(layers=2, heads=2, width=32, context=128)
 
 
 class Blocks:
-    """Eight blocks of a GPT. Their forward can run in segments, each in a call of `kind`."""
+    """The blocks of a GPT, as a stack. Forward can run segments of `every` blocks, each inside the
+    checkpoint function `kind`."""
 
     def __init__(self, layers=8, width=128, batch=4, seq=256, **more):
         torch.manual_seed(0)
@@ -153,7 +154,7 @@ def errors_picture():
 
 
 def curves_picture(curves):
-    """Plot the first weight of each run, (steps, weights)."""
+    """Plot the first weight of each run. curves: the weights by run, as (steps, weights)."""
     figure, axes = plot(7.0, 2.4)
     for (name, rows), colour in zip(curves.items(), (QUIET, ALARM, FORWARD), strict=False):
         axes.plot(rows[:, 0], color=colour, label=name, linewidth=1)
@@ -212,7 +213,7 @@ def thirty_steps(dtype, scaler=None, parts=PARTS):
 
 
 def rounded_weights(rounding, steps=120):
-    """Return the loss of the last step."""
+    """Train with weights that are rounded after every step, and return the last loss."""
     torch.manual_seed(0)
     model = GPT(SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -255,7 +256,7 @@ def mx(x):
 
 
 def in_blocks(*blocks, dtype=torch.float8_e4m3fn):
-    """Return a function for each side of a product, which rounds it with a scale for each block."""
+    """Return a function for each side of a product, which rounds it in blocks of this shape."""
     return [partial(back_and_forth, block=block, dtype=dtype) for block in blocks]
 
 
@@ -263,7 +264,8 @@ PICTURED = GPTConfig(layers=6, heads=4, width=64, context=256)
 
 
 def pictured(every, config=PICTURED, batch=2):
-    """Return the timeline of one forward and backward. every: 0 means no checkpoints."""
+    """Return the timeline of a forward and backward with a checkpoint every `every` blocks, or
+    without checkpoints if `every` is 0."""
     torch.manual_seed(0)
     model, tokens = GPT(config), torch.randint(256, (batch, config.context))
     positions = torch.arange(config.context)
@@ -319,7 +321,7 @@ def a_step(every=0, autocast=False, eight=False, chunks=0):
 
 
 def scorecard(ways):
-    """Return the costs of a step in each of the ways, and print a dot for each."""
+    """Return the scorecard of two steps in each of the ways, and print a dot for each way."""
     spent = {}
     for name, options in ways.items():
         spent[name] = a_step(**options)
@@ -568,8 +570,8 @@ gradients(magnitudes)
 class LossScaler:
     """Scales a loss, and takes a step on all ranks of `group` or on none.
 
-    scale: the scale at first. growth: the factor after `interval` good steps in a row. backoff: the
-    factor after a skipped step. group: None means all ranks. The scaler is used inside ranks. Ranks
+    scale: the initial scale. growth: the factor after `interval` good steps in a row. backoff: the
+    factor after a skipped step. group: None means all ranks. Each rank has its own scaler. Ranks
     can have different parameters, and some of them can have no gradient.
     """
 
@@ -614,7 +616,7 @@ class LossScaler:
         ### END SOLUTION
 
     def update(self) -> None:
-        """Change the scale after the step, if it is time to."""
+        """Change the scale after a skipped step, or after `interval` good steps in a row."""
         if self.bad:
             self.scale, self.good = self.scale * self.backoff, 0
         else:
@@ -656,9 +658,9 @@ scaler = LossScaler() if ready(LossScaler) else None
 if scaler:
     RUNS["fp16, scale 2^16"] = (torch.float16, scaler)
 for name, options in RUNS.items():
-    # on the CPU, because the text quotes the losses of its autocast
+    # on the CPU, because the text quotes the losses with the CPU's autocast
     (loss, zeros), *_ = launch(thirty_steps, *options, world_size=1, backend="gloo")
-    print(f"{name:17} loss {loss:.3f}, {zeros:6.1%} of the first gradients are 0")
+    print(f"{name:17} loss {loss:.3f}, {zeros:6.1%} of the first step's gradients are 0")
 
 # %% [markdown]
 # In fp16, 95 % of the gradients are 0 at the first step, and the loss after 30 steps is 4.79 instead of 3.14.
@@ -699,13 +701,13 @@ def one_step(kind):
 
 
 for kind in ("GradScaler", "ShardedGradScaler", *(["yours"] if scaler else [])):
-    run = launch(one_step, kind, world_size=2, backend="gloo")  # GradScaler("cpu")
+    run = launch(one_step, kind, world_size=2, backend="gloo")  # on the CPU, like the scalers
     ranks = "; ".join(
         f"rank {rank}: weight {weight:g}, scale {scale:g}"
         for rank, (weight, scale) in enumerate(run)
     )
     sent = [operation.nbytes for operation in run.ledger.operations(0)]
-    print(f"{kind:18} {ranks}; rank 0 sent {len(sent)} messages, {sum(sent)} bytes")
+    print(f"{kind:18} {ranks}; all-reduces: {len(sent)}, of {sum(sent)} bytes")
 
 # %% [markdown]
 # With `GradScaler`, rank 0 took the step and kept its scale, whereas rank 1 skipped the step and halved its
@@ -908,7 +910,8 @@ if "stochastic" in ROUNDINGS:
         # on the CPU, because a thousand numbers are few
         first, second = launch(replica, shared, world_size=2, backend="gloo")
         equal = sum(a == b for a, b in zip(first, second, strict=True))
-        print(f"{'one seed' if shared else 'own seeds'}: {equal} of 1,000 weights are equal")
+        seeds = "the same seed" if shared else "different seeds"
+        print(f"{seeds}: {equal} of 1,000 weights are equal")
 
 # %% [markdown]
 # With different seeds, fewer than half of the weights stay equal, so the two replicas become two models. A
@@ -974,7 +977,7 @@ def tiles(x, block):
 
 
 def spread(scales, like, block):
-    """Return the scale of each element."""
+    """Return the scale of each element, in the shape of `like`."""
     rows, columns = sides(like, block)
     whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     return whole[: like.shape[0], : like.shape[1]]
@@ -1120,19 +1123,21 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
 
 # %% tags=["skip-in-grading"]
 def gathered(agree):
-    """On a rank, gather the whole weight as bytes, and decode it by this rank's scale."""
+    """On a rank, gather the whole weight as bytes, and decode it with this rank's scale. Return the
+    largest error, divided by the largest magnitude, and the scale."""
     torch.manual_seed(1)
     whole = torch.randn(4, 8) * torch.tensor([1.0, 1.0, 9.0, 9.0])[:, None]
     shard = whole.chunk(2)[dist.get_rank()]
     values, scales = precision.quantize(shard, (-1, -1), group=dist.group.WORLD if agree else None)
     parts = [torch.empty_like(values).view(torch.uint8) for _ in range(2)]
-    dist.all_gather(parts, values.view(torch.uint8))  # gloo sends no fp8, so send bytes
+    dist.all_gather(parts, values.view(torch.uint8))  # as bytes, because gloo cannot send fp8
     back = torch.cat(parts).view(torch.float8_e4m3fn).float() * scales
     return float((back - whole).abs().max() / whole.abs().max()), float(scales)
 
 
 for agree in (True, False):
-    run = launch(gathered, agree, world_size=2, backend="gloo")  # a small matrix
+    # on the CPU, because the matrix is small
+    run = launch(gathered, agree, world_size=2, backend="gloo")
     print(
         "one scale " if agree else "two scales",
         [f"off by {off:.1%}, scale {scale:.4f}" for off, scale in run],
@@ -1156,18 +1161,20 @@ for agree in (True, False):
 before, now = torch.randn(100_000), 50 * torch.randn(100_000)
 old_scale = before.abs().max() / 448
 print(
-    f"a jump of 50: {float((now.abs() / old_scale > 448).double().mean()):.0%} of the values beyond 448"
+    "50 times as large, with the old scale: "
+    f"{float((now.abs() / old_scale > 448).double().mean()):.0%} of the values are beyond 448"
 )
 
 
 def bits_13(x, cut=False):
-    """Return x with 13 bits behind the point. If cut is True, round towards 0."""
+    """Return x with 13 bits after the binary point. If cut is True, cut off the other bits."""
     unit = torch.exp2(torch.frexp(x).exponent.double() - 14)
     return (torch.trunc if cut else torch.round)(x / unit) * unit
 
 
 def summed(products, every, cut):
-    """Sum over the last dimension, and after every so many terms add them to an exact sum."""
+    """Sum over the last dimension with 13 bits, and add this sum to an exact sum after `every`
+    terms."""
     whole = torch.zeros(len(products), dtype=torch.float64)
     for part in products.split(every, dim=1):
         partial_sum = torch.zeros_like(whole)
@@ -1182,7 +1189,8 @@ exact = products.sum(1)
 for cut in (False, True):
     for every in (4096, 128):
         off = float(((summed(products, every, cut) - exact) / exact).abs().mean())
-        print(f"{'cut' if cut else 'rounded':8} exact sum after {every:5,}: {off:.3%} off")
+        how = "cut" if cut else "rounded"
+        print(f"{how:8} moved to the exact sum after {every:5,} products: {off:.3%} off")
 
 # %% [markdown]
 # In DeepSeek's test on an H800, sums of K = 4,096 products were off by up to nearly 2 %. So DeepSeek-V3 adds
@@ -1216,7 +1224,8 @@ from course_lib.precision.codes import DYNAMIC_SIGNED, DYNAMIC_UNSIGNED, ByteSta
 for name, numbers in (("signed", DYNAMIC_SIGNED), ("unsigned", DYNAMIC_UNSIGNED)):
     above = numbers[numbers > 0]
     print(
-        f"{name:9} {len(numbers)} numbers, {float(numbers[0]):.4f} to {float(numbers[-1]):.0f}, smallest {float(above[0]):.2e}"
+        f"{name:9} {len(numbers)} numbers from {float(numbers[0]):.4f} to {float(numbers[-1]):.0f}, "
+        f"smallest above 0: {float(above[0]):.2e}"
     )
 
 # %% [markdown]
@@ -1276,7 +1285,7 @@ class Adam8bit(ByteStates):
         ### END SOLUTION
 
     def read(self, state, name, param, numbers, block):
-        """Return a moment in float32, shaped like the parameter. numbers: the value per code."""
+        """Return a moment in float32, in the parameter's shape. numbers: a number per code."""
         if name not in state:
             return torch.zeros_like(param)
         if param.numel() < 4096:
@@ -1328,7 +1337,7 @@ TEXT, LR = library_text(), 1e-3
 
 
 class Rooted(precision.Adam8bit):
-    """The reference's optimizer, but it keeps the root of v."""
+    """The reference's optimizer, but it stores the root of v."""
 
     def read(self, state, name, param, block):
         moment = super().read(state, name, param, block)
@@ -1339,7 +1348,8 @@ class Rooted(precision.Adam8bit):
 
 
 def trained(make, steps=150):
-    """Return (loss, the largest |update| / lr, bytes of states per parameter)."""
+    """Return the mean of the last ten losses, the largest |update| / lr, and the bytes of states
+    per parameter."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=2, heads=2, width=64, context=32))
     params = list(model.parameters())
@@ -1376,7 +1386,7 @@ MADE = {
 for name, make in MADE.items():
     loss, most, nbytes = trained(make)
     print(
-        f"{name:17} loss {loss:6.3f}   largest step {most:9.3g} lr   {nbytes:.2f} bytes a parameter"
+        f"{name:17} loss {loss:6.3f}   largest step {most:9.3g} lr   {nbytes:.2f} bytes per parameter"
     )
 
 # %% [markdown]
@@ -1395,7 +1405,7 @@ for name, make in MADE.items():
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def shares_of_v(steps):
-    """Return v / its block's largest v, in blocks of 256, for all elements of large parameters."""
+    """Return all elements of v of large parameters, each over the largest in its block of 256."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=2, heads=2, width=64, context=32))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -1427,14 +1437,14 @@ for axes, steps in zip(figure.subplots(2, 1, sharex=True), (1, 50), strict=True)
             color="#0072B2",
         )
         axes.text(-11.9, top * (1.08 + 0.2 * row), f"{name} codes", fontsize=8)
-    lost = {
-        name: f"{float((shares < numbers[1] / 2).double().mean()):.1%}"
+    lost = ", ".join(
+        f"{float((shares < numbers[1] / 2).double().mean()):.1%} with {name} codes"
         for name, numbers in TICKS.items()
-    }
-    print(f"after {steps:2} steps become 0: {lost}")
+    )
+    print(f"elements that become 0 after step {steps:2}: {lost}")
     axes.set_title(f"after step {steps}", fontsize=9, loc="left")
     axes.set_yticks([])
-axes.set_xlabel("log10 of v's share in its block's largest", fontsize=8)
+axes.set_xlabel("log10 of v, divided by the largest v of its block", fontsize=8)
 figure
 
 # %% [markdown]
@@ -1496,11 +1506,11 @@ figure
 DISTANCES = {
     "no checkpoints": 0,
     "a checkpoint for each block": 1,
-    "a checkpoint for every third": 3,
+    "a checkpoint for every third block": 3,
 }
 timelines = {name: pictured(every) for name, every in DISTANCES.items()}
 for name, timeline in timelines.items():
-    print(f"{name:28} peak {timeline.peak.total / 1e6:5.1f} MB, in {timeline.peak.phase}")
+    print(f"{name:34} peak {timeline.peak.total / 1e6:5.1f} MB, in {timeline.peak.phase}")
 memory_figure(timelines)
 
 # %% [markdown]
@@ -1527,7 +1537,7 @@ def best_segment(layers: int, kept: float = 1.0, inside: float = 17.0) -> int:
 
     kept: the memory of a layer's input. inside: the memory of everything a layer keeps for
     backward. If several k need equally little, return the largest, because it has the fewest
-    pieces.
+    segments.
     """
     ### BEGIN SOLUTION
     best, least = 1, math.inf
@@ -1613,7 +1623,7 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        args = list(ctx.others)  # without ctx.saved_tensors, which belong in ctx.places
+        args = list(ctx.others)  # the tensors, ctx.saved_tensors, belong at the indices ctx.places
         ### BEGIN SOLUTION
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -1690,7 +1700,7 @@ for name, kind in KINDS.items():
     kept, peak = blocks.bytes(1, kind)
     flops = blocks.flops(1, kind)
     print(
-        f"{name:30} kept {kept / 1e6:4.1f} MB, peak {peak / 1e6:5.1f} MB, FLOPs {flops / plain:.3f} times"
+        f"{name:30} kept {kept / 1e6:4.1f} MB, peak {peak / 1e6:5.1f} MB, {flops / plain:.3f} times the FLOPs"
     )
 
 # %% [markdown]
@@ -1718,7 +1728,7 @@ for name, kind in KINDS.items():
 
 # %% tags=["skip-in-grading"]
 def all_reduces(kind):
-    """On a rank, run forward and backward of two tensor-parallel blocks after a barrier."""
+    """On a rank, after a barrier, run forward and backward of two tensor-parallel blocks."""
     from course_lib.tensor_parallel import parallelize_gpt
 
     model = parallelize_gpt(GPT(GPTConfig(layers=2, heads=4, width=32, context=16)))
@@ -1730,10 +1740,10 @@ def all_reduces(kind):
 
 
 for name, kind in {"no checkpoint": None, **KINDS}.items():
-    run = launch(all_reduces, kind, world_size=2, backend="gloo")  # only for its operations
+    run = launch(all_reduces, kind, world_size=2, backend="gloo")  # only the operations matter
     names = [operation.op for operation in run.ledger.operations(0)]
     after = names[len(names) - names[::-1].index("barrier") :]
-    print(f"{name:30} {after.count('all_reduce') // 2} all-reduces a block")
+    print(f"{name:30} {after.count('all_reduce') // 2} all-reduces per block")
 
 # %% [markdown]
 # With your checkpoint there are six all-reduces instead of four, so the ranks send half as many messages
@@ -1777,20 +1787,21 @@ def gradient(kind):
 
 
 wanted = gradient(lambda function, *args: function(*args))
-for name, state in (("with the state", True), ("without it", False)):
+for name, state in (("with the state", True), ("without the state", False)):
     kind = partial(of_pytorch, use_reentrant=False, preserve_rng_state=state)
     off = (gradient(kind) - wanted).abs().max()
-    print(f"{name}: gradients differ by up to {off:.3g}, the largest is {wanted.abs().max():.3g}")
+    largest = wanted.abs().max()
+    print(f"{name}: gradients differ by up to {off:.3g}; the largest gradient is {largest:.3g}")
 
 layer, inputs = nn.Linear(8, 8), torch.randn(4, 8)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     print(
-        "reentrant: output.requires_grad is",
+        "use_reentrant=True:  output.requires_grad is",
         of_pytorch(layer, inputs, use_reentrant=True).requires_grad,
     )
 print(
-    "hooks:     output.requires_grad is",
+    "use_reentrant=False: output.requires_grad is",
     of_pytorch(layer, inputs, use_reentrant=False).requires_grad,
 )
 with warnings.catch_warnings(record=True) as caught:
@@ -1833,7 +1844,7 @@ selective = partial(of_pytorch, use_reentrant=False, context_fn=contexts)
 blocks = Blocks()
 for name, every in (("no checkpoint", 0), ("products kept", 1)):
     (_, peak), flops = blocks.bytes(every, selective), blocks.flops(every, selective)
-    print(f"{name:15} peak {peak / 1e6:5.1f} MB, FLOPs {flops / blocks.flops():.3f} times")
+    print(f"{name:15} peak {peak / 1e6:5.1f} MB, {flops / blocks.flops():.3f} times the FLOPs")
 
 # %% [markdown]
 # No matrix product is computed twice, and yet the peak falls by almost a third. Korthikanti et al. (2022)
@@ -1881,10 +1892,10 @@ offloaded = Blocks(layers=4)
 with recompute.offload_saved(offloaded.model) as moved:
     y = offloaded.forward()
 print(
-    f"forward moved {moved.tensors} tensors, {moved.nbytes / 1e6:.1f} MB; {moved.returned} came back"
+    f"forward moved {moved.tensors} tensors ({moved.nbytes / 1e6:.1f} MB), and {moved.returned} came back"
 )
 y.sum().backward()
-print(f"after backward {moved.returned} came back")
+print(f"by the end of backward, {moved.returned} came back")
 
 # %% [markdown]
 # If two operations keep the same tensor, the tensor moves twice, so more bytes move than are kept. A copy on
@@ -2142,7 +2153,7 @@ report = check("09_precision_and_memory/chunked_loss", chunked_loss, cases="hidd
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def one_loss(run, tokens=1024, vocab=16384, width=128):
-    """Return peak bytes and seconds of forward and backward, and the loss with both gradients."""
+    """Return peak bytes and seconds of forward and backward, and [loss, the two gradients]."""
     torch.manual_seed(0)
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = (torch.randn(vocab, width) / 10).requires_grad_()
@@ -2201,8 +2212,8 @@ if ready(chunked_loss):
 WAYS = {
     "float32": {},
     "autocast bfloat16": {"autocast": True},
-    "a checkpoint each block": {"every": 1},
-    "every third (the square root)": {"every": 3},
+    "a checkpoint for each block": {"every": 1},
+    "for every third (square root)": {"every": 3},
     "8-bit Adam": {"eight": True},
     "loss in 8 chunks": {"chunks": 8},
     "each block, loss in 8 chunks": {"every": 1, "chunks": 8},
