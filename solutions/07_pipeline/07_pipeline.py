@@ -133,7 +133,7 @@ def counted(stages: int, microbatches: int, least: int = 1, unit: int = 1) -> No
 
 
 def made(generator, *args, copies=1):
-    """Return `generator(*args)` if it is a schedule. Otherwise say why not, and return None."""
+    """Return `generator(*args)` if it is a valid schedule. Otherwise print why not."""
     if not ready(generator):
         return None
     schedule = generator(*args)
@@ -142,7 +142,7 @@ def made(generator, *args, copies=1):
 
 
 def drawn(generator, *args, durations=None, copies=1, title=None, critical=False):
-    """Return the chart of `generator(stages, microbatches, ...)`, or print a sentence."""
+    """Return the chart of `generator(stages, microbatches, ...)`, or print why there is none."""
     schedule = made(generator, *args, copies=copies)
     if schedule is not None:
         title = title or f"{generator.__name__}{args}"
@@ -150,8 +150,8 @@ def drawn(generator, *args, durations=None, copies=1, title=None, critical=False
 
 
 def held(schedule, rank=0, weight=0.0):
-    """Return the most microbatches a rank keeps at the same time.
-    Between its I and its W, a microbatch counts as `weight`."""
+    """Return the largest number of microbatches a rank keeps at the same time. Between its I and
+    its W, a microbatch counts as `weight`."""
     now = most = 0
     for action in schedule[rank]:
         now += {"F": 1, "B": -1, "I": weight - 1, "W": -weight}[action.kind]
@@ -369,9 +369,8 @@ def pipeline_bytes_sent(
     ### BEGIN SOLUTION
     if stages == 1:
         return 0
-    ends = (rank == 0) + (
-        rank == stages - 1
-    )  # no gradient of the tokens, and no activation of the loss
+    # the first stage sends no gradient, and the last stage no activation
+    ends = (rank == 0) + (rank == stages - 1)
     return microbatches * nbytes * (2 * chunks - ends)
     ### END SOLUTION
 
@@ -410,7 +409,7 @@ def over_microbatches():
     axes.set(xlabel="microbatches", ylabel="bubble", xscale="log", ylim=(0, 1.6))
     axes.set_xticks(COUNTS, COUNTS)
     axes.grid(True, alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:  # without formulas there are only dots
+    if axes.get_legend_handles_labels()[0]:  # without formulas, there are only dots
         axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -544,7 +543,7 @@ def other_warm_up(change, ranks):
     rows = []
     for rank in range(4):
         ahead = max(0, 3 - rank + (change if rank in ranks else 0))
-        first = one_f_one_b(ahead + 1, 8)[0]  # rank 0 of ahead + 1 stages starts with `ahead`
+        first = one_f_one_b(ahead + 1, 8)[0]  # rank 0 of ahead + 1 stages has this warm-up
         rows.append([action._replace(stage=rank) for action in first])
     return rows
 
@@ -621,10 +620,10 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 
 # %% nbgrader={"grade_id": "interleaved_one_f_one_b", "solution": true}
 def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> list:
-    """Schedule 1F1B on a loop. Rank i holds stages i, p+i, 2p+i, ..., each with 1/v of its layers.
+    """Schedule 1F1B with v chunks per rank. Rank i holds stages i, p+i, 2p+i, ...
 
     Return, for each of `stages` ranks, the list of its Actions. Each rank idles for (p-1)(F+B)/v,
-    where F and B are the times for all its layers. Rank i holds up to
+    where F and B are the times for all layers of a rank. Rank i holds up to
     min(mv, 2(p-1-i) + (v-1)p + 1) activations of one chunk.
     """
     ### BEGIN SOLUTION
@@ -700,11 +699,11 @@ if plain and schedule:
         ]
         print("{:9} {:7.2f} {:16.2f} {:7.2f} {:7.2f}".format(c, *totals))
     print(
-        f"rank 0 keeps {held(shorter)} activations after the shorter warm-up, otherwise {held(schedule)}"
+        f"rank 0 keeps {held(shorter)} activations with the shorter warm-up, and otherwise {held(schedule)}"
     )
     for v in (1, 2, 4):
         foretold = [said(pipeline_bytes_sent, 4, 8, rank, 1, v) for rank in range(4)]
-        print(f"v = {v}: activations sent by each rank: {', '.join(foretold)}")
+        print(f"v = {v}: messages sent by ranks 0 to 3, as you predicted: {', '.join(foretold)}")
 
 # %% [markdown]
 # If messages take no time, the second extra forward saves no time but costs memory. Without this forward,
@@ -787,7 +786,7 @@ if schedule:
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
 def zero_bubble_h1(stages: int, microbatches: int) -> list:
-    """Schedule 1F1B with halved backwards. Rank i delays its W's, and keeps i of them for the end.
+    """Schedule 1F1B with each B cut into I and W. Rank i keeps i of its W's for the end.
 
     Return, for each rank, the list of its Actions. Each rank idles for (p-1)(F+I-W), if W is
     not longer than F and I.
@@ -837,7 +836,7 @@ drawn(zero_bubble_h1, 4, 8)
 
 # %% tags=["skip-in-grading"]
 def at_once(row):
-    """Move every W right behind its I."""
+    """Return the row with every W right after its I."""
     return [
         action._replace(kind=kind)
         for action in row
@@ -852,11 +851,11 @@ def at_the_end(row):
 
 schedule = made(zero_bubble_h1, 4, 8)
 if schedule:
-    ways = {"at once": at_once, "in store": list, "at the end": at_the_end}
+    ways = {"at once": at_once, "your order": list, "at the end": at_the_end}
     for name, way in ways.items():
         timing = simulate([way(row) for row in schedule])
         most = max(held(timing.schedule, rank, weight=1) for rank in range(4))
-        print(f"W {name:10}: total {timing.total}, at most {most} microbatches kept until their W")
+        print(f"{name:10}: total {timing.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
 # Even "at once" takes 30 instead of the 33 of 1F1B, because the stage before gets its gradient earlier. With
@@ -929,12 +928,12 @@ equal = Durations()
 generators = {
     "GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zero_bubble_h1, "ZB-H2": zero_bubble_h2
 }  # fmt: skip
-print("bubble of the whole step, p = 4, m = 16      if all are equal    with these")
+print("bubble / total, for p = 4 and m = 16         F = I = W    as measured")
 for name, generator in generators.items():
     schedule = made(generator, 4, 16)
     if schedule:
         shares = [simulate(schedule, durations_used).of_total for durations_used in (equal, OWN)]
-        print(f"{name:44} {shares[0]:15.1%} {shares[1]:13.1%}")
+        print(f"{name:44} {shares[0]:9.1%} {shares[1]:14.1%}")
 
 # %% [markdown]
 # W is the shortest of the three, here and in the models of the paper, because attention scores, norms and
@@ -1242,7 +1241,7 @@ def a_stage(schedule, config=SMALL):
 
 
 def a_step(run, schedule, config=SMALL, change=lambda stage: None, rows=(1, 2, 3)):
-    """Return this rank's loss and gradients after one step, by parameter names in the model."""
+    """Take one step. Return this rank's loss, and its gradients by parameter names in the model."""
     stage = a_stage(schedule, config)
     change(stage)
     dist.barrier()
@@ -1252,7 +1251,7 @@ def a_step(run, schedule, config=SMALL, change=lambda stage: None, rows=(1, 2, 3
 
 
 def one_process(config=SMALL, rows=(1, 2, 3)):
-    """Return the same without a pipeline."""
+    """Return the same as `a_step`, but from one process without a pipeline."""
     torch.manual_seed(0)
     model = GPT(config).double()
     microbatches = some_microbatches(rows=rows)
@@ -1265,7 +1264,7 @@ def one_process(config=SMALL, rows=(1, 2, 3)):
 
 
 def furthest(run, alone):
-    """Return the largest difference of a gradient, relative to the largest gradient."""
+    """Return the largest difference from the gradients of `alone`, over their largest element."""
     largest = max(float(gradient.abs().max()) for gradient in alone.values())
     apart = [
         (gradient - alone[name]).abs().max() for _, grads in run for name, gradient in grads.items()
@@ -1299,7 +1298,7 @@ for generator in (naive, gpipe, one_f_one_b):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def peaks_of(generator, counts, keep=False):
-    """Return the peaks in MiB of the tensors alive on this rank, for a step with each count."""
+    """Return this rank's peak memory in MiB, for a step with each number of microbatches."""
     peaks, everything = [], []
 
     def pack(tensor):
@@ -1376,7 +1375,7 @@ gantts(charts, seconds=True) if charts else None
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def learns(scaled, make_optimizer, steps=40):
-    """Return the losses of 40 steps of 1F1B. If scaled, gradients are four times too large."""
+    """Return the losses of training with 1F1B. If scaled, gradients are four times too large."""
     schedule = one_f_one_b(2, 4)
     torch.manual_seed(0)
     (stage,) = gpt_stages(GPT(SMALL).to(device()), schedule, dist.get_rank())
@@ -1405,7 +1404,8 @@ for name, make_optimizer in OPTIMIZERS.items():
         right, wrong = (run[-1] for run in runs)
         apart = max(abs(a - b) for a, b in zip(right, wrong, strict=True))
         print(
-            f"{name:6} last loss {right[-1]:.3f}, scaled {wrong[-1]:.3f}; at most {apart:.1g} apart"
+            f"{name:5} last loss {right[-1]:.3f}, with gradients 4 times too large {wrong[-1]:.3f}; "
+            f"losses differ by at most {apart:.1g}"
         )
 
 # %% [markdown]
@@ -1449,7 +1449,7 @@ def theirs(stage, schedule, microbatches, how="text"):
     wrapped = pipelining.PipelineStage(stage.module, stage.index, stage.length, device())
     options = {"loss_fn": lambda y, t: next_token_loss(y, t, "sum") / targets.numel()}
     if torch.__version__ >= "2.7":  # earlier versions scale nothing
-        options["scale_grads"] = False  # else PyTorch divides by the number of microbatches
+        options["scale_grads"] = False  # otherwise PyTorch divides by the number of microbatches
     if how == "text":
         runtime = _PipelineScheduleRuntime([wrapped], len(microbatches), **options)
         with tempfile.TemporaryDirectory() as folder:
@@ -1534,9 +1534,9 @@ for how, generator in cases if ours else ():
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
 class PipeDreamStage:
-    """A stage that updates after every backward, but a backward uses the weights its forward saw.
+    """A stage that updates its weights after every backward, and keeps versions for its backwards.
 
-    module: any module, whose output on the last stage is the loss. optimizer: for
+    module: any module. On the last stage, its output is the loss. optimizer: for
     module.parameters(). The stage keeps one version of the weights for each microbatch in flight.
     """
 
@@ -1611,10 +1611,10 @@ class WithLoss(nn.Module):
 
 
 def stream(kind, schedule, lr=0.5, seed=0):
-    """Return the losses of a GPT whose stages follow the schedule in one process.
-    Each stage is a kind(module, optimizer).
+    """Return the losses of a GPT whose stages follow the schedule in one process. Each stage is a
+    kind(module, optimizer).
 
-    seed: for its weights, and for the text it reads. End early if a loss is not a number.
+    seed: for the weights and the text. The run ends early if a loss is not finite.
     """
     torch.set_num_threads(1)
     stages, text, losses, made_by = len(schedule), library_text(), [], {}
@@ -1641,7 +1641,7 @@ def stream(kind, schedule, lr=0.5, seed=0):
 
 
 class Overwritten:
-    """A stage without versions."""
+    """A stage without versions of its weights."""
 
     def __init__(self, module, optimizer):
         self.module, self.optimizer, self.in_flight = module, optimizer, {}
@@ -1676,7 +1676,7 @@ except RuntimeError as error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Unseen(Overwritten):
-    """The same, but autograd does not see that weights are overwritten."""
+    """The same stage, but autograd does not see that the weights are overwritten."""
 
     def __init__(self, module, optimizer):
         super().__init__(module, optimizer)
@@ -1716,7 +1716,7 @@ def every_order(schedules):
 
 
 def smoothed(runs):
-    """Return the mean of several runs and of SMOOTH microbatches in a row, until a run ends."""
+    """Return means over all runs and SMOOTH microbatches in a row, until the shortest run ends."""
     mean = [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]
     windows = [mean[k : k + SMOOTH] for k in range(len(mean) - SMOOTH + 1)]
     return [sum(window) / SMOOTH for window in windows]
@@ -1814,14 +1814,14 @@ ACTIVATIONS = korthikanti_activations(SEQ, SEQ, 8192, 64, GPUS, "regather", "sel
 M = 2 * SEQ * LLAMA.width  # an activation, of which each GPU of a node sends an eighth
 PORT = link("InfiniBand NDR").each_way
 LINKS = {
-    "a port of 50 GB/s each": M / GPUS / PORT,
-    "one for the node": M / PORT,
+    "a port for each GPU": M / GPUS / PORT,
+    "one port for the node": M / PORT,
     "10 Gb/s for the node": M / link("10 Gb").each_way,
 }
 
 
 def rank_times(p, link_seconds):
-    """Return the durations of one microbatch on all layers of a rank."""
+    """Return the durations, in seconds, of one microbatch on all layers of a rank."""
     layers = LAYERS / p
     return Durations(
         layers * (WEIGHTS + SCORES),
@@ -1851,7 +1851,7 @@ def gigabytes(p, schedule, chunks, copies):
     return (16 * PARAMETERS * copies / p / GPUS + most * ACTIVATIONS) / 1e9
 
 
-print("the best that fits into 80 GB, and its share of time at work")
+print("the best schedule that fits into 80 GB, and the share of the time in which ranks work")
 print(f"{'':16}" + "".join(f"{name:34}" for name in LINKS))
 for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
     for m in counts:
@@ -1864,7 +1864,7 @@ for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
             )
             line += f"{best[1]} {best[0]:.0%}".ljust(34)
         print(line)
-print("\np = 8, m = 16          GB per GPU   share of time at work, links as above")
+print("\np = 8, m = 16          GB per GPU   share of the time in which ranks work, links as above")
 for name, *setting in candidates(8, 16):
     shares = [
         1
@@ -1899,12 +1899,13 @@ for name, parameters in SIZES.items():
         states = (4 + 12 / replicas) * parameters / GPUS / 1e9
         sent = 2 * (replicas - 1) / replicas * 2 * parameters / GPUS
         print(
-            f"{name:4} on {replicas:2} nodes: {states:3.0f} GB per GPU, sends {sent / 1e9:3.0f} GB per step ({sent / PORT:.1f} s)"
+            f"{name:4} on {replicas:2} nodes: a GPU holds {states:3.0f} GB "
+            f"and sends {sent / 1e9:3.0f} GB per step ({sent / PORT:.1f} s)"
         )
 step = 64 * LAYERS * (3 * WEIGHTS + 3 * SCORES) / 8
 border = 2 * 64 * M / GPUS
-print(f"64 sequences on 8 nodes compute {step:.1f} s, however they are shared")
-print(f"as a pipeline of 8, a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f} s)")
+print(f"8 nodes compute 64 sequences in {step:.1f} s; in a pipeline, the bubble comes on top")
+print(f"in the pipeline, a GPU sends {border / 1e9:.1f} GB per step ({border / PORT:.2f} s)")
 
 # %% [markdown]
 # For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit into memory. Each GPU
@@ -2108,7 +2109,7 @@ def _dual(row, near, far, half, place, microbatches):
         row.do("F", near)
     for _ in range(place + 1):  # both directions go forward
         row.do("F", near, far)
-    for _ in range(below):  # the first of the far direction come back
+    for _ in range(below):  # the first microbatches of the far stage come back
         row.do("I", far)
         row.weight()
         row.do("F", far)
@@ -2122,7 +2123,8 @@ def _dual(row, near, far, half, place, microbatches):
     for _ in range(below):  # the near end has no forwards left
         row.do("B", far)
         row.pair(far, near)
-    for k in range(2 * (place + 1)):  # nor has the far end; from the middle on, W waits for the end
+    # the far end has no forwards left either; the second half of the backwards postpones its W's
+    for k in range(2 * (place + 1)):
         kind = "I" if k > place else "B"
         row.do(kind, near if k % 2 else far)
     for _ in range(below):
@@ -2135,7 +2137,7 @@ def _dual(row, near, far, half, place, microbatches):
 
 
 def dualpipe(stages: int, microbatches: int) -> list:
-    """Schedule two model copies in opposite directions, with half the microbatches into each end.
+    """Schedule two copies of the model in opposite directions, each with half of the microbatches.
 
     Return, for each rank, the list of its Actions and Pairs. Rank i holds stages i and 2p-1-i.
     """
@@ -2206,7 +2208,7 @@ CARD = GPTConfig(context=128, layers=4, heads=4, width=256, tied=False)
 
 
 def optimized(parameters, inputs, targets, step):
-    """Return the costs of `step()` and an update."""
+    """Return the costs of `step()` and of the optimizer's step."""
     optimizer = torch.optim.AdamW(parameters, foreach=False)
     dist.barrier()
     with costs(inputs, targets, *parameters) as cost:
@@ -2267,7 +2269,7 @@ def pipelined(generator):
 
 
 def row_of(name, run):
-    """Return one line of the card. Only bytes after the last barrier count."""
+    """Return a row of the card. Only bytes sent after the last barrier count."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
