@@ -1048,7 +1048,7 @@ def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None
 for n in (2, 3, 4):
     if beside(f"{n} ranks", lambda: ParallelMLP(64, 256), lambda: MLP(64, 256), n):
         print(
-            f"    predicted for a layer, twice as many: {said(layer_bytes_sent, n, 16384, 'forward')}"
+            f"    predicted for a layer with two such regions: {said(layer_bytes_sent, n, 16384, 'forward')}"
         )
 
 # %% [markdown]
