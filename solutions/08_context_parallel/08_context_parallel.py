@@ -320,7 +320,9 @@ q, k, v, _ = drawn(12)
 for starts in ((0, 3, 6, 9), (9, 0, 6, 3)) if ready(online_softmax_merge) else ():
     out = in_blocks(online_softmax_merge, q, k, v, starts, 3)
     right = furthest([out], [full_attention(q, k, v)]) < 1e-12
-    print(f"blocks of keys from {starts}: {'equal' if right else 'NOT equal'} to attention in one piece")
+    print(
+        f"blocks of keys from {starts}: {'equal' if right else 'NOT equal'} to attention in one piece"
+    )
 
 # %% [markdown]
 # **Break it.** In the classic mistake, the new block gets the right weight, but the old out is not multiplied
