@@ -76,16 +76,16 @@ from course_lib.unfinished import ready, try_it
 
 # %% tags=["skip-in-grading"]
 experts = torch.tensor([2, 0, 0, 1, 2, 0])  # the experts of six assignments
-print("how many of each:      ", experts.bincount(minlength=4).tolist())
+print("assignments per expert:", experts.bincount(minlength=4).tolist())
 
 order = experts.argsort(stable=True)  # assignments, sorted by expert
-print("in expert order:       ", order.tolist(), "->", experts[order].tolist())
+print("sorted by expert:      ", order.tolist(), "->", experts[order].tolist())
 
-back = order.argsort()  # the inverse, which gives the place of each assignment now
-print("and back again:        ", experts[order][back].tolist())
+back = order.argsort()  # the inverse, so assignment i is at index back[i] of the sorted list
+print("in the old order again:", experts[order][back].tolist())
 
 sums = torch.zeros(3).index_add(0, torch.tensor([0, 2, 2]), torch.tensor([1.0, 10.0, 20.0]))
-print("added where they belong:", sums.tolist())
+print("added up by index:     ", sums.tolist())
 
 # %% [markdown]
 # ## 1 · A router
@@ -127,12 +127,13 @@ print("added where they belong:", sums.tolist())
 
 # %% nbgrader={"grade_id": "route", "solution": true}
 def route(logits, bias=None, *, k):
-    """Return experts, (T, k) int64, and weights, (T, k) in the dtype of logits, of each token.
+    """Return each token's experts, (T, k) int64, and their weights, (T, k) in the dtype of logits.
 
-    logits: (T, E). bias: (E,), without a gradient. The bias decides which experts are chosen, but
-    it does not enter their weights. Column 0 of `experts` is the expert with the largest
-    probability + bias, and column 1 is the next, with equal experts in any order. `weights` has the
-    same order. If k > 1, the weights of a token sum to 1. If k is 1, the weight is the probability.
+    logits: (T, E). bias: (E,), without a gradient. The bias helps to decide which experts are
+    chosen, but it does not enter their weights. Column 0 of `experts` is the expert with the
+    largest probability + bias, and column 1 is the next. Equal experts can be in any order.
+    `weights` has the same order. If k > 1, the weights of a token sum to 1. If k is 1, the weight
+    is the probability.
     """
     ### BEGIN SOLUTION
     probabilities = logits.softmax(-1)
@@ -188,8 +189,8 @@ if ready(route):
     axes.set_xlim(0, 60), axes.set_ylim(-3.1, 2), axes.axis("off")
     display(figure)
     counts = chosen.flatten().bincount(minlength=8)
-    print("assignments of each expert:", counts.tolist())
-    print(f"the busiest exceeds the mean by {max_violation(counts):.2f} of the mean")
+    print("assignments per expert:", counts.tolist())
+    print(f"the busiest expert exceeds the mean by {max_violation(counts):.2f} times the mean")
 
 # %% [markdown]
 # The last number is called **MaxVio**, the *maximal violation*. It is (largest count − mean) / mean. MaxVio
@@ -205,10 +206,10 @@ if ready(route):
 if ready(route):
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0]])
     bias = torch.tensor([0.5, 0.0, 0.0, 0.0])
-    print("only for the choice: ", route(logits, bias, k=2)[1].tolist())
+    print("weights, bias only for the choice:", route(logits, bias, k=2)[1].tolist())
     mixed = logits.softmax(-1) + bias
     best = mixed.topk(2).values
-    print("also in the weights: ", (best / best.sum()).tolist())
+    print("weights, bias also in the weights:", (best / best.sum()).tolist())
 
 # %% [markdown]
 # With the bias in the weights, expert 0 counts three times as much as the other chosen expert, although the
@@ -273,7 +274,10 @@ if ready(route):
 
 # %%
 def through_experts(rows, counts, w1, w3, w2):
-    """Send the first counts[0] rows through expert 0, the next counts[1] through expert 1, etc."""
+    """Send the first counts[0] rows through expert 0, the next counts[1] through expert 1, etc.
+
+    rows: (R, h). counts: a list of E integers that sum to R. Return the outputs, (R, h).
+    """
     return torch.cat(
         [
             (F.silu(part @ w1[e].T) * (part @ w3[e].T)) @ w2[e].T
@@ -289,10 +293,10 @@ def through_experts(rows, counts, w1, w3, w2):
 
 # %% nbgrader={"grade_id": "moe", "solution": true}
 def moe(x, experts, weights, w1, w3, w2):
-    """Return the sum over each token's experts of weight times output, (T, h).
+    """Return, for each token, the sum of its experts' outputs times their weights, (T, h).
 
     x: (T, h). experts, weights: (T, k), from `route`. w1, w3: (E, f, h). w2: (E, h, f).
-    An expert computes w2 (silu(w1 x) * w3 x). Multiply a row only by its own token's experts.
+    An expert computes w2 (silu(w1 x) * w3 x). Send each token only through its own experts.
     """
     ### BEGIN SOLUTION
     order = experts.flatten().argsort(stable=True)
@@ -354,7 +358,7 @@ def mixture(tokens, count=8, width=64, hidden=128, k=2, dtype=torch.float32):
 
 
 def milliseconds(function, *args, times=5):
-    """Time five runs on one thread. The shortest counts, since other work disturbs it least."""
+    """Return the milliseconds of the fastest run on one thread, which other work disturbs least."""
     threads, best = torch.get_num_threads(), float("inf")
     torch.set_num_threads(1)
     for _ in range(times):
@@ -370,7 +374,7 @@ if ready(moe):
     wanted = all_masked(*drawn)
     for function in (moe, all_masked, token_by_token):
         off = float((function(*drawn) - wanted).abs().max())
-        print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms   off by {off:.0e}")
+        print(f"{function.__name__:15} {milliseconds(function, *drawn):7.1f} ms, off by {off:.0e}")
 
 # %% [markdown]
 # The mask costs E/k = 4 times the FLOPs, and the loop multiplies one row at a time, so both take several
@@ -449,9 +453,9 @@ def all_to_all(rows, send, receive, group):
 
 
 def exchange(rows, send, receive, group=None):
-    """Return the rows that arrive, (sum(receive), ...), first receive[0] from rank 0, and so on.
+    """Return the rows that arrive, (sum(receive), ...). The first receive[0] come from rank 0, etc.
 
-    rows: (sum(send), ...). The first send[0] rows go to rank 0, and the next send[1] to rank 1.
+    rows: (sum(send), ...). The first send[0] rows go to rank 0, the next send[1] to rank 1, etc.
     send, receive: lists of Python integers, any of which can be 0. Gradients go back the way the
     rows came.
     """
@@ -497,7 +501,8 @@ def example():
 run = try_it(example, world_size=3)
 if run:
     for rank, came in enumerate(run):
-        print(f"rank {rank} got rows of the ranks {[int(number) for number in came]}")
+        print(f"rank {rank} got rows from ranks {[int(number) for number in came]}")
+    print("bytes from each rank (its line) to each rank (its column):")
     print(run.ledger.matrix())
 
 # %% [markdown]
@@ -574,26 +579,26 @@ except RankError as error:
 
 # %% nbgrader={"grade_id": "expert_parallel_moe", "solution": true}
 def expert_parallel_moe(x, experts, weights, w1, w3, w2, group=None):
-    """Return the result of moe with all experts, (T, h).
+    """Return what `moe` with all E experts would return for this rank's tokens, (T, h).
 
     x, experts, weights: for this rank's own T tokens, where T can be 0. Experts are numbered across
-    all ranks. w1, w3: (E / n, f, h). w2: (E / n, h, f). Rank r of the group has the experts from
-    r E / n on. A row travels only to the rank of its expert, and back. The gradients of w1, w3 and
-    w2 are sums over the tokens of all ranks.
+    all ranks. w1, w3: (E / n, f, h). w2: (E / n, h, f). Rank r of the group holds E / n experts,
+    beginning with expert r E / n. A row travels only to the rank of its expert, and back. The
+    gradients of w1, w3 and w2 are sums over the tokens of all ranks.
     """
     n, held = dist.get_world_size(group), len(w1)
     counts = experts.flatten().bincount(minlength=n * held)
-    arriving = torch.empty_like(counts)  # rows from each rank for each expert here
+    arriving = torch.empty_like(counts)  # rows from each rank for each of this rank's experts
     dist.all_to_all_single(arriving, counts, group=group)
     send, receive = (rows.view(n, held).sum(1).tolist() for rows in (counts, arriving))
     ### BEGIN SOLUTION
     order = experts.flatten().argsort(stable=True)
     token = order // experts.shape[1]
-    rows = exchange(x[token], send, receive, group)  # sorted by source, and then by expert
+    rows = exchange(x[token], send, receive, group)  # sorted by source, then by expert
     expert = torch.arange(held, device=x.device).repeat(n).repeat_interleave(arriving)
     sort = expert.argsort(stable=True)
     out = through_experts(rows[sort], arriving.view(n, held).sum(0).tolist(), w1, w3, w2)
-    out = exchange(out[sort.argsort()], receive, send, group)  # sorted by source again, then back
+    out = exchange(out[sort.argsort()], receive, send, group)  # by source again, and sent back
 
     return torch.zeros_like(x).index_add(0, token, out * weights.flatten()[order, None])
     ### END SOLUTION
@@ -633,7 +638,7 @@ report.points(14)
 
 # %% tags=["skip-in-grading"]
 def popular(rank, tokens=64, count=8, k=2):
-    """Route a rank's tokens so that experts 2 and 3 are chosen more often than others."""
+    """Return a rank's experts and weights, with experts 2 and 3 more popular than the others."""
     generator = torch.Generator().manual_seed(rank)
     logits = torch.randn(tokens, count, generator=generator)
     logits[:, 2:4] += 1.5
@@ -656,10 +661,10 @@ def one_layer(backward=True):
 run = try_it(one_layer)
 if run:
     histogram = list(run)
-    print("rows from each rank to each:")
+    print("rows from each rank (its line) to each rank (its column):")
     print(torch.tensor(histogram).view(4, 4, 2).sum(2).numpy())
     dispatch = [[op for op in run.ledger.operations(rank, "all_to_all")][1] for rank in range(4)]
-    print("bytes of the dispatch, without a rank's own part:")
+    print("bytes of the dispatch, without the rows a rank keeps:")
     for rank, operation in enumerate(dispatch):
         print([0 if to == rank else part for to, part in enumerate(operation.parts)])
 
@@ -683,7 +688,7 @@ if run:
 
 # %% tags=["skip-in-grading"]
 def unsorted(x, experts, weights, w1, w3, w2, group=None):
-    """The layer as it should be, except for one line."""
+    """Do what `expert_parallel_moe` does, except for one line."""
     n, held = dist.get_world_size(group), len(w1)
     order = experts.flatten().argsort(stable=True)
     counts = experts.flatten().bincount(minlength=n * held)
@@ -704,7 +709,7 @@ def unsorted(x, experts, weights, w1, w3, w2, group=None):
 
 
 def right_tokens(layer):
-    """Count the tokens of this rank that have the same output as in one process."""
+    """Return how many of this rank's tokens have the same output as in one process."""
     x, experts, weights, w1, w3, w2 = (part.to(device()) for part in mixture(60, count=6))
     rank, n = dist.get_rank(), dist.get_world_size()
     tokens = [part.chunk(n)[rank] for part in (x, experts, weights)]
@@ -756,10 +761,10 @@ print("right tokens of 20 on each rank:", list(launch(right_tokens, unsorted, wo
 
 # %% nbgrader={"grade_id": "all_to_all_bytes", "solution": true}
 def all_to_all_bytes(counts, rank, width, itemsize=2):
-    """Return the bytes of rows a rank sends for one layer and step, in forward and backward.
+    """Return the bytes of the rows a rank sends for one layer in one step, forward and backward.
 
-    counts[r][e]: the number of rows of rank r for expert e, in a list of lists. Each rank holds
-    E / n consecutive experts. A row has `width` elements of `itemsize` bytes.
+    counts: a list of lists, in which counts[r][e] is the number of rows rank r has for expert e.
+    Each rank holds E / n consecutive experts. A row has `width` elements of `itemsize` bytes.
     """
     ### BEGIN SOLUTION
     n, held = len(counts), len(counts[0]) // len(counts)
@@ -786,10 +791,10 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 if run and ready(all_to_all_bytes):
-    print("rank   predicted   by the ledger, without counts")
+    print("rank   predicted   in the ledger, without counts (bytes)")
     for rank in range(4):
-        foretold = all_to_all_bytes(histogram, rank, 64, itemsize=4)
-        print(f"{rank:4}{foretold:12,}{run.ledger.bytes_sent(rank) - 48:14,}")
+        predicted = all_to_all_bytes(histogram, rank, 64, itemsize=4)
+        print(f"{rank:4}{predicted:12,}{run.ledger.bytes_sent(rank) - 48:14,}")
 
 # %% [markdown]
 # So a histogram predicts every byte, rank by rank, before anything is sent.
@@ -853,12 +858,12 @@ if run and ready(all_to_all_bytes):
 
 # %% nbgrader={"grade_id": "load_balancing_loss", "solution": true}
 def load_balancing_loss(logits, experts, group=None):
-    """Return this rank's share of E sum f_i p_i, a number with a gradient to logits.
+    """Return this rank's share of E sum f_i p_i, a scalar that gives logits a gradient.
 
     logits: (T, E), for this rank's tokens, where T can be 0. experts: (T, k). The share is
-    E sum f_i (sum of its own tokens' p_i) / (tokens of all ranks), so that the sum over the ranks
-    is the loss of the batch, however the tokens are spread. Send E numbers in forward and nothing
-    in backward.
+    E sum f_i s_i / (tokens of all ranks), where s_i is the sum of expert i's probability over this
+    rank's tokens. The shares of all ranks add up to the loss of the batch, however the tokens are
+    spread. Send E numbers in forward and nothing in backward.
     """
     ### BEGIN SOLUTION
     count, k = logits.shape[1], experts.shape[1]
@@ -872,11 +877,11 @@ def load_balancing_loss(logits, experts, group=None):
 
 # %% nbgrader={"grade_id": "update_bias", "solution": true}
 def update_bias(bias, counts, speed=0.001, group=None):
-    """Return a bias with `speed` more for experts below the mean, and `speed` less above it.
+    """Return the bias, raised by `speed` for experts below the mean count, and lowered above it.
 
     bias: (E,). counts: (E,), the assignments of this rank's tokens. Decide by the assignments of
-    all ranks. An expert with exactly the mean keeps its bias. The arguments do not change. Send
-    E numbers.
+    all ranks. An expert with exactly the mean count keeps its bias. Leave the arguments unchanged.
+    Send E numbers.
     """
     ### BEGIN SOLUTION
     total = counts.double()
@@ -943,7 +948,7 @@ class Mixture(nn.Module):
 
 
 def train(coefficient=0.0, speed=0.0, steps=120):
-    """Return (MaxVio of each layer, loss) for every step."""
+    """Return a list with (MaxVio of each layer, loss) of every step."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(context=64, layers=2, heads=4, width=64))
     for block in model.blocks:
@@ -972,7 +977,7 @@ if ready(route, moe, load_balancing_loss, update_bias):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def last(history, steps=10):
-    """Return the means over the last steps of the MaxVio of both layers, and of the loss."""
+    """Return each layer's mean MaxVio and the mean loss, over the last steps."""
     violations = [sum(both[layer] for both, _ in history[-steps:]) / steps for layer in (0, 1)]
     return violations, sum(loss for _, loss in history[-steps:]) / steps
 
@@ -1091,10 +1096,10 @@ router_playground()
 from course_lib.mesh.coordinates import axis_ranks
 
 sizes = {"dp": 2, "ep": 2}
-print("rank   a dense parameter over   an expert over")
+print("rank   dense gradient summed over   expert's gradient summed over")
 for rank in range(4):
     dense, apart = axis_ranks(rank, sizes, ("dp", "ep")), axis_ranks(rank, sizes, ("dp",))
-    print(f"{rank:4}   {dense!s:22}   {apart}")
+    print(f"{rank:4}   {dense!s:26}   {apart}")
 
 # %% [markdown]
 # Two mistakes are easy to make here. The first mistake is to sum an expert's gradient over dp × ep, as if the
@@ -1226,13 +1231,13 @@ report.points(5)
 def queue(experts, count, places):
     """Return the place of each assignment, (T, k) int64, and whether place < places, (T, k) bool.
 
-    experts: (T, k), from `route`. count: E. An expert's queue has the first choices of all tokens
-    before their second choices, and keeps the order of the tokens within a choice. Places begin
-    at 0.
+    experts: (T, k), from `route`. count: E. places: C. In an expert's queue, the first choices of
+    all tokens come before their second choices, and so on. Among the first (or second) choices,
+    the tokens keep their order. Places begin at 0.
     """
     ### BEGIN SOLUTION
     tokens, k = experts.shape
-    chosen = F.one_hot(experts.T.flatten(), count)  # all first choices, then all second ones
+    chosen = F.one_hot(experts.T.flatten(), count)  # all first choices, then all second choices
     before = chosen.cumsum(0) - chosen
     place = (before * chosen).sum(1).view(k, tokens).T
     return place, place < places
@@ -1278,7 +1283,7 @@ def node_limited(scores, *, k, nodes, limit):
     """Return the experts of each token, (T, k) int64, on at most `limit` nodes, the best first.
 
     scores: (T, E). Each node holds E / nodes consecutive experts. nodes divides E, and limit
-    divides k. A node counts as much as the sum of its k / limit best scores.
+    divides k. To compare the nodes, add up the k / limit best scores of each.
     """
     ### BEGIN SOLUTION
     by_node = scores.unflatten(1, (nodes, -1))
@@ -1306,7 +1311,7 @@ report = check("11_experts/node_limited", node_limited, cases="hidden")
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Layer(nn.Module):
-    """The mixture of §6, with all experts here or only the experts of this rank."""
+    """A mixture with all experts or, if `shared`, only with the experts of this rank."""
 
     def __init__(self, width, hidden, count, k, shared):
         super().__init__()
@@ -1346,7 +1351,7 @@ def step_of(shared):
 
 
 def row_of(name, run):
-    """Return one line of the card, with the bytes sent after the barrier."""
+    """Return a row of the card. It counts the bytes sent after the barrier."""
     sent = []
     for rank in range(len(run)):
         operations = run.ledger.operations(rank)
