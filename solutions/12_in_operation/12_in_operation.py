@@ -152,7 +152,7 @@ journal(forgetful, but=("step", "saved"))
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def timeline(run, saves=True):
-    """Draw the processes as rows, in the order in which they began."""
+    """Draw each process as a row, in the order in which they began."""
     rank_of = {line.pid: line.rank for line in run.lines if line.rank >= 0}
     processes = list(rank_of)
     marks = {"step": ".", "from": ">"} | ({"saved": "|"} if saves else {})
@@ -314,7 +314,7 @@ if ready(capture, restore):
         restore(fresh, {**state, left_out: capture(fresh)[left_out]} if left_out else state)
         apart = (steps_of(fresh, 5) - wanted).abs().max().item()
         label = f"without {left_out}" if left_out else "with everything"
-        print(f"{label:18}: losses up to {apart:.1e} apart")
+        print(f"{label:18} losses differ by up to {apart:.1e}")
 
 # %% [markdown]
 # **In production.** A data loader usually has a state as well. Here it has none, because the step's number
@@ -389,10 +389,10 @@ for state in disk.after_power_failure():
 
 # %% nbgrader={"grade_id": "commit", "solution": true}
 def commit(disk, step, parts):
-    """Save `parts`, bytes by name, as the checkpoint of `step`.
+    """Save `parts`, a dict of bytes by name, as the checkpoint of `step`.
 
     If the power fails at any moment, `newest` must find a whole checkpoint, either this one or
-    the one that was the newest before. Once `commit` has returned, `newest` must find this one.
+    the newest earlier one. Once `commit` has returned, `newest` must find this one.
     `commit` must also work if an interrupted save has left files behind. `step` is never
     smaller than an earlier step, and committing a step again replaces its checkpoint. Older
     checkpoints may stay or go. A name may contain "/", which means nothing here, because there
@@ -417,7 +417,7 @@ def commit(disk, step, parts):
 
 # %% nbgrader={"grade_id": "newest", "solution": true}
 def newest(disk):
-    """Return (step, parts) of the newest checkpoint, or None if there is none."""
+    """Return (step, parts) of the newest checkpoint, or None if there is no checkpoint."""
     ### BEGIN SOLUTION
     manifests = [name for name in disk.names() if name.startswith("step-")]
     if not manifests:
@@ -465,23 +465,26 @@ def outcome(newest, disk):
 
 
 def all_failures(commit, newest, saves):
-    """Count what `newest` finds, for each operation after which the power fails."""
+    """Count what `newest` finds if the power fails after k operations, for each k."""
     table = {}
     for crash in power_failures(commit, saves):
         result = outcome(newest, Disk(crash.files))
-        row = table.setdefault((crash.operations, crash.after or "the beginning"), {})
+        row = table.setdefault((crash.operations, crash.after or "(none)"), {})
         row[result] = row.get(result, 0) + 1
     return table
+
+
+def show(table):
+    print(f"{'operations':10}  {'the last of them':28}  what newest finds (in how many states)")
+    for (count, after), row in table.items():
+        print(f"{count:10}  {after:28} ", ", ".join(f"{result} ({n})" for result, n in row.items()))
 
 
 saves = [(1, {"run": b"old weights"}), (2, {"run": b"new weights"})]
 if ready(commit, newest):
     table = all_failures(commit, newest, saves)
     print(sum(sum(row.values()) for row in table.values()), "states of the disk")
-    for (count, after), row in table.items():
-        print(
-            f"after {count:2} {after:34}", ", ".join(f"{result} ({n})" for result, n in row.items())
-        )
+    show(table)
 
 # %% [markdown]
 # **Break it.** In their first version, most programs save as in the next cell, which writes a new file and
@@ -504,8 +507,7 @@ def of_one_file(disk):
     return int(step), {"run": weights}
 
 
-for (count, after), row in all_failures(rename_before_sync, of_one_file, saves).items():
-    print(f"after {count:2} {after:28}", ", ".join(f"{result} ({n})" for result, n in row.items()))
+show(all_failures(rename_before_sync, of_one_file, saves))
 
 # %% [markdown]
 # The new name can reach the disk before the bytes of the file, and then the loader raises an error. A sync of
@@ -520,9 +522,8 @@ if ready(commit, newest, capture, restore):
     with tempfile.TemporaryDirectory() as folder:
         run = run_with_failures(partial(train_lab, **yours), folder, 300, 1, mtbf=0.5, seed=0)
         checkpoint = newest(Folder(f"{folder}/checkpoints"))
-        print(
-            f"{len(run.kills)} kills in {run.seconds:.1f} s; the newest checkpoint is step {checkpoint[0]}"
-        )
+        print(f"number of kills in {run.seconds:.1f} s: {len(run.kills)}")
+        print(f"the newest checkpoint is of step {checkpoint[0]}")
 
 # %% [markdown]
 # <details><summary>In production</summary>
@@ -566,10 +567,8 @@ print("the library's:", ", ".join(name for name in functions if name not in own)
 
 quiet, killed = lab(**own), lab(dies=(3, 7), **own)
 for name, run in (("undisturbed", quiet), ("killed", killed)):
-    print(
-        f"{name}, {run.seconds:.1f} s:",
-        [line.text for line in run.lines if line.text.startswith("end ")],
-    )
+    ends = [line.text for line in run.lines if line.text.startswith("end ")]
+    print(f"{name}, {run.seconds:.1f} s, loss at the end:", *(text.split()[1] for text in ends))
 journal(killed)
 display(timeline(killed))
 
@@ -650,7 +649,7 @@ journal(smaller)
 
 # %% nbgrader={"grade_id": "read_plan", "solution": true}
 def read_plan(saved, wanted):
-    """Return a list of pieces (file, place in its box, place in `wanted`) that fill `wanted`.
+    """Return a list of pieces (file, place in the file's box, place in `wanted`) to fill `wanted`.
 
     saved: (file, box) for each saved box of one tensor. Saved boxes do not overlap. wanted: a
     box. Both places of a piece are boxes, the first counted from the beginning of the saved box
@@ -674,7 +673,7 @@ def read_plan(saved, wanted):
             pieces.append((file, *inside))
             filled += math.prod(stop - start for start, stop in both)
     if filled != math.prod(stop - start for start, stop in wanted):
-        raise ValueError("the saved boxes do not hold all that is wanted")
+        raise ValueError("some wanted elements are in no saved box")
     return pieces
     ### END SOLUTION
 
@@ -733,7 +732,7 @@ if ready(read_plan):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def on_mesh(sizes, seed):
-    """Return the stages of a small GPT on this mesh, its optimizer, and a function for a step."""
+    """Return the stages of a small GPT on this mesh, its optimizer, and a function that runs a step."""
     mesh = Mesh(sizes)
     schedule = one_f_one_b(mesh.size("pp"), 2)
     torch.manual_seed(seed)
@@ -769,10 +768,10 @@ with tempfile.TemporaryDirectory() as path:
     saving = try_it(save_on, {"pp": 2, "dp": 1, "tp": 2}, path, world_size=4)
     loading = try_it(load_on, {"pp": 1, "dp": 3, "tp": 1}, path, world_size=3)
 if saving and loading:
-    print("written by each of four:", [f"{written:,}" for written, _ in saving])
-    print("read by each of three:  ", [f"{read:,}" for read, _ in loading])
-    print("losses of the saved run: ", [f"{loss:.6f}" for loss in saving[0][1]])
-    print("losses on three ranks:   ", [f"{loss:.6f}" for loss in loading[0][1]])
+    print("bytes written by each of four ranks:", *(f"{written:9,}" for written, _ in saving))
+    print("bytes read by each of three ranks:  ", *(f"{read:9,}" for read, _ in loading))
+    print("losses on four ranks, which go on:  ", *(f"{loss:.6f}" for loss in saving[0][1]))
+    print("losses on three ranks, which load:  ", *(f"{loss:.6f}" for loss in loading[0][1]))
 
 # %% [markdown]
 # **Break it.** Suppose rank 0 writes everything. The number of bytes stays the same, but three ranks wait
@@ -866,7 +865,7 @@ for save, colour in ((60, RANKS[0]), (2, RANKS[1])):
             f"δ = {save:2} s: τ = {best:5.0f} s, goodput {goodput(best, save, 600, 3 * 3600):.3f}"
         )
 axes.set_xscale("log"), axes.set_ylim(0, 1), axes.legend(fontsize=8)
-axes.set_xlabel("seconds between two saves", size=8), axes.set_ylabel("goodput", size=8)
+axes.set_xlabel("τ, seconds of work between two saves", size=8), axes.set_ylabel("goodput", size=8)
 display(figure)
 
 # %% [markdown]
@@ -886,8 +885,9 @@ with tempfile.TemporaryDirectory() as folder:
 costs = (25 * means.step, means.save, means.restart, 1.5)
 kills = len(failed.kills)
 drawn = sorted(reference.simulated_goodput(*costs, failures=kills, seed=k) for k in range(100))
-print(f"{kills} kills: measured {means.goodput:.2f}, by the formula {goodput(*costs):.2f}")
-print(f"nine of ten drawn runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
+print(f"number of kills: {kills}")
+print(f"goodput: {means.goodput:.2f} measured, {goodput(*costs):.2f} by the formula")
+print(f"goodput of 90 in 100 simulated runs: {drawn[5]:.2f} to {drawn[94]:.2f}")
 
 # %% [markdown]
 # **Break it.** If you divide the failures of Llama 3's job among its GPUs, each GPU fails once every 5.8
@@ -991,10 +991,10 @@ def breakdown(calls, rank, start, end):
 
     calls[r][k]: (issued, waited, done) of call k on rank r. All ranks take part in all calls,
     and a rank is blocked in one call at a time. First cut every interval to the window from
-    `start` to `end`, so that computing + waiting + moving is the length of the window. `hidden`
-    is the time in which at least one collective that every rank has begun is moving while this
-    rank is not blocked. If several are moving, the time counts only once, so `hidden` never
-    exceeds `computing`.
+    `start` to `end`, so that computing + waiting + moving is the length of the window. A call
+    moves bytes from the last `issued` on any rank to `done` on `rank`. `hidden` is the time in
+    which at least one call moves bytes while `rank` is not blocked. If several calls move bytes
+    at the same time, this time counts only once, so `hidden` never exceeds `computing`.
     """
 
     ### BEGIN SOLUTION
@@ -1050,7 +1050,7 @@ report.points(10)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def program(seconds, elements, slow=None, asynchronous=False, times=8):
-    """Compute, then sum over the ranks, while rank `slow` computes three times as long."""
+    """Sleep and all-reduce, in turn or at the same time. Rank `slow` sleeps three times as long."""
     tensor = torch.ones(elements, device=device())
     own = seconds * (3 if dist.get_rank() == slow else 1)
     dist.barrier()
@@ -1078,7 +1078,7 @@ for name, arguments in PROGRAMS.items():
         shares[name] = [breakdown(calls, rank, start, end) for rank in range(4)]
         for rank, parts in enumerate(shares[name]):
             line = "  ".join(
-                f"{key} {seconds / (end - start):4.2f}" for key, seconds in parts.items()
+                f"{key} {100 * seconds / (end - start):3.0f} %" for key, seconds in parts.items()
             )
             print(f"{name:15} rank {rank}: {line}")
 
@@ -1108,9 +1108,8 @@ if shares:
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 if shares:
     for rank, parts in enumerate(shares["rank 2 is slow"]):
-        print(
-            f"rank {rank}: waiting {parts['waiting']:.3f} s stays, moving {parts['moving']:.3f} s can go"
-        )
+        stays, goes = parts["waiting"], parts["moving"]
+        print(f"rank {rank}: {stays:.3f} s of waiting would stay, {goes:.3f} s of moving would go")
 
 # %% [markdown]
 # <details><summary>In production</summary>
@@ -1165,9 +1164,8 @@ def binomial_tail(trials, hits, probability):
 
 # %% tags=["skip-in-grading"]
 for hits in range(12, 22):
-    print(
-        f"last {hits} times of 39: probability at most {min(1, 4 * binomial_tail(39, hits, 1 / 4)):.4f}"
-    )
+    bound = min(1, 4 * binomial_tail(39, hits, 1 / 4))
+    print(f"some rank is last at least {hits} times in 39: probability at most {bound:.4f}")
 
 # %% [markdown]
 # How slow is the straggler? Its delay in a collective is the time of its own call minus the time of the other
@@ -1180,12 +1178,13 @@ for hits in range(12, 22):
 
 # %% nbgrader={"grade_id": "find_straggler", "solution": true}
 def find_straggler(arrivals, confidence=0.99):
-    """Return (rank, seconds) of the rank that is last more often than by chance, or None.
+    """Return (rank, seconds) of the rank that is last more often than chance explains, or None.
 
-    arrivals[k][r]: when rank r of n called collective k. A rank is named if n times the
-    binomial tail is at most 1 - confidence. If several ranks are last at the same time, each
-    counts as last. The seconds are the median over *all* collectives of (its time - the latest
-    time of the other ranks), which can be small or negative in a single collective.
+    arrivals[k][r]: the time in seconds at which rank r of n called collective k. A rank is named
+    if n times the binomial tail is at most 1 - confidence. If several ranks are last at the same
+    time, each counts as last. The returned seconds are the median over *all* collectives of the
+    rank's delay, which is its time minus the latest time of the other ranks. The delay is negative
+    in a collective in which the rank is not last.
     """
     ### BEGIN SOLUTION
     n = len(arrivals[0])
@@ -1233,7 +1232,7 @@ for delay in (0.0, 0.005):
     run = try_it(steps_with, delay)
     if run and ready(find_straggler):
         by_delay[delay] = reference.arrivals_of(run.ledger)
-        print(f"rank 2 slower by {1000 * delay:.0f} ms:", find_straggler(by_delay[delay]))
+        print(f"with {1000 * delay:.0f} ms more on rank 2:", find_straggler(by_delay[delay]))
 
 # %% [markdown]
 # **Look.** For each collective, the cell's heat map shows how late each rank came, in milliseconds after the
@@ -1247,7 +1246,7 @@ if by_delay:
         axes = figure.add_axes((0.06 + 0.48 * place, 0.2, 0.43, 0.62))
         late = [[1000 * (times[rank] - min(times)) for times in arrivals] for rank in range(4)]
         axes.imshow(late, aspect="auto", cmap="Greys", vmin=0, vmax=8)
-        axes.set_title(f"rank 2 slower by {1000 * delay:.0f} ms", size=8, color=INK)
+        axes.set_title(f"{1000 * delay:.0f} ms more on rank 2", size=8, color=INK)
         axes.set_xlabel("collective", size=8), axes.set_yticks(range(4))
     figure.axes[0].set_ylabel("rank", size=8)
     display(figure)
@@ -1265,7 +1264,7 @@ if ready(find_straggler):
     draw, accused = torch.Generator().manual_seed(0), 0
     for _ in range(1000):
         accused += find_straggler(torch.rand(39, 4, generator=draw).tolist()) is not None
-    print("always naming one: 1000 of 1000 equal runs; yours:", accused)
+    print(f"accused in 1000 runs: 1000 ranks by this rule, {accused} by your test")
 
 # %% [markdown]
 # **In production.** MegaScale (Jiang et al. 2024) reports two findings. About 0.5 % of the machines were slow
@@ -1328,9 +1327,8 @@ drawn = reference.draw_profiles(1)
 runs = {name: drawn[place][0] for name, place in zip("abcdef", (6, 7, 10, 5, 2, 9), strict=True)}
 for name, profile in runs.items():
     starts = profile.alpha * profile.messages[0]
-    print(
-        f"run_{name}: a step of {profile.step():.2f} s, bubble {profile.bubble:.2f} s, late: {profile.late}"
-    )
+    late = profile.late and "(rank {}, {:.3f} s)".format(*profile.late)
+    print(f"run_{name}: step {profile.step():.2f} s, bubble {profile.bubble:.2f} s, late: {late}")
     print(
         f"       alpha * messages {starts:.3f} s, beta * bytes {profile.beta * profile.bytes[0]:.3f} s"
     )
@@ -1399,7 +1397,7 @@ saved_from_gpu = on_your_gpus(
 if saved_from_gpu and ready(best_interval):
     for row in saved_from_gpu.rows:
         tau = best_interval(row.value, 3.1 * 3600)
-        print(f"{row.what}: save every {tau:.0f} s, if a job fails once in 3.1 hours")
+        print(f"{row.what}: save every {tau:.0f} s, if the job fails once every 3.1 hours")
 
 # %% [markdown]
 # <details><summary>Out of memory, in two ways</summary>
@@ -1491,7 +1489,7 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
     needs, and "tokens_per_second" counts the tokens of all ranks of `group`.
 
     Call at most two collectives, to which a rank gives at most 32 bytes in total. Send numbers
-    in tensors, because all_gather_object needs more.
+    in tensors, because all_gather_object needs more bytes.
     """
     ### BEGIN SOLUTION
     sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
@@ -1549,9 +1547,9 @@ report = check("12_in_operation/step_metrics", step_metrics, cases="hidden")
 def write_plan(held):
     """Return, for each rank, a list of the indices in held[rank] of the pieces it writes.
 
-    held[r]: (name, box, bytes) of each piece of rank r. A box is a list of (start, stop). Two
-    ranks hold the same piece if its name and box are equal, and then its bytes are also equal.
-    Each piece is written only once.
+    held[r]: a list with (name, box, number of bytes) of each piece rank r holds. A box is a list
+    of (start, stop). Two ranks hold the same piece if its name and box are equal, and then its
+    bytes are also equal. Each piece is written only once.
     """
     ### BEGIN SOLUTION
     holders = {}
@@ -1608,7 +1606,7 @@ report = check("12_in_operation/write_plan", write_plan, cases="hidden")
 
 # %% nbgrader={"grade_id": "async_checkpoint", "solution": true}
 class AsyncCheckpoint:
-    """Saves while the next steps run, since `save` only copies, and a thread writes the copies.
+    """Saves while the next steps run, because `save` only copies, and a thread writes the copies.
 
     write: the function `write(step, copies)`, which runs in the thread. At most one write runs
     at a time. If `write` raises an error, the next `save` or `wait` raises it. The next save
@@ -1624,7 +1622,7 @@ class AsyncCheckpoint:
     def save(self, step, tensors):
         """Copy the dict `tensors`, and return while the thread runs write(step, copies)."""
         ### BEGIN SOLUTION
-        self.wait()  # the copies are still being read
+        self.wait()  # until the thread no longer reads the copies
         for name, tensor in tensors.items():
             if name not in self.copies or self.copies[name].shape != tensor.shape:
                 self.copies[name] = torch.empty_like(tensor, device="cpu")
@@ -1686,13 +1684,15 @@ report = check("12_in_operation/async_checkpoint", AsyncCheckpoint, cases="hidde
 
 # %% nbgrader={"grade_id": "odd_ranks", "solution": true}
 def odd_ranks(parameters, group=None):
-    """Return a list, equal on all ranks, of the ranks whose parameters differ from most ranks.
+    """Return a list of the ranks that disagree with the majority, the same list on all ranks.
 
-    parameters: float32 tensors, in the same order on all ranks. They do not change. Two ranks
-    agree if all their bits are equal, so -0.0 differs from 0.0, but a nan can agree. If no more
-    than half of the ranks agree, the list names all ranks. Count ranks in `group`, from 0.
+    parameters: float32 tensors, in the same order on all ranks. Leave them unchanged. Two ranks
+    agree if all bits of their parameters are equal, so -0.0 differs from 0.0, but a nan can equal
+    a nan. If no more than half of the ranks agree, the list names all ranks. Ranks are numbered
+    within `group`, from 0.
 
-    A rank gives at most 8 bytes, one number in a tensor, because all_gather_object needs more.
+    A rank gives at most 8 bytes to a collective, one number in a tensor, because
+    all_gather_object needs more bytes.
     """
     ### BEGIN SOLUTION
     mine = torch.zeros((), dtype=torch.int64)
@@ -1765,8 +1765,8 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 
     model: `model(batch)` is the mean loss of a batch. The parameters of `model` are the same on
     all ranks of `group`, before and after. Only parameters with `requires_grad` travel, in one
-    all-reduce per period. batches: a list with a batch for each step of `optimizer`, equally
-    long on all ranks. If `steps_between` does not divide its length, the last period is shorter.
+    all-reduce per period. batches: a list with one batch per step of `optimizer`, and as many on
+    every rank. If `steps_between` does not divide their number, the last period is shorter.
     """
     ### BEGIN SOLUTION
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -1817,7 +1817,7 @@ CITIES = Cluster(4, 1, gpu("A100"), SLOW, SLOW)
 
 
 class LossOf(nn.Module):
-    """`model(batch)` is the mean loss of the batch."""
+    """A model whose output is the mean loss of its batch (inputs, targets)."""
 
     def __init__(self, model):
         super().__init__()
@@ -1829,7 +1829,7 @@ class LossOf(nn.Module):
 
 
 def seconds_of(function, steps_between, steps=20):
-    """Return the seconds for `steps` steps of a model with 120,000 parameters, on this rank."""
+    """Return this rank's seconds for `steps` steps of a model with about 120,000 parameters."""
     torch.manual_seed(0)
     model = LossOf(GPT(GPTConfig(context=32, layers=2, heads=4, width=64)).to(device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
