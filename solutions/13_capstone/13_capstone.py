@@ -82,12 +82,12 @@ from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 MODEL = replace(PRESETS["0.8M"], context=128, tied=False)  # 875,264 parameters
 ROWS, LR = 8, 0.1
-SGD = (torch.optim.SGD, {"momentum": 0.9})  # a class, and its options except the rate
+SGD = (torch.optim.SGD, {"momentum": 0.9})  # a class, and its options except the learning rate
 TEXT = library_text()
 
 
 def rows(step: int):
-    """Return inputs and targets (8, 128) of a step, from 1,024 bytes of Python's own library."""
+    """Return the inputs and the targets of a step, each (8, 128), from Python's standard library."""
     return batch(TEXT, step, batch_size=ROWS, length=MODEL.context)
 
 
@@ -171,13 +171,13 @@ print(f"{EIGHT.gpus} ranks, {EIGHT.replicas} replicas, m = {EIGHT.microbatches(R
 
 # %% nbgrader={"grade_id": "distribute", "solution": true}
 def distribute(model: GPT, how: str) -> nn.Module:
-    """Return the model, spread over all ranks by PyTorch's own classes.
+    """Return the model, distributed over all ranks by PyTorch's own classes.
 
-    model: a GPT with its `blocks`, each of which is a module. how: "one" for one rank (this line is
-    given), "ddp" or "fsdp". With "ddp", ranks can start with different values, but all train the
-    values of rank 0. With "fsdp", all start with the same values, and each holds 1/n of them and
-    gathers one block at a time. Every rank reads different rows, but equally many, and no target is
-    -100. The optimizer trains the parameters of the module you return.
+    model: a GPT, whose `blocks` are modules. how: "one" for one rank (this line is given), "ddp" or
+    "fsdp". With "ddp", ranks can start with different values, but all train the values of rank 0.
+    With "fsdp", all ranks start with the same values. Each rank holds 1/n of them, and gathers one
+    block at a time. All ranks read different rows, but equally many, and no target is -100. The
+    optimizer trains the parameters of the module you return.
     """
     if how == "one":
         return model
@@ -216,7 +216,7 @@ report.points(5)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_steps(how: str):
-    """Return the last loss, the fastest step's seconds, and the parameters held on this rank."""
+    """Return the last loss, the fastest step's seconds, and how many parameters this rank holds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = distribute(GPT(MODEL).to(device()), how)
@@ -241,9 +241,8 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
     if ready(distribute) and (run := try_it(five_steps, how, world_size=n)):
         loss, seconds, held = run[0]
         speeds[how] = ROWS * MODEL.context / seconds
-        print(
-            f"{how:5} {n} ranks: loss {loss:.6f}, {held:7,} parameters, {speeds[how]:6,.0f} tokens/s"
-        )
+        what = f"loss {loss:.6f}, {held:7,} parameters per rank, {speeds[how]:6,.0f} tokens/s"
+        print(f"{how:4} on {n} rank{'s' if n > 1 else ' '}: {what}")
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
@@ -340,14 +339,14 @@ def make_step(
     """Return a function of (inputs, targets) that runs one training step on the whole batch.
 
     layout: use its sizes, microbatch, chunks, zero and sequence. mesh: has the layout's sizes, with
-    all four axes, some of size 1. batch_size: the rows of a batch for all replicas together. They
-    divide evenly. The model is `GPT(config)` after `torch.manual_seed(0)`, on the mesh's device, in
-    the default dtype. optimizer: a class and its options except the rate, here (torch.optim.SGD,
-    {"momentum": 0.9}).
+    all four axes, some of size 1. batch_size: the rows of the whole batch, which divide evenly into
+    the microbatches of all replicas. The model is `GPT(config)` after `torch.manual_seed(0)`, on
+    the mesh's device, in the default dtype. optimizer: a class and its options except the learning
+    rate, here (torch.optim.SGD, {"momentum": 0.9}).
 
-    The step takes inputs and targets (batch_size, seq) of the whole batch, the same on all ranks,
-    moves them to the mesh's device, and clears the gradients. It returns, on all ranks, the loss
-    before the step, which is the mean over all targets of the batch that are not -100.
+    The step takes inputs and targets (batch_size, seq) of the whole batch, the same on all ranks.
+    It moves them to the mesh's device, trains, and clears the gradients. It returns, on all ranks,
+    the loss before the step, which is the mean over all targets of the batch that are not -100.
     """
     kind, options = optimizer[0], {"lr": lr, **optimizer[1]}
     m, replicas = layout.microbatches(batch_size), mesh.group(("dp", "cp"))
@@ -360,7 +359,7 @@ def make_step(
 
     def loss_of_all(losses):
         total = sum(losses.values(), torch.zeros((), dtype=torch.float64)).to(mesh.device)
-        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # all ranks of tp have it
+        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))  # ranks of tp agree already
         return float(total)
 
     ### BEGIN SOLUTION
@@ -468,7 +467,7 @@ def too_early(steps=5):
     return losses
 
 
-print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_size=2)[0]))
+print("losses:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_size=2)[0]))
 
 # %% [markdown]
 # The loss falls only because the optimizer still changes the parameters that tp doesn't cut, namely the
@@ -510,7 +509,7 @@ print("too early:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_s
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_losses(make, layout: Layout):
-    """On a rank, in float64, return five steps' losses and the second step's peak in bytes."""
+    """Run five steps in float64. Return their losses, and the second step's peak memory in bytes."""
     torch.set_default_dtype(torch.float64)
     with Meter() as meter:
         step = make(MODEL, layout, Mesh(layout.sizes), ROWS, LR)
@@ -524,7 +523,7 @@ def five_losses(make, layout: Layout):
 
 
 def first_step(ledger, layout: Layout):
-    """Return {axis: bytes} with the bytes rank 0 sent between the two barriers."""
+    """Return a dict of the bytes rank 0 sent on each axis between the two barriers."""
     operations = ledger.operations(0)
     first, last = (k for k, operation in enumerate(operations) if operation.op == "barrier")
     return by_axis(operations[first + 1 : last], layout.sizes)[0]
@@ -536,7 +535,7 @@ for name, layout in FIFTEEN.items():
         losses[name], peaks[name] = run[0]
         sent[name] = first_step(run.ledger, layout)
         apart = max(abs(a - b) for a, b in zip(losses[name], losses["one process"], strict=True))
-        print(f"{name:24} {losses[name][-1]:.15f}  {apart:.1e} apart")
+        print(f"{name:24} last loss {losses[name][-1]:.15f}, all within {apart:.1e} of one process")
 
 # %% [markdown]
 # **Look.** The left picture shows fifteen curves. The right picture shows the largest distance of each curve from the
@@ -563,15 +562,15 @@ page.add("fifteen layouts", curves, by=BY)
 def smallest_failing(sizes: dict[str, int], fails) -> dict[str, int]:
     """Return the axes a failing layout needs to fail, with their sizes.
 
-    fails: a function of sizes, with all axes in the order of `sizes`, each with its size or 1. Each
-    call can start a run, so for n axes, make at most n + n^2 calls. The result names only axes
-    larger than 1, in the order of `sizes`. If any single one were set to 1, the layout would not
-    fail. If there are several such results, any of them is right. The result is {} if the layout
-    fails even with all axes at 1. Leave the argument unchanged. Raise ValueError if `sizes` do not
-    fail.
+    fails: a function that takes sizes and returns whether this layout fails. Give it all axes in
+    the order of `sizes`, each with its size or 1. Each call can start a run, so for n axes, make at
+    most n + n^2 calls. The result names only axes larger than 1, in the order of `sizes`. If any
+    single axis of the result were set to 1, the layout would not fail. If there are several such
+    results, any of them is right. The result is {} if the layout fails even with all axes at 1.
+    Leave `sizes` unchanged. Raise ValueError if the layout with these sizes does not fail.
     """
     if not fails(dict(sizes)):
-        raise ValueError(f"{sizes} do not fail")
+        raise ValueError(f"the layout {sizes} does not fail")
     left = dict(sizes)  # in this copy, set axes to 1 that the failure doesn't need
     ### BEGIN SOLUTION
     smaller = True
@@ -630,7 +629,7 @@ REPORTED = {
 
 
 def three_losses(make, sizes):
-    """Train on a rank in float64 with ZeRO-1, and with sequence parallelism if tp exceeds 1."""
+    """Return three losses in float64, with ZeRO-1, and with sequence parallelism if tp exceeds 1."""
     torch.set_default_dtype(torch.float64)
     layout = Layout(sizes, microbatch=1, zero=1, sequence=sizes["tp"] > 1)
     step = make(TINY, layout, Mesh(sizes), batch_size=4, lr=1.0)
@@ -638,7 +637,7 @@ def three_losses(make, sizes):
 
 
 def find_axes(make, sizes):
-    """Return the axes the step needs to fail, and how far off its losses are on these axes."""
+    """Return the axes the step needs to fail, and how far off each loss is on these axes."""
     apart = {}
 
     def fails(asked):
@@ -659,7 +658,7 @@ ALONE = dict.fromkeys(("pp", "dp", "cp", "tp"), 1)
 ONE_PROCESS = launch(three_losses, mine, ALONE, world_size=1)[0]
 for make, sizes in REPORTED.items():
     needed, apart = find_axes(make, sizes)
-    print(make.__name__, "needs", needed, "and is", *(f"{a:.0e}" for a in apart), "apart")
+    print(f"{make.__name__} needs {needed}, losses off by", ", ".join(f"{a:.0e}" for a in apart))
 
 # %% tags=["skip-in-grading"]
 print("\n\n".join(inspect.getsource(make) for make in REPORTED))
@@ -855,7 +854,8 @@ on_eight = replace(FIFTEEN["pp 2 dp 2 tp 2"], microbatch=2)
 for name, program in SUSPECTS.items():
     run = launch(five_losses, program, on_eight, world_size=8)
     nbytes = {axis: round(amount) for axis, amount in first_step(run.ledger, on_eight).items()}
-    print(f"{name}: {run[0][0][-1]:.15f}", {axis: nbytes[axis] for axis in ("pp", "dp", "tp")})
+    traffic = ", ".join(f"{nbytes[axis]:,} bytes over {axis}" for axis in ("pp", "dp", "tp"))
+    print(f"{name}: last loss {run[0][0][-1]:.15f}, {traffic}")
 
 # %% [markdown]
 # **Look.** Now each program trains a GPT of 16 layers as rank 517 of 1,024, with 16 microbatches per replica.
@@ -971,9 +971,9 @@ pp_bytes = ...
 dp_bytes = ...
 held = ...
 ### BEGIN SOLUTION
-zero_3_bytes = 2 * 3 * (3 / 4) * whole  # two microbatches with two gathers and a scatter each
-tp_bytes = (4 * 4 + 2) * (2 * 3 / 4) * 8 * row  # four sums per layer, one in embedding, one in head
-pp_bytes = 4 * 3 * 2 * row  # two activations and a gradient for each microbatch
+zero_3_bytes = 2 * 3 * (3 / 4) * whole  # 2 microbatches, 2 all-gathers and a reduce-scatter
+tp_bytes = (4 * 4 + 2) * (2 * 3 / 4) * 8 * row  # 4 sums per layer, one in embedding, one in head
+pp_bytes = 4 * 3 * 2 * row  # 4 microbatches, 2 activations and a gradient each
 of_tp = 4 * (768 + (198_272 - 768) // 4) + (2 * 32_768) // 4 + 128 * 128 + 256
 dp_bytes = (2 * 1 / 2) * 4 * of_tp
 held = (2 * 198_272 + 32_768 + 128 * 128) / 4
@@ -1009,7 +1009,7 @@ predicted = {
     ("zero-3 4", "dp"): zero_3_bytes,
     ("tp 4", "tp"): tp_bytes,
     ("pp 2, v 2", "pp"): pp_bytes,
-    ("dp 2 tp 4", "dp"): dp_bytes,  # has a cross, but no bar
+    ("dp 2 tp 4", "dp"): dp_bytes,  # a cross without a bar
 }
 predicted = {place: guess for place, guess in predicted.items() if isinstance(guess, int | float)}
 bars = layouts_figure.traffic(sent, predicted, halve=True)
@@ -1082,11 +1082,11 @@ page.add("the map of the field", the_map, by="measured in section 3")
 def train(make, batches, steps: int, disk, every: int) -> list[float]:
     """Train until `steps` steps are finished, and return all their losses, also from earlier calls.
 
-    make: builds the run from its start, and returns a step and a function without arguments that
-    gives this rank's pieces as they are now. batches: gives the inputs and targets of a step by its
-    number, from 0 on. steps: the steps of the whole run, from its start. every: the number of steps
-    from one save to the next, counted from the start. Save after the last step as well. disk: where
-    to save.
+    make: `make()` builds an untrained run, and returns (step, held). `step(inputs, targets)`
+    returns a loss, and `held()` returns this rank's pieces as they are now. batches:
+    `batches(number)` returns (inputs, targets) of a step, counted from 0. steps: the number of
+    steps of the whole run. disk: where to save. every: save whenever the number of finished steps
+    is a multiple of `every`, and after the last step as well.
 
     Use `save_run(disk, losses, pieces)`, and `load_run(disk, pieces)`, which fills the pieces in
     place from the newest checkpoint and returns its losses, or [] if there is none. If the call is
@@ -1132,7 +1132,7 @@ ADAMW = (torch.optim.AdamW, {})
 
 
 def on_four(folder, steps, every, dies=None):
-    """Train on a rank of two agents, and note each step in the journal."""
+    """Train on one rank that an agent has started. Rank 0 notes each step in the journal."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     journal = Journal(f"{folder}/journal")
@@ -1165,8 +1165,8 @@ with tempfile.TemporaryDirectory() as folder:
     run = run_agents(on_four, f"{folder}/b", 20, 5, (2, 7), timeout=300)
     survived = losses_of(run)
 done = [line.text.split()[1] for line in run.lines if line.text.startswith("step")]
-print("steps:", " ".join(done))
-print("the same losses, to the last bit:", survived == undisturbed)
+print("steps of the killed run:", " ".join(done))
+print("same losses as the undisturbed run, to the last bit:", survived == undisturbed)
 
 # %% [markdown]
 # ### Optional: long enough to learn
@@ -1191,7 +1191,7 @@ page.add(
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 model = GPT(MODEL)
-print("from step", load_model(f"{home.name}/saved", model))
+print("checkpoint of step", load_model(f"{home.name}/saved", model))
 written = generate(model, b"def ", 300, temperature=0.8).decode(errors="replace")
 print("def " + written)
 page.add("what the model writes after 'def '", written, by="trained by the run above")
@@ -1324,7 +1324,7 @@ STATES = {  # bytes per parameter on one of n ranks, for weights, gradients and 
 
 
 def by_hand(of, run):
-    """Return tokens per second or seconds by the data sheet, or the bytes of the states."""
+    """Predict tokens per second or seconds from the data sheet, or a rank's bytes of states."""
     n = of["ranks"]
     speed = n * run.card.flops / FLOPS
     if of["kind"] == "tokens":
@@ -1442,7 +1442,7 @@ attention = 2 * 4096 * 32 * 128 + 2 * 4096 * 8 * 128
 expert = 3 * 4096 * 14_336
 besides = (
     2 * 32_000 * 4096 + 32 * (attention + 8 * 4096 + 2 * 4096) + 4096
-)  # tables, routers, norms
+)  # tables, attention, routers, norms
 mixtral_held = besides + 32 * 8 * expert
 mixtral_used = besides + 32 * 2 * expert
 deepseek_tflops = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600) / 1e12
