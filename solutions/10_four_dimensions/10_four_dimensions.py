@@ -93,13 +93,13 @@ def a_batch(step=0):
 
 
 def rows_of(replica, n, step=0):
-    """Return the microbatches of one of n replicas, each of which reads consecutive rows."""
+    """Return the microbatches (inputs, targets) of one of n replicas. It reads consecutive rows."""
     inputs, targets = (part.chunk(n)[replica].to(device()) for part in a_batch(step))
     return list(zip(inputs.chunk(COUNT), targets.chunk(COUNT), strict=True))
 
 
 def on_mesh(body, sizes=SIZES, mesh_type=Mesh, **how):
-    """Launch body(mesh, stages, schedule) on every rank of the mesh."""
+    """Run body(mesh, stages, schedule) on each rank of the mesh. Return what `launch` returns."""
 
     def job():
         mesh = mesh_type(sizes)
@@ -111,7 +111,7 @@ def on_mesh(body, sizes=SIZES, mesh_type=Mesh, **how):
 
 
 def alone(step=0):
-    """Return (loss, gradients by name) of one process."""
+    """Return (loss, gradients by name) of a single process."""
     model, (inputs, targets) = a_model(), a_batch(step)
     loss = next_token_loss(model(inputs), targets)
     loss.backward()
@@ -119,7 +119,7 @@ def alone(step=0):
 
 
 def part_of(whole, part, k):
-    """Return the part of a gradient for a rank at coordinate k of tp, with the shape of `part`."""
+    """Return the part of `whole` for coordinate k of tp, which has the shape of `part`."""
     for dim in range(whole.dim()):
         if whole.shape[dim] != part.shape[dim]:
             return whole.chunk(2, dim)[k]
@@ -174,9 +174,9 @@ def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
 
 
 def axis_ranks(rank: int, sizes: dict[str, int], axis: str | tuple[str, ...]) -> list[int]:
-    """Return the ranks that differ from `rank` only in `axis`, in their order along it.
+    """Return `rank` and all ranks that differ from it only on `axis`, ordered along it.
 
-    axis: a name, or a tuple of names for the flattened group, in which the first axis is slowest.
+    axis: a name, or a tuple of names for the flattened group, whose first axis varies slowest.
     """
     axes = (axis,) if isinstance(axis, str) else axis
     own = coordinates(rank, sizes)
@@ -277,14 +277,14 @@ if ready(coordinates, axis_ranks):
 def my_part(
     rank: int, sizes: dict[str, int], batch_size: int, seq: int
 ) -> tuple[range, list[range]]:
-    """Return (rows of the global batch, positions in the sequence) for `rank` to read.
+    """Return (rows of the global batch, positions in the sequence) that `rank` reads.
 
-    The positions are two ranges, an early chunk and a late one, but with cp = 1 they are one range,
-    the whole sequence.
+    The rows are a range. The positions are a list of two ranges, an early and a late chunk. With
+    cp = 1, this list holds a single range, the whole sequence.
     """
 
     def cut(length, n):
-        """Return n ranges, one after another, that have `length` numbers together."""
+        """Cut range(length) into n consecutive ranges, whose lengths differ by at most 1."""
         lengths = [length // n + (k < length % n) for k in range(n)]
         ends = list(itertools.accumulate(lengths, initial=0))
         return [range(start, stop) for start, stop in itertools.pairwise(ends)]
@@ -361,7 +361,7 @@ def train_replicas(same):
     losses, read = [], set()
     for _ in range(30):
         first = torch.randint(64, (8, 1), generator=generator)
-        tokens = (first + 3 * torch.arange(33)) % 64  # each token is the last one plus 3
+        tokens = (first + 3 * torch.arange(33)) % 64  # each token is the previous one plus 3
         replica = 0 if same else dist.get_rank()
         mine = tokens.chunk(2)[replica]
         read |= {(len(losses), int(row)) for row in range(4 * replica, 4 * replica + 4)}
@@ -433,20 +433,21 @@ for name, same in (("different rows", False), ("the same rows", True)):
 
 # %% nbgrader={"grade_id": "hybrid_step", "solution": true}
 def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) -> float:
-    """Run forward and backward of all microbatches, with the same gradients as one process.
+    """Run forward and backward of all microbatches. The gradients equal those of one process.
 
-    stages: the stages of this rank, each with a `module`. schedule: for the ranks of pp, as
-    `run_schedule` takes it. microbatches: (inputs, targets) of the rows this replica reads, whole
-    along the sequence, so that all ranks of cp get the same. Add to the `grad` of the parameters.
-    Return the mean loss over the targets of all replicas, on all ranks. Send gradients over dp
-    and cp only once, when no microbatch is left.
+    stages: the stages of this rank, each with a `module`. schedule: the schedule of all ranks of
+    pp, as `run_schedule` takes it. microbatches: a list of (inputs, targets), int64 of shape
+    (rows, seq), with the rows this replica reads. The sequence is not cut yet, so all ranks of
+    pp, cp and tp get the same tensors. Add to the `grad` of the parameters. Return, on all ranks,
+    the mean loss over the targets of all replicas. Send gradients over dp and cp only once, after
+    the last microbatch.
     """
     params = [param for stage in stages for param in stage.module.parameters()]
     earlier = [param.grad for param in params]
     for param in params:
         param.grad = None
 
-    # your turn: count the targets, let `losses` be what the schedule returns, and sum each param.grad
+    # your turn: count the targets, get `losses` from the schedule, and sum each param.grad
     ### BEGIN SOLUTION
     own = sum(int((targets != -100).sum()) for _, targets in microbatches)
     count = torch.tensor(own, device=mesh.device)
@@ -461,7 +462,7 @@ def hybrid_step(stages: list, schedule: list, microbatches: list, mesh: Mesh) ->
     ### END SOLUTION
 
     loss = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for part in losses.values():  # only the last stage has any
+    for part in losses.values():  # only the last stage has losses
         loss += part
     dist.all_reduce(loss, group=mesh.group(("pp", "dp", "cp")))
 
@@ -525,7 +526,7 @@ if run:
         for name, mine in held.items()
     )
     print(f"loss of one process {loss:.12f}, of eight ranks {run[0][0]:.12f}")
-    print(f"largest difference of a gradient: {off / largest:.0e} of the largest")
+    print(f"largest error of any gradient / largest gradient: {off / largest:.0e}")
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.ledger.axes import differing_axes
@@ -535,11 +536,11 @@ if run:
     operations = run.ledger.operations(0)
     start = max(k for k, operation in enumerate(operations) if operation.op == "barrier")
     counts = Counter(
-        (operation.op, "x".join(differing_axes(operation.group, SIZES)))
+        (operation.op, " x ".join(differing_axes(operation.group, SIZES)))
         for operation in operations[start + 1 :]
     )
     for (name, axis), count in counts.items():
-        print(f"rank 0 over {axis:6} {count:3} {name}")
+        print(f"rank 0, over {axis:7} {count:3} {name}")
 
 # %% [markdown]
 # For each of 4 microbatches, rank 0 calls 4 sums in each of its 2 layers and one in the embedding, which
@@ -582,8 +583,8 @@ if run:
         wanted, mine = run[0][1][name], wrong[0][1][name]
         other = run[1][1][name]
         off = float((mine - wanted).abs().max() / wanted.abs().max())
-        print(f"{name}: off by {off:.0e} of its largest element; ", end="")
-        print("the mean of both ranks:", torch.allclose(mine, (wanted + other) / 2))
+        print(f"{name}: off by {off:.0e} of its largest element")
+        print("    equals the mean of both tp ranks:", torch.allclose(mine, (wanted + other) / 2))
 
 # %% [markdown]
 # The loss is right, and so are the gradients of the norm layers. But the gradient of every cut matrix is now
@@ -622,14 +623,14 @@ def four_axes(mesh, stages, schedule):
     from course_lib.mesh import hybrid_step
 
     microbatches = rows_of(mesh.coordinate["dp"], mesh.size("dp"))
-    hybrid_step(stages, schedule, microbatches, mesh)  # gloo connects
+    hybrid_step(stages, schedule, microbatches, mesh)  # in this step, the ranks connect
     dist.barrier()
     return hybrid_step(stages, schedule, microbatches, mesh)
 
 
 FOUR = {"pp": 2, "dp": 2, "cp": 2, "tp": 2}
 sixteen = on_mesh(four_axes, FOUR)
-print(f"loss {sixteen[0]:.6f}, one process {alone()[0]:.6f}")
+print(f"loss of one process {alone()[0]:.6f}, of 16 ranks {sixteen[0]:.6f}")
 sixteen.ledger.timeline(after="barrier", axes=FOUR)
 
 # %% [markdown]
@@ -662,7 +663,7 @@ NAMES = ("blocks.0.attention.query.weight", "blocks.0.mlp_norm.weight", "token_e
 
 
 def gradients_of(mesh, stages, schedule):
-    """Return this rank's parameters after a step of the reference."""
+    """Return (name, parameter) pairs of this rank, after a step of the reference."""
     from course_lib.mesh import hybrid_step
 
     hybrid_step(stages, schedule, rows_of(mesh.coordinate["dp"], 2), mesh)
@@ -686,15 +687,16 @@ hybrid_figures.pieces_figure(held, NAMES)
 def clip_grad_norm(
     named_parameters: list, max_norm: float, mesh: Mesh, cut: set[str], tied: set[str]
 ) -> float:
-    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), and return the norm before that.
+    """Scale all gradients by min(1, max_norm / (norm + 1e-6)), and return the norm before scaling.
 
-    named_parameters: (name, parameter) pairs of this rank. A `grad` of None counts as zeros. cut,
-    tied: names of this rank's cut and tied parameters. mesh: `mesh.coordinate` has this rank's
-    coordinate on each axis. Send numbers, but no gradients.
+    The norm is the norm of the whole model's gradient. named_parameters: (name, parameter) pairs
+    of this rank. A `grad` of None counts as zeros. cut, tied: names of this rank's cut and tied
+    parameters. mesh: `mesh.coordinate` is a dict of this rank's coordinates. Send numbers, but no
+    gradients.
     """
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
-    # your turn: add the squares that this rank counts to `squares`, and sum it over the mesh
+    # your turn: add the squares this rank counts to `squares`, and sum `squares` over certain axes
     ### BEGIN SOLUTION
     first_of_tp = mesh.coordinate.get("tp", 0) == 0
     first_of_pp = mesh.coordinate.get("pp", 0) == 0
@@ -743,9 +745,9 @@ def norms(mesh, stages, schedule):
     first = mesh.coordinate["tp"] == 0
     return {
         "this rank alone": norm(lambda name: True, ()),
-        "tied twice": norm(lambda name: name in cut or first, ("pp", "tp")),
-        "all of pp x tp": norm(lambda name: True, ("pp", "tp")),
-        "the world": norm(lambda name: True, tuple(SIZES)),
+        "tied counts twice": norm(lambda name: name in cut or first, ("pp", "tp")),
+        "all, over pp x tp": norm(lambda name: True, ("pp", "tp")),
+        "all, over the world": norm(lambda name: True, tuple(SIZES)),
         "yours": clip_grad_norm(named, 1.0, mesh, cut, tied),
     }
 
@@ -753,10 +755,11 @@ def norms(mesh, stages, schedule):
 if ready(clip_grad_norm):
     counted = on_mesh(norms)
     _, gradients = alone()
-    print(f"one process: {sum(float(g.square().sum()) for g in gradients.values()) ** 0.5:.4f}")
+    norm = sum(float(g.square().sum()) for g in gradients.values()) ** 0.5
+    print(f"{'one process':19} {norm:.4f}")
     for name in counted[0]:
         values = ", ".join(f"{counted[rank][name]:.4f}" for rank in (0, 7))
-        print(f"{name:16} {values}   (ranks 0 and 7)")
+        print(f"{name:19} {values}   (on ranks 0 and 7)")
 
 # %% [markdown]
 # In a sum over pp and tp, `mlp_norm.weight` counts twice, since both ranks of tp hold it whole. The tied
@@ -836,7 +839,7 @@ from course_lib.ledger.record import Record
 from course_lib.mesh.trial import one_step, step_of
 
 CUBE = {"pp": 2, "dp": 2, "tp": 2}
-cube = launch(one_step, CUBE, world_size=8, backend="gloo")  # only for its bytes
+cube = launch(one_step, CUBE, world_size=8, backend="gloo")  # works anywhere; only its bytes matter
 sent = Record(8, [step_of(cube.ledger.operations(rank)) for rank in range(8)])
 hybrid_figures.nodes_figure(sent, per_node=4)
 
@@ -879,18 +882,19 @@ hybrid_figures.nodes_figure(sent, per_node=4)
 
 # %% nbgrader={"grade_id": "axis_bytes", "solution": true}
 def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes=4):
-    """Return the bytes one rank of a stage sends in a step, a dict of "pp", "dp", "cp" and "tp".
+    """Return the bytes one rank of a stage sends in a step, a dict with "pp", "dp", "cp" and "tp".
 
     shape: a GPTConfig, with vocab_size, context, layers, heads, key_value_heads, head_dim, width
-    and tied. sizes: ranks along each axis. A missing axis has one rank. batch_rows: rows of the
-    global batch. seq: tokens of a whole row. width_bytes: bytes per element, also of gradients.
+    and tied. sizes: ranks along each axis. A missing axis has one rank. microbatches: the number
+    of a pipeline per step. batch_rows: rows of the global batch. seq: tokens per row. stage:
+    counted from 0. width_bytes: bytes per element of activations and gradients.
     """
     pp, dp, cp, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
     m, h, layers = microbatches, shape.width, shape.layers // pp
     first, last = stage == 0, stage == pp - 1
     tokens = batch_rows // (dp * m) * seq // cp
 
-    # the elements of the table, and of all parameters of the rank
+    # elements of the rank's part of the table, and of all its parameters
     table = shape.vocab_size * h // tp
     params = layers * ((12 * h * h + 7 * h) // tp + 6 * h)
     params += first * (table + shape.context * h) + last * 2 * h
@@ -913,7 +917,7 @@ def axis_bytes(shape, sizes, microbatches, batch_rows, seq, stage=0, width_bytes
     if shape.tied and pp > 1 and (first or last):
         pp_ends = summed(2, table * width_bytes)
 
-    # your turn: tp_bytes and pp_bytes, which also hold what the ends send, and dp_bytes
+    # your turn: tp_bytes (with tp_ends added), pp_bytes (with pp_ends added) and dp_bytes
     ### BEGIN SOLUTION
     tp_bytes = m * layers * 4 * summed(tp, M) + tp_ends
     pp_bytes = m * M * ((not first) + (not last)) + pp_ends
@@ -961,7 +965,7 @@ for rank, stage in ((0, 0), (7, 1)):
     yours = said(axis_bytes, GPTConfig(256, 128, 4, 4, 64), CUBE, 4, 8, 64, stage)
     for axis in CUBE:
         mine = f"{yours[axis]:>9,.0f}" if yours else f"{'?':>9}"
-        print(f"rank {rank}, {axis}: {booked[axis]:>9,.0f} measured, {mine} yours")
+        print(f"rank {rank}, {axis}: {booked[axis]:>9,.0f} bytes in the ledger, {mine} predicted")
 
 # %% [markdown]
 # **Break it.** The cell runs the same step on slow emulated wires, with 1 ms and 100 MB/s inside a node of
@@ -977,7 +981,7 @@ FELT = Cluster(8, 2, gpu("A100"), Wire("inside", 100e6, 1e-3), Wire("across", 10
 
 
 def fastest_step(sizes):
-    """Return the seconds of the fastest of three steps, after a step in which gloo connects."""
+    """Return the seconds of the fastest of three steps, after a step in which the ranks connect."""
     times = []
     for _ in range(4):
         began = time.monotonic()
@@ -991,7 +995,7 @@ for order in (("pp", "dp", "tp"), ("tp", "pp", "dp")):
     times = launch(fastest_step, dict.fromkeys(order, 2), world_size=8, wires=FELT, timeout=120)
     slept.append(max(times))
     print(f"{' x '.join(order)}: {slept[-1]:.2f} s")
-print(f"{slept[1] / slept[0]:.1f} times as long")
+print(f"the second order takes {slept[1] / slept[0]:.1f} times as long")
 
 # %% [markdown]
 # The two runs have the same code, values and bytes. Only the *numbering* of the ranks differs, and hence the
@@ -1105,7 +1109,7 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 # %% nbgrader={"grade_id": "memory_per_gpu", "solution": true}
 def memory_per_gpu(shape, layout, batch):
-    """Return the GB (1e9 bytes) on a GPU of the first stage, in a step of `batch` sequences.
+    """Return the GB (1e9 bytes) a GPU of the first stage needs for a step of `batch` sequences.
 
     shape: a GPTConfig, whose context is s. layout: a dict with all keys of LAYOUT.
     """
@@ -1155,7 +1159,7 @@ report.points(6)
 
 # %% tags=["skip-in-grading"]
 def states_and_all(**change):
-    """Return (GB of states, GB of all). For the states, a sequence has only one token."""
+    """Return (GB of states, GB in total). With one token per sequence, only the states count."""
     layout = {**LAYOUT, **change}
     few = dataclasses.replace(GPT3, context=1)
     return memory_per_gpu(few, layout, 1536), memory_per_gpu(GPT3, layout, 1536)
@@ -1222,7 +1226,7 @@ A100 = {"flops": 312e12, "bandwidth": 2.039e12, "memory": 80}  # FLOP/s, bytes p
 SELENE = {
     "per_node": 8,
     "NVLink": 600e9,  # bytes per second, both directions together, as in the data sheet
-    "network": 200e9,  # bits per second of each GPU's card, each way
+    "network": 200e9,  # bits per second of each GPU's network card, each way
     "NVLink alpha": 3.4e-6,  # seconds per round, from NCCL's table
     "network alpha": 14e-6,
 }  # fmt: skip
@@ -1283,7 +1287,11 @@ SELENE = {
 
 # %% nbgrader={"grade_id": "step_seconds", "solution": true}
 def step_seconds(shape, layout, batch, gpu, links, efficiency):
-    """Return the seconds of a step of `batch` sequences. gpu, links: dicts like A100 and SELENE."""
+    """Return the seconds of a step of `batch` sequences.
+
+    layout: a dict with all keys of LAYOUT. gpu, links: dicts like A100 and SELENE. efficiency: the
+    share of the peak that matrix products reach.
+    """
     p, t, cp, v = (layout[name] for name in ("pp", "tp", "cp", "chunks"))
     s, h, replicas = shape.context, shape.width, layout["dp"] * layout["cp"]
     tokens = layout["microbatch"] * s / cp
@@ -1299,7 +1307,7 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
     ### END SOLUTION
 
     def ring(nbytes, n, speed, alpha):
-        """Your turn: the seconds of a ring, as in the table. speed: bytes per second, each way."""
+        """Your turn: return the seconds of a ring, as in the table. speed: bytes/s, each way."""
         ### BEGIN SOLUTION
         return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
         ### END SOLUTION
@@ -1411,6 +1419,7 @@ if ready(step_seconds):
 # %% tags=["skip-in-grading"]
 from course_lib.planning import published as rows
 
+print("measured TFLOP/s per GPU, and the error of the prediction")
 for table, constant in (
     ("TABLE_2", rows.fitted(rows.FITTED)),
     ("LLAMA_3", rows.fitted(rows.LLAMA_FITTED)),
@@ -1418,7 +1427,7 @@ for table, constant in (
 ):
     for row in getattr(rows, table):
         error = 100 * rows.error(row, constant)
-        print(f"{table:10} {row.name:29} {row.tflops:4.0f} measured, {error:+5.1f} %")
+        print(f"{table:10} {row.name:29} {row.tflops:4.0f}   {error:+5.1f} %")
 
 # %% [markdown]
 # The errors are largest in the last two rows. These rows are Megatron-LM's steps on 8,192 and 12,288 GPUs,
@@ -1471,10 +1480,10 @@ for table, constant in (
 
 # %% nbgrader={"grade_id": "best_layout", "solution": true}
 def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
-    """Return the layout with the shortest step of all that can be cut and fit.
+    """Return the layout with the shortest step among all layouts that fit into memory.
 
-    It is a dict as in section 6, or None if no layout fits. efficiency: 0.63 is the reference's
-    constant, fitted to the 145.6B row.
+    The layout is a dict as in section 6. Return None if no layout fits. efficiency: 0.63 is the
+    reference's constant, fitted to the 145.6B row.
     """
 
     def can_be_cut(layout):
@@ -1488,7 +1497,7 @@ def best_layout(shape, gpus, batch, gpu, links, efficiency=0.63):
         return v == 1 or (p > 1 and batch // rows % p == 0)
 
     def layouts():
-        """Yield all layouts that can be cut."""
+        """Yield all layouts that divide the model and the batch evenly."""
         divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
         contexts = divisors if shape.context >= 32_768 else [1]
         kinds = ("none", "selective", "full")
@@ -1535,10 +1544,10 @@ GPT3 = GPTConfig(51_200, 2048, 96, 96, 12_288)
 
 
 def shown(title, links):
-    """Print the best layout on these links, and next to it the time of 8 x 16 x 8."""
+    """Print the best layout on these links and its time, next to the time of 8 x 16 x 8."""
     best = best_layout(GPT3, 1024, 1536, A100, links)
     if best is None:
-        return print(f"{title:17} best_layout gives None")
+        return print(f"{title:17} best_layout returns None")
     eights = {"pp": 8, "dp": 16, "tp": 8, "zero": 1, "chunks": 4, "recompute": "none"}
     times = [step_seconds(GPT3, each, 1536, A100, links, 0.63) for each in (best, best | eights)]
     sizes = ", ".join(f"{axis} {best[axis]}" for axis in ("pp", "dp", "tp"))
@@ -1593,7 +1602,7 @@ from course_lib.planning.topology import a100_cluster
 verdicts = advise(GPT3, 1024, 1536, a100_cluster(1024))
 cut = sum(verdict.nbytes is not None for verdict in verdicts)
 fit = sum(verdict.fits for verdict in verdicts)
-print(len(verdicts), "divisions,", cut, "can be cut,", fit, "fit")
+print(f"{len(verdicts)} divisions: {cut} divide the model and the batch evenly, {fit} of these fit")
 hybrid_figures.divisions_figure(verdicts, room=76)
 
 # %% [markdown]
@@ -1615,7 +1624,7 @@ def alone_on_axis(axis):
     return lambda sizes: all(n == 1 for name, n in sizes.items() if name != axis)
 
 
-CASES = (  # its words, a question, and the sizes and stages of ZeRO the words allow
+CASES = (  # the table's words, a question, and the sizes and stages of ZeRO that these words allow
     ("one GPU, < 10B: no parallelism", Question("GPT-2 XL", 1, seq=1024, batch=16), None, {0}),
     ("one GPU, < 10B: no parallelism", Question("LLaMA-7B", 1, batch=16), None, {0}),
     ("one node: DDP or ZeRO-2", Question("LLaMA-7B", 8, batch=64), alone_on_axis("dp"), {0, 2}),
@@ -1628,7 +1637,7 @@ CASES = (  # its words, a question, and the sizes and stages of ZeRO the words a
 
 
 def fastest_of(question, allowed=None, stages=(0, 1, 2, 3)):
-    """Return the best verdict on the sizes and the stages of ZeRO that are allowed."""
+    """Return the best verdict among the allowed sizes (None allows all) and stages of ZeRO."""
     options = [option for option in EVERY if option[1] in stages]
     verdicts = [
         judge(PUBLISHED[question.model], sizes, question.batch, question.cluster, question.seq,
@@ -1647,7 +1656,7 @@ for words, question, allowed, stages in CASES:
     else:
         slower = advice.seconds / best.seconds
         judged = "right" if slower <= 1.1 else "wrong"
-        print(f"{case}: {judged}, {slower:.2f} times the best ({best.layout})")
+        print(f"{case}: {judged}, {slower:.2f} times the best time ({best.layout})")
 
 # %% [markdown]
 # According to the advisor's model, five of the six cases are right. But one case does not prove the whole
@@ -1747,7 +1756,7 @@ on_gpus = on_your_gpus(ON_ONE_AXIS)
 answer_1 = ...  # milliseconds
 answer_2 = ...  # a number
 answer_3 = ...  # microbatches
-answer_4 = ...  # of the ideal time
+answer_4 = ...  # fraction of the ideal time
 answer_5 = ...  # one of the four texts
 ### BEGIN SOLUTION
 inside = 14 * 3.4e-6 + 2 * 7 / 8 * 2 * 2048 * 12_288 / (0.8 * 300e9)
@@ -1828,12 +1837,12 @@ def replay(records, per_node, inside, across):
                     arrivals.setdefault((rank, what), []).append(free[link])
                 elif kind == "recv":
                     if not arrivals.get((what, rank)):
-                        break  # its sender has not come this far yet
+                        break  # the message has not been sent yet
                     now[rank] = max(now[rank], arrivals[what, rank].pop(0))
                 else:
                     entries = [records[k][place[k]] for k in what if place[k] < len(records[k])]
                     if [entry[1] for entry in entries] != [what] * len(what):
-                        break  # a member is missing
+                        break  # a rank of the group has not arrived yet
                     end = max(now[k] for k in what)
                     end += seconds(what, 2 * (len(what) - 1) / len(what) * size[0])
                     for k in what:
@@ -1873,14 +1882,14 @@ def steps(sizes):
 
 
 def between_barriers(ledger, wires):
-    """Return the seconds of the fastest step, between its two barriers, on the replay's clock."""
+    """Return the seconds between the two barriers of the fastest step, on the replay's clock."""
     from course_lib.planning.replay import replay as rerun
 
     return min(rerun(ledger, wires).spans()[::2])
 
 
 def slept(ledger):
-    """Return the seconds of the fastest step of a real run, between its two barriers."""
+    """Return the seconds between the two barriers of the fastest step, in a real run."""
     calls = [
         [operation.issued + operation.blocked for operation in ledger.operations(rank, "barrier")]
         for rank in range(ledger.world_size)
@@ -1892,7 +1901,7 @@ def slept(ledger):
 wires = Cluster(8, 2, gpu("A100"), Wire("inside", 100e6, 5e-3), Wire("across", 10e6, 50e-3))
 for order in (("pp", "dp", "tp"), ("tp", "dp", "pp")):
     sizes = dict.fromkeys(order, 2)
-    plain = launch(steps, sizes, world_size=8, backend="gloo").ledger  # like the run with wires
+    plain = launch(steps, sizes, world_size=8, backend="gloo").ledger  # wires also use gloo
     felt = launch(steps, sizes, world_size=8, wires=wires).ledger
     predicted, measured = between_barriers(plain, wires), slept(felt)
     print(f"{' x '.join(order)}: computed {predicted:.2f} s, measured {measured:.2f} s")
@@ -1914,7 +1923,7 @@ from course_lib.planning.topology import a100_cluster
 
 target = Layout({"pp": 2, "dp": 64, "tp": 8})
 recorded = Layout({"pp": 2, "dp": 2, "tp": 2})
-ledger = launch(one_step, CUBE, world_size=8, backend="gloo").ledger  # only for its bytes
+ledger = launch(one_step, CUBE, world_size=8, backend="gloo").ledger  # only its bytes matter
 plain = Record(8, [step_of(ledger.operations(rank)) for rank in range(8)])
 for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
     factors = {"tp": 1500, "pp": 1500}
@@ -1932,10 +1941,10 @@ for order in (("pp", "dp", "cp", "tp"), ("tp", "pp", "dp", "cp")):
 trillion = GPTConfig(51_200, 2048, 128, 160, 25_600)
 long = Layout({"pp": 64, "dp": 6, "tp": 8})
 simulated = pipeline_seconds(trillion, long, 3072, a100_cluster(3072), Work(0.63))
-print(f"simulated {simulated:.1f} s")
+print(f"simulated:       {simulated:.1f} s")
 if ready(step_seconds):
     layout = {**LAYOUT, "pp": 64, "dp": 6, "zero": 0, "recompute": "full", "sequence": False}
-    print(f"by your formula {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
+    print(f"by your formula: {step_seconds(trillion, layout, 3072, A100, SELENE, 0.63):.1f} s")
 
 # %% [markdown]
 # <details><summary>One alpha for each round of a sum?</summary>If your <code>replay</code> counts one alpha
