@@ -732,7 +732,7 @@ if ready(read_plan):
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def on_mesh(sizes, seed):
-    """Return the stages of a small GPT on this mesh, its optimizer, and a function that runs a step."""
+    """Return a small GPT's stages on this mesh, its optimizer, and a function that runs a step."""
     mesh = Mesh(sizes)
     schedule = one_f_one_b(mesh.size("pp"), 2)
     torch.manual_seed(seed)

@@ -87,7 +87,7 @@ TEXT = library_text()
 
 
 def rows(step: int):
-    """Return the inputs and the targets of a step, each (8, 128), from Python's standard library."""
+    """Return the inputs and targets of a step, each (8, 128), from Python's standard library."""
     return batch(TEXT, step, batch_size=ROWS, length=MODEL.context)
 
 
@@ -509,7 +509,7 @@ print("losses:", " ".join(f"{loss:.4f}" for loss in launch(too_early, world_size
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def five_losses(make, layout: Layout):
-    """Run five steps in float64. Return their losses, and the second step's peak memory in bytes."""
+    """Run five steps in float64. Return their losses and the second step's peak memory in bytes."""
     torch.set_default_dtype(torch.float64)
     with Meter() as meter:
         step = make(MODEL, layout, Mesh(layout.sizes), ROWS, LR)
@@ -629,7 +629,7 @@ REPORTED = {
 
 
 def three_losses(make, sizes):
-    """Return three losses in float64, with ZeRO-1, and with sequence parallelism if tp exceeds 1."""
+    """Return three losses in float64, with ZeRO-1 and, if tp exceeds 1, sequence parallelism."""
     torch.set_default_dtype(torch.float64)
     layout = Layout(sizes, microbatch=1, zero=1, sequence=sizes["tp"] > 1)
     step = make(TINY, layout, Mesh(sizes), batch_size=4, lr=1.0)
