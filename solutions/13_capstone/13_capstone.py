@@ -242,7 +242,7 @@ for how, n in (("one", 1), ("ddp", 2), ("fsdp", 2)):
         loss, seconds, held = run[0]
         speeds[how] = ROWS * MODEL.context / seconds
         what = f"loss {loss:.6f}, {held:7,} parameters per rank, {speeds[how]:6,.0f} tokens/s"
-        print(f"{how:4} on {n} rank{'s' if n > 1 else ' '}: {what}")
+        print(f"{how:4} (n = {n}): {what}")
 page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else "")
 
 # %% [markdown]
