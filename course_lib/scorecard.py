@@ -205,7 +205,7 @@ class Scorecard:
         return f"{nbytes / self.unit:.4g} M ({wording.size(nbytes)})"
 
     def notes(self) -> str:
-        least = f" M is {wording.size(self.unit)}; of the ranks, the one with most is shown."
+        least = f" M is {wording.size(self.unit)}. Memory and bytes are those of the rank with the most."
         if not self.flops_alone:
             return "Computation: all ranks together." + least
         alone = wording.exact(self.flops_alone)

@@ -129,7 +129,7 @@ def judge(
 
 
 def _too_much(nbytes: float, room: float) -> str:
-    return f"memory: {nbytes / 1e9:.0f} GB at the least, of {room / 1e9:.0f}"
+    return f"memory: {nbytes / 1e9:.0f} GB needed at least, {room / 1e9:.0f} GB free"
 
 
 def best_layout(

@@ -89,8 +89,6 @@ from course_lib.pipeline import one_f_one_b
 from course_lib.pictures.colours import INK, QUIET, RANKS, picture
 from course_lib.unfinished import ready, try_it
 
-Group = dist.ProcessGroup | None  # None is the group of all ranks
-
 # %% [markdown]
 # ## A · It dies
 #

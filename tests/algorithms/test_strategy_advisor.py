@@ -71,7 +71,7 @@ def test_the_sentence_names_the_winner_or_the_first_obstacle(advisor: StrategyAd
     assert f"16 GPUs: {fitting} of {len(advisor.verdicts(SMALL))} divisions can be cut" in said
     alone = replace(SMALL, gpus=1)
     assert advisor.sentence(alone) == (
-        "1 GPU: 0 of 1 division can be cut and fit. one GPU, memory: 110 GB at the least, of 76."
+        "1 GPU: 0 of 1 division can be cut and fit. one GPU, memory: 110 GB needed at least, 76 GB free."
     )
 
 
