@@ -382,9 +382,13 @@ def stack_line(watch: Watch, rank: int) -> str:
     """The line a rank's Python code is at, from the stack it dumps on a signal."""
     dump = watch.pool.stack(rank)
     blocks = [b for b in re.split(r"(?m)^(?=(?:Current thread|Thread) )", dump) if PACKAGE in b]
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\w*)', blocks[-1] if blocks else dump)
-    # a dataclass's own methods have no source to show
-    shown = [frame for frame in frames if frame[0] != "<string>" or not frame[2].startswith("__")]
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S*)', blocks[-1] if blocks else dump)
+    # the own methods of a dataclass and of a named tuple have no source to show
+    shown = [
+        frame
+        for frame in frames
+        if frame[0] != "<string>" or not frame[2].startswith(("__", "<lambda>"))
+    ]
     own = users_frames([[file, int(line), name] for file, line, name in shown][::-1])
     return line_text(f"{own[-1][0]}|{own[-1][1]}") if own else ""
 

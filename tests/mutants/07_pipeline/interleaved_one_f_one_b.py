@@ -101,6 +101,14 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 +        warm = min(total, 2 * (stages - rank - 1) + chunks * stages)
 
 
+# %% wrong: every rank one forward too many
+# is: slip
+# says: Rank 0 does 12 forwards before its first backward, but 11 are enough
+# base: the k-th action by arithmetic
+-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
++        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages + 1)
+
+
 # %% wrong: the last rank one forward too many
 # is: slip
 # says: Rank 3 does 6 forwards before its first backward, but 5 are enough
@@ -111,7 +119,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: always two chunks
 # is: form
-# says: no rank does stage 6
+# says: Your ranks have 2 chunks each, but this call asks for 3
 from course_lib.pipeline import Action
 
 
@@ -133,6 +141,31 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
         for k in range(total - warm):
             row += [action(rank, "F", warm + k), action(rank, "B", k)]
         rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: a warm-up longer than there are forwards
+# is: detail
+# says: The formula gives rank 0 a warm-up of 10 forwards, but rank 0 has only 9
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    rows = []
+    for rank in range(stages):
+        forwards, backwards = [], []
+        for first in range(0, microbatches, stages):
+            for chunk in range(chunks):
+                group = range(first, first + stages)
+                forwards += [Action(chunk * stages + rank, "F", k) for k in group]
+                backwards += [Action((chunks - 1 - chunk) * stages + rank, "B", k) for k in group]
+        warm = 2 * (stages - rank - 1) + (chunks - 1) * stages
+        row = forwards[:warm]
+        for k in range(len(forwards) - warm):
+            row += [forwards[warm + k], backwards[k]]
+        rows.append(row + backwards[len(forwards) - warm :])
     return rows
 
 

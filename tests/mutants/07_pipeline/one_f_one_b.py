@@ -115,7 +115,7 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the warm-up does not come back
 # is: form
-# says: It must end with as many backwards as there are forwards in its warm-up, but 3 are missing
+# says: does 8 forwards, but only 5 backwards, so 3 are missing. Every microbatch comes back
 from course_lib.pipeline import Action
 
 

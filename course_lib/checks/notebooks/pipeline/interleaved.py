@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from course_lib.checks import kit
 from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes, refusal_case, schedules_case
@@ -81,12 +82,39 @@ def backward_order(sizes: Sizes, rows: Rows) -> str:
     """Backward begins with the last chunk."""
     for rank, row in enumerate(rows):
         done, last = of_kind(row, "B"), looped(sizes, rank)[-1]
-        if done and done[0].stage != last:
+        if len(done) == sizes.microbatches * sizes.v and done[0].stage != last:
             return kit.Sentence(
                 f"The first backward of rank {rank} is {done[0]}, but the gradient comes from the last "
                 f"stage, so stage {last}, the rank's last chunk, is first. Backward goes through the "
                 "chunks in reverse.",
                 "Backward goes through a rank's chunks in reverse, the last one first.",
+            )
+    return ""
+
+
+def always_two(sizes: Sizes, rows: Rows) -> str:
+    """The default number of chunks, whatever the call asks for."""
+    p, v = sizes.stages, sizes.v
+    if v == 2 or any({action.stage for action in flat(row)} != {r, p + r} for r, row in enumerate(rows)):
+        return ""
+    return kit.Sentence(
+        f"Your ranks have 2 chunks each, but this call asks for {v}. Does the argument `chunks` appear "
+        "wherever you count chunks?",
+        "Your ranks have 2 chunks each, whatever the call asks for. Count chunks with the argument `chunks`.",
+    )
+
+
+def cut_off(sizes: Sizes, rows: Rows) -> str:
+    """Backwards that are lost because the formula's warm-up is longer than there are forwards."""
+    p, v, m = sizes.stages, sizes.v, sizes.microbatches
+    for rank, row in enumerate(rows):
+        formula, forwards = 2 * (p - 1 - rank) + (v - 1) * p, len(of_kind(row, "F"))
+        if formula > m * v == forwards > len(of_kind(row, "B")):
+            return kit.Sentence(
+                f"The formula gives rank {rank} a warm-up of {formula} forwards, but rank {rank} has only "
+                f"{forwards}. Take the smaller of the two numbers, because all backwards come after it.",
+                "With few microbatches the formula's warm-up is longer than a rank's list of forwards. Take "
+                "the smaller of the two numbers.",
             )
     return ""
 
@@ -122,13 +150,16 @@ def all_first(sizes: Sizes, rows: Rows) -> str:
 
 FORM = Form(
     NAME,
-    disorder=first_of(other_layout, without_groups, backward_order, plain_warm_up, IMPOSSIBLE, short),
+    disorder=first_of(
+        always_two, other_layout, without_groups, backward_order, plain_warm_up, cut_off, IMPOSSIBLE, short
+    ),
     late=first_of(is_naive, without_groups, plain_warm_up, short, long, two_forwards, longest_gap),
     heavy=first_of(without_groups, all_first, long, two_forwards),
     idle="(p-1)(F+B)/v",
     held="min(mv, 2(p-1-i) + (v-1)p + 1) on rank i",
     stages=looped,
     layout="on a loop rank i holds stages i, p + i, 2p + i and so on",
+    excess=1.5,  # one forward too many on every rank, or one for each rank, leaves the bubble short
 )
 
 
@@ -145,6 +176,9 @@ def interleaved_one_f_one_b(draw: kit.Draw) -> Iterator[kit.Case]:
         FORM.line("activations: at most 2(p-1-i) + (v-1)p + 1", wanted, [FORM.holds], 2, "memory"),
     ]
     yield schedules_case("schedules", with_one_each, lines)
+    one_group = Sizes(3, 3, 3)  # fewer forwards than in the formula's warm-up of rank 0
+    line = FORM.line("one group of microbatches, m = p", [one_group], [FORM.takes(EQUAL)], 0.5, edge=True)
+    yield schedules_case("few", [one_group], [replace(line, trivial=True)])
     few = Sizes(4, 6, None, default=2)
     here = f"{few.microbatches} microbatches are not whole groups of {few.stages}"
     why = "the last group would be short, so ranks wait for it."

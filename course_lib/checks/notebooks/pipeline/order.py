@@ -96,11 +96,11 @@ def not_come_back(sizes: Sizes, rows: Rows) -> str:
         if forwards == sizes.microbatches * sizes.v and 0 < backwards < forwards:
             lost = forwards - backwards
             return kit.Sentence(
-                f"Rank {rank} does {words.counted(forwards, 'forward')} and "
-                f"{words.counted(backwards, 'backward')}. It must end with as many backwards as there are "
-                f"forwards in its warm-up, but {lost} {words.verb([0] * lost, 'is', 'are')} missing.",
-                "A rank has as many backwards as forwards, because the warm-up's microbatches come back at "
-                "its end.",
+                f"Rank {rank} does {words.counted(forwards, 'forward')}, but only "
+                f"{words.counted(backwards, 'backward')}, so {lost} {words.verb([0] * lost, 'is', 'are')} "
+                "missing. Every microbatch comes back, the last of them after the rank's last forward.",
+                "A rank has as many backwards as forwards, because every microbatch comes back, the last of "
+                "them after the rank's last forward.",
             )
     return ""
 

@@ -143,7 +143,7 @@ SPLIT_PEAK: Mapping[str, kit.Formula] = {
     "ZB-H1 holds as much as 1F1B, while ZB-H2 holds twice as much.": (
         lambda s, p, m, rank, v=1: 2 * (p - 1 - rank) + 1 if s == HALVES else peak(s, p, m, rank, v)
     ),
-    "Do not count activations that await only their W, because an activation is freed at I.": (
+    "Do not count activations that await only their W, because this function counts what waits for B or I.": (
         lambda s, p, m, rank, v=1: min(m, p) if s == HALVES else peak(s, p, m, rank, v)
     ),
 }

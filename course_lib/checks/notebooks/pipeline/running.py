@@ -42,7 +42,8 @@ REFUSED = {name: BY_HAND for name in SCHEDULES} | {
 }
 NO_GRADIENT = (
     "Is x.grad None? An input from another stage must ask for a gradient before the module sees it: "
-    "x.requires_grad_(). The first stage's inputs have none, and no rank waits for one."
+    "x.requires_grad_(). The first stage's inputs have none, and no rank waits for one. And x.grad is None "
+    "until backward has run through this microbatch's output."
 )
 OF_THE_GROUP = (
     "Do you count ranks within the group? They differ from the ranks of the world, so use "
@@ -104,7 +105,10 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
             "Instead, call torch.autograd.backward(output, gradient), then read x.grad."
         )
     if "does not require grad" in text:
-        return "An input from another stage must ask for a gradient, so call x.requires_grad_()."
+        return (
+            "An input from another stage must ask for a gradient, so call x.requires_grad_(). Forward must "
+            "also record its graph, so do not run it under torch.no_grad()."
+        )
     return ""
 
 

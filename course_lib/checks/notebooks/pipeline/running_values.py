@@ -21,6 +21,7 @@ NOTHING_CAME = (
     "next stage sends the gradient of its input back (x.grad, after x.requires_grad_()). Then call "
     "output.backward(that)."
 )
+NOT_RUN = "Did backward run from this stage's loss, for every microbatch?"
 MIXED = (
     "Is each gradient given to backward, and for the output it belongs to? Between two ranks, messages "
     "come in the order in which they were sent, whatever their microbatches are called."
@@ -43,7 +44,8 @@ def gradients_line(run: ScheduleRun, title: str, weight: float = 1.0, trivial: b
                     none = missing[key] == "None"
                     what = "has no gradient" if none else "has a gradient of another shape"
                     said = f"on rank {rank} {name} {what}."
-                    return kit.wrong(said, NOTHING_CAME if none else "", cause=NOTHING_CAME)
+                    came = NOTHING_CAME if stage < run.size - 1 else NOT_RUN
+                    return kit.wrong(said, came if none else "", cause=came)
                 gradient = observed.tensors[rank][f"{run.name}.{key}"]
                 if not kit.close(gradient, wanted) and not misdivided(run, observed, stage):
                     return differs(run, observed, stage, rank, name)
