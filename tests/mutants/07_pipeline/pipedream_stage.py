@@ -232,6 +232,25 @@ class PipeDreamStage:
 -        return x.grad
 
 
+# %% wrong: the input is asked for a gradient, and not cut off
+# is: form
+# says: x comes with the graph of the stage before, so its own grad stays None
+# base: what the wrong ones change
+-        x = x.detach().requires_grad_(x.is_floating_point())
++        x = x.requires_grad_(x.is_floating_point())
+
+
+# %% wrong: one version, that of the latest forward
+# is: idea
+# says: Keep a version for each microbatch in flight
+# base: what the wrong ones change
+-        weights = {
++        self.weights = weights = {
+@@
+-            param.grad = weights[name].grad
++            param.grad = self.weights[name].grad
+
+
 # %% wrong: the step comes before the gradients are handed over
 # is: slip
 # says: First hand the gradients over, then step
@@ -308,7 +327,7 @@ class PipeDreamStage(torch.nn.Module):
         self.version = copy.deepcopy(module)
 
     def forward(self, microbatch, x):
-        x = x.clone().requires_grad_(x.is_floating_point())
+        x = x.detach().clone().requires_grad_(x.is_floating_point())
         y = self.version(x)
         self.under_way[microbatch] = (self.version, x, y)
         return y

@@ -26,6 +26,10 @@ from course_lib.pipeline.generators import one_f_one_b
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.updates:updates"
 ADAM = ("Adam", {"lr": 0.02})
 POINT = "a gradient of the weights that the forward saw, stepped into the newest"
+NO_RESULT = (
+    "Is there a `return` at its end? And x comes with the graph of the stage before, so its own grad stays "
+    "None. Let forward work on x.detach(), which can require a gradient of its own."
+)
 LEFT_OVER = "A version is needed from a microbatch's forward to its backward, so drop it then (pop)."
 
 
@@ -44,7 +48,7 @@ def values_line(
             if name in missing:
                 none = missing[name] == "None"
                 is_it = "None" if none else "not of the shape and dtype that was agreed"
-                hint = "Is there a `return` at its end?" if none else ""
+                hint = NO_RESULT if none else ""
                 return kit.wrong(f"{called} is {is_it}.", hint, cause=f"{kind} missing")
             tensor = observed.tensors[0][f"{run.name}.{name}"]
             if not kit.close(tensor, wanted):

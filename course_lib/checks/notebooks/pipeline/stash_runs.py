@@ -183,6 +183,19 @@ class Late(Trained):
         super().step(k)
 
 
+class OnlyLatest(Trained):
+    """One version, of the latest forward: the gradients of the versions that it replaced are lost."""
+
+    def forward(self, k: int) -> None:
+        super().forward(k)
+        self.latest = k
+
+    def step(self, k: int) -> None:
+        if k != self.latest:
+            self.optimizer.zero_grad()
+        super().step(k)
+
+
 class NewOptimizer(Trained):
     """A new optimizer for each step."""
 
@@ -210,6 +223,8 @@ SLIPS: dict[str, type[Trained]] = {
     "The weights never change. After a backward the module's parameters get the version's gradients "
     "(param.grad), and then the optimizer steps. A version needs requires_grad_() to have any.": Never,
     "Each step took the gradient of the backward before it. First hand the gradients over, then step.": Late,
+    "Only the version of the latest forward hands over its gradients. Keep a version for each microbatch in "
+    "flight, and hand over the gradients of the version that this microbatch's forward used.": OnlyLatest,
     "The optimizer's momentum begins again with each step, but the optimizer you were given keeps it.": (
         NewOptimizer
     ),

@@ -115,7 +115,7 @@ class StashOnRank:
         stage = kind_of_stage(module, optimizer)
         for kind, k in self.instructions.actions:
             if kind == "F":
-                self.results[f"y.{k}"] = copied(stage.forward(k, frozen.clone(self.tensor(f"x.{k}"))))
+                self.results[f"y.{k}"] = copied(stage.forward(k, self.incoming(k)))
             else:
                 gradient = self.tensor(f"g.{k}")
                 gradients = () if gradient is None else (frozen.clone(gradient),)
@@ -124,6 +124,15 @@ class StashOnRank:
                     self.results[f"p.{k}.{called}"] = copied(param)
             if self.instructions.memory:
                 self.values.held.append(more(alive(), pieces(self.known())))
+
+    def incoming(self, k: int) -> Tensor:
+        """The input of microbatch k as the stage before hands it over: a copy, and with a graph unless it
+        consists of tokens."""
+        x = frozen.clone(self.tensor(f"x.{k}"))
+        if not frozen.is_floating_point(x):
+            return x
+        x.requires_grad = True
+        return frozen.clone(x)
 
     def tensor(self, name: str) -> Any:
         return self.sent.get(f"{self.instructions.name}.{name}")
