@@ -162,6 +162,20 @@ def gpipe(stages, microbatches):
     return [list(everything(rank)) for rank in range(stages)]
 
 
+# %% wrong: lists within a rank's list
+# is: form
+# says: Several actions are in a list or tuple within the rank's list
+from course_lib.pipeline import Action
+
+
+def gpipe(stages, microbatches):
+    rows = [[] for _ in range(stages)]
+    for rank, row in enumerate(rows):
+        for kind in "FB":
+            row.append([Action(rank, kind, k) for k in range(microbatches)])
+    return rows
+
+
 # %% wrong: the stages from the end
 # is: form
 # says: rank 0 does 3F0 as its action 0, but it holds stage 0

@@ -161,6 +161,20 @@ def naive(stages, microbatches):
     return everything
 
 
+# %% wrong: one list under the name of every rank
+# is: form
+# says: All ranks have the same list. Give each rank a list of its own
+from course_lib.pipeline import Action
+
+
+def naive(stages, microbatches):
+    rows = [[]] * stages
+    for rank in range(stages):
+        for k in range(microbatches):
+            rows[rank] += [Action(rank, "F", k), Action(rank, "B", k)]
+    return rows
+
+
 # %% wrong: a list for every microbatch
 # is: form
 # says: gives \d+ lists; \d+ lists? (is|are) expected, one for each rank

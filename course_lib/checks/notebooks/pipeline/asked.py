@@ -14,6 +14,10 @@ from course_lib.pipeline import Action, Pair
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.schedules:write_schedules"
 Rows = list[list[Action | Pair]]
 LONGEST_KIND = 20  # characters
+NESTED = (
+    "Several actions are in a list or tuple within the rank's list. Add them one by one, with += or extend "
+    "instead of append."
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,8 @@ def no_action(name: str, call: str, rank: int, index: int, entry: Any) -> kit.Fi
             f"{call}: action {index} of rank {rank} is {what}. Write Action(stage, kind, microbatch), with "
             "whole numbers for the stage and the microbatch.",
             f"{name} gives something that is not an Action(stage, kind, microbatch).",
-        )
+        ),
+        NESTED if isinstance(what, str) and what.startswith(("[Action(", "(Action(")) else "",
     )
 
 

@@ -77,6 +77,17 @@ def turned_round(sizes: Sizes, rows: Rows) -> str:
     return "Have stage and microbatch changed places? Write Action(stage, kind, microbatch)."
 
 
+def one_list(sizes: Sizes, rows: Rows) -> str:
+    """One list for all ranks, with the actions of several stages."""
+    several = len({action.stage for action in flat(rows[0])}) > 1 if rows else False
+    if sizes.stages > 1 and sizes.v == 1 and several and all(row == rows[0] for row in rows):
+        return (
+            "All ranks have the same list. Give each rank a list of its own, with the actions of its own "
+            "stage ([[]] * stages contains one list many times)."
+        )
+    return ""
+
+
 def not_there(sizes: Sizes, rows: Rows) -> str:
     """Microbatches that there are not, where a rank runs further ahead than there are microbatches."""
     outside = any(action.microbatch >= sizes.microbatches for row in rows for action in flat(row))
@@ -147,7 +158,7 @@ def behind_the_next(sizes: Sizes, rows: Rows) -> str:
     return ""
 
 
-MISNAMED = first_of(counted_from_one, turned_round, ranks_reversed)  # in any schedule
+MISNAMED = first_of(one_list, counted_from_one, turned_round, ranks_reversed)  # in any schedule
 IMPOSSIBLE = first_of(MISNAMED, not_there, not_come_back, orders_differ, behind_the_next)
 
 

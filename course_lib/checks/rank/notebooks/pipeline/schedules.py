@@ -76,4 +76,5 @@ def entry(value: Any) -> Any:
         return [plain(part, 0) for part in value]
     if isinstance(value, Pair):
         return {"pair": [entry(part) for part in value]}
-    return {"other": repr(value)[:SHOWN]}
+    text = repr(value)
+    return {"other": text if len(text) <= SHOWN else f"{text[:SHOWN]}..."}
