@@ -114,9 +114,9 @@ gantt(simulate(one_microbatch), "a model cut over four ranks")
 # If one process spreads its layers over four GPUs with `.to(...)`, you get the same chart, so three of the
 # four GPUs are always idle.
 #
-# In the next cell, `drawn` draws the schedule your function returns. If the schedule is wrong, `drawn` prints
-# the first action a rank cannot do. `counted(stages, microbatches)` raises a ValueError for numbers that
-# allow no schedule, so call it first in each of your schedules.
+# In the next cell, `drawn` draws the schedule your function returns, or prints the first action a rank cannot
+# do. `counted(stages, microbatches)` raises a ValueError for numbers that allow no schedule, so call it first
+# in each of your schedules.
 
 
 # %%
@@ -615,7 +615,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # **Build.** `stages` is p, the number of *ranks*, whereas an Action's stage counts along the model, from 0 to
 # v p − 1. m has to be a multiple of p, so refuse other numbers with a ValueError (`counted(stages,
-# microbatches, least=stages, unit=stages)`).
+# microbatches, least=stages, unit=stages)`). As in §3, the warm-up ends when no forwards
+# are left.
 
 
 # %% nbgrader={"grade_id": "interleaved_one_f_one_b", "solution": true}
@@ -957,7 +958,7 @@ explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe
 
 # %% [markdown]
 # **Try it.** Build a schedule by hand. Each button belongs to one rank and one kind of action. It places the
-# next microbatch, or tells you why that is impossible. Can you end at 15 or earlier, with at most three
+# next microbatch, or tells you why not. Can you end (*makespan*) at 15 or earlier, with at most three
 # activations on a rank?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -975,8 +976,8 @@ Workbench(3, 4).place("0F0 1F0 2F0 2B0")  # three stages, four microbatches; und
 # | time | 5 minutes |
 # | points | 7 |
 #
-# The table shows the simulated numbers of your schedules. If your formulas disagree, the row ends with the
-# numbers they predict.
+# The table shows the simulated numbers of your schedules. If your formulas disagree, the row ends with their
+# numbers.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
