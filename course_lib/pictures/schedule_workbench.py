@@ -229,6 +229,7 @@ class Workbench:
     def _clear(self) -> None:
         while self.order:
             self.undo()
+        self.refused = 0
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The widget for front ends that can show it, the chart of what is placed for others."""

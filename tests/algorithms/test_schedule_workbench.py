@@ -146,7 +146,7 @@ def test_buttons_place_the_next_microbatch_and_say_why_not() -> None:
     ends["undo"].click()
     assert bench.rows[1] == [Action(1, "F", 0), Action(1, "I", 0)] and not sentence.value
     ends["start again"].click()
-    assert bench.rows == [[], []] and image.value == empty
+    assert bench.rows == [[], []] and image.value == empty and "0 refused" in table.value
     assert all(button.disabled for button in ends.values())
 
 

@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,8 +30,9 @@ from course_lib.ledger.group import put_behind, real
 from course_lib.ledger.pending import WorkMark
 from course_lib.ledger.recorder import CommunicationError, current_recorder
 from course_lib.runtime import wire
-from course_lib.runtime.diagnosis import deaths
+from course_lib.runtime.diagnosis import PACKAGE, deaths, stack_line
 from course_lib.runtime.rank import explain_missing_events
+from course_lib.runtime.watch import Watch
 
 STYLES = ["send/recv", "isend/irecv", "batch"]
 
@@ -135,6 +137,20 @@ def test_a_deadlock_beside_a_rank_that_computes() -> None:
             pass
 
     fails(body, Deadlock, "rank 0 -> rank 1 -> rank 0", "rank 2: computes, in no communication")
+
+
+@pytest.mark.parametrize("inner", ["<lambda>", "__init__"])
+def test_a_rank_within_a_generated_constructor_is_at_the_students_line(inner: str) -> None:
+    """A named tuple's `__new__` is a lambda in a file without a name, and a dataclass's `__init__` is there too."""
+    dump = (
+        "Current thread 0x1 (most recent call first):\n"
+        f'  File "<string>", line 1 in {inner}\n'
+        '  File "/home/ada/loop.py", line 7 in <listcomp>\n'
+        f'  File "{PACKAGE}/runtime/rank.py", line 10 in main\n'
+        '  File "<string>", line 1 in <module>\n'
+    )
+    watch = SimpleNamespace(pool=SimpleNamespace(stack=lambda rank: dump))
+    assert "loop.py, line 7" in stack_line(cast(Watch, watch), 0)
 
 
 def test_a_slow_partner_is_no_deadlock() -> None:
