@@ -141,7 +141,7 @@ def test_a_deadlock_beside_a_rank_that_computes() -> None:
 
 @pytest.mark.parametrize("inner", ["<lambda>", "__init__"])
 def test_a_rank_within_a_generated_constructor_is_at_the_students_line(inner: str) -> None:
-    """A named tuple's `__new__` is a lambda in a file without a name, and a dataclass's `__init__` is there too."""
+    """Its code, a lambda in a named tuple, is in a file without a name."""
     dump = (
         "Current thread 0x1 (most recent call first):\n"
         f'  File "<string>", line 1 in {inner}\n'
