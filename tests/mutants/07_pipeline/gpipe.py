@@ -46,7 +46,7 @@ def gpipe(stages, microbatches):
 
 # %% wrong: the backward of the last microbatch is forgotten
 # is: form
-# says: does \d+ forwards and \d+ backwards?.* 1 is missing
+# says: does \d+ forwards, but only \d+ backwards?.* 1 is missing
 # base: the last microbatch comes back first
 -        forwards = [Action(stage, "F", k) for k in range(microbatches)]
 -        rows.append(forwards + [Action(stage, "B", one.microbatch) for one in reversed(forwards)])
