@@ -111,6 +111,21 @@ ROWS = [
         "a-display-of-50-mb",
         "from IPython.display import HTML\ndisplay(HTML('x' * 50_000_000))",
     ),
+    harmless(
+        "html-of-unclosed-elements",
+        "from IPython.display import HTML\ndisplay(HTML('<div>' * 38_000))",
+        "the page takes hours, and the class waits",
+        BY_TIME,
+    ),
+    harmless(
+        "a-drawing-nested-too-deeply",
+        """
+        shapes = "<g>" * 30_000 + "</g>" * 30_000
+        display({"image/svg+xml": f'<svg xmlns="http://www.w3.org/2000/svg">{shapes}</svg>'}, raw=True)
+        """,
+        "the page cannot be made, and the submission has no grade",
+        POINTS_TELL,
+    ),
     spilling(
         "threads-that-go-on-printing",
         """

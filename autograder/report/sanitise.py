@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 import bleach
 from bleach.css_sanitizer import CSSSanitizer
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from nbconvert.filters.markdown_mistune import MarkdownWithMath
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
@@ -33,6 +33,9 @@ LONGEST_MARKDOWN = (
 )
 LONGEST_HTML = 200_000  # characters of one output
 BUDGET = 1_000_000  # characters of one notebook that are rendered or cleaned
+# Of a piece of HTML that is cleaned: characters that may begin a tag or an entity, and elements within
+# elements. The parsers' time grows as the square of both: 8,000 unclosed elements took 47 s.
+MOST_MARKS, DEEPEST = 25_000, 200
 
 
 def _names(text: str) -> frozenset[str]:
@@ -70,18 +73,27 @@ TOO_MUCH = {
     "name": "stdout",
     "text": "(more HTML than a page can hold: not shown)",
 }
+NOT_SHOWN = "(an output with too many elements, or with elements nested too deeply: not shown)"
 NOT_RENDERED = "(shown as it was written: too long or too strange to be rendered)"
+
+
+class TangledError(ValueError):
+    """HTML that no parser reads in a bearable time."""
 
 
 def clean_html(text: str) -> str:
     """HTML with nothing in it that runs, loads or reaches out of its place.
 
     Only the TAGS remain, links to http, https, mail and places in the page, pictures that are part of the
-    page, and the STYLES; scripts and style sheets go with what is in them.
+    page, and the STYLES; scripts and style sheets go with what is in them. Raises TangledError.
     """
+    if text.count("<") + text.count("&") > MOST_MARKS:
+        raise TangledError
     soup = BeautifulSoup(text, "html.parser")
     for element in soup(DROPPED):  # bleach, which has the last word, would leave their text
         element.decompose()
+    if _depth(soup) > DEEPEST:  # bleach's parser walks up through all of them at each one
+        raise TangledError
     for picture in soup("img"):
         if not PICTURE.fullmatch(str(picture.get("src", ""))):
             picture.replace_with(f"({picture.get('alt') or 'a picture'}: not part of the notebook)")
@@ -93,6 +105,16 @@ def clean_html(text: str) -> str:
         strip=True,
         css_sanitizer=CSSSanitizer(allowed_css_properties=STYLES, allowed_svg_properties=()),
     )
+
+
+def _depth(soup: BeautifulSoup) -> int:
+    """The most elements within elements."""
+    deepest, waiting = 0, [(soup, 0)]
+    while waiting:
+        element, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        waiting += [(inner, depth + 1) for inner in element.contents if isinstance(inner, Tag)]
+    return deepest
 
 
 def _may_stay(tag: str, name: str, value: str) -> bool:
@@ -138,10 +160,18 @@ def _one_block(cleaned: str) -> str:
 def clean_outputs(outputs: Iterable[dict]) -> list[NotebookNode]:
     """Outputs of the types that a page may show: texts, errors, pictures, tables of clean HTML.
 
-    An output with none of these leaves only a line that names its types. Metadata goes: nbconvert writes
-    widths into the page without quotes.
+    An output with none of these leaves only a line that names its types, and one that breaks a parser a line
+    that says so: a page that cannot be made must not cost a grade. Metadata goes: nbconvert writes widths
+    into the page without quotes.
     """
-    return [kept for output in outputs if (kept := _clean_output(output)) is not None]
+    return [kept for output in outputs if (kept := _cleaned(output)) is not None]
+
+
+def _cleaned(output: dict) -> NotebookNode | None:
+    try:
+        return _clean_output(output)
+    except Exception:  # a parser may raise anything on text that is meant to break it
+        return new_output("display_data", data={"text/plain": NOT_SHOWN})
 
 
 def _clean_output(output: dict) -> NotebookNode | None:
@@ -167,8 +197,12 @@ def _clean_output(output: dict) -> NotebookNode | None:
 
 def _clean_data(data: dict) -> dict[str, str]:
     kept = _pictures(data)
-    if "text/html" in data and len(_text(data["text/html"])) <= LONGEST_HTML:
-        kept["text/html"] = clean_html(_text(data["text/html"]))
+    page = _text(data.get("text/html"))
+    if "text/html" in data and len(page) <= LONGEST_HTML:
+        try:
+            kept["text/html"] = clean_html(page)
+        except TangledError:
+            kept["text/html"] = f"<p>{NOT_SHOWN}</p>"
     elif "text/markdown" in data:
         kept["text/html"] = clean_markdown(_text(data["text/markdown"]))
     if "image/svg+xml" in data and (drawing := clean_svg(_text(data["image/svg+xml"]))):

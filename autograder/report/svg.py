@@ -23,7 +23,7 @@ OUTSIDE = re.compile(r"url\s*\(\s*['\"]?\s*(?!#)|@|expression|javascript:|\\", r
 
 
 def clean_svg(text: str) -> str:
-    """The drawing with its shapes and texts only; "" if it is not SVG, or too large."""
+    """The drawing with its shapes and texts only; "" if it is not SVG, too large, or nested too deeply."""
     if len(text) > LONGEST:
         return ""
     try:
@@ -35,7 +35,10 @@ def clean_svg(text: str) -> str:
     _clean(root)
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
-    return ElementTree.tostring(root, encoding="unicode")
+    try:
+        return ElementTree.tostring(root, encoding="unicode")
+    except RecursionError:  # of the writer: the parser needs no stack for elements within elements
+        return ""
 
 
 def _clean(root: ElementTree.Element) -> None:

@@ -13,6 +13,7 @@ import platform
 import random
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ from autograder.course.exercises import read_assignment
 from autograder.course.refusing import NotHereError, RefuseFeedback, RefuseToAutograde
 from autograder.outcome import statuses, wording
 from autograder.outcome.result import BY_HAND, Exercise, Result
+from autograder.report import sanitise
 from autograder.report.class_page import class_page
 from autograder.report.feedback import feedback_page, write_feedback
 from autograder.report.formula import drawn
 from autograder.report.rubric import lines_of, rubric
 from autograder.report.sanitise import (
     NOT_RENDERED,
+    NOT_SHOWN,
     clean_html,
     clean_markdown,
     clean_notebook,
@@ -269,6 +272,36 @@ def test_what_cannot_be_rendered_is_shown_as_written(monkeypatch: pytest.MonkeyP
         assert soup_of(cleaned).find("pre").text == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["<div>" * 38_000, "<b></x>" * 12_000, "<script/>" + "<p>" * 24_000, "<b>&amp;" * 20_000],
+)
+def test_html_that_no_parser_reads_in_time_is_not_shown(text: str) -> None:
+    began = time.process_time()
+    (shown,) = clean_outputs([new_output("display_data", data={"text/html": text})])
+    assert shown.data["text/html"] == f"<p>{NOT_SHOWN}</p>"
+    assert NOT_RENDERED in clean_markdown(text[:20_000])
+    assert time.process_time() - began < 20
+
+
+def test_a_long_table_is_shown() -> None:
+    rows = ("<tr>" + "<td>1.5</td>" * 10 + "</tr>") * 1_000
+    (shown,) = clean_outputs(
+        [new_output("display_data", data={"text/html": f"<table>{rows}</table>"})]
+    )
+    assert shown.data["text/html"].count("<td>") == 10_000
+
+
+def test_an_output_that_breaks_a_parser_costs_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: str) -> str:
+        raise RecursionError
+
+    monkeypatch.setattr(sanitise, "clean_svg", breaks)
+    outputs = [{"image/svg+xml": "<svg/>"}, {"text/plain": "next"}]
+    first, after = clean_outputs(new_output("display_data", data=data) for data in outputs)
+    assert (first.data, after.data) == ({"text/plain": NOT_SHOWN}, {"text/plain": "next"})
+
+
 def test_outputs_keep_the_types_that_a_page_may_show() -> None:
     rich = {"text/html": "<table><tr><td onclick='go()'>1</td></tr></table>", "text/plain": "plain"}
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}}
@@ -349,6 +382,7 @@ def test_drawings_keep_shapes_only() -> None:
         "<svg",
         "<html/>",
         SVG.format("<g>" * 3),
+        SVG.format("<g>" * 30_000 + "</g>" * 30_000),
         f'<!DOCTYPE a [<!ENTITY b "{"c" * 99}"><!ENTITY d "{"&b;" * 99}">]>'
         + SVG.format("<text>&d;</text>"),
         '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/hostname">]>' + SVG.format("<text>&b;</text>"),
