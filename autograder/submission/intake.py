@@ -22,6 +22,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from autograder.course.scores import one_line
 from autograder.outcome.limits import Limits
 
 COPIED = re.compile(r"(?:Copy[ _]of[ _])*(.+?)(?:[-_ ]Copy\d*|[ _]?\(\d+\)|_\d)*")
@@ -31,6 +32,11 @@ NAMES_SHOWN = 5
 FOLDERS_SEARCHED = 100
 OF_PROGRAMS = (".ipynb_checkpoints", ".git", ".github", ".vscode", ".idea", ".cache", ".Trash")
 NAME_BYTES = 128  # nbgrader's column for a student's id
+MOST_CELLS = 10_000
+# Of a cell's metadata only these are looked at; an editor's own can be as large as the file.
+MARKS = (
+    "cell_type", "checksum", "grade", "grade_id", "locked", "points", "schema_version", "solution", "task",
+)  # fmt: skip
 CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SURROGATE = re.compile("[\ud800-\udfff]")
 LINE_END = re.compile("\r\n?")
@@ -189,7 +195,9 @@ def printable(name: str) -> str:
     students, with something added: so a long name is shortened.
     """
     shown = name
-    if not name.isprintable():
+    if name in (".", ".."):  # as the site's file names them; as a folder they would be another one
+        shown = name.replace(".", "dot")
+    elif not name.isprintable():
         raw = name.replace("\\", "\\\\")
         shown = "".join(
             character if character.isprintable() else ascii(character)[1:-1] for character in raw
@@ -316,17 +324,16 @@ def parse(content: bytes) -> NotebookNode:
     """
     try:
         data = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
-        notebook = _as_notebook(_sound(data))
+        notebook = _as_notebook(data)
     except UnicodeDecodeError:
         raise UnreadableError("the file is not UTF-8 text, as notebooks are") from None
     except json.JSONDecodeError as error:
         raise UnreadableError(f"the file is not valid JSON: {error}") from None
     except RecursionError:
         raise UnreadableError("the file's JSON is nested too deeply for a notebook") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnreadableError(
-            f"the file is JSON but not a notebook ({type(error).__name__}: {error})"
-        ) from None
+    except (AttributeError, KeyError, TypeError, ValueError, nbformat.ValidationError) as error:
+        said = one_line(f"the file is JSON but not a notebook ({type(error).__name__}: {error})")
+        raise UnreadableError(said) from None
     return notebook
 
 
@@ -346,8 +353,12 @@ def _as_notebook(data: Any) -> NotebookNode:
     saved_by = _saved_by(data)
     if isinstance(data.get("cells"), list):
         # Also a file that calls itself newer than all known formats: it has a notebook's parts.
-        data = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": data["cells"]}
-    elif not isinstance(data.get("worksheets"), list):
+        data = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": _lean(data["cells"])}
+    elif isinstance(data.get("worksheets"), list):
+        cells = _lean([cell for sheet in data["worksheets"] for cell in sheet["cells"]])
+        known = {key: data[key] for key in ("nbformat", "nbformat_minor") if key in data}
+        data = known | {"metadata": {}, "worksheets": [{"cells": cells, "metadata": {}}]}
+    else:
         raise ValueError("it has no list of cells")
     notebook = nbformat.convert(nbformat.from_dict(data), to_version=4)
     names: set[str] = set()
@@ -360,6 +371,58 @@ def _as_notebook(data: Any) -> NotebookNode:
     notebook.metadata = NotebookNode(saved_by=saved_by)
     notebook.nbformat_minor = 5
     return notebook
+
+
+def _lean(cells: list[dict]) -> list[dict[str, Any]]:
+    """The cells with the parts that are graded or shown, and no others.
+
+    A file of 20 MB can hold millions of lists or cells, and a notebook's own dicts take ten times the memory.
+    """
+    if len(cells) > MOST_CELLS:
+        raise UnreadableError(
+            f"the notebook has {len(cells):,} cells; notebooks of up to {MOST_CELLS:,} cells are read"
+        )
+    return [_lean_cell(cell) for cell in cells]
+
+
+def _lean_cell(cell: dict) -> dict[str, Any]:
+    kept: dict[str, Any] = {
+        "cell_type": _sound(cell["cell_type"]),
+        "metadata": _lean_metadata(cell),
+    }
+    for key in ("source", "input"):
+        if key in cell:
+            text = cell[key]
+            kept[key] = _sound("".join(text) if isinstance(text, list) else str(text))
+    kept |= {key: cell[key] for key in ("id", "level") if isinstance(cell.get(key), str | int)}
+    attachments = cell.get("attachments")
+    if isinstance(attachments, dict):
+        kept["attachments"] = {
+            _sound(name): {
+                _sound(kind): _sound(text) for kind, text in data.items() if isinstance(text, str)
+            }
+            for name, data in attachments.items()
+            if isinstance(data, dict)
+        }
+    return kept | ({"outputs": []} if cell["cell_type"] == "code" else {})
+
+
+def _lean_metadata(cell: dict) -> dict[str, Any]:
+    """The grading metadata, the tags, and the id as Colab has it."""
+    metadata = cell.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    kept: dict[str, Any] = {}
+    if isinstance(own := metadata.get("nbgrader"), dict):
+        marks = {key: own[key] for key in MARKS if key in own}
+        kept["nbgrader"] = {
+            key: _sound(mark) for key, mark in marks.items() if not isinstance(mark, list | dict)
+        }
+    tags = metadata.get("tags")
+    if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags):
+        kept["tags"] = _sound(tags)
+    if isinstance(name := metadata.get("id"), str):
+        kept["id"] = _sound(name)
+    return kept
 
 
 def _saved_by(data: dict) -> str:

@@ -293,6 +293,14 @@ def test_two_people_of_one_name_stay_two(folder, capsys) -> None:
     assert "moodle.zip has 2 participants called Anna Ng" in said
 
 
+def test_a_name_of_dots_is_no_other_folder(folder, capsys) -> None:
+    """Results, pages and notebooks lie in folders named after students, and `forget` removes these."""
+    names = {f"{dots}_1_assignsubmission_file_/00_first_ranks.ipynb": dots for dots in (".", "..")}
+    pack(folder / "moodle.zip", names)
+    students = [each.student for each in taken_in(folder, capsys)[0]]
+    assert len(students) == 2 and not {".", ".."} & set(students)
+
+
 # ---- nothing is taken from a student's own files
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import socket
+import tracemalloc
 from pathlib import Path
 
 import nbformat
@@ -329,6 +330,10 @@ def test_names_are_short_enough_to_name_files_after_them(tmp_path: Path) -> None
         (b"[" * 100_000, "too deeply"),
         (b'{"cells": [' + b"[" * 800 + b"]" * 800 + b"]}", "not a notebook|too deeply"),
         (b"9" * 10_000, "not a notebook"),
+        (b'{"worksheets": [{}]}', "not a notebook"),
+        (b'{"worksheets": [{"cells": []}]}', "not a notebook"),
+        (b'{"cells": [' + b"0," * 10_000 + b"0]}", "10,001 cells"),
+        (b'{"worksheets": [' + b'{"cells": [0]},' * 10_000 + b'{"cells": [0]}]}', "10,001 cells"),
     ],
 )
 def test_what_is_no_notebook_is_said(content: bytes, said: str) -> None:
@@ -354,6 +359,35 @@ def test_a_notebook_comes_back_tidied() -> None:
     assert notebook.cells[3].source == "half \ufffd"
     nbformat.validate(notebook)
     nbformat.writes(notebook).encode()
+
+
+def test_of_metadata_only_the_marks_of_grading_are_kept() -> None:
+    own = {"grade_id": "a", "points": [[1]], "solution": True, "more": {}}
+    metadata = {"nbgrader": own, "tags": ["b"], "id": "c", "x": [{}]}
+    cell = {"cell_type": "code", "source": "d", "metadata": metadata, "y": {}, "outputs": [{}]}
+    (kept,) = parse(json.dumps({"cells": [cell]}).encode()).cells
+    marks = {"grade_id": "a", "solution": True}
+    assert kept.metadata == {"nbgrader": marks, "tags": ["b"], "id": "c"}
+    assert kept.keys() == {"cell_type", "execution_count", "id", "metadata", "outputs", "source"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"cells": [], "x": [MANY]}',
+        '{"cells": [{"cell_type": "raw", "source": "", "metadata": {"x": [MANY]}}]}',
+    ],
+)
+def test_reading_takes_little_memory_whatever_the_file_holds(text: str) -> None:
+    """Of a worker's own, which no sandbox bounds: 4 GB were seen for a file of 20 MB."""
+    content = text.replace("MANY", ",".join(["{}"] * 300_000)).encode()
+    tracemalloc.start()
+    try:
+        parse(content)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 40 * len(content)
 
 
 @pytest.mark.parametrize("source", ["a = 1\r\nb\rc\n", ["a = 1\r\n", "b\r", "c\n"]])
