@@ -101,6 +101,17 @@ def _first_sentence(lines: list[str], margin: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` without colours and line breaks, cut to a length that a table can show."""
-    flat = " ".join(ANSI.sub("", text).split())
+    """`text` without colours and line breaks, cut to a length that a table can show.
+
+    Characters that cannot be seen become escapes: a terminal would obey them, and a student's exception can
+    hold them.
+    """
+    flat = visible(" ".join(ANSI.sub("", text).split()))
     return flat if len(flat) <= REASON_LENGTH else flat[: REASON_LENGTH - 3] + "..."
+
+
+def visible(text: str) -> str:
+    """`text` with escapes in place of the characters that cannot be printed."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -36,7 +36,7 @@ from autograder.course.config import (
 )
 from autograder.course.exercises import read_assignment
 from autograder.course.kernels import prefer_this_environment
-from autograder.course.scores import score_cell
+from autograder.course.scores import one_line, score_cell
 from autograder.course.twin import read_twin
 from autograder.outcome import statuses
 from autograder.outcome.limits import Limits
@@ -315,6 +315,14 @@ def test_the_reason_is_the_first_failing_case() -> None:
     assert score_cell(graded_cell("report.points(4)", printed, result("3.2"))).reason == (
         "3 ranks, 7 elements: rank 1 holds the sum of 1.5 and 2 in elements 3 to 6."
     )
+
+
+def test_a_terminal_obeys_nothing_in_a_reason() -> None:
+    """A visible case tells the text of a student's exception."""
+    assert one_line("a\x1b[31m red\x1b[0m\n\x1b]0;title\x07\x9b2J\x08\u202ec") == (
+        r"a red \x1b]0;title\x07\x9b2J\x08\u202ec"
+    )
+    assert one_line("ann\u00e9e \u2192 \U0001f600") == "ann\u00e9e \u2192 \U0001f600"
 
 
 def test_a_folder_that_is_no_submission_is_named(tmp_path: Path) -> None:
