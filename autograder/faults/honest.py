@@ -39,9 +39,23 @@ def cells_of_their_own(desk: Desk) -> None:
     desk.hand_in(notebook)
 
 
+def module_of_their_own(desk: Desk) -> None:
+    """A cell writes a module, and the exercise imports it."""
+    notebook = desk.answered()
+    notebook.cells.insert(
+        2, new_cell("%%writefile own_helpers.py\ndef own_helper(x):\n    return x")
+    )
+    text = desk.answers[CIRCLE].replace("return from_left", "return own_helper(from_left)")
+    desk.put(
+        notebook, CIRCLE, text.replace("def ", "from own_helpers import own_helper\n\n\ndef ", 1)
+    )
+    desk.hand_in(notebook)
+
+
 ROWS = [
     Row("honest-first", HONEST, perfect, "graded", FULL, NOT_THEIRS, POINTS_TELL, quick=True),
     Row("honest-own-cells", HONEST, cells_of_their_own, "graded", FULL, NOT_THEIRS, POINTS_TELL, quick=True),
+    Row("honest-own-module", HONEST, module_of_their_own, "graded", FULL, NOT_THEIRS, POINTS_TELL),
     Row(
         "honest-but-wrong", HONEST, wrong, "graded", LOST, "a wrong answer earns points", POINTS_TELL,
         says=NAMED, quick=True,

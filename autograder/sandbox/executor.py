@@ -124,6 +124,7 @@ class Executor:
                     f"{expression} must be a function that you write; it is of type {kind}."
                 )
         try:
+            self.shell.send_own_modules()
             buffers = _dumps(objects)
         except Exception as error:
             raise RefusedError(why(expressions, objects, error)) from None

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import cloudpickle
 import matplotlib
 import numpy
 import torch
@@ -35,6 +36,7 @@ from matplotlib_inline import backend_inline  # noqa: F401
 from traitlets import Type
 from traitlets.config import Config
 
+import course_lib
 from autograder.outcome import sentences, statuses
 from autograder.sandbox import messages
 
@@ -138,6 +140,9 @@ class Shell(InteractiveShell):
 
     def __init__(self, send: Send):
         self.send, self.owner = send, os.getpid()
+        # Nothing that a cell wrote lies in these folders.
+        folders = (*sys.path, sys.prefix, sys.base_prefix, os.path.dirname(course_lib.__path__[0]))
+        self.installed = tuple(f"{os.path.abspath(folder)}/" for folder in folders if folder)
         config = Config()
         config.HistoryManager.enabled = False
         config.InteractiveShell.colors = "nocolor"
@@ -184,6 +189,16 @@ class Shell(InteractiveShell):
     def ask_exit(self) -> NoReturn:
         raise SystemExit("a cell called exit()")
 
+    def send_own_modules(self) -> None:
+        """From here on, modules that a cell wrote as files go with the objects that need them.
+
+        Ranks of a check have a folder of their own, in which such a file is not there.
+        """
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and not os.path.abspath(file).startswith(self.installed):
+                cloudpickle.register_pickle_by_value(module)
+
     def run(self, source: str, number: int) -> BaseException | None:
         """Run a cell; returns its exception, which was shown already."""
         self.execution_count = number
@@ -196,6 +211,7 @@ def make(send: Send) -> Shell:
     """The shell of this process, with `__main__` as its module, figures inline, and no input."""
     shell = Shell.instance(send)
     sys.argv = ["notebook"]
+    sys.path.insert(0, "")  # as in a kernel: a file of `%%writefile` can be imported
     builtins.input = refuse_input
     shell.enable_matplotlib()
     pyplot.switch_backend = inline_else(pyplot.switch_backend, matplotlib.get_backend())

@@ -565,6 +565,20 @@ def test_what_is_handed_in_arrives(shared: Executor, seed: int) -> None:
     assert twice.__code__.co_filename == "Cell In[3]", "by value, and the ranks can name the place"
 
 
+def test_a_module_that_a_cell_wrote_goes_with_what_is_handed_in(fresh: Fresh, tmp_path) -> None:
+    """It can be imported as in a kernel, and a check's ranks have no such file."""
+    executor = fresh()
+    run(executor, f"%cd -q {tmp_path}")
+    run(executor, "%%writefile own_helpers.py\nMORE = 3\n\ndef add(x):\n    return x + MORE")
+    assert (
+        run(executor, "import own_helpers\ndef ahead(x):\n    return own_helpers.add(x)").kind == OK
+    )
+    payload = executor.submit(["ahead", "own_helpers.add"], SECONDS)
+    assert isinstance(payload, list)
+    ahead, add = wire.loads(payload)
+    assert (ahead(4), add(5)) == (7, 8)
+
+
 @pytest.mark.parametrize(
     ("expressions", "functions", "said"),
     [
