@@ -42,9 +42,10 @@ def cells_of_their_own(desk: Desk) -> None:
 def module_of_their_own(desk: Desk) -> None:
     """A cell writes a module, and the exercise imports it."""
     notebook = desk.answered()
-    notebook.cells.insert(
-        2, new_cell("%%writefile own_helpers.py\ndef own_helper(x):\n    return x")
+    file = (
+        "with open('own_helpers.py', 'w') as file:\n    file.write('def own_helper(x): return x')"
     )
+    notebook.cells.insert(2, new_cell(file))
     text = desk.answers[CIRCLE].replace("return from_left", "return own_helper(from_left)")
     desk.put(
         notebook, CIRCLE, text.replace("def ", "from own_helpers import own_helper\n\n\ndef ", 1)
