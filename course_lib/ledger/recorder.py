@@ -55,6 +55,9 @@ OTHER_ROWS = (
     "The rows of the two ends differ in size, but the output must have as many numbers in a row as the "
     "input, and the same dtype."
 )
+NO_ROWS = (
+    "A tensor at one of the two ends holds no elements, although its split sizes ask for rows."
+)
 SPLITS = (
     "The sender's number for the receiver in input_split_sizes must be the receiver's number for the sender "
     "in output_split_sizes."
@@ -371,9 +374,10 @@ class Recorder:
             for sender, sends, sent, receiver, expects, expected in ends:
                 if sent != expected:
                     alike = str(sends).partition(" (")[0] == str(expects).partition(" (")[0]
+                    why = (OTHER_ROWS if sent and expected else NO_ROWS) if alike else SPLITS
                     raise CommunicationError(
                         f"the two ends of an all-to-all differ: rank {sender} sends {sends} to rank "
-                        f"{receiver}, which expects {expects} from it. {OTHER_ROWS if alike else SPLITS}"
+                        f"{receiver}, which expects {expects} from it. {why}"
                     )
 
 

@@ -102,6 +102,18 @@ def test_rows_of_another_width_are_told(cpu_backend: str) -> None:
         launch(program, world_size=2, backend=cpu_backend)
 
 
+def test_a_tensor_without_rows_is_told(cpu_backend: str) -> None:
+    """torch compares the sizes with the rows only if there are any."""
+
+    def program() -> None:
+        sizes = [1, 1]
+        rows = 2 if dist.get_rank() else 0
+        dist.all_to_all_single(torch.empty(rows, WIDTH), torch.ones(2, WIDTH), sizes, sizes)
+
+    with pytest.raises(RankError, match="holds no elements, although its split sizes ask for rows"):
+        launch(program, world_size=2, backend=cpu_backend)
+
+
 def test_rows_of_another_dtype_differ(cpu_backend: str) -> None:
     def program() -> None:
         kind = torch.float32 if dist.get_rank() else torch.float64
