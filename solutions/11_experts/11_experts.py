@@ -287,8 +287,9 @@ def through_experts(rows, counts, w1, w3, w2):
 
 
 # %% [markdown]
-# **Build.** Sort the rows, send them through the experts, and add the results. Multiply by the weight after
-# the expert, because silu(w · x) is not w · silu(x).
+# **Build.** Sort the rows, send them through the experts, and add the results. `through_experts` takes a list
+# of E integers as its `counts`. Multiply by the weight after the expert, because silu(w · x) is not w ·
+# silu(x).
 
 
 # %% nbgrader={"grade_id": "moe", "solution": true}
@@ -426,7 +427,8 @@ if ready(moe):
 # <details><summary>Answer</summary>Rank 0 needs it, because rank 0 computed the row in its forward. The
 # gradient of every row goes back the way the row came, so <code>send</code> and <code>receive</code> are swapped.</details>
 #
-# **Build.**
+# **Build.** Let `exchange` call your Function by its `apply`, because only then does autograd call its
+# `backward`.
 
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}

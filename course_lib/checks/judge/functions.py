@@ -324,6 +324,8 @@ def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weig
         flops = reply_about(observed, call).flops
         for direction, enough in most.items():
             done = flops.get(direction)
+            if done is None and direction == "backward" and (missing := without_graph(observed, call)):
+                return unfit(call, missing, "None")
             if done is None:
                 return unreported(observed, call, f"no FLOPs of {direction}")
             if done > enough:
@@ -379,6 +381,13 @@ def memory_line(
         return wrong(said, cause, cause=cause or key, misses_point=misses)
 
     return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})
+
+
+def without_graph(observed: Observed, call: Call) -> str:
+    """The first gradient, if none of them came: the results had no graph, so no backward was begun."""
+    gradients = [name for name in call.wanted if name.startswith("grad.")]
+    misfits = reply_about(observed, call).misfits
+    return gradients[0] if gradients and all(misfits.get(name) == "None" for name in gradients) else ""
 
 
 def unreported(observed: Observed, call: Call, missing: str) -> Finding:

@@ -70,6 +70,13 @@
 +    own = 0
 
 
+# %% wrong: all rows of the rank
+# is: idea
+# says: results for the rows that came, which are its column
+def all_to_all_bytes(counts, rank, width, itemsize=2):
+    return 4 * sum(counts[rank]) * width * itemsize
+
+
 # %% wrong: the own part is left out once
 # is: slip
 # says: in its row and in its column

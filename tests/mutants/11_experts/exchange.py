@@ -292,6 +292,30 @@ def exchange(rows, send, receive, group=None):
 +        ctx.save_for_backward(receive, send, group)
 
 
+# %% wrong: a Function that is not applied
+# is: form
+# says: Call your Function by its `apply`
+# base: a Function whose backward is the reverse
+-    return Exchange.apply(rows, list(send), list(receive), group)
++    return Exchange(rows, list(send), list(receive), group)
+
+
+# %% wrong: forward of a Function, called as a method
+# is: idea
+# says: and call it by its `apply`
+# base: a Function whose backward is the reverse
+-    return Exchange.apply(rows, list(send), list(receive), group)
++    return Exchange.forward(Exchange(), rows.detach(), list(send), list(receive), group)
+
+
+# %% wrong: gradients stay where they are
+# is: idea
+# says: so exchange the gradients as well
+# base: a Function whose backward is the reverse
+-        return all_to_all(grad, *ctx.back), None, None, None
++        return grad, None, None, None
+
+
 # %% right: a Function whose backward is the reverse
 def all_to_all(rows, send, receive, group):
     came = rows.new_empty(sum(receive), *rows.shape[1:])

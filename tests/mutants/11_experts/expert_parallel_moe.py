@@ -49,6 +49,30 @@
 +    out = exchange(out, receive, send, group)
 
 
+# %% wrong: results are sorted once more
+# is: slip
+# says: The results were sorted once more
+# base: rows sorted by expert
+-    out = exchange(out[sort.argsort()], receive, send, group)
++    out = exchange(out[sort], receive, send, group)
+
+
+# %% wrong: rows are not sorted, and results are sorted back
+# is: slip
+# says: sort all of them by expert before you cut them
+# base: rows sorted by expert
+-    parts = rows[sort].split(arriving.view(n, held).sum(0).tolist())
++    parts = rows.split(arriving.view(n, held).sum(0).tolist())
+
+
+# %% wrong: rows are sent in the order of the tokens
+# is: idea
+# says: Rows went to the ranks of other rows
+# base: rows sorted by expert
+-    order = flat.argsort(stable=True)
++    order = torch.arange(len(flat))
+
+
 # %% wrong: results are added as if tokens had kept their order
 # is: slip
 # says: add each to the token from which its row was taken

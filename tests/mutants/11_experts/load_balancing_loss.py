@@ -116,6 +116,14 @@ def load_balancing_loss(logits, experts, group=None):
     return E * (sums[:E] / sums[E] * p / sums[E]).sum()
 
 
+# %% wrong: f of the rank's own probabilities
+# is: idea
+# says: made of the probabilities of this rank's tokens
+def load_balancing_loss(logits, experts, group=None):
+    p = logits.softmax(-1).mean(0)
+    return logits.shape[1] * (p * p).sum()
+
+
 # %% wrong: the largest logits are counted
 # is: slip
 # says: f counts the largest logits

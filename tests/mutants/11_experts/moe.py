@@ -333,6 +333,38 @@ def moe(x, experts, weights, w1, w3, w2):
 +    token = order % len(x)
 
 
+# %% wrong: without a graph
+# is: slip
+# says: A gradient is missing
+# base: rows sorted by expert
++@torch.no_grad()
+ def moe(x, experts, weights, w1, w3, w2):
+
+
+# %% wrong: the order in place of the tokens
+# is: form
+# says: so take the rows from x.order // k.
+# base: rows sorted by expert
+-    token = order // k
++    token = order
+
+
+# %% wrong: the experts are sorted token by token
+# is: form
+# says: Flatten the experts before argsort as well
+# base: rows sorted by expert
+-    order = experts.flatten().argsort(stable=True)
++    order = experts.argsort(stable=True)
+
+
+# %% wrong: always two experts
+# is: slip
+# says: Assignment a belongs to token a // k
+# base: rows sorted by expert
+-    token = order // k
++    token = order // 2
+
+
 # %% right: padded to the largest count, with bmm
 def moe(x, experts, weights, w1, w3, w2):
     E, k = len(w1), experts.shape[1]

@@ -91,6 +91,17 @@ def node_limited(scores, *, k, nodes, limit):
 +    return chosen.gather(1, best)
 
 
+# %% wrong: as many experts of each node, node by node
+# is: slip
+# says: Each of the nodes gave k / limit experts
+# base: by masks
+-    masked = by_node.masked_fill(~mask[..., None], float("-inf")).flatten(1)
+-    return masked.topk(k).indices
++    held = by_node.shape[2]
++    each = by_node.topk(k // limit).indices + held * torch.arange(nodes)[:, None]
++    return each[mask].view(len(scores), k)
+
+
 # %% wrong: in the order of their numbers
 # is: slip
 # says: in another order

@@ -200,7 +200,7 @@ answer_5 = 7500
 
 # %% wrong: hours
 # is: slip
-# says: That is in hours
+# says: Your answer is in hours
 answer_1 = (747, 77.3)
 answer_2 = 235
 answer_3 = (4, "AdamW")

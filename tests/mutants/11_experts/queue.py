@@ -99,10 +99,27 @@ def queue(experts, count, places):
 
 # %% wrong: turned back without T
 # is: slip
-# says: not what a loop over the choices and the tokens gives
+# says: they belong to other assignments
 # base: by a sum over ones
 -    place = (before * one_hot).sum(1).view(k, tokens).T
 +    place = (before * one_hot).sum(1).view(tokens, k)
+
+
+# %% wrong: the dropped ones do not count
+# is: slip
+# says: Assignments that found no place were not counted
+import torch
+
+
+def queue(experts, count, places):
+    tokens, k = experts.shape
+    place, taken = torch.zeros_like(experts), [0] * count
+    for choice in range(k):
+        for token in range(tokens):
+            expert = int(experts[token, choice])
+            place[token, choice] = taken[expert]
+            taken[expert] += taken[expert] < places
+    return place, place < places
 
 
 # %% wrong: the place alone

@@ -75,6 +75,10 @@ UNEQUAL = (
 )
 UNDIVIDED = "The sum of the probabilities was not divided by the tokens of all ranks."
 SOFT = "f is made of probabilities. But it counts choices, which have no gradient, so take it from `experts`."
+SOFT_OWN = (
+    "f is made of the probabilities of this rank's tokens. But it counts the choices of all ranks, so take "
+    "it from `experts`, and all_reduce the counts."
+)
 CHOSEN_AGAIN = (
     "f counts the largest logits. A bias may have chosen other experts, so count `experts` as they are."
 )
@@ -235,6 +239,7 @@ class Batch:
             (SOFT, with_f(mean)),
             (SOFT, with_f(mean * self.k)),
             (SOFT, lambda k: self.loss(self.mean(k, max(self.sizes[k], 1)), self.mean(k))),
+            (SOFT_OWN, lambda k: self.loss(*[self.mean(k, max(self.sizes[k], 1))] * 2)),
             (CHOSEN_AGAIN, with_f(self.f_again)),
             (LOGITS, with_p(lambda own: own)),
             (OVER_TOKENS, with_p(lambda own: own.softmax(0))),
@@ -335,7 +340,7 @@ def of_the_share(gradient: kit.Line, share: kit.Line) -> kit.Line:
     return replace(gradient, judge=judge)
 
 
-def of_all_ranks(line: kit.Line, local: Sequence[str] = (OWN, OWN_F, MEANS)) -> kit.Line:
+def of_all_ranks(line: kit.Line, local: Sequence[str] = (OWN, OWN_F, MEANS, SOFT_OWN)) -> kit.Line:
     """The line; counts of the rank's own tokens miss the exercise's point."""
 
     def judge(observed: kit.Observed) -> kit.Finding:
@@ -399,7 +404,8 @@ def load_balancing_loss(draw: kit.Draw) -> Iterator[kit.Case]:
     three = Batch.draw(draw, [5, 0, 3], 4, 1)
     run = three.run("three")
     yield layer_case(EMPTY_CASE, [run], loss_lines(three, run, "3 ranks, one without tokens", 1, EMPTY))
-    group = Batch.draw(draw, [3, 6], 5, 3)  # k and the number of ranks differ
+    # k, the number of ranks, and all tokens over a rank's own differ, since each can be a factor too many.
+    group = Batch.draw(draw, [4, 6], 5, 3)
     run = group.run("group")
     yield layer_case(
         "group", [run], loss_lines(group, run, "group {1, 3}", 0.5), members=(1, 3), world_size=4

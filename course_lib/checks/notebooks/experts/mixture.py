@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,6 +52,7 @@ OTHER_ROWS = (
     "= order // k."
 )
 OTHER_TOKENS = "Assignment a belongs to token a // k. Rows were taken from other tokens."
+NO_SUCH_TOKEN = "Assignment a belongs to token a // k, so take the rows from x[order // k]."
 RENORMALISED = "The weights were divided by their sum. Take them as they are, since `route` has divided them."
 SWAPPED = "w1 and w3 are swapped. An expert is w2 (silu(w1 x) * w3 x)."
 NO_SILU = "silu is missing. An expert is w2 (silu(w1 x) * w3 x)."
@@ -80,8 +82,12 @@ def trouble(error: str, text: str) -> str:
     if "split_with_sizes" in text or "split_sizes" in text:
         return (
             "The sizes of the parts must sum to the T k rows, as in "
-            "experts.flatten().bincount(minlength=E).tolist()."
+            "experts.flatten().bincount(minlength=E).tolist(). Flatten the experts before argsort as well, "
+            "so that x[token] has T k rows."
         )
+    size = re.search(r"out of bounds for dimension 0 with size (\d+)", text)
+    if size and int(size[1]) >= EXPERTS:  # more than there are experts, in all cases but one
+        return NO_SUCH_TOKEN
     if "mat1 and mat2 shapes" in text or "size mismatch" in text or "must match the size" in text:
         return (
             "Shapes: x (T, h), w1 and w3 (E, f, h), w2 (E, h, f). A row goes through w1[e] as row @ w1[e].T."
@@ -232,7 +238,9 @@ class Mixture:
         orders = (
             number, self.order.argsort(), self.experts.flatten().argsort(descending=True, stable=True),
         )  # fmt: skip
-        tokens = (number % max(len(self.x), 1), number % w.shape[1])
+        tokens = [number % max(len(self.x), 1), number % w.shape[1]]
+        if w.shape[1] == 1:
+            tokens.append(number // 2)  # k as in the notebook's example
         everything = [
             (UNSORTED, lambda: self.summed(self.by_expert(out))),
             (UNSORTED, lambda: self.summed(self.by_expert(w * out), 1.0)),
@@ -316,8 +324,12 @@ def computes(of_work: kit.Line, call: functions.Call) -> kit.Line:
         )
         return kit.wrong(said, ELSEWHERE, cause=ELSEWHERE)
 
-    line = kit.essential(replace(of_work, judge=judge))
-    return replace(line, shows=lambda observed: float(judge(observed).ok), part="work")
+    def essential(observed: kit.Observed) -> kit.Finding:
+        """Without a backward, nothing is known of its FLOPs, so the point is not missed."""
+        finding = judge(observed)
+        return replace(finding, misses_point=not finding.ok and NO_GRAPH not in finding.sentences)
+
+    return replace(of_work, judge=essential, shows=lambda observed: float(judge(observed).ok), part="work")
 
 
 def of_experts(line: kit.Line) -> kit.Line:

@@ -132,6 +132,7 @@ class Limited:
         }
         return [
             *(Slip(says, lambda choice=choice: {name: choice}) for says, choice in known.items()),
+            Slip(EQUALLY, lambda: EQUALLY in known and self.is_same_set(experts, known[EQUALLY])),
             Slip(ZERO, lambda: self.masked_by_zero(experts)),
             Slip(ORDER, lambda: self.is_same_set(experts)),
             Slip(TOO_MANY, lambda: self.most_nodes(experts) > self.limit),
@@ -160,8 +161,9 @@ class Limited:
         best = self.scores.where(reached[:, each], -torch.inf).argmax(-1, keepdim=True)
         return self.most_nodes(experts.long()) <= self.limit and bool((experts == best).any(-1).all())
 
-    def is_same_set(self, experts: Tensor) -> bool:
-        return torch.equal(experts.long().sort(-1).values, self.right.sort(-1).values)
+    def is_same_set(self, experts: Tensor, choice: Tensor | None = None) -> bool:
+        choice = self.right if choice is None else choice
+        return torch.equal(experts.long().sort(-1).values, choice.sort(-1).values)
 
     def is_sorted(self, experts: Tensor) -> bool:
         scores = self.scores.gather(1, experts.long().clamp(0, self.scores.shape[1] - 1))

@@ -14,11 +14,18 @@ from course_lib.checks import kit, words
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import differs, members, operations, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun
-from course_lib.checks.notebooks.experts.parallel_whole import MATRICES, OF_EXPERTS, OF_TOKENS, Mixture
+from course_lib.checks.notebooks.experts.parallel_whole import (
+    MATRICES,
+    OF_EXPERTS,
+    OF_TOKENS,
+    UNORDERED,
+    Mixture,
+)
 from course_lib.checks.notebooks.experts.references import BUT_EXCHANGE
 from course_lib.checks.notebooks.experts.travel import (
     BACKWARD,
     FORWARD,
+    SPLITS,
     of_splits,
     to_all,
     unchanged,
@@ -81,6 +88,7 @@ EMPTY_PARTS = (
     "A rank whose experts get no rows has nothing to join. Let an empty part go through its expert as all "
     "others do."
 )
+COMBINE = "They also do on the way back, so the results need exchange(out, receive, send, group)."
 WAY_BACK = (
     "The list `send` has to sum to the rows that are handed over. On the way to the experts send[i] rows go "
     "to rank i, and on the way back receive[i] results do."
@@ -96,7 +104,13 @@ def forward_line(mixture: Mixture, run: LayerRun, title: str, weight: float, sho
         run, f"{title}: {FORWARD}", names=["y"], slips=mixture.forward_slips(), misfit=shape,
         otherwise=TOKENS_FIRST, weight=weight, short=short,
     )  # fmt: skip
-    return replace(line, judge=kit.both(line.judge, unchanged(run, {"after.x": "x"})))
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        """As many rows travel as should, but rows in the order of the tokens go to other experts' ranks."""
+        finding = line.judge(observed)
+        return replace(finding, misses_point=UNORDERED in finding.sentences)
+
+    return replace(line, judge=kit.both(judge, unchanged(run, {"after.x": "x"})))
 
 
 def shape(name: str, came: str, k: int) -> str:
@@ -201,7 +215,8 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return EMPTY_PARTS
     if "send sums to" in text:
         return WAY_BACK
-    return of_splits(case, text)
+    says = of_splits(case, text)
+    return f"{says} {COMBINE}" if says == SPLITS and case.lines[0].title.endswith(FORWARD) else says
 
 
 # ---- cases

@@ -167,6 +167,13 @@ class Mixture:
             yield REPLY, self.added(token[order], weights[order], self.out[order[self.by_expert]])
             other = self.through(expert[order[self.by_expert]], x[order])
             yield ARRIVED, self.added(token[order], weights[order], other)
+            rows = x[order[self.by_expert.argsort()]]
+            yield ARRIVED, self.added(token[order], weights[order], self.through(expert[order], rows))
+            if bool((self.by_expert[self.by_expert] != torch.arange(len(order))).any()):
+                back = self.out[order[self.by_expert[self.by_expert]]]
+                yield SORTED_AGAIN, self.added(token[order], weights[order], back)
+        if bool((order != torch.arange(len(order))).any()):
+            yield UNORDERED, self.added(token, weights, self.through(expert[order], x))
         yield HOME, self.added(token, weights, self.out[order])
         yield WEIGHTS, self.added(token[order], weights, self.out[order])
         yield UNWEIGHTED, self.added(token, torch.ones_like(weights), self.out)
@@ -227,6 +234,14 @@ REPLY = (
 ARRIVED = (
     "Rows went through the experts of other rows. They arrive in the order of the ranks that sent "
     "them, and each rank's part by expert, so sort all of them by expert before you cut them."
+)
+SORTED_AGAIN = (
+    "Tokens got the results of other tokens. The results were sorted once more, as in out[sort], but "
+    "out[sort.argsort()] sorts them back into the order in which the rows arrived."
+)
+UNORDERED = (
+    "Rows went to the ranks of other rows, because they were sent in the order of the tokens. Sort them by "
+    "expert first, with order = experts.flatten().argsort(stable=True), so that they are x[order // k]."
 )
 HOME = (
     "The results belong to other tokens. They come back in the order in which the rows were sent, by "

@@ -77,9 +77,13 @@ COLUMN = (
     "The answer is four times the rank's column. It also sends its own rows, which are its row, "
     "because they come back as results from other ranks."
 )
+ALL_ROWS = (
+    "The answer is four times all rows of the rank. But its own part is not sent, and it sends results for "
+    "the rows that came, which are its column."
+)
 MEAN = "The answer holds for a uniform router. Look at the counts of this rank, and at the counts for it."
 MEAN_OF_ALL = f"{MEAN} "
-IDEAS = (ROW, COLUMN, MEAN, MEAN_OF_ALL)  # those that miss the point
+IDEAS = (ROW, COLUMN, ALL_ROWS, MEAN, MEAN_OF_ALL)  # those that miss the point
 SLIPS: Mapping[str, kit.Formula] = {
     ROW: rows(4, 0),
     COLUMN: rows(0, 4),
@@ -89,8 +93,7 @@ SLIPS: Mapping[str, kit.Formula] = {
     "The rank's own part is counted, but it is not sent. This part is in its row and in its column.": (
         rows(2, 2, own=2)
     ),
-    "The answer is four times all rows of the rank. But its own part is not sent, and it sends "
-    "results for the rows that came, which are its column.": rows(4, 0, own=4),
+    ALL_ROWS: rows(4, 0, own=4),
     (
         "The answer is only forward. Backward sends as many rows again, because results and rows both "
         "have gradients."

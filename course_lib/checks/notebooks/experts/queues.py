@@ -23,6 +23,14 @@ ANEW = (
 FROM_ONE = "The places begin at 1. The first place is 0."
 ONE_QUEUE = "All experts share one queue. Each expert has its own, which begins at place 0."
 BACKWARDS = "The last token is first, but the queue keeps the order of the tokens."
+UNTURNED = (
+    "The places are the right ones, but they belong to other assignments. In the order of the queue, all "
+    "first choices come before all second choices, so use view(k, T).T."
+)
+DROPPED = (
+    "Assignments that found no place were not counted. A place is the number of all assignments before it, "
+    "whether they are kept or not."
+)
 ONE_TOO_MANY = "An expert with C places takes the places 0 to C - 1, and here the place C was kept as well."
 INVERTED = "True and False are exchanged. `keep` is True where there is a place."
 
@@ -95,8 +103,17 @@ class Queue:
         }
         if k > 1:
             columns = [Queue(self.experts[:, c : c + 1], self.count, self.places).right for c in range(k)]
-            slips |= {BY_TOKEN: self.counted(sorted(self.in_order)), ANEW: torch.cat(columns, 1)}
+            slips |= {
+                BY_TOKEN: self.counted(sorted(self.in_order)),
+                ANEW: torch.cat(columns, 1),
+                UNTURNED: self.right.T.reshape(tokens, k),
+            }
         return slips
+
+    @property
+    def without_dropped(self) -> Tensor:
+        """The places if only assignments that are kept count."""
+        return self.right.clamp(max=self.places)
 
     def is_ordered(self, came: Tensor) -> bool:
         """Whether each expert's places follow one another in the order of its queue, from any first one."""
@@ -114,7 +131,7 @@ class Queue:
 
     def slips(self, name: str, came: functions.Tensors) -> dict[str, functions.Gives]:
         if name == "place":
-            return dict(self.place_slips())
+            return {**self.place_slips(), DROPPED: self.without_dropped}
         return {ONE_TOO_MANY: came["place"] <= self.places, INVERTED: came["place"] >= self.places}
 
     def call(self, name: str) -> functions.Call:

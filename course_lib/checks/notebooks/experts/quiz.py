@@ -21,7 +21,8 @@ GIGABYTES = {
         "You counted only the weights in 16 bits, but gradients and AdamW's states make it 16 bytes."
     ),
     16 * ALL / 2**30: "Your answer is in GiB. A GB has 10^9 bytes.",
-    16 * ALL: "That is in bytes.",
+    16 * ALL: "Your answer is in bytes. A GB has 10^9.",
+    FLOPS: "Your answer is the number of GFLOPs. Write the pair as (GB, GFLOPs).",
     16 * 7: "You counted a model of 7 billion parameters, but the 8 experts hold more.",
 }
 GIGAFLOPS = {
@@ -29,6 +30,7 @@ GIGAFLOPS = {
     4 * USED / 1e9: "You counted only backward, but forward comes first.",
     6 * ALL / 1e9: "A token goes through 2 experts of 8, and only the parameters it uses cost FLOPs.",
     2 * ALL / 1e9: "A token goes through 2 experts of 8, forward and backward.",
+    STATES: "Your answer is the number of GB. Write the pair as (GB, GFLOPs).",
     FLOPS * 1e9: "Your answer is in FLOPs. A GFLOP has 10^9.",
     FLOPS / 1e3: "Your answer is in TFLOPs. A GFLOP has 10^9.",
 }
@@ -46,7 +48,7 @@ MEGABYTES = {
     ),
     SENT * RANKS / (RANKS - 1): "One row of 8 is for the rank's own experts, so it is not sent.",
     2 * SENT: "A number in bfloat16 has two bytes.",
-    SENT * 1e6: "That is in bytes.",
+    SENT * 1e6: "Your answer is in bytes. A MB has 10^6.",
     SENT * 1e6 / 2**20: "Your answer is in MiB. A MB has 10^6 bytes.",
     SENT * RANKS: "Your answer is the sum over all ranks.",
 }
@@ -77,10 +79,10 @@ EXPERT_LISTS: Mapping[tuple[int, ...], str] = {
 HOURS, GPUS = 180_000, 2048
 DAYS = HOURS / GPUS / 24
 OF_DAYS = {
-    HOURS / GPUS: "That is in hours.",
+    HOURS / GPUS: "Your answer is in hours.",
     HOURS / 24: "Your answer is how long one GPU would take. Divide the hours among the GPUs.",
     14.8 * DAYS: "Your answer is for all 14.8 * 10^12 tokens.",
-    HOURS / GPUS / 24 / 7: "That is in weeks.",
+    HOURS / GPUS / 24 / 7: "Your answer is in weeks.",
 }
 UNANSWERED = [*kit.UNANSWERED, []]
 Judge = Callable[[Any], kit.Finding]
@@ -184,13 +186,13 @@ def listed_ranks(answer: Any) -> list[int] | None:
 )
 def questions(draw: kit.Draw) -> Iterator[kit.Case]:
     lines = [
-        part(0, 0, "GB", number(STATES, GIGABYTES, "All 46.7 billion parameters, at 16 bytes each.")),
+        part(0, 0, "GB", number(STATES, GIGABYTES, "All 46.7 billion parameters take 16 bytes each.")),
         part(0, 1, "GFLOPs", number(
-            FLOPS, GIGAFLOPS, "6 FLOPs for each of the 12.9 billion parameters in use.", 0.015
+            FLOPS, GIGAFLOPS, "Each of the 12.9 billion parameters in use costs 6 FLOPs.", 0.015
         )),
         whole(1, number(
             SENT, MEGABYTES,
-            "4,096 tokens of 2 rows each, 7 of 8 rows for other ranks, 4,096 numbers of 2 bytes, four times.",
+            "Of a token's 2 rows, 7 in 8 leave the rank, four times. A row has 4,096 numbers of 2 bytes.",
         )("answer_2")),
         part(2, 0, "factor", number(EP, FACTORS, "The sum was divided by dp in place of dp * ep.", 1e-9)),
         part(2, 1, "optimizer", word("adamw", OPTIMIZERS, SCALED)),

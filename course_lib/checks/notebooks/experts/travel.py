@@ -36,8 +36,9 @@ PARTS = (
 )
 NO_GRAPH = (
     "Backward did not reach the rows, because an all-to-all has no backward of its own. Write a "
-    "torch.autograd.Function whose backward is the reverse exchange."
+    "torch.autograd.Function whose backward is the reverse exchange, and call it by its `apply`."
 )
+BY_APPLY = "Call your Function by its `apply`, as in Exchange.apply(rows, send, receive, group)."
 BACK_ORDER = (
     "The gradients are in another order. Gradients that come from rank i belong to the rows that went "
     "to rank i."
@@ -73,7 +74,7 @@ LIKE_ROWS = (
     "rows.new_empty((sum(receive), *rows.shape[1:]))."
 )
 NO_LISTS = (
-    "On gloo a list of tensors has to have one size, if there is such an all-to-all at all. "
+    "On gloo, the tensors in a list must all have one size, and some versions refuse lists. "
     "dist.all_to_all_single cuts one tensor by its split sizes."
 )
 EVERYWHERE = (
@@ -184,7 +185,9 @@ def misfit(name: str, came: str, k: int) -> str:
     """The usual cause of a tensor of another shape, or of none."""
     if name == "grad.rows":
         return NO_GRAPH if came == "None" else ""
-    return "" if came == "None" else PARTS
+    if came == "None":
+        return ""
+    return f"{PARTS} {BY_APPLY}" if came[:1].isupper() else PARTS  # an object of the student's own class
 
 
 def unchanged(run: LayerRun, names: dict[str, str]) -> Callable[[kit.Observed], kit.Finding]:
@@ -250,6 +253,8 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke off."""
     if kind == "deadlock":
         return TAKES_PART if case.title == IDLE and "rank 1, which has finished" in text else ""
+    if case.title == IDLE and case.lines[0].title.endswith(BACKWARD) and "which expects 0 rows" in text:
+        return TAKES_PART  # rank 1 was not in forward, so its backward met the other ranks' forward
     return of_splits(case, text)
 
 
@@ -269,7 +274,9 @@ def of_splits(case: kit.Case, text: str) -> str:
         return NO_LISTS
     if "returned an invalid gradient" in text or "number of gradients" in text:
         return (
-            "backward returns a gradient of the shape of `rows`, and None for each other argument of forward."
+            "backward returns a gradient of the shape of `rows`, and None for each other argument of "
+            "forward. The gradient of a row is on the rank that got the row, so exchange the gradients as "
+            "well."
         )
     if "not contiguous" in text or "must be contiguous" in text:
         return "A message must be one piece of memory, so call contiguous() before it is sent."
