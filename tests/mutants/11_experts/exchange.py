@@ -284,6 +284,14 @@ def exchange(rows, send, receive, group=None):
 +    came = rows.new_empty(sum(receive))
 
 
+# %% wrong: the dtype is the default
+# is: detail
+# says: with the dtype of the tensor that is sent
+# base: a Function whose backward is the reverse
+-    came = rows.new_empty(sum(receive), *rows.shape[1:])
++    came = torch.empty(sum(receive), *rows.shape[1:])
+
+
 # %% wrong: lists are saved as tensors are
 # is: form
 # says: save_for_backward keeps tensors

@@ -298,7 +298,8 @@ def exchange(draw: kit.Draw) -> Iterator[kit.Case]:
     popular = Rows.draw(draw, drawn_counts(draw, 4, 2))
     yield from both_ways(popular, "4 ranks", 1.5, proves=True)
     pair = Rows.draw(draw, [[2, draw.integer(3, 5)], [1, 3]])
-    yield from both_ways(pair, "group {1, 3}", 0.5, members=(1, 3), world_size=4)
+    # The default is float32 here and the rows are float64, so a new tensor needs the dtype of the rows.
+    yield from both_ways(pair, "group {1, 3}", 0.5, members=(1, 3), world_size=4, dtype="float32")
     if draw.hidden:
         first = Rows.draw(draw, [[3, 0, 0], [4, 0, 0], [2, 0, 0]])
         yield from both_ways(first, "all rows to the first rank", 0.5)
