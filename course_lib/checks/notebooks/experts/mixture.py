@@ -324,12 +324,17 @@ def computes(of_work: kit.Line, call: functions.Call) -> kit.Line:
         )
         return kit.wrong(said, ELSEWHERE, cause=ELSEWHERE)
 
-    def essential(observed: kit.Observed) -> kit.Finding:
-        """Without a backward, nothing is known of its FLOPs, so the point is not missed."""
-        finding = judge(observed)
-        return replace(finding, misses_point=not finding.ok and NO_GRAPH not in finding.sentences)
+    def shown(finding: kit.Finding) -> bool:
+        """Without a graph there is no backward, but forward's FLOPs, which are looked at first, are right."""
+        return finding.ok or NO_GRAPH in finding.sentences
 
-    return replace(of_work, judge=essential, shows=lambda observed: float(judge(observed).ok), part="work")
+    def essential(observed: kit.Observed) -> kit.Finding:
+        finding = judge(observed)
+        return replace(finding, misses_point=not shown(finding))
+
+    return replace(
+        of_work, judge=essential, shows=lambda observed: float(shown(judge(observed))), part="work"
+    )
 
 
 def of_experts(line: kit.Line) -> kit.Line:
