@@ -112,8 +112,8 @@ from course_lib.unfinished import ready, try_it
 # ranks. The ranks start at step 0, because the seven finished steps were only in memory.</details>
 #
 # **Measure.** The cell starts the agents and prints a journal of what each process did and when. The line
-# `from 0 of 4 ranks` means that the rank in this line, one of four, starts at step 0. The *starter* is the
-# process that starts the agents. The cell takes about six seconds.
+# `from 0 of 4 ranks` means that this rank, one of four, starts at step 0, and `end` comes before the final
+# loss. The *starter* is the process that starts the agents. The cell takes six seconds.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
