@@ -129,10 +129,37 @@ def restore(run, state):
 
 # %% wrong: a generator in the state
 # is: slip
-# says: the state cannot be saved and loaded
+# says: a value of type Generator in its entry 'own', so it cannot be saved and loaded
 # base: deep copies
 -            "own": run.generator.get_state(),
 +            "own": run.generator.clone_state(),
+@@
+-    run.generator.set_state(state["own"])
++    run.generator.set_state(state["own"].get_state())
+
+
+# %% wrong: the run's generator itself in the state
+# is: slip
+# says: because it holds the run's generator itself
+# base: deep copies
+-    return copy.deepcopy(
+-        {
+-            "model": run.model.state_dict(),
+-            "optimizer": run.optimizer.state_dict(),
+-            "scheduler": run.scheduler.state_dict(),
+-            "step": run.step,
+-            "default": torch.get_rng_state(),
+-            "own": run.generator.get_state(),
+-        }
+-    )
++    return {
++        "model": copy.deepcopy(run.model.state_dict()),
++        "optimizer": copy.deepcopy(run.optimizer.state_dict()),
++        "scheduler": copy.deepcopy(run.scheduler.state_dict()),
++        "step": run.step,
++        "default": torch.get_rng_state(),
++        "own": run.generator,
++    }
 @@
 -    run.generator.set_state(state["own"])
 +    run.generator.set_state(state["own"].get_state())
@@ -356,7 +383,7 @@ def restore(run, state):
 
 # %% wrong: the model is replaced by its state_dict
 # is: form
-# says: a look at the run after restore raised
+# says: has put something else in the place of the run's model
 # base: deep copies
 -    run.model.load_state_dict(state["model"])
 +    run.model = state["model"]
@@ -364,7 +391,7 @@ def restore(run, state):
 
 # %% wrong: numpy arrays
 # is: slip
-# says: torch.load.file, weights_only=True. reads only tensors
+# says: a value of type ndarray in its entry 'default', so it cannot be saved
 # base: deep copies
 -            "default": torch.get_rng_state(),
 +            "default": torch.get_rng_state().numpy(),

@@ -325,6 +325,34 @@ def newest(disk):
 +    max(steps), {name: disk.read(file) for name, file in files.items()}
 
 
+# %% wrong: commit does nothing
+# is: idea
+# says: commit wrote nothing to `disk`
+# base: a manifest and a rename
+-    files = {}
+-    attempt = 0
+-    while any(name.startswith(f"{step}.{attempt}.") for name in disk.names()):
+-        attempt += 1
+-    for name, data in parts.items():
+-        files[name] = f"{step}.{attempt}.{name}"
+-        disk.write(files[name], data)
+-        disk.sync(files[name])
+-    disk.sync_folder()
+-    disk.write("draft", json.dumps(files).encode())
+-    disk.sync("draft")
+-    disk.rename("draft", f"step-{step}")
+-    disk.sync_folder()
++    pass
+
+
+# %% wrong: an operation the disk does not have
+# is: form
+# says: 'Disk' object has no attribute 'fsync'
+# base: a manifest and a rename
+-        disk.sync(files[name])
++        disk.fsync(files[name])
+
+
 # %% right: one file, a draft and a rename
 import pickle
 

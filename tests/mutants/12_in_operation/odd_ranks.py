@@ -177,6 +177,14 @@ def odd_ranks(parameters, group=None):
 +        mine += (parameter.detach() + 0.0).view(torch.int32).sum()
 
 
+# %% wrong: the sign's bit is cut off
+# is: detail
+# says: So compare integers, with all of their bits
+# base: the sum of the bits
+-        mine += parameter.detach().view(torch.int32).sum()
++        mine += parameter.detach().view(torch.int32).bitwise_and(0x7FFFFFFF).sum()
+
+
 # %% wrong: ranks of the world
 # is: slip
 # says: The ranks you name are counted in the world

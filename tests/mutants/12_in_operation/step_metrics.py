@@ -66,6 +66,14 @@ def step_metrics(loss_sum, tokens, seconds, group=None):
     return {"loss": loss, "tokens_per_second": count / longest, "seconds": longest}
 
 
+# %% wrong: the sums are whole numbers
+# is: slip
+# says: The sums were cut off to whole numbers
+# base: a sum and a maximum
+-    sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=device())
++    sums = torch.tensor([loss_sum, tokens], dtype=torch.int64, device=device())
+
+
 # %% wrong: this rank's seconds
 # is: idea
 # says: Each rank gives its own seconds

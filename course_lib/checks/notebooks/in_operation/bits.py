@@ -40,7 +40,9 @@ NAN = (
     "itself, but its bits are. So compare integers."
 )
 NO_ONE = "Both ranks have the same bits, so no rank is odd, and the list must be empty."
-ZERO = "The floats 0.0 and -0.0 are equal, but their bits differ. So compare integers."
+ZERO = (
+    "The floats 0.0 and -0.0 are equal, but their bits differ. So compare integers, with all of their bits."
+)
 NO_MAJORITY = (
     "Two ranks have one value and two have another. Neither value has more than half of the ranks, so "
     "nothing says which value is wrong. Name all ranks."

@@ -49,6 +49,10 @@ LARGEST_TOKENS = (
     "The tokens are counted only on the rank with the most tokens. Add the tokens of all ranks instead."
 )
 ONE_HAS_IT = "Some ranks have the right number, but others do not. Use all_reduce, so that all ranks have it."
+CUT_OFF = (
+    "The sums were cut off to whole numbers, because a tensor of integers has no decimals. Send floats "
+    "instead."
+)
 UNDIVIDED = "The sum was not divided by the number of targets of all ranks."
 NTH = "The loss was also divided by the number of ranks. Divide only by the number of targets."
 N_TIMES = (
@@ -145,6 +149,7 @@ class Step:
             (SUM_OF_MEANS, sum(self.means(0.0))),
             (TWICE, ratio(product, count)),
             (LARGEST, ratio(max(self.sums), max(self.tokens))),
+            (CUT_OFF, ratio(sum(map(int, self.sums)), count)),
             (UNDIVIDED, total),
             (UNDIVIDED, total / n),
             (NTH, loss / n),

@@ -12,6 +12,7 @@ from course_lib.checks import kit
 from course_lib.checks.notebooks.in_operation.references import REFERENCES
 from course_lib.checks.rank.notebooks.in_operation.remembering import (
     BEYOND,
+    LOOK_AFTER,
     MORE,
     Look,
     RememberInstructions,
@@ -54,6 +55,10 @@ PHOTOGRAPH = (
     "The state moved on with the run. state_dict() returns the run's own tensors, which the next step "
     "changes, so copy them in capture."
 )
+OWN_MOVED = (
+    "The state moved on with the run, because it holds the run's generator itself. "
+    "run.generator.get_state() is a copy of the generator's state."
+)
 AGAIN = (
     "The restored run has changed the state, because it shares tensors with it. An optimizer keeps the "
     "tensors it loads, so load copies."
@@ -66,7 +71,12 @@ LATER = (
 NO_STATE = "capture returned None. Does it end in a `return`?"
 PLAIN = (
     "torch.load(file, weights_only=True) reads only tensors, numbers, texts, and lists and dicts of them. "
-    "So save state_dict() and get_state() instead of a model, optimizer or generator itself."
+    "So save state_dict() and get_state() instead of a model, optimizer or generator itself, and tensors "
+    "instead of NumPy arrays."
+)
+REPLACED = (
+    "`restore` has put something else in the place of the run's model, optimizer, scheduler or generator. "
+    "Instead, load the states into these objects, with load_state_dict and set_state."
 )
 NUMBER = "run.step counts finished steps, so restore must set it to a number instead of a tensor or a text."
 LEFT_ALONE = "The same state can be restored again, so restore must leave it as it is."
@@ -164,7 +174,8 @@ def broken(reply: RememberReply) -> kit.Finding | None:
     if error == "NotImplementedError":
         return kit.unwritten(who, place)
     said = kit.error_sentence(who, error, text)
-    return kit.wrong(said, kit.at(place) if place else "", cause=f"{who} raised {error}")
+    usual = REPLACED if who == LOOK_AFTER else ""
+    return kit.wrong(said, kit.at(place) if place else usual, cause=f"{who} raised {error}")
 
 
 def reply_of(observed: kit.Observed, story: Story) -> RememberReply:
@@ -239,11 +250,12 @@ def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> 
         off = [part for part in lost(reply.restored, story) if part not in known]
         if not off:
             return kit.RIGHT
-        title, sentence = PARTS[off[0]][0], said(off[0], reply.restored, captured)
+        title, sentence, usual = PARTS[off[0]][0], said(off[0], reply.restored, captured), why
         if story.script.late and restored(off[0], reply.restored, beyond):
             sentence = f"the state of step {before} holds {title} of step {before + BEYOND}"
+            usual = OWN_MOVED if off[0] == "own" else why
         when = "restored a second time," if story.script.twice else "after restore,"
-        return kit.wrong(f"{when} {sentence}.", why, cause=why)
+        return kit.wrong(f"{when} {sentence}.", usual, cause=why)
 
     return kit.Line(title, judge, weight)
 
@@ -259,7 +271,8 @@ def file_line(stories: Sequence[Story], weight: float) -> kit.Line:
             if reply.file is not None:
                 error, text, _ = reply.file
                 first = text.partition(". ")[0].rstrip(".")
-                said = f"the state cannot be saved and loaded: {kit.error_in_full(error, first)}."
+                where = f"the state has {reply.misfit}, so it" if reply.misfit else "the state"
+                said = f"{where} cannot be saved and loaded: {kit.error_in_full(error, first)}."
                 sentence = kit.Sentence(said, "the state cannot be saved and loaded.")
                 return kit.wrong(sentence, PLAIN, cause=PLAIN)
             if (finding := broken(reply)) is not None:

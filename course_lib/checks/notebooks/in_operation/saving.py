@@ -58,6 +58,10 @@ NO_RETURN = (
     "newest returned None, although a checkpoint was saved. Does it end in a `return`, and does what it "
     "looks for still exist when commit ends?"
 )
+NOT_WRITTEN = (
+    "commit wrote nothing to `disk`. Save each part with disk.write(name, data), because `disk` is a model "
+    "in memory and does not see files that Python opens."
+)
 FORM = (
     "newest returns (step, parts), a number and a dict of bytes. Without a checkpoint, it returns None "
     "instead."
@@ -324,7 +328,8 @@ class Judge:
             older = k > 0 and holds(loaded, story.saves[k - 1])
             same = k > 0 and save[0] == story.saves[k - 1][0]
             hint = (OLD_STEP if same else NO_NEWEST) if older else OLD_STEP if same else ""
-            hint = NO_RETURN if loaded.step is None else hint
+            wrote = any(method == "write" for operations in reply.saves for method, _ in operations)
+            hint = (NO_RETURN if wrote else NOT_WRITTEN) if loaded.step is None else hint
             hint = OTHER_DISK if another_disk(loaded, story) else hint
             return kit.wrong(said, hint)
         return kit.RIGHT

@@ -25,6 +25,9 @@ ROWS, WIDTH = 6, 4
 BEYOND = 2  # steps that the captured run makes before another one is restored
 MORE = 3  # steps of the restored run
 LARGEST = 1e300  # sent for a number that is not finite
+LOOK_AFTER = "a look at the run after restore"
+PLAIN_TYPES = (int, float, str, bytes, type(None), Tensor)
+LONGEST = 40  # characters of an entry's name that go back
 
 
 @dataclass
@@ -47,8 +50,8 @@ class RememberReply:
     """The reply about a script.
 
     is_none: whether capture returned None; kind: the type of a result which is not a dict. error: of
-    `raising`, "capture" or "restore"; file: why torch.load could not read the state; restored: the
-    run right after it; losses: of the steps after that.
+    `raising`, "capture" or "restore"; file: why torch.load could not read the state; misfit: an entry that
+    is not plain data, and its type; restored: the run right after it; losses: of the steps after that.
     """
 
     is_none: bool = False
@@ -56,6 +59,7 @@ class RememberReply:
     error: Place | None = None
     raising: str = ""
     file: Place | None = None
+    misfit: str = ""
     restored: Look = field(default_factory=Look)
     losses: list[float] = field(default_factory=list)
 
@@ -166,10 +170,19 @@ def through_a_file(state: Any, reply: RememberReply) -> Any:
         return _load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         reply.file = _describe(error)
+        reply.misfit = misfit(state)
     try:
         return _copy(state)
     except Exception:
         return state
+
+
+def misfit(state: Any) -> str:
+    """The first entry of a dict that is neither plain data nor a collection, and its type."""
+    for name, value in state.items() if type(state) is dict else ():
+        if not isinstance(value, (*PLAIN_TYPES, dict, list, tuple)):
+            return f"a value of type {type(value).__name__} in its entry {str(name)[:LONGEST]!r}"
+    return ""
 
 
 def able_to_go_on(run: Training, step: int) -> None:
@@ -208,7 +221,7 @@ def follow(script: RememberScript, capture: Any, restore: Any, reply: RememberRe
             advance(first)
     other = made(script.other, script.adam)
     restore(other, state)
-    reply.raising = "a look at the run after restore"
+    reply.raising = LOOK_AFTER
     reply.restored = look(other)
     able_to_go_on(other, script.before)
     reply.raising = "a step after restore"

@@ -112,6 +112,9 @@ class Recorded(_Disk):
         self.operations.append(("sync_folder", []))
 
 
+Recorded.__name__ = Disk.__name__  # in the text of Python's errors, since the notebook calls it a Disk
+
+
 def parts_of(save: Save) -> dict[str, bytes]:
     return {name: bytes.fromhex(digits) for name, digits in save[1].items()}
 
