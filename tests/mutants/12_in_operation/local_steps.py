@@ -115,6 +115,22 @@ def local_steps(model, optimizer, batches, steps_between, outer_lr, outer_moment
 +    for step, batch in enumerate(batches):
 
 
+# %% wrong: steps are counted from 0, and the last one is sent as well
+# is: slip
+# says: The first period has only one step
+# base: parameters as one row
+-        if step % steps_between == 0 or step == len(batches):
++        if (step - 1) % steps_between == 0 or step == len(batches):
+
+
+# %% wrong: the count is ahead by one
+# is: slip
+# says: The first period is one step too short
+# base: parameters as one row
+-        if step % steps_between == 0 or step == len(batches):
++        if (step + 1) % steps_between == 0 or step == len(batches):
+
+
 # %% wrong: the inner optimizer begins anew
 # is: slip
 # says: The inner optimizer started again

@@ -197,8 +197,8 @@ def mistakes(run: LocalRun, sent: bool) -> Iterator[Mistake]:
     yield Mistake(SIGN, Way(factor=-1))
     yield Mistake(MOVES_ALONG, Way(moves_along=True))
     yield Mistake(LAST_PERIOD, Way(last=False))
-    yield Mistake(COUNTED, Way(counts_from=0))
-    yield Mistake(COUNTED, Way(counts_from=0, last=False))
+    for says, ways in MISCOUNTED.items():
+        yield from (Mistake(says, way) for way in ways)
     yield Mistake(FIRST_START, Way(first_start=True))
     yield Mistake(NO_MOMENTUM, Way(momentum=0.0))
     yield Mistake(HEAVY_BALL, Way(heavy_ball=True))
@@ -246,6 +246,14 @@ LAST_PERIOD = (
     "step after the last batch."
 )
 COUNTED = "The first period has only one step, because the count did not begin with 1. Count finished steps."
+AHEAD = (
+    "The first period is one step too short, because the count was already ahead by one. Count finished "
+    "steps."
+)
+MISCOUNTED = {
+    COUNTED: (Way(counts_from=0), Way(counts_from=0, last=False)),
+    AHEAD: (Way(counts_from=2), Way(counts_from=2, last=False)),
+}
 FIRST_START = (
     "The movement was counted from the very first start, but each period begins where the previous outer "
     "step ended."
