@@ -103,6 +103,14 @@
 +    return (n - 1) / n * tokens * 2 * (width + kv_width) * itemsize
 
 
+# %% wrong: always two bytes
+# is: slip
+# says: use the argument itemsize
+# base: from the closed forms
+-    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
++    here = tokens / n * (2 * width + 2 * kv_width) * 2
+
+
 # %% wrong: whole steps
 # is: slip
 # says: only the diagonal, half a block
@@ -170,6 +178,24 @@
 -    block = flops_per_second / bytes_per_second * kv_width / width
 -    return 2 * block if causal else block
 +    return 6 * (1 + causal) * flops_per_second * kv_width / width / bytes_per_second
+
+
+# %% wrong: bytes over FLOP/s
+# is: slip
+# says: quotient of the speeds is upside down
+# base: from the closed forms
+-    block = flops_per_second / bytes_per_second * kv_width / width
++    block = bytes_per_second / flops_per_second * kv_width / width
+
+
+# %% wrong: whole tokens
+# is: detail
+# says: Do not round the number up
+# base: from the closed forms
+-    block = flops_per_second / bytes_per_second * kv_width / width
+-    return 2 * block if causal else block
++    block = flops_per_second / bytes_per_second * kv_width / width
++    return math.ceil(2 * block if causal else block)
 
 
 # %% right: from the closed forms

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 from course_lib import facts
 from course_lib.checks import kit
@@ -111,6 +112,9 @@ ULYSSES: Mapping[str, kit.Formula] = {
     "Each number has itemsize bytes.": lambda n, tokens, width, kv_width, itemsize=HALF: ulysses(
         n, tokens, width, kv_width, 1
     ),
+    "Elements do not always have 2 bytes, so use the argument itemsize.": (
+        lambda n, tokens, width, kv_width, itemsize=HALF: ulysses(n, tokens, width, kv_width, HALF)
+    ),
 }
 IDLE: Mapping[str, kit.Formula] = {
     "In the first step, a rank has only the diagonal, half a block, so all steps last n - 1/2, not n.": (
@@ -138,6 +142,10 @@ def times(factor: float, always: bool = True) -> kit.Formula:
     )
 
 
+def rounding(how: Callable[[float], int]) -> kit.Formula:
+    return lambda *sizes, **option: how(hiding(*sizes, **option))
+
+
 HIDING: Mapping[str, kit.Formula] = {
     "Under a causal mask, half of the scores are computed, but all of the keys are sent, so twice the "
     "tokens are needed.": times(0.5, always=False),
@@ -159,6 +167,13 @@ HIDING: Mapping[str, kit.Formula] = {
     "to hide the messages.": times(6),
     "The rate is in bytes per second, not in bits.": times(1 / 8),
     "The rate is already in bytes per second, so do not convert it.": times(8),
+    "The quotient of the speeds is upside down. More FLOP/s need more tokens to hide the same message.": (
+        lambda flops, rate, width, kv_width, causal=False: (
+            (rate / flops) ** 2 * hiding(flops, rate, width, kv_width, causal)
+        )
+    ),
+    "Do not round the number up.": rounding(math.ceil),
+    "Do not round the number down.": rounding(math.floor),
 }
 
 
