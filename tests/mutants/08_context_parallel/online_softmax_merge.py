@@ -194,6 +194,29 @@ def online_softmax_merge(out, lse, block_out, block_lse):
     )
 
 
+# %% wrong: a small number in the sum
+# is: slip
+# says: nearly right, so a small number was added
+def online_softmax_merge(out, lse, block_out, block_lse):
+    lowest = torch.finfo(lse.dtype).min
+    top = torch.maximum(lse, block_lse).clamp_min(lowest)
+    old, new = (lse - top).exp(), (block_lse - top).exp()
+    total = old + new + 1e-6
+    return (old[..., None] * out + new[..., None] * block_out) / total[..., None], top + total.log()
+
+
+# %% wrong: lse by a difference of huge numbers
+# is: detail
+# says: difference of two huge numbers
+def online_softmax_merge(out, lse, block_out, block_lse):
+    lowest = torch.finfo(lse.dtype).min
+    old, new = lse.clamp_min(lowest), block_lse.clamp_min(lowest)
+    merged = old - torch.nn.functional.logsigmoid(old - new)
+    nothing = (lse == -torch.inf) & (block_lse == -torch.inf)
+    weight = torch.sigmoid(new - old)[..., None]
+    return out - weight * (out - block_out), merged.masked_fill(nothing, -torch.inf)
+
+
 # %% wrong: only out
 # is: form
 # says: Return both, \(out, lse\)

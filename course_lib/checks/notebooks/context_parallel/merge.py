@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +26,14 @@ TOO_LARGE = (
 NOT_LOW = (
     "The number that replaces -inf is too high. If lse is below it in both parts, their difference is "
     "lost, so both count the same. Clamp at torch.finfo(lse.dtype).min."
+)
+CANCELLED = (
+    "lse is the difference of two huge numbers where one part saw no key, so lse of the other part is lost. "
+    "torch.logaddexp(old, new) never subtracts the number that replaced -inf."
+)
+NEARLY = (
+    "The result is nearly right, so a small number was added, as against a division by 0, or digits were "
+    "lost in a conversion. Add nothing, and work in the dtype of the arguments."
 )
 GRAPH = (
     "The result does not pass gradients to all four arguments. Use PyTorch operations on the arguments "
@@ -74,7 +82,7 @@ ABOUT = functions.About(
 
 LOWEST = (
     torch.finfo(torch.float64).min, torch.finfo(torch.float32).min, -1e30, -1e20, -1e10, -1e9, -1e8, -1e6,
-    -1e5, -1e4,
+    -1e5, -1e4, -1e3,
 )  # fmt: skip
 
 
@@ -156,6 +164,12 @@ class Parts:
         share = (new - old).sigmoid()[..., None]
         return torch.lerp(self.out[0], self.out[1], share), torch.logaddexp(old, new)
 
+    def cancelled(self, low: float) -> Tensor:
+        """lse as old - logsigmoid(old - new), where `low` stands in for -inf; -inf where nothing is seen."""
+        old, new = (lse.clamp_min(low) for lse in self.lse)
+        lse = old - torch.nn.functional.logsigmoid(old - new)
+        return torch.where(self.nothing, -torch.inf, lse)
+
     def slips(self) -> list[Slip]:
         """Usual mistakes with out and lse."""
         (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
@@ -195,6 +209,7 @@ class Parts:
             ),
             Slip(NOT_LOW, lambda: {"out": self.clamped()[0]}),
             Slip(NOT_LOW, lambda: {"lse": self.clamped()[1]}),
+            *(Slip(CANCELLED, lambda low=low: {"lse": self.cancelled(low)}) for low in LOWEST),
             Slip("lse is the sum itself. Return its logarithm instead.",
                  lambda: {"lse": la.exp() + lb.exp()}),
             *wrong_ways(a, b, wa[..., 0], wb[..., 0]),
@@ -227,7 +242,21 @@ def hidden_in(scores: tuple[Tensor, Tensor], old: Tensor, new: Tensor) -> tuple[
 
 
 def values_of(call: functions.Call, title: str, weight: float = 1.0, otherwise: str = "") -> kit.Line:
-    return functions.values_line(call, title, ("out", "lse"), otherwise=otherwise, weight=weight)
+    """otherwise: the usual cause of a nan or an infinity where a number is wanted."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        came, names = functions.results(observed, call), ("out", "lse")
+        broken = any(bool((came[n].isfinite() < call.part(n).beside(came).isfinite()).any()) for n in names)
+        says = otherwise if broken else NEARLY if nearly(call, names, came) else ""
+        return functions.judged(call, names, otherwise=says)(observed)
+
+    return kit.Line(title, judge, weight)
+
+
+def nearly(call: functions.Call, names: Sequence[str], came: functions.Tensors) -> bool:
+    """Whether the results are off by less than a thousandth."""
+    pairs = ((came[name], call.part(name).beside(came)) for name in names)
+    return all(bool(kit.near(x, wanted.double(), 1e-3).all()) for x, wanted in pairs)
 
 
 def gradients_of(call: functions.Call, title: str, weight: float = 1.0, otherwise: str = GRAPH) -> kit.Line:
@@ -236,7 +265,8 @@ def gradients_of(call: functions.Call, title: str, weight: float = 1.0, otherwis
     def judge(observed: kit.Observed) -> kit.Finding:
         came = functions.results(observed, call)
         finite = all(bool(came[name].isfinite().all()) for name in GRADIENTS)
-        finding = functions.judged(call, GRADIENTS, otherwise=GRAPH if finite else otherwise)(observed)
+        says = GRAPH if finite and not nearly(call, GRADIENTS, came) else NEARLY if finite else otherwise
+        finding = functions.judged(call, GRADIENTS, otherwise=says)(observed)
         return finding if finding.ok else functions.changed(observed, call) or finding
 
     return kit.Line(title, judge, weight)
