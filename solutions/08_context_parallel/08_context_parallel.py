@@ -864,16 +864,16 @@ def hiding_block(
 
 # %% [markdown]
 # **Build backward.** Write a `torch.autograd.Function`, as in §3. Its forward calls `ring_forward`, and its
-# backward computes δ first, as before. The function `block_gradients`, which is given, applies the table of
-# §3 to one block.
+# backward computes δ first. The function `block_gradients`, which is given, applies the table of §3 to one
+# block.
 #
-# - Save q, k, v, out and lse, but not the keys and values of other ranks.
+# - Save q, k, v, out and lse, but not other ranks' keys and values.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
-#   step can also travel during that time (the check does not ask for this). When the sum has arrived, add
-#   your share to it and pass it on.
-# - Skip the pairs of spans that forward skips.
+#   step can also travel meanwhile (the check does not ask for this). When the sum has arrived, add your share
+#   to it and pass it on.
+# - Skip the pairs of spans that forward skips, and send nothing with one rank.
 # - Keep all sums in at least float32 (`in_float32`), including the sums you send.
-# - For each argument of forward, backward returns a gradient, or None if the argument is not a tensor.
+# - For each argument of forward, backward returns a gradient, or None if it is not a tensor.
 
 
 # %%
