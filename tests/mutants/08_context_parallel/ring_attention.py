@@ -184,6 +184,31 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 +                ds.sub_((ds * p).sum(-1, keepdim=True)).mul_(p).mul_(scale)
 
 
+# %% wrong: delta is a mean
+# is: slip
+# says: delta was divided by head_dim
+# base: blocks merged by their logarithms
+-        delta = (g5 * o5).sum(-1, keepdim=True)
++        delta = (g5 * o5).mean(-1, keepdim=True)
+
+
+# %% wrong: dk and dv swapped
+# is: slip
+# says: The gradients of k and v are swapped
+# base: blocks merged by their logarithms
+-        dk, dv = shares.to(k.dtype)
++        dv, dk = shares.to(k.dtype)
+
+
+# %% wrong: masked in forward alone
+# is: slip
+# says: Backward does not mask the scores that forward hides
+# base: blocks merged by their logarithms
+                 kb, vb = kv[:, :, columns].to(dtype)
+-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
++                p = scores_of(q5[:, rows], kb, queries, keys, False, scale)
+
+
 # %% wrong: keys sent home in backward, too
 # is: detail
 # says: Keys and values go around again, in N - 1 transfers

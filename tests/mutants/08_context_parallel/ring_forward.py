@@ -38,6 +38,50 @@
 +        owner = (rank + step) % n
 
 
+# %% wrong: the owner is one rank off
+# is: slip
+# says: taken for those of the rank before their owner
+# base: blocks merged by their logarithms
+-        owner = (rank - step) % n
++        owner = (rank - step - 1) % n
+
+
+# %% wrong: a step too few
+# is: slip
+# says: The keys of the last step were left out
+# base: blocks merged by their logarithms
+-    for step in range(n):
++    for step in range(n - 1):
+
+
+# %% wrong: keys replaced before they are used
+# is: slip
+# says: The rank's own keys were left out
+# base: blocks merged by their logarithms
+             following, works = shift(kv, count(layout[(owner - 1) % n]), group)
++        wait(works)
++        kv = following
+@@
+-        wait(works)
+-        kv = following
+
+
+# %% wrong: keys and values exchanged
+# is: slip
+# says: Keys and values were exchanged
+# base: blocks merged by their logarithms
+-            kb, vb = kv[:, :, columns].to(dtype)
++            vb, kb = kv[:, :, columns].to(dtype)
+
+
+# %% wrong: None is the layout of one part
+# is: form
+# says: it is contiguous\(n \* q.shape
+# base: blocks merged by their logarithms
+-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
++    return layout or [[range(r * tokens // n, (r + 1) * tokens // n)] for r in range(n)]
+
+
 # %% wrong: a transfer after the last step
 # is: detail
 # says: after the last step no rank needs the keys

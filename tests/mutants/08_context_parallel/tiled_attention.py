@@ -224,6 +224,14 @@ def tiled_attention(q, k, v, block=256, causal=False):
 +                ds = p * dp * q.shape[-1] ** -0.5
 
 
+# %% wrong: delta is added
+# is: slip
+# says: delta was added
+# base: a maximum and a sum
+-                ds = p * (dp - delta) * q.shape[-1] ** -0.5
++                ds = p * (dp + delta) * q.shape[-1] ** -0.5
+
+
 # %% wrong: delta of each tile of keys
 # is: slip
 # says: delta was summed over only the keys of each tile
@@ -231,6 +239,36 @@ def tiled_attention(q, k, v, block=256, causal=False):
 -                ds = p * (dp - delta) * q.shape[-1] ** -0.5
 +                delta = (p * dp).sum(-1, keepdim=True)
 +                ds = p * (dp - delta) * q.shape[-1] ** -0.5
+
+
+# %% wrong: a tile of one token is skipped
+# is: slip
+# says: Skip a tile if queries.-1. < keys.0., and not if they are equal
+# base: a maximum and a sum
+-        if causal and j > i + q.shape[1] - 1:
++        if causal and j >= i + q.shape[1] - 1:
+
+
+# %% wrong: masked in forward alone
+# is: slip
+# says: Backward does not mask the tiles on the diagonal
+# base: a maximum and a sum
+                 I = slice(i, i + block)
+-                s = Flash.scores(q[:, I], k[:, J], group, kind, causal, i, j)
+-                if s is None:
+-                    continue
++                if causal and j > i + q[:, I].shape[1] - 1:
++                    continue
++                s = Flash.scores(q[:, I], k[:, J], group, kind, False, i, j)
+                 p = (s - top[:, I, :, None]).exp() / total[:, I, :, None]
+
+
+# %% wrong: the softmax of each tile alone in backward
+# is: slip
+# says: p is the softmax of each tile alone
+# base: a maximum and a sum
+-                p = (s - top[:, I, :, None]).exp() / total[:, I, :, None]
++                p = s.softmax(-1).nan_to_num(0.0)
 
 
 # %% wrong: dk without the factor
@@ -248,6 +286,15 @@ def tiled_attention(q, k, v, block=256, causal=False):
 # base: a maximum and a sum
 -                    total_of[:, J] += each.unflatten(2, (-1, group)).sum(3)
 +                    total_of[:, J] = each.unflatten(2, (-1, group)).sum(3)
+
+
+# %% wrong: dv of the last tile of queries
+# is: slip
+# says: dv comes from only the last tile of queries
+# base: a maximum and a sum
+-                    total_of[:, J] += each.unflatten(2, (-1, group)).sum(3)
++                    total_of[:, J] *= total_of is dk
++                    total_of[:, J] += each.unflatten(2, (-1, group)).sum(3)
 
 
 # %% wrong: PyTorch's

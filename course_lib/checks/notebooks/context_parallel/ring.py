@@ -50,6 +50,12 @@ LENGTHS = (
     "Parts can differ in length, so the buffer must fit the part that arrives, which has the length of its "
     "owner's ranges. Also, each step sends on the part that arrived in the step before."
 )
+UNEQUAL = "causal, zigzag, 4 ranks"
+ALIKE = (
+    "Here all parts have the same length, so what arrives has the shape and the dtype of the rank's own "
+    "keys and values. If layout is None, it is contiguous(n * q.shape[1], n), as q has one "
+    "rank's tokens."
+)
 
 
 def trouble(case: kit.Case, kind: str, text: str) -> str:
@@ -66,8 +72,9 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         )
     if "'NoneType' object is not" in text:
         return "layout=None means the contiguous layout, so use contiguous(n * q.shape[1], n)."
-    if ("differ" in text and "message" in text) or (case.title == GROUP and "must match" in text):
-        return LENGTHS
+    uneven = case.title in (GROUP, UNEQUAL)
+    if ("differ" in text and "message" in text) or (uneven and "must match" in text):
+        return LENGTHS if uneven else ALIKE
     return ""
 
 

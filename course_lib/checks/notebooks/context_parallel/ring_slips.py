@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from course_lib.checks import kit
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
+from course_lib.checks.notebooks.context_parallel.whole import later_hidden, over_all_keys
 
 OLD = "The old out still has its first weight, although with each following block it loses "
 MEAN = (
@@ -32,13 +34,61 @@ def forward_slips(spread: Spread) -> list[kit.Slip]:
             "lse of all).",
             lambda k: {"y": spread.averaged(k)},
         ),
-        *attention_slips(spread),
         spread.masked(
             "Only the rank's own keys were seen. The keys of the other ranks must pass by, so compute each "
             "step with the keys that arrived in the step before.",
             spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
         ),
+        *(without_rank(spread, by) for by in (1, -1)),
+        *attention_slips(spread),
+        spread.otherwise(
+            "Keys and values were exchanged. Are they taken out of their tensor in the order in which they "
+            "were put in?",
+            k=spread.whole.v,
+            v=spread.whole.k,
+        ),
+        *(mistaken_owners(spread) if spread.causal else [too_soon(spread)]),
     ]
+
+
+def without_rank(spread: Spread, by: int) -> kit.Slip:
+    """The last step of a ring is missing: its keys are those of rank r + by."""
+    sees = later_hidden if spread.causal else (lambda i, j: (i >= 0) & (j >= 0))
+    owner, n = spread.owner, spread.n
+    return spread.masked(
+        "The keys of the last step were left out. Keys travel N - 1 times, but there are N steps, because "
+        "the first one uses the rank's own keys.",
+        lambda i, j: sees(i, j) & (owner[j] != (owner[i] + by) % n),
+    )
+
+
+def mistaken_owners(spread: Spread) -> list[kit.Slip]:
+    """Positions of the rank before or after the owner, for the mask and for what is skipped."""
+    table, n = torch.nn.utils.rnn.pad_sequence(spread.places, batch_first=True), spread.n
+    return [
+        spread.masked(
+            f"The keys of each step were taken for those of the rank {where} their owner. In step i, a rank "
+            "has the keys of rank (rank - i) % n, so it begins with its own.",
+            spread.from_marks(lambda r, i, o, j, by=by: table[r, i] >= table[(o + by) % n, j]),
+        )
+        for where, by in (("before", -1), ("after", 1))
+    ]
+
+
+def too_soon(spread: Spread) -> kit.Slip:
+    """Each step uses the keys that it receives: a rank's own are left out, and the last ones come twice."""
+
+    def gives(k: int) -> dict[str, Tensor]:
+        counts = torch.ones(spread.n)
+        counts[k], counts[(k + 1) % spread.n] = 0, 2
+        scores = spread.whole.scores[:, :, spread.places[k]] + counts.log().double()[spread.owner]
+        return {"y": torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), spread.whole.values)}
+
+    return kit.Slip(
+        "The rank's own keys were left out, and others seen twice, because each step used the keys that "
+        "arrived in it. Only put them in the place of the present keys after the step.",
+        gives,
+    )
 
 
 def lse_slips(spread: Spread) -> list[kit.Slip]:
@@ -88,7 +138,27 @@ def backward_slips(spread: Spread) -> list[kit.Slip]:
                 lambda k: {"grad.q": spread.part(whole["grad.q"], k) / n},
             )
         )
-    return [*slips, *delta_slips(spread)]
+    slips.append(
+        kit.Slip(
+            "The gradients of k and v are swapped. block_gradients returns dq, dk and dv, in this order.",
+            lambda k: {"grad.k": spread.part(whole["grad.v"], k), "grad.v": spread.part(whole["grad.k"], k)},
+        )
+    )
+    return [*slips, *delta_slips(spread), *unmasked_slips(spread)]
+
+
+def unmasked_slips(spread: Spread) -> list[kit.Slip]:
+    """Backward sees scores that forward hides: within the pairs that it does not skip, or in all pairs."""
+    if not spread.causal:
+        return []
+    says = (
+        "Backward does not mask the scores that forward hides. Also pass causal to block_gradients, together "
+        "with the ranges of queries and keys."
+    )
+    gradients = functools.cache(spread.whole.gradients_behind)
+    begins, ends = spread.ends
+    masks = (lambda i, j: ends[i] >= begins[j]), None
+    return [kit.Slip(says, lambda k, mask=mask: spread.parts(gradients(mask), k)) for mask in masks]
 
 
 def delta_slips(spread: Spread) -> list[kit.Slip]:
@@ -109,6 +179,13 @@ def delta_slips(spread: Spread) -> list[kit.Slip]:
             "delta is missing. Use ds = p (dp - delta), where delta is the sum of out grad over the "
             "features.",
             with_delta(torch.zeros_like),
+        ),
+        kit.Slip(
+            "delta was divided by head_dim. It is the sum of out grad over the features, and not their mean.",
+            with_delta(lambda products: over_all_keys(products) / spread.whole.q.shape[-1]),
+        ),
+        kit.Slip(
+            "delta was added, but ds = p (dp - delta).", with_delta(lambda products: -over_all_keys(products))
         ),
         kit.Slip(
             "delta was summed over only the keys of each block, but it covers all keys a query sees on any "

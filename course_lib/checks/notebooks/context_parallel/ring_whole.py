@@ -70,6 +70,15 @@ class Spread:
         """Where in its rank's part the token at each position lies."""
         return self.marks([torch.arange(len(at)) for at in self.places])
 
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The first and the last position of the span that holds the token at each position."""
+        first, last = (
+            self.marks([torch.tensor([span[at] for span in spans for _ in span]) for spans in self.layout])
+            for at in (0, -1)
+        )
+        return first, last
+
     def marks(self, of_ranks: Sequence[Tensor]) -> Tensor:
         by_position = torch.empty(self.whole.q.shape[1], dtype=torch.long)
         for at, marks in zip(self.places, of_ranks, strict=True):
@@ -204,10 +213,7 @@ def mask_slips(spread: Spread) -> list[kit.Slip]:
     starts = torch.tensor([spans[0].start for spans in whole])
     table = torch.nn.utils.rnn.pad_sequence(spread.places, batch_first=True)
 
-    begins, ends = (
-        spread.marks([torch.tensor([span[at] for span in spans for _ in span]) for spans in spread.layout])
-        for at in (0, -1)
-    )
+    begins, ends = spread.ends
 
     def backwards(r: Tensor, i: Tensor, o: Tensor, j: Tensor) -> Tensor:
         other = (2 * r - o) % n

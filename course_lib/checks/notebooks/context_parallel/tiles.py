@@ -181,7 +181,8 @@ def cause_of(direction: str) -> Callable[[int], tuple[str, bool]]:
     def says(nbytes: int) -> tuple[str, bool]:
         if nbytes >= SCORES // 2:  # of one head alone, or of half of the pairs
             return (
-                f"The whole N x N matrix existed in {direction}. Instead, make it one tile at a time.",
+                f"The whole N x N matrix existed in {direction}, in one piece or as tiles that were all "
+                "kept. Make one tile at a time, and let go of it before the next.",
                 True,
             )
         return (

@@ -78,6 +78,10 @@ def masks(block: int) -> dict[str, Callable[[Tensor, Tensor], Tensor] | None]:
         "The tile on the diagonal is not masked, although it also has keys that come after queries.": (
             lambda i, j: i // block >= j // block
         ),
+        "The tile of one last token is skipped, although its query sees its key. Skip a tile if queries[-1] "
+        "< keys[0], and not if they are equal.": (
+            lambda i, j: (i >= j) & (((i // block + 1) * block - 1).minimum(i.max()) > j // block * block)
+        ),
         "The tiles on the diagonal are skipped, although they are seen in part.": (
             lambda i, j: i // block > j // block
         ),
@@ -114,10 +118,22 @@ def whole_tiles(whole: Whole, block: int) -> Tensor:
 def gradient_slips(whole: Whole, block: int) -> list[Slip]:
     right, root = whole.gradients(), whole.q.shape[-1] ** 0.5
     once = whole.factor
+    unmasked = (lambda i, j: i // block >= j // block), None  # tiles skipped as in forward, or all computed
     return [
+        *(Slip("Backward does not mask the tiles on the diagonal, although forward does. Also pass causal to "
+               "scores_of in backward.", lambda mask=mask: whole.gradients_behind(mask))
+          for mask in unmasked if whole.mask is not None),
+        Slip("In backward, p is the softmax of each tile alone. Use p = exp(s - lse), with lse over all keys "
+             "that a query sees.",
+             lambda: whole.gradients(p=tile_by_tile(whole, block))),
         Slip("delta is missing. Use ds = p (dp - delta), where delta is the sum of out dout over the "
              "features.",
              lambda: whole.gradients(delta=torch.zeros_like)),
+        Slip("delta was divided by head_dim. It is the sum of out dout over the features, not "
+             "their mean.",
+             lambda: whole.gradients(delta=lambda products: over_all_keys(products) / whole.q.shape[-1])),
+        Slip("delta was added, but ds = p (dp - delta).",
+             lambda: whole.gradients(delta=lambda products: -over_all_keys(products))),
         Slip("delta was summed over only the keys of each tile, but it covers all keys a query sees. "
              "Compute it before the loops, as (out * dout).sum(-1).",
              lambda: whole.gradients(delta=lambda products: of_each_tile(products, block))),
@@ -137,7 +153,16 @@ def gradient_slips(whole: Whole, block: int) -> list[Slip]:
         Slip("dk and dv come from only the last tile of queries. Instead, add the contributions of all "
              "tiles.",
              lambda: {name: last_queries(whole, block)[name] for name in ("grad.k", "grad.v")}),
+        *(Slip(f"{name} comes from only the last tile of queries. Instead, add the contributions of all "
+               "tiles.",
+               lambda key=key: {key: last_queries(whole, block)[key]})
+          for name, key in (("dk", "grad.k"), ("dv", "grad.v"))),
     ]  # fmt: skip
+
+
+def tile_by_tile(whole: Whole, block: int) -> Tensor:
+    """The softmax of each tile's scores, as if it had all keys."""
+    return torch.cat([tile.softmax(-1).nan_to_num(0.0) for tile in whole.scores.split(block, -1)], -1)
 
 
 def of_each_tile(products: Tensor, block: int) -> Tensor:

@@ -101,19 +101,25 @@ class Whole:
 
     def gradients(
         self, delta: Callable[[Tensor], Tensor] = over_all_keys,
-        dq_scale: float | None = None, dk_scale: float | None = None,
+        dq_scale: float | None = None, dk_scale: float | None = None, p: Tensor | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Of q, k and v; with another delta, or other factors of dq and dk, as mistakes have them."""
+        """Of q, k and v; with another delta or p, or other factors of dq and dk, as mistakes have them."""
         dp = torch.einsum("bihd,bjhd->bhij", self.grad, self.values)
-        ds = self.p * (dp - delta(self.p * dp))
+        again = self.p if p is None else p
+        ds = again * (dp - delta(self.p * dp))
         dq = torch.einsum("bhij,bjhd->bihd", ds, self.keys)
         dk = torch.einsum("bhij,bihd->bjhd", ds, self.q)
-        dv = torch.einsum("bhij,bihd->bjhd", self.p, self.grad)
+        dv = torch.einsum("bhij,bihd->bjhd", again, self.grad)
         return {
             "grad.q": dq * (self.factor if dq_scale is None else dq_scale),
             "grad.k": self.per_key_head(dk) * (self.factor if dk_scale is None else dk_scale),
             "grad.v": self.per_key_head(dv),
         }
+
+    def gradients_behind(self, mask: Mask | None) -> dict[str, Tensor]:
+        """Gradients if backward hides other scores than forward did: lse and out are those of forward."""
+        scores = self.but(mask=mask).scores
+        return self.gradients(p=(scores - self.scores.logsumexp(-1, keepdim=True)).exp())
 
     @property
     def inputs(self) -> dict[str, Tensor]:
