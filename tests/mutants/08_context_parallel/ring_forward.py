@@ -46,6 +46,14 @@
 +        owner = (rank - step - 1) % n
 
 
+# %% wrong: lse begins at zero
+# is: slip
+# says: lse was 0 at first
+# base: blocks merged by their logarithms
+-    lse = q5.new_full(q5.shape[:-1], -math.inf)
++    lse = q5.new_zeros(q5.shape[:-1])
+
+
 # %% wrong: a step too few
 # is: slip
 # says: The keys of the last step were left out

@@ -241,6 +241,14 @@ def tiled_attention(q, k, v, block=256, causal=False):
 +                ds = p * (dp - delta) * q.shape[-1] ** -0.5
 
 
+# %% wrong: lse begins at zero
+# is: slip
+# says: lse was 0 at first
+# base: the gradient of each tile by autograd
+-        lse = torch.full_like(q[..., 0], -torch.inf)
++        lse = torch.zeros_like(q[..., 0])
+
+
 # %% wrong: a tile of one token is skipped
 # is: slip
 # says: Skip a tile if queries.-1. < keys.0., and not if they are equal

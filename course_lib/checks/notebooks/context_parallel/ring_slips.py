@@ -10,7 +10,7 @@ from torch import Tensor
 
 from course_lib.checks import kit
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread, attention_slips
-from course_lib.checks.notebooks.context_parallel.whole import later_hidden, over_all_keys
+from course_lib.checks.notebooks.context_parallel.whole import AT_ZERO, later_hidden, over_all_keys
 
 OLD = "The old out still has its first weight, although with each following block it loses "
 MEAN = (
@@ -34,6 +34,7 @@ def forward_slips(spread: Spread) -> list[kit.Slip]:
             "lse of all).",
             lambda k: {"y": spread.averaged(k)},
         ),
+        kit.Slip(AT_ZERO, lambda k: {"y": spread.part(spread.whole.begun_at_zero, k)}),
         spread.masked(
             "Only the rank's own keys were seen. The keys of the other ranks must pass by, so compute each "
             "step with the keys that arrived in the step before.",
@@ -79,9 +80,9 @@ def too_soon(spread: Spread) -> kit.Slip:
     """Each step uses the keys that it receives: a rank's own are left out, and the last ones come twice."""
 
     def gives(k: int) -> dict[str, Tensor]:
-        counts = torch.ones(spread.n)
+        counts = torch.ones(spread.n).double()
         counts[k], counts[(k + 1) % spread.n] = 0, 2
-        scores = spread.whole.scores[:, :, spread.places[k]] + counts.log().double()[spread.owner]
+        scores = spread.whole.scores[:, :, spread.places[k]] + counts.log()[spread.owner]
         return {"y": torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), spread.whole.values)}
 
     return kit.Slip(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.kit import Slip
-from course_lib.checks.notebooks.context_parallel.whole import Whole, over_all_keys
+from course_lib.checks.notebooks.context_parallel.whole import AT_ZERO, Whole, over_all_keys
 
 LOST = (
     "The old accumulator is not rescaled when a larger score arrives, so its weights belong to another "
@@ -44,6 +44,7 @@ def output_slips(whole: Whole, block: int) -> list[Slip]:
              lambda: each_tile(whole, block).mean(0)),
         Slip("The output comes from only the last tile of keys. Merge it with the tiles before it.",
              lambda: each_tile(whole, block)[-1]),
+        Slip(AT_ZERO, lambda: whole.begun_at_zero),
         Slip(LOST, lambda: without_rescaling(whole, block, True)),
         Slip(LOST, lambda: without_rescaling(whole, block, False)),
         Slip("The tokens after the last whole tile are left out, although the last tile can be shorter.",

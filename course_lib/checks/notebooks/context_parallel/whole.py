@@ -18,6 +18,12 @@ def later_hidden(queries: Tensor, keys: Tensor) -> Tensor:
     return queries >= keys
 
 
+AT_ZERO = (
+    "lse was 0 at first, which counts like a key with the score 0 and the value 0. Before the first block, "
+    "no key is seen, so lse is -inf."
+)
+
+
 def over_all_keys(products: Tensor) -> Tensor:
     """delta of each query, from p dp of its keys along the last dimension."""
     return products.sum(-1, keepdim=True)
@@ -93,6 +99,11 @@ class Whole:
     def lse(self) -> Tensor:
         """(batch, seq, heads)."""
         return self.scores.logsumexp(-1).transpose(1, 2)
+
+    @property
+    def begun_at_zero(self) -> Tensor:
+        """The output if lse of the accumulator was 0 at first, and not -inf."""
+        return self.y * self.lse.sigmoid()[..., None]
 
     def per_key_head(self, x: Tensor) -> Tensor:
         """The sum of the query heads' contributions to each head of keys."""
