@@ -35,12 +35,7 @@ def forward_slips(spread: Spread) -> list[kit.Slip]:
             lambda k: {"y": spread.averaged(k)},
         ),
         kit.Slip(AT_ZERO, lambda k: {"y": spread.part(spread.whole.begun_at_zero, k)}),
-        spread.masked(
-            "Only the rank's own keys were seen. The keys of the other ranks must pass by, so compute each "
-            "step with the keys that arrived in the step before.",
-            spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
-        ),
-        *(without_rank(spread, by) for by in (1, -1)),
+        *([] if spread.passed else left_out(spread)),
         *attention_slips(spread),
         spread.otherwise(
             "Keys and values were exchanged. Are they taken out of their tensor in the order in which they "
@@ -49,6 +44,18 @@ def forward_slips(spread: Spread) -> list[kit.Slip]:
             v=spread.whole.k,
         ),
         *(mistaken_owners(spread) if spread.causal else [too_soon(spread)]),
+    ]
+
+
+def left_out(spread: Spread) -> list[kit.Slip]:
+    """Keys of other ranks are missing. This also fails where the tokens lie in succession."""
+    return [
+        spread.masked(
+            "Only the rank's own keys were seen. The keys of the other ranks must pass by, so compute each "
+            "step with the keys that arrived in the step before.",
+            spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
+        ),
+        *(without_rank(spread, by) for by in (1, -1)),
     ]
 
 
