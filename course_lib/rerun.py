@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -54,6 +55,7 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
             resources={"metadata": {"path": folder}},
             on_cell_start=on_cell_start,
         )
+        handlers = _handlers()
         try:
             # Remarks of the kernel's process on itself are not meant for a student.
             client.execute(env={**os.environ, "NO_COLOR": "1"}, stdout=DEVNULL, stderr=DEVNULL)
@@ -66,10 +68,20 @@ def run(path: Path, minutes: float) -> list[dict[str, Any]]:
         finally:
             if client.km is None:  # nbclient would complain about this at the end of the program
                 atexit.unregister(client._cleanup_kernel)
+            for number, handler in handlers.items():  # nbclient's stay if no kernel started
+                signal.signal(number, handler)
             for timer in timers:
                 timer.cancel()
             _progress(codes, None)
     return notebook.cells
+
+
+def _handlers() -> dict[int, Any]:
+    """The handlers of the signals that nbclient handles. Only the main thread may set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: handler for number, handler in before.items() if handler is not None}
 
 
 def kernel_of(notebook: Any) -> str:
