@@ -1675,8 +1675,8 @@ if run:
 #
 # Computing grows with c², but sending only with c, so **with enough tokens, the message is always hidden.**
 #
-# **Predict.** Above what c is the message hidden? Answer for three cases: with as many heads of keys as of
-# queries; with fewer heads of keys; and under a causal mask in zigzag, which needs half of each block's
+# **Predict.** How large must c be for the message to be hidden? Answer for three cases: equally many heads
+# of keys and queries; fewer heads of keys; and a causal mask in zigzag, which needs half of each block's
 # scores. An A100 computes 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below
 # `ring_bytes_sent` in §4.)
 #

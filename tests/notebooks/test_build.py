@@ -71,6 +71,8 @@ def test_no_machine_is_named_in_a_notebook(assignment: str) -> None:
     text = (SOLUTIONS / assignment / f"{assignment}.ipynb").read_text()
     for path in (str(SOLUTIONS.parent), str(Path.home()) + "/", "/tmp/ipykernel", "site-packages/"):
         assert path not in text
+    # The doctor names a second copy of the course by its path, which no other clone of the course has.
+    assert "An unequal copy is in" not in text
 
 
 def test_the_student_folder_holds_student_versions_only() -> None:
