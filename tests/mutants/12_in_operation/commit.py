@@ -152,7 +152,7 @@ def newest(disk):
 
 
 # %% wrong: nothing is synced
-# is: slip
+# is: idea
 # says: sync each file before the rename
 # base: a manifest and a rename
 -        disk.sync(files[name])
@@ -179,13 +179,53 @@ def newest(disk):
 
 
 # %% wrong: synced after the rename
-# is: slip
+# is: idea
 # says: sync each file before the rename
 # base: a manifest and a rename
 -    disk.sync("draft")
 -    disk.rename("draft", f"step-{step}")
 +    disk.rename("draft", f"step-{step}")
 +    disk.sync(f"step-{step}")
+
+
+# %% wrong: one file, renamed before it is synced
+# is: idea
+# says: sync each file before the rename
+import pickle
+
+
+def commit(disk, step, parts):
+    disk.write("draft", pickle.dumps((step, parts)))
+    disk.rename("draft", "checkpoint")
+    disk.sync("checkpoint")
+    disk.sync_folder()
+
+
+def newest(disk):
+    return pickle.loads(disk.read("checkpoint")) if "checkpoint" in disk.names() else None
+
+
+# %% wrong: the folder alone is synced
+# is: idea
+# says: sync each file before the rename
+# base: a manifest and a rename
+-        disk.sync(files[name])
+@@
+-    disk.sync("draft")
+
+
+# %% wrong: the parts are synced at the end
+# is: idea
+# says: sync each file before the rename
+# base: a manifest and a rename
+-        disk.sync(files[name])
+@@
+-    disk.rename("draft", f"step-{step}")
+-    disk.sync_folder()
++    disk.rename("draft", f"step-{step}")
++    for file in files.values():
++        disk.sync(file)
++    disk.sync_folder()
 
 
 # %% wrong: the folder is not synced at the end

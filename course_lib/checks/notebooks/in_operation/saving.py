@@ -25,7 +25,10 @@ from course_lib.checks.rank.notebooks.in_operation.saving import (
 from course_lib.operation.disk import Disk
 
 RECIPE = "course_lib.checks.rank.notebooks.in_operation.saving:scripts"
-POINT = "a checkpoint that appears in one step, so that a save can be cut off anywhere"
+POINT = (
+    "a checkpoint that appears in one step and only when its bytes are on the disk, so that a save can be "
+    "cut off anywhere"
+)
 REMOVED = (
     "The old checkpoint was gone before the new checkpoint was complete. Remove it last, or leave it, "
     "because older checkpoints can stay."
@@ -263,9 +266,20 @@ def why(account: Account, cut: Cut) -> str:
         return NAMES
     if cut.world == "killed":
         return ""
-    cache = cached(after(start, account.operations[: cut.done]))
-    torn = [name for name, data in cut.files.items() if name in cache and cache[name] != data]
-    return UNSYNCED if torn else NAMES
+    return UNSYNCED if torn(account, cut) else NAMES
+
+
+def torn(account: Account, cut: Cut) -> list[str]:
+    """Names of files whose bytes are not all on the disk."""
+    cache = cached(after(account.start(), account.operations[: cut.done]))
+    return [name for name, data in cut.files.items() if name in cache and cache[name] != data]
+
+
+def names_before_bytes(account: Account, cut: Cut) -> bool:
+    """Whether a torn file is synced only later, or no file ever: a save that forgets a file knows the order."""
+    synced = [arguments[0] for method, arguments in account.operations if method == "sync"]
+    later = [arguments[0] for method, arguments in account.operations[cut.done :] if method == "sync"]
+    return not synced or any(name in later for name in torn(account, cut))
 
 
 def drafts(operations: Sequence[Operation]) -> list[Operation]:
@@ -360,7 +374,8 @@ class Judge:
         when = ended(account, cut)
         said = kit.Sentence(f"{when}, and {does}.", f"{when.general}, and {general}.")
         cause = why(account, cut)
-        return kit.wrong(said, cause, cause=cause or does, misses_point=cause in IDEAS)
+        missed = cause in IDEAS or (cause == UNSYNCED and names_before_bytes(account, cut))
+        return kit.wrong(said, cause, cause=cause or does, misses_point=missed)
 
     def again(self, story: Story) -> kit.Finding:
         """After each cut another save is made, and loaded."""
