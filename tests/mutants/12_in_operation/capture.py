@@ -48,13 +48,26 @@ def restore(run, state):
 
 
 # %% wrong: nothing is copied
-# is: slip
+# is: idea
 # says: The state moved on with the run
 # base: deep copies
 -    return copy.deepcopy(
 -        {
 +    return dict(
 +        {
+
+
+# %% wrong: nothing is copied, neither here nor there
+# is: idea
+# says: The state moved on with the run
+# base: deep copies
+-    return copy.deepcopy(
+-        {
++    return dict(
++        {
+@@
+-    run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
++    run.optimizer.load_state_dict(state["optimizer"])
 
 
 # %% wrong: the optimizer is forgotten

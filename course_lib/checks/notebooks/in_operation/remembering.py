@@ -25,7 +25,7 @@ from course_lib.checks.rank.notebooks.in_operation.remembering import (
 
 RECIPE = "course_lib.checks.rank.notebooks.in_operation.remembering:scripts"
 CLOSE = 1e-9  # relative
-POINT = "everything that decides the next step, not only the parameters"
+POINT = "everything that decides the next step, as it was at capture, and not only the parameters"
 PARAMETERS = (
     "The parameters differ from the captured run. Capture and restore model.state_dict(), which holds them."
 )
@@ -234,7 +234,10 @@ def goes_on(
 
 
 def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> kit.Line:
-    """All parts that are restored in `than` are restored here, too, the parameters at least."""
+    """All parts that are restored in `than` are restored here, too, the parameters at least.
+
+    A late state in which both the parameters and the optimizer moved on with the run was never captured.
+    """
 
     def judge(observed: kit.Observed) -> kit.Finding:
         reply, other = reply_of(observed, story), reply_of(observed, than)
@@ -255,7 +258,8 @@ def no_worse(story: Story, than: Story, why: str, title: str, weight: float) -> 
             sentence = f"the state of step {before} holds {title} of step {before + BEYOND}"
             usual = OWN_MOVED if off[0] == "own" else why
         when = "restored a second time," if story.script.twice else "after restore,"
-        return kit.wrong(f"{when} {sentence}.", usual, cause=why)
+        moved = story.script.late and {"parameters", "moments"} <= set(off)
+        return kit.wrong(f"{when} {sentence}.", usual, cause=why, misses_point=moved)
 
     return kit.Line(title, judge, weight)
 
