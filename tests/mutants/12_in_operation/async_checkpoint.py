@@ -99,7 +99,7 @@ class AsyncCheckpoint:
 
 
 # %% wrong: copied before the write has ended
-# is: slip
+# is: idea
 # says: Wait for the previous write, then copy
 # base: a pool of one thread
 -        self.wait()

@@ -113,6 +113,7 @@ def async_checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
         return kit.wrong(
             "the next save overwrote the copies of a save before they were written.",
             "Wait for the previous write, then copy.",
+            misses_point=holds(reply.written[0], 1, values[1]),
         )
 
     def tells(reply: BehindReply) -> kit.Finding:
