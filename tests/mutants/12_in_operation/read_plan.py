@@ -283,6 +283,27 @@ def read_plan(saved, wanted):
 +            there = [(start - s, stop - s - 1) for (start, stop), (s, _) in zip(both, wanted)]
 
 
+# %% wrong: the stops are one too large
+# is: slip
+# says: The stops are one too large
+# base: intervals
+-            here = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, box)]
+-            there = [(start - s, stop - s) for (start, stop), (s, _) in zip(both, wanted)]
++            here = [(start - s, stop - s + 1) for (start, stop), (s, _) in zip(both, box)]
++            there = [(start - s, stop - s + 1) for (start, stop), (s, _) in zip(both, wanted)]
+
+
+# %% wrong: the shared part ends one too late
+# is: slip
+# says: The stops are one too large
+# base: intervals
+-        both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted)]
++        both = [(max(a, c), min(b, d) + 1) for (a, b), (c, d) in zip(box, wanted)]
+@@
+-    if filled != math.prod(stop - start for start, stop in wanted):
++    if filled < math.prod(stop - start for start, stop in wanted):
+
+
 # %% wrong: boxes of two dimensions alone
 # is: slip
 # says: not enough values to unpack

@@ -45,6 +45,9 @@ LENGTHS = "The pairs are (start, length), but a box is a list of (start, stop)."
 INCLUSIVE = (
     "The stops are one too small, because `stop` is the first index that is not in the box, as in a slice."
 )
+TOO_LONG = (
+    "The stops are one too large, because `stop` is the first index that is not in the box, as in a slice."
+)
 NOTHING = (
     "Some pieces have no elements, because boxes that only touch share nothing. Keep a piece only if each "
     "of its intervals has start < stop."
@@ -140,6 +143,8 @@ def mistakes(asked: Asked) -> Iterator[tuple[str, list[Piece]]]:
     yield EXCHANGED, [(file, there, here) for file, here, there in right]
     yield LENGTHS, [(file, lengths(here), lengths(there)) for file, here, there in right]
     yield INCLUSIVE, [(file, shorter(here), shorter(there)) for file, here, there in right]
+    yield TOO_LONG, [(file, longer(here), longer(there)) for file, here, there in right]
+    yield TOO_LONG, stretched(asked)
     for says, kept in ((LAST_ONLY, wanted[-1:]), (FIRST_ONLY, wanted[:1])):
         if len(wanted) > 1:
             yield says, one_dimension(asked, -1 if says == LAST_ONLY else 0, kept)
@@ -153,6 +158,16 @@ def one_dimension(asked: Asked, at: int, wanted: Box) -> list[Piece]:
         if part[0] < part[1]:
             both = list(box)
             both[at] = part
+            pieces.append((file, inside(both, box), inside(both, asked.wanted)))
+    return pieces
+
+
+def stretched(asked: Asked) -> list[Piece]:
+    """The plan in which the shared part itself ends one too late, so that boxes that touch share something."""
+    pieces = []
+    for file, box in asked.saved:
+        both = [(max(a, c), min(b, d) + 1) for (a, b), (c, d) in zip(box, asked.wanted, strict=True)]
+        if elements(both):
             pieces.append((file, inside(both, box), inside(both, asked.wanted)))
     return pieces
 
@@ -244,7 +259,10 @@ def share_is_right(asked: Asked, came: Sequence[Piece]) -> bool:
     """Whether each file gives as much as it shares, however its place is written."""
     right = sorted((file, shape(here)) for file, here, _ in asked.right)
     readings = (shape, lambda place: tuple(stop for _, stop in place), lambda place: shape(longer(place)))
-    return any(sorted((file, read(here)) for file, here, _ in came) == right for read in readings)
+    if any(sorted((file, read(here)) for file, here, _ in came) == right for read in readings):
+        return True
+    cut = [(file, shorter(here)) for file, here, _ in came]
+    return sorted((file, shape(here)) for file, here in cut if elements(here)) == right
 
 
 def files_are_right(asked: Asked, answer: ReadAnswer) -> kit.Finding:
