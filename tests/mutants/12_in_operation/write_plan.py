@@ -115,6 +115,18 @@ def write_plan(held):
     return plan
 
 
+# %% wrong: every rank is taken to hold rank 0's list
+# is: slip
+# says: Every rank was taken to hold rank 0's list
+def write_plan(held):
+    busy, plan = [0] * len(held), [[] for _ in held]
+    for index in sorted(range(len(held[0])), key=lambda index: -held[0][index][2]):
+        rank = busy.index(min(busy))
+        busy[rank] += held[0][index][2]
+        plan[rank].append(index)
+    return plan
+
+
 # %% wrong: any rank
 # is: slip
 # says: give each piece to a rank that holds it

@@ -27,6 +27,10 @@ BY_NAME = (
     "A name was taken for a piece. The parts of a cut tensor have one name but several boxes, so a piece is "
     "its name and its box."
 )
+FIRST_LIST = (
+    "Every rank was taken to hold rank 0's list. But ranks can hold different pieces, so look for a piece in "
+    "the list of each rank."
+)
 NOT_HELD = (
     "Another piece is written twice instead. An index counts the pieces of the rank that writes, so give "
     "each piece to a rank that holds it."
@@ -130,6 +134,13 @@ def known(held: Held, plan: list[list[int]]) -> str:
     return BY_NUMBER if all(max(each) - min(each) <= 1 for each in counts) else ""
 
 
+def dealt_from_the_first(held: Held, plan: list[list[int]]) -> bool:
+    """Whether the numbers of rank 0's list were dealt out to every group, each number once."""
+    numbers = sorted(index for row in plan for index in row)
+    everywhere = all(any(plan[rank] for rank in group) for group in held.groups)
+    return len(held.groups) > 1 and everywhere and numbers == list(range(len(held.held[0])))
+
+
 def once(held: Held, plan: list[list[int]]) -> kit.Finding:
     ranks = held.held
     written = Counter(key(ranks[rank][index]) for rank, row in enumerate(plan) for index in row)
@@ -137,6 +148,8 @@ def once(held: Held, plan: list[list[int]]) -> kit.Finding:
     if missing := sorted(wanted - written.keys()):
         name, box = missing[0]
         said = kit.Sentence(f"no rank writes {name!r} {list(box)}.", "no rank writes a piece.")
+        if dealt_from_the_first(held, plan):
+            return kit.wrong(said, FIRST_LIST)
         named = {other for other, _ in written}
         if any(count > 1 for count in written.values()):
             return kit.wrong(said, NOT_HELD)
@@ -187,7 +200,8 @@ def write_plan(draw: kit.Draw) -> Iterator[kit.Case]:
     last = Held((pieces(size, size, 2 * size),), ((0, 1),))
     sizes = [large(), large(), small(), small()]
     left, right = pieces(*sizes, box=[(0, 8), (0, 3)]), pieces(*sizes, box=[(0, 8), (3, 6)])
-    cut = Held((left, right), ((0, 1), (2, 3)))
+    # In another order: so the numbers of a plan tell whether it was made from rank 0's list, or by names.
+    cut = Held((left, (*right[1:], right[0])), ((0, 1), (2, 3)))
     adjacent = Held((pieces(large(), a, large() + 200, b),), ((0, 1),))
     rows = [
         ([four, last], once, "replicas: each piece once", 1.0),
