@@ -163,7 +163,7 @@ def one_dimension(asked: Asked, at: int, wanted: Box) -> list[Piece]:
 
 
 def stretched(asked: Asked) -> list[Piece]:
-    """The plan in which the shared part itself ends one too late, so that boxes that touch share something."""
+    """The plan in which the shared part itself ends one too late, so boxes that touch share something."""
     pieces = []
     for file, box in asked.saved:
         both = [(max(a, c), min(b, d) + 1) for (a, b), (c, d) in zip(box, asked.wanted, strict=True)]
