@@ -67,7 +67,7 @@ from course_lib.checks.judge.formulas import (
     place,
     published,
 )
-from course_lib.checks.judge.provenance import Provenance
+from course_lib.checks.judge.provenance import Origin, Provenance
 from course_lib.checks.judge.setting import Setting
 from course_lib.checks.judge.traffic import (
     BUILT_IN,
@@ -119,6 +119,7 @@ __all__ = [
     "Mistake",
     "Model",
     "Observed",
+    "Origin",
     "Prediction",
     "Provenance",
     "RankSide",

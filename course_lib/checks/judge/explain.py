@@ -204,8 +204,9 @@ def copied(mistake: Mistake, language: Language, place: str, belongs: Callable[[
     said = f"on rank {rank}, {place} {holds(place)} {mistake.detail.removesuffix(' alone')}"
     if mistake.sign in ("old", "nan"):
         return f"{said}{more}."
-    belong = holds(place, "belongs", "belong")
-    return f"{said}, where {belongs(rank, element)} {belong}{more}."
+    right = belongs(rank, element)
+    belong = holds(place, "belongs", "belong") if right.endswith("'s") else "belongs"
+    return f"{said}, where {right} {belong}{more}."
 
 
 def finding(

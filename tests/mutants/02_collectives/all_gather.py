@@ -161,3 +161,47 @@ def all_gather(output, input, group=None):
         ]
         [handle.wait() for handle in dist.batch_isend_irecv(pair)]
     output = torch.cat(shards)
+
+
+# %% wrong: buffers of the default dtype
+# is: detail
+# says: Give a buffer the dtype of the tensor that is sent
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = {rank: input.contiguous()}
+    for k in range(n - 1):
+        received = torch.empty(input.shape, device=input.device)
+        handle = dist.isend(shards[(rank - k) % n], group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        shards[(rank - k - 1) % n] = received
+    output.copy_(torch.cat([shards[r] for r in range(n)]))
+
+
+# %% wrong: added to what the output held
+# is: slip
+# says: write into it instead of adding to it
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards, passed = output.chunk(n), input.contiguous()
+    shards[rank].add_(passed)
+    for k in range(n - 1):
+        received = torch.empty_like(passed)
+        handle = dist.isend(passed, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        passed = received
+        shards[(rank - k - 1) % n].add_(passed)
+
+
+# %% wrong: as many chunks as there are ranks in the world
+# is: slip
+# says: they count all ranks, and there are as many chunks
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shards = output.contiguous().chunk(n)
+    shards[rank].copy_(input)
+    for k in range(n - 1):
+        handle = dist.isend(shards[(rank - k) % n], (rank + 1) % n, group)
+        dist.recv(shards[(rank - k - 1) % n], (rank - 1) % n, group)
+        handle.wait()

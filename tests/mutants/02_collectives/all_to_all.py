@@ -178,3 +178,61 @@ def all_to_all(output, input, group=None):
             ]
         ):
             work.wait()
+
+
+# %% wrong: buffers of the default dtype
+# is: detail
+# says: Give a buffer the dtype of the tensor that is sent
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing = [chunk.contiguous() for chunk in input.chunk(n)]
+    chunks = {rank: outgoing[rank]}
+    for k in range(1, n):
+        chunks[(rank - k) % n] = torch.zeros(outgoing[0].shape, device=input.device)
+        handle = dist.isend(outgoing[(rank + k) % n], group=group, group_dst=(rank + k) % n)
+        dist.recv(chunks[(rank - k) % n], group=group, group_src=(rank - k) % n)
+        handle.wait()
+    output.copy_(torch.cat([chunks[r] for r in range(n)]))
+
+
+# %% wrong: receives from the rank that it sends to
+# is: slip
+# says: Both ends of a message must name each other in the same round
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    incoming[rank].copy_(outgoing[rank])
+    for k in range(1, n):
+        peer = (rank + k) % n
+        there = dist.P2POp(dist.isend, outgoing[peer], group=group, group_peer=peer)
+        here = dist.P2POp(dist.irecv, incoming[peer], group=group, group_peer=peer)
+        for handle in dist.batch_isend_irecv([there, here]):
+            handle.wait()
+
+
+# %% wrong: rank r + k without the modulus
+# is: slip
+# says: Ranks and chunks end at N - 1, so count mod N
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    incoming[rank].copy_(outgoing[rank])
+    for k in range(1, n):
+        handle = dist.isend(outgoing[rank + k], group=group, group_dst=rank + k)
+        dist.recv(incoming[rank - k], group=group, group_src=rank - k)
+        handle.wait()
+
+
+# %% wrong: added to what the output held
+# is: slip
+# says: write into it instead of adding to it
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    incoming[rank].add_(outgoing[rank])
+    for k in range(1, n):
+        received = torch.empty_like(outgoing[0])
+        handle = dist.isend(outgoing[(rank + k) % n], group=group, group_dst=(rank + k) % n)
+        dist.recv(received, group=group, group_src=(rank - k) % n)
+        handle.wait()
+        incoming[(rank - k) % n].add_(received)

@@ -245,3 +245,36 @@ def broadcast(tensor, src, group=None):
             dist.recv(held, group=group, group_src=(place - reach + src) % n)
         reach *= 2
     tensor.copy_(held)
+
+
+# %% wrong: a buffer of the default dtype
+# is: detail
+# says: Give a buffer the dtype of the tensor that is sent
+def broadcast(tensor, src, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, src)
+    place, distance = (rank - root) % n, 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(tensor.contiguous(), group=group, group_dst=(rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            received = torch.empty(tensor.shape, device=tensor.device)
+            dist.recv(received, group=group, group_src=(rank - distance) % n)
+            tensor.copy_(received)
+        distance *= 2
+
+
+# %% wrong: places beyond the last wrap around
+# is: slip
+# says: so the last round is cut short: send only if
+def broadcast(tensor, src, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, src)
+    place, distance, passed = (rank - root) % n, 1, tensor.contiguous()
+    while distance < n:
+        if place < distance:
+            dist.send(passed, group=group, group_dst=(rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(passed, group=group, group_src=(rank - distance) % n)
+        distance *= 2
+    tensor.copy_(passed)

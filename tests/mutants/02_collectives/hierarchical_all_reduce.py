@@ -251,3 +251,53 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
         else:
             parts[(k_out - 1) % n] = came
     tensor.copy_(flat[: tensor.numel()].view_as(tensor))
+
+
+# %% wrong: the last step gathers across the nodes
+# is: slip
+# says: first and the last step both run inside the node|A shard is 1/g of the tensor|gathers in intra_group
+def ring(tensor, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(n)
+    for k in range(2 * (n - 1)):
+        sent, got = chunks[(rank - k) % n], chunks[(rank - k - 1) % n]
+        received = torch.empty_like(got)
+        messages = [dist.isend(sent, group=group, group_dst=(rank + 1) % n)] if sent.numel() else []
+        if got.numel():
+            messages.append(dist.irecv(received, group=group, group_src=(rank - 1) % n))
+        for handle in messages:
+            handle.wait()
+        got.copy_(received) if k >= n - 1 else got.add_(received)
+
+
+def scatter(total, group):
+    """The rank's chunk of the sum."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = total.view(n, -1).clone()
+    for k in range(n - 1):
+        received = torch.empty_like(chunks[0])
+        handle = dist.isend(chunks[(rank - k - 1) % n], group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        chunks[(rank - k - 2) % n] += received
+    return chunks[rank]
+
+
+def gather(total, own, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = total.chunk(n)
+    chunks[rank].copy_(own)
+    for k in range(n - 1):
+        handle = dist.isend(chunks[(rank - k) % n], group=group, group_dst=(rank + 1) % n)
+        dist.recv(chunks[(rank - k - 1) % n], group=group, group_src=(rank - 1) % n)
+        handle.wait()
+
+
+def hierarchical_all_reduce(tensor, intra_group, inter_group):
+    g, numel = dist.get_world_size(intra_group), tensor.numel()
+    padded = torch.zeros(-(-numel // g) * g, dtype=tensor.dtype, device=tensor.device)
+    padded[:numel] = tensor.flatten()
+    own = scatter(padded, intra_group)
+    ring(own, inter_group)
+    gather(padded, own, inter_group)
+    tensor.copy_(padded[:numel].view_as(tensor))

@@ -94,6 +94,22 @@ def crossover(n, alpha, beta):
 +    return later * alpha / (saved * beta) if saved > 0 else 0.0
 
 
+# %% wrong: the ring's bytes are taken for the larger ones
+# is: slip
+# says: The sign is wrong
+# base: what the wrong ones change
+-    return later * alpha / (saved * beta) if saved > 0 else math.inf
++    return later * alpha / (-saved * beta) if saved > 0 else math.inf
+
+
+# %% wrong: one round more than log2 N, also for a power of two
+# is: slip
+# says: log2 N is whole, and there is no round more
+# base: what the wrong ones change
+-        return math.ceil(math.log2(n))
++        return int(math.log2(n)) + 1
+
+
 # %% wrong: a broadcast's source sends to everybody
 # is: slip
 # says: the sum over all ranks

@@ -290,3 +290,61 @@ def recursive_doubling_all_reduce(tensor, group=None):
         if me + core < n:
             exchange(out=mine, to=me + core)
     tensor.copy_(mine.view(tensor.shape))
+
+
+# %% wrong: a tree to rank 0 and back
+# is: idea
+# says: so that log2 N rounds are enough\. Without that, at most half
+def recursive_doubling_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    total, distance = tensor.contiguous().clone(), 1
+    received = torch.empty_like(total)
+    while distance < n:
+        if rank % (2 * distance) == 0 and rank + distance < n:
+            dist.recv(received, group=group, group_src=rank + distance)
+            total += received
+        elif rank % (2 * distance) == distance:
+            dist.send(total, group=group, group_dst=rank - distance)
+        distance *= 2
+    while distance > 1:
+        distance //= 2
+        if rank % (2 * distance) == 0 and rank + distance < n:
+            dist.send(total, group=group, group_dst=rank + distance)
+        elif rank % (2 * distance) == distance:
+            dist.recv(total, group=group, group_src=rank - distance)
+    tensor.copy_(total)
+
+
+# %% wrong: the rank's own tensor in every round
+# is: slip
+# says: send everything you have, which is the sum so far
+def recursive_doubling_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    own = tensor.contiguous().clone()
+    total, distance = own.clone(), 1
+    while distance < n:
+        received = torch.empty_like(own)
+        handle = dist.isend(own, group=group, group_dst=rank ^ distance)
+        dist.recv(received, group=group, group_src=rank ^ distance)
+        handle.wait()
+        total += received
+        distance *= 2
+    tensor.copy_(total)
+
+
+# %% wrong: nothing is done if N is no power of two
+# is: slip
+# says: Fold the extra ranks into the first 2, double there
+def recursive_doubling_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    total, distance = tensor.contiguous().clone(), 1
+    if n & (n - 1):
+        return
+    while distance < n:
+        received = torch.empty_like(total)
+        handle = dist.isend(total, group=group, group_dst=rank ^ distance)
+        dist.recv(received, group=group, group_src=rank ^ distance)
+        handle.wait()
+        total = total + received
+        distance *= 2
+    tensor.copy_(total)

@@ -220,3 +220,63 @@ def reduce_scatter(output, input, group=None):
         step += 1
     output = partial
     return output
+
+
+# %% wrong: one round too many
+# is: slip
+# says: Every rank sent N messages, although there are N - 1 rounds
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous() for chunk in input.chunk(n)]
+    passed = chunks[(rank - 1) % n].clone()
+    for k in range(n):
+        received = torch.empty_like(passed)
+        handle = dist.isend(passed, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        passed = received + chunks[(rank - k - 2) % n]
+    output.copy_(passed)
+
+
+# %% wrong: a buffer of the default dtype
+# is: detail
+# says: Give a buffer the dtype of the tensor that is sent
+# base: what the wrong ones change
+-        received = torch.empty_like(added)
++        received = torch.empty(added.shape, device=added.device)
+
+
+# %% wrong: cut along the last dimension
+# is: detail
+# says: Cut `input` along dim 0
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n, dim=-1)]
+    for k in range(n - 1):
+        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
+        received = torch.empty_like(added)
+        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        added += received
+    output.copy_(chunks[rank].view(output.shape))
+
+
+# %% wrong: rank 0 adds everything and scatters the sum
+# is: idea
+# says: never the whole input\. Without that, at most half
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    total, mine = input.contiguous().clone(), output.contiguous()
+    if rank:
+        dist.send(total, group=group, group_dst=0)
+        dist.recv(mine, group=group, group_src=0)
+        output.copy_(mine)
+        return
+    part = torch.empty_like(total)
+    for other in range(1, n):
+        dist.recv(part, group=group, group_src=other)
+        total += part
+    for other in range(1, n):
+        dist.send(total.chunk(n)[other], group=group, group_dst=other)
+    output.copy_(total.chunk(n)[0])

@@ -483,3 +483,65 @@ def ring_all_reduce(tensor, group=None):
         for place, came in landing:
             place.copy_(place + came if adding else came)
     tensor.copy_(flat.view_as(tensor))
+
+
+# %% wrong: one round too many in the first phase
+# is: slip
+# says: Every rank sent 2N - 1 messages, although two phases
+def ring_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for k in range(2 * n - 1):
+        last = k if k < n else k - 1
+        sent, changed = chunks[(rank - last) % n], chunks[(rank - last - 1) % n]
+        received = torch.empty_like(changed)
+        messages = []
+        if sent.numel():
+            messages.append(dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % n))
+        if changed.numel():
+            messages.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % n))
+        for handle in dist.batch_isend_irecv(messages) if messages else ():
+            handle.wait()
+        changed.copy_(received) if k >= n else changed.add_(received)
+    tensor.copy_(flat.view_as(tensor))
+
+
+# %% wrong: what arrives in the first phase is never added
+# is: slip
+# says: or the first phase never adds what arrives
+def ring_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for k in range(2 * (n - 1)):
+        sent, changed = chunks[(rank - k) % n], chunks[(rank - k - 1) % n]
+        messages = []
+        if sent.numel():
+            messages.append(dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % n))
+        if changed.numel():
+            messages.append(dist.P2POp(dist.irecv, changed, group=group, group_peer=(rank - 1) % n))
+        for handle in dist.batch_isend_irecv(messages) if messages else ():
+            handle.wait()
+    tensor.copy_(flat.view_as(tensor))
+
+
+# %% wrong: a buffer of the default dtype
+# is: detail
+# says: Give a buffer the dtype of the tensor that is sent
+def ring_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for k in range(2 * (n - 1)):
+        sent, changed = chunks[(rank - k) % n], chunks[(rank - k - 1) % n]
+        received = torch.empty(changed.shape, device=tensor.device)
+        messages = []
+        if sent.numel():
+            messages.append(dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % n))
+        if changed.numel():
+            messages.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % n))
+        for handle in dist.batch_isend_irecv(messages) if messages else ():
+            handle.wait()
+        changed.copy_(received) if k >= n - 1 else changed.add_(received)
+    tensor.copy_(flat.view_as(tensor))

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.collectives.record import other_partners, sent_wider
+from course_lib.checks.notebooks.collectives.record import other_partners, sends, sent_wider
 from course_lib.checks.notebooks.collectives.sums import (
     REFERENCE,
     common_hint,
     counts_of,
+    other_dtype,
     rounding_case,
     sum_case,
 )
@@ -28,6 +29,9 @@ def power_below(n: int) -> int:
 
 
 def doubling_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
+    sent = {len(sends(observed, rank)) for rank in range(observed.world_size)}
+    if power_below(n) < n and sent == {0}:
+        return folding_hint(mistakes, n, power_below(n))
     if common := common_hint(mistakes, n, numel):
         return common
     if power_below(n) < n:
@@ -35,6 +39,11 @@ def doubling_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit
     if "twice" in {mistake.sign for mistake in mistakes}:
         return (
             "In round k, the partner of rank r is r ^ 2**k, so both then have the same sum of 2**(k+1) ranks."
+        )
+    if sent == {(n - 1).bit_length()}:
+        return (
+            "Every rank sent log2 N messages, but not all values came along. In each round, send everything "
+            "you have, which is the sum so far, and not the rank's first tensor or the one that arrived last."
         )
     return "Rounds are missing. The distances are 1, 2, 4, ... up to half the number of ranks."
 
@@ -76,6 +85,8 @@ def no_partners(observed: kit.Observed) -> str:
 def doubling_trouble(case: kit.Case, kind: str, text: str) -> str:
     n = case.world_size
     core = power_below(n)
+    if dtype := other_dtype(kind, text):
+        return dtype
     if core < n and not case.groups and kind in ("deadlock", "error"):
         return (
             f"{n} is not a power of two, so r ^ distance is not always a rank. Fold the extra ranks in "
@@ -104,14 +115,17 @@ def doubling_rounds(ratio: float, observed: kit.Observed) -> str:
 
 
 def traffic(n: int, nbytes: int, suffix: str, weight: float) -> list[kit.Line]:
-    """A rank that is folded in sends its tensor once; the busiest one is told by the closed form."""
-    core = power_below(n)
-    least = nbytes * (core.bit_length() - 1) if core == n else nbytes
+    """A rank that is folded in, be it without need, sends its tensor once; the closed form tells the most."""
     most = int(bytes_sent_per_rank(NAME, n, nbytes))
     title = f"bytes sent{suffix}"
     return [
         kit.bytes_line(
-            [least] * n, most=[most] * n, hint=doubling_cost, weight=weight, title=title, tells_the_point=True
+            [nbytes] * n,
+            most=[most] * n,
+            hint=doubling_cost,
+            weight=weight,
+            title=title,
+            tells_the_point=True,
         ),
         kit.essential(
             kit.rounds_line(rounds(NAME, n), hint=doubling_rounds, weight=1.5, title=f"rounds{suffix}")

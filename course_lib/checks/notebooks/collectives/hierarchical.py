@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.collectives.sums import REFERENCE, common_hint, rounding_case, sum_case, tail
+from course_lib.checks.notebooks.collectives.sums import (
+    REFERENCE,
+    common_hint,
+    other_dtype,
+    rounding_case,
+    sum_case,
+    tail,
+)
 from course_lib.facts import hierarchical_bytes
 
 MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g times as much
@@ -15,9 +22,14 @@ MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g
 def hierarchical_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
     if tail(mistakes, n, numel):
         return f"The remainder of {numel} / {n} elements was not summed. Pad, or cut with torch.tensor_split."
+    signs = {mistake.sign for mistake in mistakes}
+    if "zero" in signs and signs & {"moved", "moved_copy"}:
+        return (
+            "Shards came back in the wrong order, and padding in the place of values. The first and the last "
+            "step both run inside the node, in intra_group."
+        )
     if common := common_hint(mistakes, n, numel):
         return common
-    signs = {mistake.sign for mistake in mistakes}
     if "twice" in signs:
         return (
             "Values were counted twice. Reduce-scatter inside the node, all-reduce each rank's own shard "
@@ -26,7 +38,7 @@ def hierarchical_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed:
     if signs & {"moved", "moved_copy"}:
         return (
             "Shards came back in the wrong order. Shard k of the gathered tensor belongs to the k-th rank "
-            "of the node."
+            "of the node, so the last step gathers in intra_group, as the first scatters there."
         )
     return (
         "The sums include only some ranks. Reduce-scatter inside the node, sum each shard across the "
@@ -40,7 +52,15 @@ def hierarchical_trouble(case: kit.Case, kind: str, text: str) -> str:
             "Each step runs in one of the two groups. Pass that group to every operation, count ranks "
             "within it, and make every rank of the group take part."
         )
-    if kind == "error" and ("invalid for input" in text or "must match" in text):
+    if dtype := other_dtype(kind, text):
+        return dtype
+    misfit = kind == "error" and ("invalid for input" in text or "must match" in text)
+    if misfit and case.sides[0].inputs["tensor"].numel() % len(case.groups[0]) == 0:
+        return (
+            "A shard is 1/g of the tensor, where g is the number of ranks in intra_group. Look at the order "
+            "of output and input in each call, and at the group that it gets."
+        )
+    if misfit:
         return (
             "Shards can differ in size, since the ranks do not always divide the tensor. Pad, or cut with "
             "tensor_split."

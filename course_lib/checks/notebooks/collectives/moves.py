@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.collectives.record import sent_wider, turned_left
 from course_lib.checks.notebooks.collectives.shards import (
+    OVERWRITE,
     chunks,
     output_case,
     ring_order,
@@ -19,7 +21,7 @@ from course_lib.checks.notebooks.collectives.shards import (
     traffic,
     with_old,
 )
-from course_lib.checks.notebooks.collectives.sums import REFERENCE
+from course_lib.checks.notebooks.collectives.sums import REFERENCE, other_dtype
 from course_lib.facts import exact_bytes
 
 SHARDS = "passing on one shard in a round, and never the whole output"
@@ -29,9 +31,20 @@ WHOLE = 3  # times the bytes of such chunks; the whole is four times as many on 
 
 def not_contiguous(kind: str, text: str) -> str:
     """The cause of an error that views raise of a tensor that is not contiguous."""
-    if kind != "error" or not ("view size is not compatible" in text or "contiguous" in text):
+    said = text.splitlines()[0]  # the lines after it quote the student's code
+    if kind != "error" or not ("view size is not compatible" in said or "contiguous" in said):
         return ""
     return "`input` might not be contiguous, so take input.contiguous(), or use reshape instead of view."
+
+
+def added(mistakes: list[kit.Mistake]) -> bool:
+    """Whether values were added to what `output` held before the call; its content is the last source."""
+    return any(
+        any(piece.origin.counts[:-1])
+        for mistake in mistakes
+        if mistake.sign == "old"
+        for piece in mistake.pieces
+    )
 
 
 # ---- all_gather
@@ -41,6 +54,8 @@ def gather_hint(mistakes: list[kit.Mistake], members: list[int], shard: int, obs
     signs = {mistake.sign for mistake in mistakes}
     if left := turned_left(observed, members):
         return left
+    if added(mistakes):
+        return OVERWRITE
     if signs == {"old"} and all(own_place(mistake, members, shard) for mistake in mistakes):
         return "A rank's own shard never arrived in `output`. Copy `input` there before the ring starts."
     if "old" in signs:
@@ -83,7 +98,14 @@ def own_place(mistake: kit.Mistake, members: list[int], shard: int) -> bool:
 
 
 def gather_trouble(case: kit.Case, kind: str, text: str) -> str:
-    return not_contiguous(kind, text) or ring_trouble(case, kind, text)
+    if strided := not_contiguous(kind, text):
+        return strided
+    if case.groups and kind == "error" and "must match the size" in text.splitlines()[0]:
+        return (
+            "Within the group, dist.get_rank(group) and dist.get_world_size(group) count its ranks. Without "
+            "`group`, they count all ranks, and there are as many chunks."
+        )
+    return ring_trouble(case, kind, text)
 
 
 def gather_cost(ratio: float, observed: kit.Observed) -> str:
@@ -99,6 +121,7 @@ def all_gather_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
         size=whole.numel(),
         ranks=[-1],  # one source holds every value: no rank's "own" stands out
         summed=1,
+        expected="the value",
         chunks=chunks(shard, count),
         source=lambda source: "the content from before the call" if source else "its value",
         belongs=lambda rank, element: f"rank {on.ranks[element // shard]}'s shard",
@@ -131,7 +154,8 @@ def all_gather(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(4, 6, weight=2, more=(*cost(4, 6), kit.only_messages(0.5)))
     yield case(3, 5, weight=2)
     yield case(2, 4)
-    yield small(3, 2, 3, title="two dimensions")
+    # The default dtype in the ranks is float32, so a new tensor needs the dtype of the input.
+    yield small(3, 2, 3, dtype=torch.float64, title="two dimensions")
     yield small(2, 2, 3, layout="transposed", title="non-contiguous input")
     yield small(4, 4, members=(1, 3), title="sub-group {1, 3}")
     yield small(1, 4, title="1 rank", trivial=True, weight=0.5)
@@ -147,6 +171,8 @@ def all_gather(draw: kit.Draw) -> Iterator[kit.Case]:
 
 def to_all_hint(mistakes: list[kit.Mistake], observed: kit.Observed) -> str:
     signs = {mistake.sign for mistake in mistakes}
+    if added(mistakes):
+        return OVERWRITE
     if signs == {"old"}:
         return (
             "Parts of `output` were never written. A rank copies its own chunk there, and every other "
@@ -165,15 +191,22 @@ def to_all_hint(mistakes: list[kit.Mistake], observed: kit.Observed) -> str:
 def to_all_trouble(case: kit.Case, kind: str, text: str) -> str:
     if strided := not_contiguous(kind, text):
         return strided
+    if dtype := other_dtype(kind, text):
+        return dtype
+    if kind == "deadlock" and "batch_isend_irecv" in text and "^" not in text:
+        return (
+            "Both ends of a message must name each other in the same round. In round k, rank r sends to r + "
+            "k and receives from r - k, mod N."
+        )
     if kind == "deadlock":
         return (
             "In round k, rank r sends to r + k and receives from r - k at the same time, whereas pairs "
             "with r ^ k fit only powers of two. Post send and receive together (batch_isend_irecv)."
         )
-    if kind == "error" and ("rank" in text.lower() or "range" in text):
+    if kind == "error" and re.search("out of range|nvalid (source|destination) rank", text.splitlines()[0]):
         return (
-            "With r ^ k, some partners do not exist unless N is a power of two. Instead, send to r + k and "
-            "receive from r - k, mod N."
+            "Ranks and chunks end at N - 1, so count mod N: send to r + k and receive from r - k. (With r ^ "
+            "k, some partners do not exist unless N is a power of two.)"
         )
     return ""
 
@@ -206,6 +239,7 @@ def all_to_all_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
         size=count * size,
         ranks=[-1],
         summed=1,
+        expected="the value",
         chunks=chunks(size, count * count),
         source=lambda source: "the content from before the call" if source else "its value",
         belongs=lambda rank, element: f"rank {on.ranks[element // size]}'s chunk {on.ranks.index(rank)}",
@@ -244,7 +278,8 @@ def all_to_all(draw: kit.Draw) -> Iterator[kit.Case]:
     yield replace(first, proves="bytes")
     yield case(3, 2, weight=2)
     yield case(2, 4)
-    yield small(3, 2, 3, title="two dimensions")
+    # The default dtype in the ranks is float32, so a new tensor needs the dtype of the input.
+    yield small(3, 2, 3, dtype=torch.float64, title="two dimensions")
     yield small(2, 2, 3, layout="transposed", title="non-contiguous input")
     yield small(4, 3, members=(1, 3), title="sub-group {1, 3}")
     yield small(1, 4, title="1 rank", trivial=True, weight=0.5)

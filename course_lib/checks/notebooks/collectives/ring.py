@@ -15,6 +15,7 @@ from course_lib.checks.notebooks.collectives.sums import (
     common_hint,
     complete_chunks,
     counts_of,
+    other_dtype,
     rounding_case,
     sum_case,
     tail,
@@ -49,6 +50,12 @@ def ring_of(observed: kit.Observed) -> list[int]:
 def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Observed) -> str:
     """Which of the ring's two phases went wrong, and how."""
     signs = {mistake.sign for mistake in mistakes}
+    ring = ring_of(observed)
+    if signs & {"twice", "times"} and all(len(sends(observed, rank)) == 2 * n - 1 for rank in ring):
+        return (
+            "Every rank sent 2N - 1 messages, although two phases of N - 1 rounds are 2N - 2. In a round too "
+            "many of the first phase, complete chunks are added once more."
+        )
     if signs & {"twice", "times"}:
         return (
             "A value was added twice. The second phase must copy the complete chunks, not add them, and a "
@@ -56,8 +63,9 @@ def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Ob
         )
     if signs <= {"copy", "own"} and "copy" in signs:
         return (
-            "Chunks with a single rank's value went around the ring. This happens if the second phase "
-            "starts from the chunk each rank began with instead of the chunk it finished."
+            "Chunks with a single rank's value went around the ring. Either the second phase starts from "
+            "the chunk each rank began with instead of the chunk it finished, or the first phase never adds "
+            "what arrives: receive into a buffer, wait(), then add it to the rank's own chunk."
         )
     if signs & {"moved", "moved_copy"}:
         return (
@@ -69,7 +77,7 @@ def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Ob
             "One chunk on each rank is complete, as after the first phase. The second sends the complete "
             "chunks around in N - 1 rounds, and copies them."
         )
-    rounds_of_both = all(len(sends(observed, rank)) == 2 * (n - 1) for rank in ring_of(observed))
+    rounds_of_both = all(len(sends(observed, rank)) == 2 * (n - 1) for rank in ring)
     one_short = n > 2 and {counts.count(0) for counts in counts_of(mistakes)} == {1}
     if one_short and numel >= n and not rounds_of_both:
         return "Every sum misses one rank. The first phase takes N - 1 rounds, so one round is missing."
@@ -81,6 +89,8 @@ def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Ob
 
 def ring_trouble(case: kit.Case, kind: str, text: str) -> str:
     n = case.world_size
+    if dtype := other_dtype(kind, text):
+        return dtype
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return NOT_AGREED
     if kind == "deadlock":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.collectives.record import turned_left
+from course_lib.checks.notebooks.collectives.record import sends, turned_left
 from course_lib.checks.notebooks.collectives.shards import (
+    OVERWRITE,
     ShardHint,
     chunks,
     output_case,
@@ -22,7 +24,7 @@ from course_lib.checks.notebooks.collectives.shards import (
 from course_lib.checks.notebooks.collectives.sums import OTHER_PLACES, READ_TOO_EARLY, REFERENCE, counts_of
 
 SIGNS = {  # in this order: the first sign that is there tells
-    "old": "`output` can hold anything before the call, so write into it instead of adding to it.",
+    "old": OVERWRITE,
     "mean": "reduce_scatter sums, so a caller that wants the mean divides afterwards.",
     "nan": READ_TOO_EARLY,
     "zero": READ_TOO_EARLY,
@@ -46,6 +48,18 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
         if left := turned_left(observed, members):
             return left
         signs = {mistake.sign for mistake in mistakes}
+        if n == 1:
+            return "The sum over a single rank is its own input, so copy it into `output`."
+        if signs & {"unknown", "moved_copy"} and all(len(sends(observed, rank)) == n for rank in members):
+            return (
+                "Every rank sent N messages, although there are N - 1 rounds. After these the chunk is "
+                "complete, so whatever a further round adds does not belong to it."
+            )
+        if signs == {"moved"} and any(len(mistake.elements) < chunk for mistake in mistakes):
+            return (
+                "The sums are complete, but elements of different chunks are mixed. Cut `input` along dim 0 "
+                "into N chunks."
+            )
         if signs == {"moved"}:
             off = {piece.origin.offset // chunk % n for mistake in mistakes for piece in mistake.pieces}
             shift = f" Here it is chunk r + {off.pop()} (mod {n})." if len(off) == 1 else ""
@@ -91,7 +105,7 @@ def reduce_scatter_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
         f"{words.counted(on.n, 'rank')}, {words.counted(size, 'element')} each",
         inputs,
         expected,
-        with_old(inputs),
+        with_old(inputs, coarse=on.dtype.itemsize <= 2),
         homes,
         kit.Language(
             size=size,
@@ -107,7 +121,16 @@ def reduce_scatter_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
 
 
 def cost(n: int, chunk: int, suffix: str = "") -> list[kit.Line]:
-    return traffic("reduce_scatter", n, n * chunk, scatter_cost, ring_order, suffix, WHOLE)
+    sent, *others = traffic("reduce_scatter", n, n * chunk, scatter_cost, ring_order, suffix, WHOLE)
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        """Too many bytes, of which one message is a whole input: as where one rank adds everything."""
+        finding = sent.judge(observed)
+        messages = (operation.nbytes for rank in range(n) for operation in sends(observed, rank))
+        whole = not finding.ok and max(messages, default=0) >= 4 * n * chunk
+        return replace(finding, misses_point=True) if whole else finding
+
+    return [replace(sent, judge=judge), *others]
 
 
 @kit.exercise(points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)

@@ -109,6 +109,7 @@ ROUNDS: dict[str, Slips] = {
         ),
         "Round up, because with 5 ranks, two rounds reach only four of them.": lambda a, n: log_down(n),
         "Rounds are whole, so take ceil(log2 N).": lambda a, n: math.log2(n),
+        "For a power of two, log2 N is whole, and there is no round more.": lambda a, n: log_down(n) + 1,
     },
     RING: {
         "You count one phase, but the ring goes around twice.": lambda a, n: n - 1,
@@ -164,6 +165,9 @@ CROSSOVER: Slips = {
         lambda n, al, be: 0.0 if n == 2 else crossing(n, al, be)
     ),
     "alpha and beta are swapped.": lambda n, al, be: crossing(n, be, al),
+    "The sign is wrong. Doubling sends more bytes, so subtract the ring's bytes from its own.": (
+        lambda n, al, be: crossing(n, al, be) * (1 if n == 2 else -1)
+    ),
     "Your formula is upside down: bytes = alpha * rounds saved / (beta * bytes saved).": (
         lambda n, al, be: 1 / crossing(n, al, be)
     ),

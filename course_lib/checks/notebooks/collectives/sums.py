@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -104,6 +105,19 @@ OTHER_PLACES = (
     "Either a receive buffer was read before its message had arrived (wait() first, then add), or a chunk "
     "was added to the wrong chunk."
 )
+
+TWO_ENDS = re.compile(r"sends (\w+)\[[\d, ]*\], but rank \d+ receives into (\w+)\[")
+
+
+def other_dtype(kind: str, text: str) -> str:
+    """The cause of a message whose two ends have different dtypes."""
+    ends = TWO_ENDS.search(text) if kind == "error" else None
+    if not ends or ends[1] == ends[2]:
+        return ""
+    return (
+        "A new tensor has the default dtype unless you name another. Give a buffer the dtype of the tensor "
+        "that is sent, as torch.empty_like(x) does."
+    )
 
 
 def tail(mistakes: list[kit.Mistake], n: int, numel: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.collectives.sums import REFERENCE
+from course_lib.checks.notebooks.collectives.sums import REFERENCE, other_dtype
 from course_lib.facts import bytes_sent_per_rank, rounds
 
 IN_A_GROUP = (
@@ -58,8 +59,17 @@ def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[kit.Mis
 
 
 def broadcast_trouble(case: kit.Case, kind: str, text: str) -> str:
+    if dtype := other_dtype(kind, text):
+        return dtype
     if case.groups and (kind == "error" or "finished" in text.splitlines()[0]):
         return IN_A_GROUP
+    waits_in = set(re.findall(r"is in (\w+)\(", text))
+    n = case.world_size
+    if kind == "deadlock" and "finished" in text.splitlines()[0] and waits_in == {"send"} and n & (n - 1):
+        return (
+            f"Ranks send to others that receive nothing. {n} is not a power of two, so the last round is cut "
+            "short: send only if the place 2**k further is below N, and do not wrap around."
+        )
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
             "A rank waits for a sender that never sends to it, or sends to a rank that does not receive. "
@@ -148,7 +158,8 @@ def broadcast(draw: kit.Draw) -> Iterator[kit.Case]:
     odd = case(5, 4, weight=1.5, aspect="shape", more=(*traffic(5, 16), kit.only_messages(0.5)))
     yield replace(odd, proves="rounds")
     yield case(3, 5, src=1, aspect="shape")
-    yield small(2, 3, 2, layout="transposed", title="non-contiguous")
+    # The default dtype in the ranks is float32, so a new tensor needs the dtype of the argument.
+    yield small(2, 3, 2, dtype=torch.float64, layout="transposed", title="non-contiguous")
     yield small(4, 5, src=1, members=(1, 3), title="sub-group {1, 3}, from rank 1")
     yield small(1, 4, title="1 rank", trivial=True, weight=0.5)
     if draw.hidden:
